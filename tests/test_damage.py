@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
-from lab.sweeping.progress import ProgressMonitor
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
 from lab.training.shards import ShardedReader, write_shards
@@ -61,32 +61,32 @@ def test_a_run_that_was_damaged_is_missing(name: str, folder: Path) -> None:
     for table in ("runs.parquet", "metrics.parquet"):
         (folder / table).unlink()
     whole, missing = store.read(folder), 0
-    for _ in damages(folder / "runs/a" / name, 60):
+    for _ in damages(folder / "runs/a" / name, 30):
         found = store.read(folder)
         if list(found.runs["id"]) == ["b"]:
             missing += 1
         else:  # 1e-3 may be written 1E-3
             assert_same(found, whole)
-    assert missing > 65
+    assert missing > 30
     leave(folder, "a")
     assert store.statuses(folder) == {"a": "finished", "b": "finished"}
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet"])
 def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Path) -> None:
-    whole, refused, said = store.read(folder), 0, set[str]()
+    whole, refused, messages = store.read(folder), 0, set[str]()
     runs = folder / "runs"
     for _ in damages(folder / name, 30):
         assert_same(store.read(folder), whole)
         runs.rename(folder / "elsewhere")
-        try:  # a seal that is no longer known for one tells nothing, but then all else is whole
+        try:  # some bits of a footer mean nothing to its reader
             assert_same(store.read(folder), whole)
         except RequestError as refusal:
             refused += 1
-            said.add(str(refusal).split(":")[0])
+            messages.add(str(refusal).split(":")[0])
         (folder / "elsewhere").rename(runs)
-    assert refused > 32
-    assert said == {f"the tables in {folder} are damaged"}
+    assert refused > 24
+    assert messages == {f"the tables in {folder} are damaged"}
     (folder / name).unlink()
     assert_same(store.read(folder), whole)
     shutil.rmtree(runs / "b")
@@ -112,11 +112,15 @@ def test_events_that_are_lost_from_a_folder_are_missed(damage: Callable[[Path], 
         store.read(tmp_path)
 
 
-def test_tables_that_earlier_versions_wrote_without_counts_are_read(folder: Path) -> None:
-    whole = store.read(folder)
+def test_a_table_of_an_earlier_version_is_read(folder: Path) -> None:
+    """Those had a digest in place of checksums, and the runs did not count the rows of the other tables."""
+    expected = store.read(folder)
     shutil.rmtree(folder / "runs")
-    files.write_table(folder / "runs.parquet", files.read_table(folder / "runs.parquet"))
-    assert_same(store.read(folder), whole)
+    table = pyarrow.Table.from_pandas(pd.read_parquet(folder / "runs.parquet"), preserve_index=False)
+    seal = {b"seal": b"sealed by sha256:" + b"0" * 64}
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **seal})
+    pyarrow.parquet.write_table(table, folder / "runs.parquet")
+    assert_same(store.read(folder), expected)
 
 
 def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,39 +144,21 @@ def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pyte
     assert set(store.read(folder).metrics["id"]) == {"a", "b", "c"}
 
 
-def test_metrics_that_one_gathered_and_runs_that_another_did_lose_nothing(folder: Path) -> None:
-    before = (folder / "metrics.parquet").read_bytes()
-    leave(folder, "c", **{"optimizer.lr": 1e-3})
-    whole = store.gather(folder)
-    (folder / "metrics.parquet").write_bytes(before)  # and then both were killed
-    for records in (store.read(folder), store.gather(folder)):
-        assert_same(records, whole)
-
-
-def test_what_else_lies_in_a_folder_may_be_damaged(folder: Path) -> None:
+def test_a_plan_or_a_version_that_was_damaged_is_refused(folder: Path) -> None:
     name = plans.freeze(folder, [[{"id": "a", "tree": {"lr": 1e-3}}]])
-    whole, refused = plans.thaw(folder, name, 0), 0
-    for _ in damages(folder / "plans" / f"{name}.jsonl", 200):
+    plan, refused = plans.thaw(folder, name, 0), 0
+    for _ in damages(folder / "plans" / f"{name}.jsonl", 40):
         try:
-            assert plans.thaw(folder, name, 0) == whole
+            assert plans.thaw(folder, name, 0) == plan
         except RequestError:
             refused += 1
-    assert refused > 200
-    for _ in damages(folder / "store.json", 100):
+    assert refused > 40
+    for _ in damages(folder / "store.json", 40):
         try:
             assert store.check_version(folder) in ("eager", None)
         except RequestError:
             refused += 1
-    assert refused > 300
-    store.note_command(folder, "lab sweep smoke")
-    for _ in damages(folder / "commands.json", 50):
-        assert isinstance(store.commands(folder), list)
-    said = {"step": 1, "steps": 2, "seconds": 1.5, "rate": 1e2, "losses": [1.0, None], "notes": ["n"], "verdict": "v"}
-    plans.write_progress(folder, name, 0, said)
-    for _ in damages(folder / "plans" / f"{name}.progress" / "0", 300):
-        ProgressMonitor(folder, name, ["label"], [1.0], lambda text: None, lambda text: None).report()
-    plans.write_progress(folder, name, 0, {**said, "step": float("inf")})
-    assert ProgressMonitor(folder, name, ["label"], [1.0], print, print).read() == {}
+    assert refused > 65
 
 
 @pytest.mark.xdist_group("checkpoint")

@@ -18,11 +18,6 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from sampling import few
-
-DEEP = "[" * 100_000
-# Deep enough to be refused, and not so deep that Python's own reader refuses it.
-DEEP_ENOUGH = "[" * 100 + "]" * 100
 
 
 @pytest.fixture
@@ -35,24 +30,16 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     """The one line by which a command refuses, or nothing if it carries on."""
     capsys.readouterr()
     code = main(list(map(str, words)))
-    said = capsys.readouterr().err
-    assert code in (0, 1, 2), said
-    assert said.count("\n") == (code == 2), said
-    return said
+    message = capsys.readouterr().err
+    assert code in (0, 1, 2), message
+    assert message.count("\n") == (code == 2), message
+    return message
 
 
 LED_AWAY: dict[str, Callable[[Path], object]] = {
     "figures": lambda folder: main(["report", str(folder)]),
-    "figures/": lambda folder: main(["report", str(folder), "--format", "png"]),
-    "tables": lambda folder: main(["report", str(folder)]),
-    "alarms": lambda folder: main(["watch", str(folder)]),
-    "log.csv.alarms": lambda folder: main(["watch", str(folder / "log.csv")]),
-    "runs": lambda folder: store.write_run(folder, {"id": "new", "status": "finished"}, []),
     "runs/new": lambda folder: store.write_run(folder, {"id": "new", "status": "finished"}, []),
-    "plans": lambda folder: plans.freeze(folder, [[{"id": "a"}]]),
-    "plans/": lambda folder: plans.forget_progress(folder, "plan"),
-    "checkpoints": lambda folder: Checkpointer(folder, ["a"], CheckpointConfig(1, 0, 1)).save(1, {}, {}),
-    "checkpoints/": lambda folder: plans.remove_checkpoints(folder, ["a"]),
+    "checkpoints": lambda folder: plans.remove_checkpoints(folder, ["a"]),
 }
 
 
@@ -60,33 +47,23 @@ LED_AWAY: dict[str, Callable[[Path], object]] = {
 def test_nothing_is_changed_through_a_link_out_of_a_folder(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn = {"blank": lambda *_: Drawing()}
-    monkeypatch.setattr("lab.report.build.FIGURES", drawn)
-    monkeypatch.setattr("lab.report.paper.FIGURES", drawn)
-    log = "step,loss\n" + "".join(
-        f"{step},{9 if step in range(500, 520) else 2 + step % 7 / 50}\n" for step in range(900)
-    )
-    (folder / "log.csv").write_text(log)
-    rows = [(step, "train_loss", "", 9.0 if step in range(500, 520) else 2 + step % 7 / 50) for step in range(900)]
-    store.write_run(folder, planted.card(steps=900), rows)
-    mine = tmp_path / "mine"
-    for precious in ("blank.svg", "blank.png", "losses.csv", "plan.progress/0", f"{files.digest(['a'])}/1.pt"):
-        files.write_text(mine / precious, "precious")
-    files.write_text(mine / files.digest(["a"]) / "fleet.json", '["a"]')
-    link = folder / name.rstrip("/")
-    if name == "runs/new":
-        link.parent.mkdir(exist_ok=True)
-    elif link.exists():
+    """A command writes through one, training writes through one, and the sweep deletes through one."""
+    monkeypatch.setattr("lab.report.build.FIGURES", {"blank": lambda *_: Drawing()})
+    mine, link = tmp_path / "mine", folder / name
+    for precious in ("blank.svg", "run.json", f"{files.digest(['a'])}/fleet.json"):
+        files.write_text(mine / precious, '["a"]')
+    if link.exists():
         link.rename(tmp_path / "aside")
+    link.parent.mkdir(exist_ok=True)
     link.symlink_to(mine)
     before = {path: path.is_file() and path.read_bytes() for path in mine.rglob("*")}
     try:
         assert LED_AWAY[name](folder) == 2
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
     except RequestError as refusal:
-        said = f"{refusal}\n"
-    assert said.count("\n") == 1
-    assert f"a link in {folder} leads {link}" in said
+        message = f"{refusal}\n"
+    assert message.count("\n") == 1
+    assert f"a link in {folder} leads {link}" in message
     assert {path: path.is_file() and path.read_bytes() for path in mine.rglob("*")} == before
 
 
@@ -112,17 +89,6 @@ def test_a_link_in_place_of_a_file_is_replaced_or_deleted_and_not_followed(tmp_p
     assert (tmp_path / "mine/precious").read_text() == "precious"
 
 
-READ = ("store.json", "commands.json", "requests.json", "report.json", "runs/new/run.json")
-READ += ("plans/0123456789abcdef.jsonl", "baseline.json", "log.jsonl", "readings.csv", "outcomes.csv")
-COMMANDS = {
-    "readings.csv": ["claims", "{}"],
-    "outcomes.csv": ["transfer", "{}/outcomes.csv"],
-    "plans/0123456789abcdef.jsonl": ["status", "{}"],
-    "baseline.json": ["baseline", "show", "{}/baseline.json"],
-    "log.jsonl": ["watch", "{}/log.jsonl"],
-}
-
-
 def put(path: Path, what: str) -> None:
     """Something odd in place of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,10 +98,6 @@ def put(path: Path, what: str) -> None:
             os.mkfifo(path)
         case "endless":
             path.symlink_to("/dev/zero")
-        case "dangling":
-            path.symlink_to("nowhere")
-        case "folder":
-            path.mkdir()
         case "huge":
             with open(path, "wb") as file:
                 file.truncate(10**12)
@@ -143,21 +105,24 @@ def put(path: Path, what: str) -> None:
             path.write_text(text)
 
 
-@pytest.mark.parametrize("what", ["pipe", "endless", "dangling", "folder", "huge", DEEP, DEEP_ENOUGH, "[]", "{}", "7"])
-@pytest.mark.parametrize("name", READ)
-def test_what_a_folder_holds_in_place_of_json_is_refused_or_left_out(
-    name: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("what", ["pipe", "endless", "huge", "[" * 100_000, "7"])
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("runs/new/run.json", ["status", "{}"]),
+        ("readings.csv", ["claims", "{}"]),
+        ("baseline.json", ["baseline", "show", "{}/baseline.json"]),
+    ],
+)
+def test_an_odd_file_is_refused_or_left_out(
+    name: str, command: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.open_folder(tmp_path, "eager")
-    plans.freeze(tmp_path, [[{"id": "new"}]])
     put(tmp_path / name, what)
-    answer(capsys, *(word.format(tmp_path) for word in COMMANDS.get(name, ["status", "{}"])))
-    store.commands(tmp_path)
-    store.requests(tmp_path)
-    assert not plans.read_request(tmp_path, "0123456789abcdef")
+    answer(capsys, *(word.format(tmp_path) for word in command))
 
 
-@pytest.mark.parametrize("content", [DEEP, DEEP_ENOUGH, "7", '{"a": 1', '["\\ud800"]', f"[{'9' * 400}]", f"[{2**63}]"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1', f"[{2**63}]"])
 def test_json_from_anybody_is_what_a_table_can_hold(content: str) -> None:
     for kind in (dict, list):
         with pytest.raises(ValueError, match=r"."):
@@ -165,7 +130,7 @@ def test_json_from_anybody_is_what_a_table_can_hold(content: str) -> None:
     assert files.parse_json(f'[{2**63 - 1}, "\\ud83d\\ude00", {{}}]'.encode(), list) == [2**63 - 1, "😀", {}]
 
 
-@pytest.mark.parametrize("record", ['{"step": NaN}', '{"seconds": 1e300}', '{"rate": 1e-300}', '{"step": "x"}', "[]"])
+@pytest.mark.parametrize("record", ['{"step": NaN}', '{"seconds": 1e300}', "[]"])
 def test_progress_that_makes_no_sense_is_left_out(
     record: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,7 +140,7 @@ def test_progress_that_makes_no_sense_is_left_out(
     assert not answer(capsys, "status", tmp_path)
 
 
-@pytest.mark.parametrize("step", ["9" * 400, "inf", "-1", "1e300"])
+@pytest.mark.parametrize("step", ["9" * 400, "inf", "-1"])
 def test_a_step_beyond_all_numbers_is_no_row_of_a_log(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,11 +151,10 @@ def test_a_step_beyond_all_numbers_is_no_row_of_a_log(
         assert not answer(capsys, "watch", tmp_path / log)
 
 
-ODD_NUMBERS = [math.nan, math.inf, -math.inf, "word", True, [1], {"a": 1}, 1e308, -1, 0]
 NUMBERS = ("optimizer.lr", "steps", "wall_seconds", "parameters_without_embeddings", "final_val_loss", "seed", "status")
 
 
-@pytest.mark.parametrize("number", few(ODD_NUMBERS, 4), ids=str)
+@pytest.mark.parametrize("number", [math.nan, {"a": 1}, 1e308], ids=str)
 def test_odd_numbers_on_a_card_are_drawn_or_refused(
     number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +196,7 @@ def test_a_checkpoint_that_is_larger_inside_than_outside_is_not_opened(tmp_path:
         files.check_zip(file)
 
 
-@pytest.mark.parametrize("what", ["pipe", "endless", "dangling", "folder", "huge", "text"])
+@pytest.mark.parametrize("what", ["pipe", "endless", "text"])
 def test_an_odd_checkpoint_is_noted_and_passed_over(what: str, tmp_path: Path) -> None:
     keeper, notes = Checkpointer(tmp_path, ["a"], CheckpointConfig(1, 0, 1)), list[str]()
     put(keeper.folder / "8.pt", what)

@@ -1,4 +1,4 @@
-"""Files written atomically inside their folder, read within limits and checked for damage; digests."""
+"""Files written atomically inside their folder, and read within limits; digests, and checks for damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
-# Sizes that no folder of ours reaches, and that take less than 2 GB of memory to read.  A large folder holds 20,000
+# Sizes that none of our folders reaches, and that take less than 2 GB of memory to read. A large folder holds 20,000
 # runs: a card takes 4 kB, a plan 2 kB a run, and the metrics 500 rows of five columns a run.
 MIB = 2**20
 LARGEST_JSON = 32 * MIB
 LARGEST_FILE = 256 * MIB  # a table, a plan, a log
 MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
-MOST_COLUMNS = 2_000  # settings of a run, those of all interventions included
-DEEPEST_JSON = 64  # levels; ours have six, and Python takes a thousand
+MOST_COLUMNS = 2_000  # settings of a run, including those of all interventions
 
 
 def quoted(text: str | Path) -> str:
@@ -78,11 +77,6 @@ def write_output(path: Path, text: str) -> None:
 def write_csv(path: Path, table: pd.DataFrame, *, within: Path | None = None, **form: Any) -> None:
     """Write a table as CSV, atomically and ``printable``, since terminals show it; ``form`` goes to ``to_csv``."""
     write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)), within=within)
-
-
-# A table's footer holds this word and then the digest of the file, computed with zeros in the digest's place.  A digest
-# in a file of its own could belong to the table of another process that gathers at the same time.
-SEAL, ZEROS = b"sealed by sha256:", b"0" * 64
 
 
 @contextmanager
@@ -201,29 +195,17 @@ def read_json(path: Path, kind: type[Json]) -> Json:
 
 
 def parse_json(content: bytes, kind: type[Json]) -> Json:
-    """JSON from anybody, an object or an array.
+    """The JSON object or array in this text.
 
     Raises:
-        ValueError: it is no JSON, no ``kind``, nested more than ``DEEPEST_JSON`` levels, or holds an integer of more
-            than 64 bits or half a character, which no table can hold.
+        ValueError: it is no JSON, no ``kind``, nested too deeply for Python, or holds an integer of more than 64 bits.
     """
-    text = content.decode("utf-8-sig")
     try:
-        value = json.loads(text, parse_int=_integer)
+        value = json.loads(content.decode("utf-8-sig"), parse_int=_integer)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, kind):
         raise ValueError(f"no JSON {'object' if kind is dict else 'array'}")
-    level: list[Any] = [value]
-    for _ in range(DEEPEST_JSON):
-        if not level:
-            break
-        inner = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for values in inner for each in values if isinstance(each, (dict, list))]
-    if level:
-        raise ValueError("nested too deeply")
-    if "\\ud" in text or "\\uD" in text:
-        json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
@@ -256,7 +238,7 @@ def check_zip(file: BinaryIO) -> None:
 
 
 def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, note: str = "", **packing: Any) -> str:
-    """Write a table as parquet, sealed with its checksum; returns the digest of the file.  See ``atomic_write``.
+    """Write a table as parquet with a checksum of each page; returns the digest of the file.  See ``atomic_write``.
 
     ``note`` is a text about the table for ``read_footer``.
     """
@@ -264,26 +246,24 @@ def write_table(path: Path, table: pd.DataFrame, *, within: Path | None = None, 
     import pyarrow.parquet
 
     content = pyarrow.Table.from_pandas(table, preserve_index=False)
+    notes = {b"note": note.encode()} if note else {}
     # a second copy of the schema, and the least and largest value of each column, would be half of a table of runs
-    packing |= {"store_schema": False, "write_statistics": False, "compression": "zstd"}
+    packing |= {"store_schema": False, "write_statistics": False, "compression": "zstd", "write_page_checksum": True}
     with atomic_write(path, within=within) as temporary:
         with pyarrow.parquet.ParquetWriter(temporary, content.schema, **packing) as writer:
             writer.write_table(content)
-            notes = {b"note": note.encode()} if note else {}
-            writer.add_key_value_metadata({**content.schema.metadata, **notes, b"seal": SEAL + ZEROS})
-        written = temporary.read_bytes()
-        with open(temporary, "r+b") as file:
-            file.seek(written.rindex(SEAL) + len(SEAL))
-            file.write(hashlib.sha256(written).hexdigest().encode())
+            # no page holds the names and types of columns
+            columns = _digest_of_columns(content.column_names, content.schema.metadata)
+            writer.add_key_value_metadata({**content.schema.metadata, **notes, b"columns": columns})
         return file_digest(temporary)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Read a table, or some columns of it, and verify its seal; a table without one is read as it is.
+    """Read a table, or some columns of it, and verify its checksums; older tables have none.
 
     Raises:
         OSError: see ``read_bytes``.
-        ValueError: the file differs from what was written, is no table, or holds too much.
+        ValueError: the file is damaged, is no table, or holds too much.
     """
     (content,) = _opened([path])
     table: pd.DataFrame = content.read(columns, use_pandas_metadata=True).to_pandas()
@@ -298,17 +278,10 @@ def read_tables(paths: Iterable[Path]) -> pd.DataFrame:
     """
     import pyarrow  # slow to load, and needed only to read
 
-    table: pd.DataFrame = pyarrow.concat_tables(_plain_text(content.read()) for content in _opened(paths)).to_pandas()
+    tables = [content.read() for content in _opened(paths)]
+    # the schema of older tables calls their text large
+    table: pd.DataFrame = pyarrow.concat_tables(tables, promote_options="permissive").to_pandas()
     return table
-
-
-def _plain_text(table: pyarrow.Table) -> pyarrow.Table:
-    """The same table; the schema of older ones calls its text large."""
-    import pyarrow
-
-    text = {pyarrow.large_string(): pyarrow.string()}
-    fields = [field.with_type(text.get(field.type, field.type)) for field in table.schema]
-    return table.cast(pyarrow.schema(fields, table.schema.metadata))
 
 
 def read_distinct(path: Path, column: str) -> list[str]:
@@ -322,7 +295,7 @@ def read_distinct(path: Path, column: str) -> list[str]:
 
 
 def read_footer(path: Path) -> tuple[int, str]:
-    """The number of rows of a table, and the note with which it was written; its seal is not verified.
+    """The number of rows of a table, and the note with which it was written; no checksum is verified.
 
     Raises:
         OSError: see ``open_file``.
@@ -331,32 +304,29 @@ def read_footer(path: Path) -> tuple[int, str]:
     import pyarrow.parquet  # slow to load, and needed only to read
 
     with open_file(path) as file:
-        about = pyarrow.parquet.read_metadata(file)
-    return about.num_rows, (about.metadata or {}).get(b"note", b"").decode()
+        footer = pyarrow.parquet.read_metadata(file)
+    return footer.num_rows, (footer.metadata or {}).get(b"note", b"").decode()
 
 
-def _opened(paths: Iterable[Path], **how: Any) -> Iterator[pyarrow.parquet.ParquetFile]:
-    """Tables that are whole and together hold no more than memory does; of runs of one value a file says nothing."""
+def _opened(paths: Iterable[Path], **options: Any) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Tables that together fit into memory; the size of a file says nothing of a column of equal values."""
     import pyarrow.parquet  # slow to load, and needed only to read
 
     cells = 0
     for path in paths:
-        content = pyarrow.parquet.ParquetFile(io.BytesIO(_verified(path)), **how)
-        about = content.metadata
-        groups = (about.row_group(group) for group in range(about.num_row_groups))
-        if about.num_columns > MOST_COLUMNS:
-            raise ValueError(f"{path.name} has {about.num_columns:,} columns, more than {MOST_COLUMNS:,}")
-        cells += sum(group.column(column).num_values for group in groups for column in range(about.num_columns))
+        file = io.BytesIO(read_bytes(path))
+        content = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True, **options)
+        footer = content.metadata
+        if footer.num_columns > MOST_COLUMNS:
+            raise ValueError(f"{path.name} has {footer.num_columns:,} columns, more than {MOST_COLUMNS:,}")
+        cells += footer.num_rows * footer.num_columns
         if cells > MOST_CELLS:
             raise ValueError(f"{path.name} makes it {cells:,} numbers and words, more than {MOST_CELLS:,}")
+        notes = footer.metadata or {}
+        if b"columns" in notes and notes[b"columns"] != _digest_of_columns(content.schema_arrow.names, notes):
+            raise ValueError(f"{path.name} is not what was written")
         yield content
 
 
-def _verified(path: Path) -> bytes:
-    content = read_bytes(path)
-    seal = content.rfind(SEAL)
-    position = slice(seal + len(SEAL), seal + len(SEAL) + len(ZEROS))
-    blank = content[: position.start] + ZEROS + content[position.stop :]
-    if seal >= 0 and hashlib.sha256(blank).hexdigest().encode() != content[position]:
-        raise ValueError(f"{path.name} is not what was written")
-    return content
+def _digest_of_columns(names: list[str], notes: Mapping[bytes, bytes]) -> bytes:
+    return digest([names, notes.get(b"pandas", b"").decode()]).encode()
