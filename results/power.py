@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-from lab.analysis.judging import history
 from lab.core import shipped
 from lab.report.power import POWER, OpenClaim, open_claims
 from lab.report.scoreboard import judge_all, read
@@ -50,7 +49,7 @@ def written(claims: list[OpenClaim]) -> Iterator[tuple[Path, str]]:
 
 if __name__ == "__main__":
     folders = read([RESULTS])
-    rows = judge_all(folders, earlier=history.readings([RESULTS]))
+    rows = judge_all(folders)
     for path, text in written(list(open_claims(rows, folders))):
         if path.read_text() != text:
             path.write_text(text)

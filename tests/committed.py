@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.analysis.judging import history
 from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
 
@@ -18,5 +17,4 @@ in_one_process = pytest.mark.xdist_group("committed")
 @cache
 def judged() -> list[ScoreboardRow]:
     """The rows of ``lab claims results``."""
-    other_text, earlier = scoreboard.read_other_text([RESULTS]), history.readings([RESULTS])
-    return scoreboard.judge_all(scoreboard.read([RESULTS]), other_text=other_text, earlier=earlier)
+    return scoreboard.judge_all(scoreboard.read([RESULTS]), other_text=scoreboard.read_other_text([RESULTS]))

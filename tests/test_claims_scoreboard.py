@@ -13,7 +13,6 @@ from markupsafe import escape
 
 import planted
 from lab.__main__ import main
-from lab.analysis.judging import history
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import Verdict, judge_claim
 from lab.report import scoreboard
@@ -180,16 +179,6 @@ def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
     assert {one["source"] for one in json.loads(capsys.readouterr().out)} == {"GLM-130B"}
     assert main(["claims", str(results), "--source", "GLM-130"]) == 2
     assert capsys.readouterr().err.startswith("lab: no claims of source 'GLM-130'; nearest: GLM-130B")
-
-
-def test_readings_of_a_claim_stand_in_its_row(results: Path, page_of: Callable[..., str]) -> None:
-    line = (
-        f"{FALLS.name},3-5,2026-11-23,inconclusive,0.1,-0.2,0.4\n{FALLS.name},3-9,2026-11-24,reproduced,0.1,0.05,0.15\n"
-    )
-    (results / history.FILE).write_text(f"claim,seeds,date,verdict,effect,low,high\n{line}")
-    cells = row_of(page_of(results), FALLS.sentence)
-    assert cells["readings"] == "3-5 (2026-11-23): inconclusive; 3-9 (2026-11-24): reproduced"
-    (results / history.FILE).unlink()
 
 
 def test_decided_claims_are_counted_by_their_q() -> None:

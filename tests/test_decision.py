@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,14 +10,11 @@ import pytest
 from scipy import stats
 
 import planted
-from lab.analysis.judging import history
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
 from lab.analysis.judging.effects import Qualified, exceeds, parts
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import Verdict, judge_claim
 from lab.analysis.statistics import benjamini_hochberg, share_of_clusters, student_t
-from lab.core.errors import RequestError
 from lab.studies.claims import CLAIMS
 
 UP, DOWN, WIDE = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 1.1, 1.2]
@@ -182,24 +178,19 @@ def test_a_claim_read_until_it_is_decided_is_decided_falsely_in_one_of_twenty_ca
     assert plain > 2 * chance
 
 
-def test_only_readings_that_left_a_claim_undecided_cost_alpha() -> None:
-    def read(*verdicts: str) -> list[ClaimReading]:
-        return [ClaimReading("3-5", "2026-11-23", verdict, 0, 0, 0) for verdict in verdicts]
-
-    assert history.number([]) == history.number(read("inconclusive")) == 1
-    assert history.number(read("reproduced", "inconclusive")) == 1
-    assert history.number(read("inconclusive", "reproduced", "inconclusive", "reproduced")) == 3
-
-
-def test_a_second_reading_takes_a_wider_interval_and_says_so() -> None:
+def test_only_readings_that_left_a_claim_undecided_cost_alpha_and_take_a_wider_interval() -> None:
     claim = CLAIMS["qk_layernorm_lowers_sensitivity"]
     cards = list(planted.cards())
     for card in cards:  # seeds that differ so much that the first reading just decides
         if "qk_layernorm" in card["intervention"] and card["optimizer.lr"] > 0.01:
             card["final_val_loss"] += 0.1 * card["seed"] * (card["optimizer.lr"] / 0.3)
-    folders = [Evidence(claim.sweep, planted.records(cards))]
-    first, second = (judge_claim(claim, folders, reading) for reading in (1, 2))
-    assert judge_claim(claim, [Evidence("another sweep", folders[0].records)], reading=2).verdict == "reproduced"
+
+    def judged(sweep: str, *readings: str) -> Verdict:
+        return judge_claim(claim, [Evidence(sweep, planted.records(cards), readings={claim.name: readings})])
+
+    first, second = judged(claim.sweep, "inconclusive"), judged(claim.sweep, "inconclusive", "reproduced")
+    assert judged(claim.sweep) == first == judged(claim.sweep, "reproduced", "inconclusive")
+    assert judged("another sweep", "inconclusive", "inconclusive").verdict == "reproduced"
     assert (first.verdict, second.verdict) == ("reproduced", "inconclusive")
     assert first[1:4] == second[1:4]
     assert second.reason.startswith("the 99.8 % interval, which decides, reaches beyond what is claimed, above 0 ")
@@ -248,20 +239,3 @@ def test_q_is_that_of_benjamini_and_hochberg() -> None:
     with_gap = benjamini_hochberg([*ps[:2], math.nan, *ps[2:]])
     assert math.isnan(with_gap.pop(2))
     assert with_gap == benjamini_hochberg(ps)
-
-
-def test_a_table_of_readings_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "readings.csv").write_text("claim,seeds\na,3-5\n")
-    with pytest.raises(RequestError, match="cannot be read as readings: a table with columns claim,seeds,date"):
-        history.readings([tmp_path])
-    assert history.readings([tmp_path / "nowhere" / "at all"]) == {}
-
-
-def test_readings_lie_in_a_folder_or_around_it(tmp_path: Path) -> None:
-    head, line = "claim,seeds,date,verdict,effect,low,high", "a,3-5,2026-11-23,inconclusive,0.1,-0.1,0.3"
-    (tmp_path / "readings.csv").write_text(f"{head}\n{line}\n")
-    (tmp_path / "sweep").mkdir()
-    around = history.readings([tmp_path / "sweep"])
-    assert around == history.readings([tmp_path]) != {}
-    (tmp_path / "sweep" / "readings.csv").write_text(f"{head}\n{line}\n{line}\n")
-    assert [len(history.readings([folder])["a"]) for folder in (tmp_path / "sweep", tmp_path)] == [2, 1]

@@ -1,4 +1,4 @@
-"""How many seeds a claim takes: against simulation, and as `lab power` says it."""
+"""How many seeds a claim takes: against simulation, and as `lab claims --power` says it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from lab.__main__ import main
 from lab.analysis.judging.decision import ABOVE_ZERO, alpha_of, decide
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.history import ClaimReading
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import student_t
 from lab.core import shipped
@@ -59,7 +58,7 @@ def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planted.write(tmp_path / "pilot", list(planted.cards()))
-    assert main(["power", str(tmp_path / "pilot"), CLAIM, "--effect", "0.02"]) == 0
+    assert main(["claims", str(tmp_path / "pilot"), "--power", CLAIM, "--effect", "0.02"]) == 0
     first, head, *parts, pilot, last = capsys.readouterr().out.splitlines()
     assert first == "LR sensitivity is lower with qk-layernorm, at every size (Wortsman 2023, 1), in nats/token"
     assert head.split()[0] == "part"
@@ -68,32 +67,8 @@ def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
     assert last.endswith(f" each: {max(int(line.split()[-1]) for line in parts)}")
     spreads = [float(line.split()[3]) for line in parts]
     assert [int(line.split()[-1]) for line in parts] == [seeds_for(0.02, spread, alpha_of(1)) for spread in spreads]
-    assert main(["power", str(tmp_path / "pilot"), CLAIM, "--effect=-0.1"]) == 0
+    assert main(["claims", str(tmp_path / "pilot"), "--power", CLAIM, "--effect=-0.1"]) == 0
     assert capsys.readouterr().out.endswith("each: none\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "power of which claim? lab power DIR CLAIM [--effect NUMBER] [--reading N]"),
-        (["pilot", "qk_layernorm_lowers_sensitivit"], f"nearest: {CLAIM}"),
-        (["nowhere", CLAIM], "no results folder nowhere"),
-        (["pilot", CLAIM, "--effect", "large"], "--effect must be a number, not large"),
-        (["pilot", CLAIM, "--effect", "nan"], "--effect must be a number, not nan"),
-        (["pilot", CLAIM, "--reading", "7"], "--reading must be a number from 1 to 6, not 7"),
-        (["pilot", CLAIM], "pilot has 2 whole seeds of qk_layernorm_lowers_sensitivity; a spread takes 3"),
-        (["pilot", "large_kappa_costs"], "lab sweep kappa seed=100,101,102,103 trains a pilot"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(
-    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    planted.write(Path("pilot"), list(planted.cards(seeds=(0, 1))))
-    assert main(["power", *words]) == 2
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-    assert line in error
 
 
 def opened(means: list[float], spreads: list[float], readings: int = 0, **control: list[float]) -> tuple[float, int]:
@@ -104,10 +79,9 @@ def opened(means: list[float], spreads: list[float], readings: int = 0, **contro
     )
     weak = Qualified(pd.Series(control["control"], names)) if control else None
     claim = CLAIMS[CLAIM]._replace(effects=lambda *_: Qualified(parts, control=weak), sweep="made", unit="nats/token")
-    folder = Evidence("made", planted.records(list(planted.cards(seeds=(0, 1, 2, 3)))))
-    earlier = [ClaimReading("0-3", "2026-11-23", "inconclusive", 0, 0, 0)] * readings
-    row = ScoreboardRow(claim, judge_claim(claim, [folder], max(1, readings)), readings=earlier)
-    (one,) = open_claims([row], [folder])
+    records = planted.records(list(planted.cards(seeds=(0, 1, 2, 3))))
+    folder = Evidence("made", records, readings={CLAIM: ["inconclusive"] * readings} if readings else {})
+    (one,) = open_claims([ScoreboardRow(claim, judge_claim(claim, [folder]))], [folder])
     assert one.seeds == (4 if readings else 0)
     return one.more + one.seeds, readings + 1
 

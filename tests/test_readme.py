@@ -20,7 +20,6 @@ from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
-from lab.analysis.judging import history
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.sensitivity import Window
@@ -85,7 +84,7 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
         return {(*each[:4], *each[5:]) for each in cells}
 
     folders = scoreboard.read([RESULTS / name for name in A_FEW])
-    rows = scoreboard.judge_all(folders, earlier=history.readings([RESULTS]))
+    rows = scoreboard.judge_all(folders)
     made = without_q(scoreboard.markdown([row for row in rows if row.claim.sweep in A_FEW]))
     assert len(made) > 20
     assert made <= without_q((RESULTS / "README.md").read_text())

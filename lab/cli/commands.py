@@ -212,6 +212,14 @@ def _claims(arguments: list[str]) -> None:
     from lab.report import scoreboard
 
     given = OptionParser("claims").read(arguments)
+    if given.power or given.effect:
+        from lab.report.power import power_lines
+
+        if len(given.folders) != 1 or not given.power:
+            raise RequestError("lab claims DIR --power CLAIM [--effect NUMBER]")
+        for line in power_lines(given.folders[0], given.power, given.effect):
+            say(line)
+        return
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
     chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
@@ -285,17 +293,6 @@ def _transfer(arguments: list[str]) -> None:
     board = listing.board_of([Path(given.board)] if given.board else [])
     predictions = transfer.predict(board, pairs, shipped.results())
     say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions)))
-
-
-def _power(arguments: list[str]) -> None:
-    from lab.report import power
-
-    given = OptionParser("power").read(arguments)
-    if len(given.folders) != 2:
-        raise RequestError("power of which claim? lab power DIR CLAIM [--effect NUMBER] [--reading N]")
-    folder, claim = given.folders
-    for line in power.power_lines(folder, str(claim), given.effect, given.reading or "1"):
-        say(line)
 
 
 def _export(arguments: list[str]) -> None:
@@ -389,7 +386,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "claims": _claims,
     "leaderboard": _leaderboard,
     "transfer": _transfer,
-    "power": _power,
     "check": _check,
     "compare": _compare,
     "status": _status,

@@ -133,6 +133,8 @@ COMMANDS: dict[str, Command] = {
             "--verdict WORD": "the claims of one verdict; claims without runs are shown by 'not run' only",
             "--html FILE": "write a page whose table can be sorted and filtered",
             "--markdown": "print Markdown",
+            "--power CLAIM": "instead, how many seeds a claim takes, from the pilot seeds in DIR",
+            "--effect NUMBER": "with --power: the effect to detect (default: the mean of the pilot seeds)",
             **_JSON,
         },
     ),
@@ -154,15 +156,6 @@ COMMANDS: dict[str, Command] = {
         "test whether the leaderboard predicts published outcomes, or those of a table",
         "--board runs/leaderboard",
         {"--board DIR": "the records of the leaderboard (default: the committed ones)", **_JSON},
-    ),
-    "power": Command(
-        "DIR CLAIM",
-        "estimate how many seeds a claim takes, from the pilot seeds in DIR",
-        "results/quickstart qk_layernorm_lowers_sensitivity",
-        {
-            "--effect NUMBER": "the effect size to detect (default: the mean of the pilot seeds)",
-            "--reading N": "which judgement of the claim it will be, counted from 1 (default: 1)",
-        },
     ),
     "check": Command(
         "DIR --baseline FILE|DIR",

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
-from lab.analysis.judging import earlier_seeds, history
-from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import count, format_value, listed, plain_text
@@ -34,7 +33,6 @@ from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
 from lab.studies import modules, rooms
-from lab.studies.claims import CLAIMS
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
 
@@ -137,9 +135,8 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     for name, table in tables.files(study).items():
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
-    evidence = Evidence(str(out), study.records, _commands(paths), earlier_seeds.read(out))
-    readings = _readings(out, evidence.sweeps)
-    rows = scoreboard.judge_all([evidence], earlier=readings, sweeps=evidence.sweeps)
+    evidence = read_evidence(out, study.records, _commands(paths))
+    rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
     said = answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
     question, counts = " ".join(questions(paths)) or said.subject, _counts(claims)
@@ -193,12 +190,6 @@ def _tile(report: Report, folder: Path) -> html.Card:
     name = report.page.parent.name
     verdicts = Markup().join(_verdicts(report.verdicts))
     return html.Card(page, report.question or name, name, report.answer, thumbnail, verdicts)
-
-
-def _readings(folder: Path, sweeps: Collection[str]) -> dict[str, Sequence[history.ClaimReading]]:
-    """Readings of the claims that these sweeps test, from the file beside the folder, as in ``lab claims``."""
-    readings = history.readings([folder, folder.resolve().parent])
-    return {name: each for name, each in readings.items() if name in set(CLAIMS) and CLAIMS[name].sweep in sweeps}
 
 
 def _compared(study: Study, said: Answer) -> Iterator[Markup]:

@@ -1,4 +1,4 @@
-"""The number of seeds that decides a claim, from the spread of pilot seeds, or of the seeds that left it open."""
+"""How many seeds decide a claim, by the spread of pilot seeds or of the seeds that left it open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, READINGS, alpha_of
+from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, alpha_of
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence, MissingRunsError
 from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
@@ -44,43 +44,47 @@ def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER
     return math.inf
 
 
-def power_lines(folder: Path, name: str, effect: str | None = None, reading: str = "1") -> Iterator[str]:
+def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[str]:
     """Yield a table with mean and spread of the pilot seeds, and the seeds needed, for each part of a claim.
 
     Args:
         name: the name of the claim, as in ``lab claims --json``.
         effect: the smallest effect to detect, in the unit of the claim; by default the mean of the pilot seeds.
-        reading: the number of the reading, which sets the alpha of its interval.
 
     Raises:
-        RequestError: the claim or the folder does not exist, an option is no number, or there are fewer than three
+        RequestError: the claim or the folder does not exist, the effect is no number, or there are fewer than three
             complete pilot seeds.
     """
-    if reading not in map(str, range(1, READINGS + 1)):
-        raise RequestError(f"--reading must be a number from 1 to {READINGS}, not {reading}")
-    number, wanted = int(reading), _finite(effect) if effect is not None else None
-    if name not in set(CLAIMS):
+    wanted = _finite(effect) if effect is not None else None
+    if name not in CLAIMS:
         raise RequestError(f"no claim {name!r}; {nearest(name, CLAIMS)}")
     claim = CLAIMS[name]
     try:
-        _, effects = effects_of(claim, read([folder]))
+        arms, effects = effects_of(claim, read([folder]))
     except MissingRunsError as error:
         raise RequestError(f"{folder}: {error}; lab sweep {claim.sweep} seed=100,101,102,103 trains a pilot") from None
     intervals = effects.intervals()
     if intervals[0].n < FEWEST_SEEDS:
         raise RequestError(f"{folder} has {intervals[0].n} whole seeds of {name}; a spread takes {FEWEST_SEEDS}")
     low, high = claim.side
+    reading = next_reading(arms[0].evidence, name)
+    alpha = alpha_of(reading)
     means = [one.mean if wanted is None else wanted for one in intervals]
     spreads = [_spread(one) for one in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
-    seeds = [seeds_for(*each, alpha_of(number)) for each in zip(distances, spreads, strict=True)]
+    seeds = [seeds_for(distance, spread, alpha) for distance, spread in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"
     table = {"part": effects.parts, "pilot mean": [one.mean for one in intervals], "spread over seeds": spreads}
     table |= {"distance to the bound": distances}
     rounded = pd.DataFrame(table).map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
     yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(each) for each in seeds]}))
-    yield f"pilot of {intervals[0].n} seeds; the interval is that of reading {number}, {1 - alpha_of(number):.1%}"
+    yield f"pilot of {intervals[0].n} seeds; the interval is that of reading {reading}, {1 - alpha:.1%}"
     yield f"seeds for every part to lie where it is claimed, with {POWER:.0%} probability each: {_count(max(seeds))}"
+
+
+def next_reading(evidence: Evidence, name: str) -> int:
+    """The number of the next reading of a claim: one more than those that left it undecided."""
+    return 1 + sum(verdict not in DECIDED for verdict in evidence.readings.get(name, ()))
 
 
 def _finite(text: str) -> float:
@@ -148,19 +152,22 @@ def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> I
     for row in rows:
         if row.verdict.verdict == INCONCLUSIVE and row.verdict.seeds >= FEWEST_SEEDS:
             arms, effects = effects_of(row.claim, folders)
-            fresh = row.verdict.seeds if row.readings else 0
-            more = math.nan if row.verdict.reason.startswith(UNDERTRAINED) else _seeds_to_decide(row, effects) - fresh
-            runs, (factor, steps) = arms[0].evidence.records.runs, LONGER.get(row.claim.sweep, (1, 0))
+            evidence, more = arms[0].evidence, math.nan
+            fresh = row.verdict.seeds if row.claim.name in evidence.readings else 0
+            if not row.verdict.reason.startswith(UNDERTRAINED):
+                alpha = alpha_of(next_reading(evidence, row.claim.name))
+                more = _seeds_to_decide(row, effects, alpha) - fresh
+            runs, (factor, steps) = evidence.records.runs, LONGER.get(row.claim.sweep, (1, 0))
             hours = factor * float(runs["wall_seconds"].sum()) / runs["seed"].nunique() / 3600
             yield OpenClaim(row, fresh, more, more * hours, steps)
 
 
-def _seeds_to_decide(row: ScoreboardRow, effects: Qualified) -> float:
+def _seeds_to_decide(row: ScoreboardRow, effects: Qualified, alpha: float) -> float:
     """The fewest seeds by which ``decide`` reaches a verdict: reproduced, no effect, or contradicted by one part.
 
     If the control is too weak, the seeds that would show it; NaN if its mean lies below zero.
     """
-    claim, alpha = row.claim, alpha_of(1 + sum(reading.verdict not in DECIDED for reading in row.readings))
+    claim = row.claim
     if row.verdict.reason.startswith(CONTROLLED):
         weak = [one for one in effects.control_intervals() if not one.low > 0]
         return max(seeds_for(one.mean, _spread(one), ALPHA) if one.mean > 0 else math.nan for one in weak)

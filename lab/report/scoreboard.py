@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.history import ClaimReading
+from lab.analysis.judging.evidence import Evidence, read_evidence
 from lab.analysis.judging.verdicts import (
     CONSTANT,
     FIGURES_OF_THE_PAPER,
@@ -40,10 +38,10 @@ MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
 COLUMNS_OF_PAGE = (
-    *("claim", "verdict", EFFECT, "q", "seeds", "why not", "readings", "stated in", "about"),
+    *("claim", "verdict", EFFECT, "q", "seeds", "why not", "stated in", "about"),
     *("parameters", "steps", "λT", "on other text"),
 )
-PROSE = ("claim", EFFECT, "why not", "readings", "stated in", "about")
+PROSE = ("claim", EFFECT, "why not", "stated in", "about")
 # What verdicts on claims of a kind are called; the words of claims and those of questions, in the order of columns.
 NOT_HERE, YES, NO = "not at this size", "answered yes", "answered no"
 WORD_OF_KIND = {(CONSTANT, CONTRADICTED): NOT_HERE, (QUESTION, REPRODUCED): YES, (QUESTION, CONTRADICTED): NO}
@@ -65,14 +63,12 @@ class ScoreboardRow(NamedTuple):
     Attributes:
         on_other_text: its verdict on another corpus; empty if it was not judged there.
         q: the expected share of false verdicts among all claims whose q is at most this one; NaN without a test.
-        readings: its verdict each time that it was judged on fresh seeds.
     """
 
     claim: Claim
     verdict: Verdict
     on_other_text: str = ""
     q: float = math.nan
-    readings: Sequence[ClaimReading] = ()
 
     @property
     def word(self) -> str:
@@ -128,11 +124,7 @@ def read(folders: Sequence[Path]) -> list[Evidence]:
             raise RequestError(f"no results folder {folder}")
     inside = [path for folder in folders for path in (folder, *sorted(folder.iterdir())) if path.is_dir()]
     records = {folder: store.find(folder) for folder in dict.fromkeys(inside)}
-    return [
-        Evidence(str(folder), table, store.commands(folder), earlier_seeds.read(folder))
-        for folder, table in records.items()
-        if table
-    ]
+    return [read_evidence(folder, table) for folder, table in records.items() if table]
 
 
 def read_other_text(folders: Sequence[Path]) -> list[Evidence]:
@@ -144,27 +136,22 @@ def judge_all(
     folders: Sequence[Evidence],
     figures: Collection[str] = (),
     other_text: Sequence[Evidence] = (),
-    earlier: Mapping[str, Sequence[ClaimReading]] | None = None,
     sweeps: Collection[str] | None = None,
 ) -> list[ScoreboardRow]:
     """Judge claims on these folders, and separately on ``other_text``; those of the first source come by figure.
 
     Args:
         figures: figures of the first source to which the claims are limited; empty for every claim of every source.
-        earlier: readings by name of the claim; the last one is this reading.
         sweeps: limits the claims to those that these sweeps test, or that answer their questions.
     """
     claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
     if sweeps is not None:
         claims = [one for one in claims if not {one.sweep, *one.affirms, *one.denies}.isdisjoint(sweeps)]
     claims.sort(key=_position)
-    read_before = [(earlier or {}).get(claim.name, ()) for claim in claims]
-    verdicts = [
-        judge_claim(claim, folders, history.number(each)) for claim, each in zip(claims, read_before, strict=True)
-    ]
+    verdicts = [judge_claim(claim, folders) for claim in claims]
     qs = [max(q, LEAST_Q) for q in benjamini_hochberg([verdict.p for verdict in verdicts])]
     apart = [_judge_apart(claim, other_text) for claim in claims]
-    return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, read_before, strict=True)))
+    return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, strict=True)))
 
 
 def committed() -> list[ScoreboardRow]:
@@ -175,7 +162,6 @@ def committed() -> list[ScoreboardRow]:
             verdict_of(entry),
             entry["on_other_text"],
             math.nan if entry["q"] is None else entry["q"],
-            [ClaimReading(**reading) for reading in entry["readings"]],
         )
         for name, entry in verdicts_by_claim().items()
     ]
@@ -188,8 +174,7 @@ def to_commit(rows: Sequence[ScoreboardRow]) -> str:
         verdict = row.verdict._replace(folder=row.verdict.folder and f"results/{Path(row.verdict.folder).name}")
         entry = {"name": row.claim.name, **verdict._asdict(), "on_other_text": row.on_other_text, "q": row.q}
         known = {key: finite(value) for key, value in entry.items()}
-        readings = [reading._asdict() for reading in row.readings]
-        lines.append(json.dumps({**known, "readings": readings}, allow_nan=False, ensure_ascii=False))
+        lines.append(json.dumps(known, allow_nan=False, ensure_ascii=False))
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -223,14 +208,14 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
     for figure in figures:
         if figure not in FIGURES_OF_THE_PAPER:
             raise RequestError(f"the paper has no figure {figure!r}; {nearest(figure, FIGURES_OF_THE_PAPER)}")
-    return table(judge_all(read([Path(folder)]), figures, earlier=history.readings([Path(folder)])))
+    return table(judge_all(read([Path(folder)]), figures))
 
 
 def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
     """The scoreboard as a table.
 
-    Its columns: ``source, figure, claim, verdict, effect [95 % interval], q, parameters, steps, λT, seeds, readings,
-    why not``; λT is weight decay times steps.
+    Its columns: ``source, figure, claim, verdict, effect [95 % interval], q, parameters, steps, λT, seeds, why
+    not``; λT is weight decay times steps.
     """
     return pd.DataFrame(
         {
@@ -244,7 +229,6 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "steps": [_range(row.verdict.steps) for row in rows],
             "λT": [_range(row.verdict.decay_times_steps) for row in rows],
             "seeds": [_spell_seeds(row) for row in rows],
-            "readings": ["; ".join(map(str, row.readings)) for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
     )
@@ -288,7 +272,7 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
             raise RequestError(f"no claims of {kind} {name!r}; {nearest(name, known)}")
     rows = committed()
     if folders:
-        rows = judge_all(read(folders), other_text=read_other_text(folders), earlier=history.readings(folders))
+        rows = judge_all(read(folders), other_text=read_other_text(folders))
     rows = [
         row
         for row in rows
@@ -367,9 +351,8 @@ def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of JSON objects; a value that is unknown is null.
 
     Their keys are ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
-    decay_times_steps, ours, p, q, readings``. ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest,
-    largest]`` of the judged runs. ``ours`` is whether the lab restated a claim of the source. Each of ``readings`` has
-    the attributes of ``ClaimReading``.
+    decay_times_steps, ours, p, q``. ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest, largest]`` of
+    the judged runs. ``ours`` is whether the lab restated a claim of the source.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -394,7 +377,6 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "ours": row.ours,
         "p": known["p"],
         "q": known["q"],
-        "readings": [reading._asdict() for reading in row.readings],
     }
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.judging import history
+from lab.analysis.judging.evidence import READINGS_FILE
 from lab.core import files
 from lab.core.registry import packages_of_others
 from lab.records import store
@@ -40,7 +40,7 @@ def _requests(folder: Path) -> dict[str, str]:
     """Digests of the files that hold the commands, their days, their questions, and readings of claims."""
     return {
         path.name: files.file_digest(path)
-        for path in [folder / "commands.json", folder / "requests.json", folder.resolve().parent / history.FILE]
+        for path in [folder / "commands.json", folder / "requests.json", folder.resolve().parent / READINGS_FILE]
         if path.exists()
     }
 

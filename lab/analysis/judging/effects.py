@@ -73,6 +73,29 @@ class Qualified(NamedTuple):
         """The intervals of the presumption, over the same seeds."""
         return _intervals(self.presumed, self._known())
 
+    def with_earlier_seeds(self, earlier: pd.DataFrame, name: str) -> Qualified:
+        """The same with the effects of earlier seeds; of a seed that both have, the effect here counts.
+
+        Args:
+            earlier: effects by table and part (rows) and seed (columns).
+            name: the name of this table there; those of resolution, control and presumption begin with it.
+        """
+
+        def both(name: str, now: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
+            shown, before = pd.DataFrame(now), earlier.xs(name, level="table").T
+            if list(before) != ([""] if isinstance(now, pd.Series) else list(map(str, shown))):
+                raise ValueError(f"earlier seeds have other parts than {name}")
+            pooled = pd.concat([before.drop(shown.index, errors="ignore").set_axis(shown.columns, axis=1), shown])
+            return pd.Series(pooled.iloc[:, 0], name=now.name) if isinstance(now, pd.Series) else pooled
+
+        step = self.resolution
+        return self._replace(
+            table=both(name, self.table),
+            resolution=both(f"{name} resolution", step) if isinstance(step, (pd.DataFrame, pd.Series)) else step,
+            control=self.control and self.control.with_earlier_seeds(earlier, f"{name} control"),
+            presumed=self.presumed and self.presumed.with_earlier_seeds(earlier, f"{name} presumed"),
+        )
+
     def _known(self) -> pd.Index[str]:
         tables = [pd.DataFrame(one.table) for one in (self, self.control, self.presumed) if one]
         return pd.concat(tables, axis=1).replace([-math.inf, math.inf], math.nan).dropna().index

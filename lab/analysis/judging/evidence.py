@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +20,7 @@ from lab.analysis.curves import Curve, configs, points
 from lab.analysis.events.scores import score_runs
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count
+from lab.core import files
 from lab.records import store
 from lab.records.store import Records
 
@@ -29,6 +33,11 @@ FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
 # A learning rate above the best one is costly if the loss ends further than this above the best loss, nats/token.
 LOST = 0.3
+# A table beside results folders: a row each time that a claim was judged on fresh seeds, in the order of time.
+READINGS_FILE = "readings.csv"
+# Tables in a results folder with effects on seeds whose records it no longer holds: a row for each part of a claim, a
+# column for each seed. ``config`` is ``config_digest`` of the runs; ``table`` names a table of ``Qualified``.
+EARLIER_SEEDS, EARLIER_KEY = "earlier_seeds.*.csv", ("claim", "config", "table", "part")
 
 Config = Mapping[str, Any]
 Choice = Config | Callable[[Config], bool]
@@ -131,16 +140,23 @@ class Evidence:
     """The runs of a folder, read once for all claims."""
 
     def __init__(
-        self, name: str, records: Records, commands: Iterable[str] = (), earlier_seeds: pd.DataFrame | None = None
+        self,
+        name: str,
+        records: Records,
+        commands: Iterable[str] = (),
+        earlier_seeds: Mapping[tuple[str, str], pd.DataFrame] = MappingProxyType({}),
+        readings: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Group the runs into curves.
 
         Args:
             commands: the commands that filled the folder.
-            earlier_seeds: effects on seeds whose records the folder no longer holds, see ``earlier_seeds.read``.
+            earlier_seeds: effects on seeds whose records the folder no longer holds, by claim and ``config_digest``; a
+                table has a row for each table and part of ``Qualified``, and a column for each seed.
+            readings: the verdicts on each claim so far, one for each time that it was judged on fresh seeds.
         """
         self.name, self.records = name, records
-        self.earlier_seeds = pd.DataFrame() if earlier_seeds is None else earlier_seeds
+        self.earlier_seeds, self.readings = earlier_seeds, readings
         self.sweeps = _sweeps(commands) or [Path(name).name]
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")
@@ -196,6 +212,26 @@ class Evidence:
         if tabulate not in self._run_tables:
             self._run_tables[tabulate] = tabulate(self.records)
         return self._run_tables[tabulate]
+
+
+def read_evidence(folder: Path, records: Records, commands: Iterable[str] | None = None) -> Evidence:
+    """The evidence of a results folder: its records, effects on earlier seeds, and the readings beside the folder."""
+    tables = [
+        files.read_csv(path, dtype=dict.fromkeys(EARLIER_KEY, str), na_filter=False)
+        .set_index(list(EARLIER_KEY))
+        .replace("", math.nan)
+        .astype(float)
+        for path in sorted(folder.glob(EARLIER_SEEDS))
+    ]
+    earlier_seeds = {
+        (str(claim), str(config)): effects.droplevel(["claim", "config"]).dropna(axis=1, how="all")
+        for table in tables and [pd.concat(tables, axis=1, verify_integrity=True)]
+        for (claim, config), effects in table.groupby(["claim", "config"], sort=False)
+    }
+    readings = folder.resolve().parent / READINGS_FILE
+    table = files.read_csv(readings) if readings.exists() else pd.DataFrame(columns=["claim", "verdict"])
+    verdicts = {str(claim): list(of_claim) for claim, of_claim in table.groupby("claim")["verdict"]}
+    return Evidence(str(folder), records, commands or store.commands(folder), earlier_seeds, verdicts)
 
 
 class ComparisonGroup:
@@ -355,6 +391,13 @@ class ArmTables:
 
 def _instability_parts(values: Mapping[str, float]) -> dict[str, float]:
     return {sensitivity: values[part] for sensitivity, part in SENSITIVITIES.items()}
+
+
+def config_digest(arms: list[ArmTables]) -> str:
+    """A digest of the configs of the runs of these arms, including precision and engine, but not seeds."""
+    curves = arms[0].evidence.curves
+    configs = [[arm.lrs, sorted(sorted(map(str, curves[number].items())) for number in arm.numbers)] for arm in arms]
+    return sha256(json.dumps(configs).encode()).hexdigest()[:12]
 
 
 def sizes_of(arms: list[ArmTables]) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from lab.analysis.judging import earlier_seeds
 from lab.analysis.judging.decision import (
     ABOVE_ZERO,
     CONTRADICTED,
@@ -22,7 +21,6 @@ from lab.analysis.judging.decision import (
     alpha_of,
     decide,
 )
-from lab.analysis.judging.earlier_seeds import EFFECT, INSTABILITY_PART
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, qualified
 from lab.analysis.judging.evidence import (
     ArmTables,
@@ -30,6 +28,7 @@ from lab.analysis.judging.evidence import (
     Config,
     Evidence,
     MissingRunsError,
+    config_digest,
     decay_times_steps_of,
     extent,
     sizes_of,
@@ -181,19 +180,20 @@ def verdict_of(entry: Mapping[str, Any]) -> Verdict:
     return Verdict(**fields)
 
 
-def judge_claim(claim: Claim, folders: Sequence[Evidence], reading: int = 1) -> Verdict:
+def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
     """Judge a claim on the runs that ``effects_of`` finds.
 
-    Args:
-        reading: which judgement of the claim on fresh seeds of its sweep this is, counted from 1; always 1 on runs of
-            another sweep.
+    On runs of its own sweep it is the last of its ``readings``: each that came before it and left the claim undecided
+    takes part of alpha. Decided ones do not count, since only reading on until an interval decides costs alpha.
     """
     try:
         arms, effects = effects_of(claim, folders)
     except MissingRunsError as error:
         reason = f"{error}; lab sweep {claim.sweep} trains what it takes"
         return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
-    return _verdict(claim, arms, effects, reading if claim.sweep in arms[0].evidence.sweeps else 1)
+    evidence = arms[0].evidence
+    earlier = evidence.readings.get(claim.name, ())[:-1] if claim.sweep in evidence.sweeps else ()
+    return _verdict(claim, arms, effects, 1 + sum(verdict not in DECIDED for verdict in earlier))
 
 
 def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:
@@ -224,19 +224,18 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
     return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
-def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = EFFECT) -> Qualified:
+def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = "effect") -> Qualified:
     """Effects per seed, with those of earlier seeds of the same config."""
     effects, earlier = qualified(claim.effects(*arms)), arms[0].evidence.earlier_seeds
     if claim.presumes:
         effects = effects._replace(presumed=qualified(claim.presumes.effects(*arms)))
-    if claim.name in earlier.index.unique(0):
-        return earlier_seeds.pooled(effects, earlier.loc[[claim.name]], earlier_seeds.config_of(arms), table)
-    return effects
+    alike = earlier.get((claim.name, config_digest(arms))) if earlier else None
+    return effects if alike is None else effects.with_earlier_seeds(alike, table)
 
 
 def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
     """Effects per seed, with the instability part of each S in place of S."""
-    return _effects_of_arms(claim, [arm.without_undertraining() for arm in arms], INSTABILITY_PART)
+    return _effects_of_arms(claim, [arm.without_undertraining() for arm in arms], "instability part")
 
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:

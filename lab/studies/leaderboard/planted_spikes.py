@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from lab.analysis.judging import earlier_seeds
-from lab.analysis.judging.evidence import Config, Evidence, MissingRunsError
+from lab.analysis.judging.evidence import Config, Evidence, MissingRunsError, read_evidence
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import Interval
 from lab.core.shipped import default_recipe, results
@@ -34,7 +33,7 @@ def planted_durations(folder: Path) -> Mapping[str, Mapping[str, Interval]]:
     records = store.find(folder) if folder.is_dir() else None
     if not records:
         return {}
-    evidence = [Evidence(str(folder), records, store.commands(folder), earlier_seeds.read(folder))]
+    evidence = [read_evidence(folder, records)]
     return {name: found for name, card in arm_cards().items() if (found := _durations(card, evidence))}
 
 

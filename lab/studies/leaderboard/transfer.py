@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging import earlier_seeds, history
 from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.effects import FEWEST_SIZES, slope
-from lab.analysis.judging.evidence import Evidence
+from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.judging.verdicts import committed, judge_claim, verdict_of
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, share_interval, student_t
 from lab.analysis.text import finite, listed, plain_text
@@ -188,9 +187,7 @@ def _by_claim(pair: Pair, results: Path) -> Prediction:
     folder = results / claim.sweep
     records = store.find(folder) if folder.is_dir() else None
     if records:
-        evidence = Evidence(str(folder), records, store.commands(folder), earlier_seeds.read(folder))
-        reading = history.number(history.readings([results]).get(claim.name, ()))
-        verdict = judge_claim(claim, [evidence], reading)
+        verdict = judge_claim(claim, [read_evidence(folder, records)])
     elif results == data_folder("results"):  # of an installed package, which has the verdict only
         verdict = verdict_of(committed()[claim.name])
     else:
