@@ -1,4 +1,4 @@
-# make quickstart | make test | make test-all | make docs | make bench | make day | make other_text
+# make quickstart | make test | make test-all | make docs | make results-readme | make bench | make day | make other_text
 SHELL := /bin/sh
 BIN := .venv/bin
 CPU_BUILD := https://download.pytorch.org/whl/cpu
@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # Where torch comes from; empty is pip's default.  A CPU needs no CUDA packages, which are gigabytes.
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && echo $(CPU_BUILD))
 
-.PHONY: install quickstart test test-all lint docs bench day other_text clean
+.PHONY: install quickstart test test-all lint docs results-readme bench day other_text clean
 
 quickstart: .venv/installed
 	$(BIN)/lab sweep quickstart
@@ -25,6 +25,11 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
+
+# Verdicts, and the pages that quote them.
+results-readme: .venv/installed-test
+	$(BIN)/python results/write_pages.py
+	$(BIN)/python results/power.py
 
 docs: .venv/installed-docs reports
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs

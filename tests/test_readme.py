@@ -1,16 +1,12 @@
-"""The README and the page of commands: their commands run, only smaller, and their numbers are those of the records.
-
-``python tests/test_readme.py`` writes the tables of claims into the README of the results, and effects of claims into
-the pages that quote them.
-"""
+"""The README and the page of commands: their commands run, only smaller, and their numbers are those of the records."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
-from functools import cache
 from html import unescape
 from pathlib import Path
 
@@ -20,14 +16,9 @@ from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
-from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from lab.analysis.sensitivity import Window
 from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.listing import board_of, headline
-from lab.studies.leaderboard.pairs import pair_panels
-from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -42,32 +33,15 @@ COMMANDS = [
         if line
     ),
 ]
-# The tables of `lab claims --markdown` in the README of the results.
-TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
-# Pages that quote effects of claims, each between a mark with the claim's name and an end, and how many at least.
+SCRIPT = runpy.run_path(str(RESULTS / "write_pages.py"))
+between = SCRIPT["between"]
+# Pages that quote effects of claims, and how many at least.
 QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1, "docs/my_run_has_spiked.md": 3}
-QUOTED = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
-SHARE = re.compile(r"(<!-- share of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
-TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
-BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
-NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
 RECIPE = "hydra:\n  sweeper:\n    params:\n      optimizer.lr: 1e-3,1e-2,1e-1,3e-1\n"
 SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
-
-
-@cache
-def claims() -> str:
-    """What ``lab claims results --markdown`` prints."""
-    return scoreboard.markdown_tables(judged())
-
-
-def between(text: str, marks: tuple[str, str]) -> str:
-    """The part of a text from the first mark to the second."""
-    return text[text.index(marks[0]) : text.index(marks[1]) + len(marks[1])]
 
 
 def test_the_make_targets_exist() -> None:
@@ -90,88 +64,23 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
-def test_the_verdicts_that_come_with_the_lab_are_those_of_the_tables() -> None:
-    shipped, results = scoreboard.markdown_tables(scoreboard.committed()), (RESULTS / "README.md").read_text("utf-8")
-    for marks in TABLES:
-        assert between(shipped, marks) == between(results, marks)
-
-
-def rows_of_the_results() -> dict[str, tuple[str, str, str]]:
-    """Verdict, effect and seeds of each claim, by its sentence, in the tables of the results."""
-    lines = between((RESULTS / "README.md").read_text(encoding="utf-8"), scoreboard.MARKS).splitlines()
-    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    return {each[0]: (each[2], each[3], each[5]) for each in cells}
-
-
-def effects_of_the_results() -> dict[str, str]:
-    """``0.148 [0.12, 0.17]`` of each claim by name, from the tables of the results; a screening is called so."""
-    rows = {name: rows_of_the_results()[CLAIMS[name].sentence] for name in CLAIMS}
-    found = {name: NUMBERS.match(effect) for name, (_, effect, _) in rows.items()}
-    return {name: one[0] + " (screening)" * rows[name][2].endswith("(screening)") for name, one in found.items() if one}
-
-
-@cache
-def share_of(name: str) -> str:
-    """``70 of 71 (92 to 100 %)``, of a claim on the share of hits in the trials of its sweep."""
-    claim = CLAIMS[name]
-    _, effects = effects_of(claim, scoreboard.read([RESULTS / claim.sweep]))
-    (interval,) = effects.intervals()
-    hits = ((effects.table + effects.minus) * effects.trials).sum()
-    low, high = (100 * (end + effects.minus) for end in (interval.low, interval.high))
-    return f"{hits:.0f} of {effects.trials.sum():.0f} ({low:.0f} to {high:.0f} %)"
-
-
-def quote(text: str, effects: dict[str, str], tally: str) -> str:
-    """Put the effects of claims, the shares of some, and the tally of verdicts, where a page marks them.
-
-    Raises:
-        KeyError: a claim has no effect.
-    """
-    text = SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
-    text = QUOTED.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
-    return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
-
-
-def tally_of_the_results() -> str:
-    """The line that counts the verdicts of all claims that are not ours."""
-    return re.findall(r"^- (\d+ claims: .*)\.$", (RESULTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
-
-
-def quote_board(text: str) -> str:
-    """Put what helps on each board, and the agreement with what was published, where the README marks them."""
-    changes = {"leaderboard": "Changes of the model", "leaderboard_optimizers": "Optimizers, clipping and decay"}
-    lines = [
-        f"- {named} {panel.title}: {headline(panel)}.\n"
-        for sweep, named in changes.items()
-        for panel in board_of([RESULTS / sweep]).panels
-    ]
-    (pairs,) = pair_panels(board_of([RESULTS / "leaderboard_pairs"]))
-    lines.append(f"- {pairs.heading}: {headline(pairs)}.\n")
-    other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3))
-    lines.append(f"- Arms that help or harm, on another text {other.panels[0].title}: {headline(other.panels[0])}.\n")
-    predictions = predict(board_of([]), published(), RESULTS)
-    text = BOARD.sub(lambda found: f"{found[1]}{''.join(lines)}{found[3]}", text)
-    said = f"{agreement(score(predictions))}. {without_runs(predictions)}. {by_prediction(predictions)}"
-    return TRANSFER.sub(lambda found: f"{found[1]}{said}{found[3]}", text)
-
-
-def test_the_board_in_the_readme_is_that_of_the_committed_results() -> None:
-    assert quote_board(README) == README
-    assert len(BOARD.findall(README)) == len(TRANSFER.findall(README)) == 1
+def test_pages_quote_the_committed_verdicts_and_board() -> None:
+    rows = scoreboard.committed()
+    for path, text in SCRIPT["pages"](rows):
+        assert path.read_text(encoding="utf-8") == text, path.name
+    assert len(SCRIPT["BOARD"].findall(README)) == len(SCRIPT["TRANSFER"].findall(README)) == 1
 
 
 @pytest.mark.parametrize("page", QUOTING)
 def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
-    assert text == quote(text, effects_of_the_results(), tally_of_the_results())
-    effects, shares = ([found[1] for found in marks.findall(text)] for marks in (QUOTED, SHARE))
-    named = effects + shares
-    assert len(set(named)) >= QUOTING[page]
-    assert {rows_of_the_results()[CLAIMS[name].sentence][0] for name in named} == {"reproduced"}
-    assert len(NUMBERS.findall(text)) == len(effects)  # none stands outside of marks
-    assert not re.findall(
-        r"^\s*<!-- (?:effect|share|tally)", text, re.MULTILINE
-    )  # a line that begins so is HTML, not prose
+    effects, shares = ([found[1] for found in SCRIPT[marks].findall(text)] for marks in ("EFFECT", "SHARE"))
+    words = {row.claim.name: row.word for row in scoreboard.committed()}
+    assert len({*effects, *shares}) >= QUOTING[page]
+    assert {words[name] for name in (*effects, *shares)} == {"reproduced"}
+    assert len(SCRIPT["NUMBERS"].findall(text)) == len(effects)  # none stands outside of marks
+    # a line that begins so is HTML, not prose
+    assert not re.findall(r"^\s*<!-- (?:effect|share|tally)", text, re.MULTILINE)
 
 
 def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:
@@ -187,6 +96,7 @@ def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:
 
 
 def test_a_quoted_effect_is_redrawn() -> None:
+    quote = SCRIPT["quote"]
     page = "by <!-- effect of a -->1 [0, 2]<!-- end --> nats. <!-- tally -->none<!-- end -->"
     assert quote(page, {"a": "3 [2, 4]"}, "2") == (
         "by <!-- effect of a -->3 [2, 4]<!-- end --> nats. <!-- tally -->2<!-- end -->"
@@ -197,9 +107,20 @@ def test_a_quoted_effect_is_redrawn() -> None:
 
 @pytest.mark.slow
 @in_one_process
-@pytest.mark.parametrize("marks", TABLES)
-def test_the_tables_of_claims_are_those_of_the_committed_results(marks: tuple[str, str]) -> None:
-    assert between((RESULTS / "README.md").read_text(encoding="utf-8"), marks) == between(claims(), marks)
+def test_the_pages_are_those_of_the_committed_results() -> None:
+    for path, text in SCRIPT["pages"](judged()):
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+@pytest.mark.slow
+def test_a_check_names_the_pages_that_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = SCRIPT["main"]
+    monkeypatch.setitem(main.__globals__, "pages", lambda rows: [(HOME / "README.md", f"{README}stale")])
+    assert main("--check") == 1
+    assert capsys.readouterr().out.startswith("README.md differs")
+    assert (HOME / "README.md").read_text(encoding="utf-8") == README
 
 
 @pytest.mark.slow
@@ -211,11 +132,10 @@ def test_the_verdicts_that_come_with_the_lab_are_those_of_the_committed_results(
     assert list(scoreboard.text(scoreboard.committed())) == list(scoreboard.text(judged()))
 
 
-@pytest.mark.slow
-@in_one_process
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     """The verdicts of the tables of claims, counted again."""
-    lines = [line.strip("| ").split(" | ") for line in between(claims(), scoreboard.MARKS).splitlines()]
+    tables = scoreboard.markdown_tables(scoreboard.committed())
+    lines = [line.strip("| ").split(" | ") for line in between(tables, scoreboard.MARKS).splitlines()]
     questions = {claim.sentence for claim in CLAIMS.values() if claim.kind == "question"}
     rows = [
         (each[1].endswith("(ours)"), re.sub("does not hold at up to .* parameters", scoreboard.NOT_HERE, each[2]))
@@ -225,7 +145,7 @@ def test_the_counts_by_subject_are_those_of_the_claims() -> None:
     paper, ours = ([verdict for is_ours, verdict in rows if is_ours == asked] for asked in (False, True))
     counts = [
         [int(cell) for cell in line.strip("| ").split(" | ")[1:]]
-        for line in between(claims(), scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
+        for line in between(tables, scoreboard.SUBJECT_MARKS).splitlines()[3:-1]
     ]
     expected = [[len(verdicts), *map(verdicts.count, scoreboard.WORDS)] for verdicts in (paper, ours)]
     assert counts[-2:] == expected
@@ -301,14 +221,3 @@ def test_quickstart_in_a_clean_clone(tmp_path: Path) -> None:
     assert (tmp_path / "clone/runs/quickstart/report.html").exists()
     left = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path / "clone", capture_output=True, check=True)
     assert left.stdout == b""
-
-
-if __name__ == "__main__":  # the tables and the effects, put where they stand
-    results = (RESULTS / "README.md").read_text(encoding="utf-8")
-    for marks in TABLES:
-        results = results.replace(between(results, marks), between(claims(), marks))
-    (RESULTS / "README.md").write_text(results, encoding="utf-8")
-    (RESULTS / "verdicts.json").write_text(scoreboard.to_commit(judged()), encoding="utf-8")
-    for page in QUOTING:
-        quoted = quote((HOME / page).read_text(encoding="utf-8"), effects_of_the_results(), tally_of_the_results())
-        (HOME / page).write_text(quote_board(quoted), encoding="utf-8")

@@ -1,0 +1,128 @@
+"""Write the verdicts on all claims, and what pages quote of them and of the board: ``make results-readme``.
+
+``python results/write_pages.py`` judges the committed records, and writes ``verdicts.json``, the tables in the README
+of the results, and quoted effects, shares and boards wherever a page marks them. With ``--check`` it writes nothing,
+names the pages that differ, and ends with exit code 1 if there are any.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from lab.analysis.judging.verdicts import effects_of
+from lab.analysis.sensitivity import Window
+from lab.report import scoreboard
+from lab.report.scoreboard import ScoreboardRow
+from lab.studies.claims import CLAIMS
+from lab.studies.leaderboard.listing import board_of, headline
+from lab.studies.leaderboard.pairs import pair_panels
+from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
+
+RESULTS = Path(__file__).parent
+HOME = RESULTS.parent
+VERDICTS, README = RESULTS / "verdicts.json", RESULTS / "README.md"
+# The tables of `lab claims --markdown` in the README of the results.
+TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
+# Pages that quote claims or the board.
+QUOTING = ("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md")
+# What stands between these marks is written anew; the name of a claim stands in the mark.
+EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+SHARE = re.compile(r"(<!-- share of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
+BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
+NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
+
+
+def between(text: str, marks: tuple[str, str]) -> str:
+    """The part of a text from the first mark to the second."""
+    return text[text.index(marks[0]) : text.index(marks[1]) + len(marks[1])]
+
+
+def quotable(rows: Sequence[ScoreboardRow]) -> dict[str, str]:
+    """``0.148 [0.12, 0.17]`` of each claim that has an effect, by its name; a screening is called so."""
+    found = {row.claim.name: (NUMBERS.match(row.effect), row.is_screening) for row in rows}
+    return {name: numbers[0] + " (screening)" * few for name, (numbers, few) in found.items() if numbers}
+
+
+@cache
+def share_of(name: str) -> str:
+    """``70 of 71 (92 to 100 %)``, of a claim on the share of hits in the trials of its sweep."""
+    claim = CLAIMS[name]
+    _, effects = effects_of(claim, scoreboard.read([RESULTS / claim.sweep]))
+    (interval,) = effects.intervals()
+    hits = ((effects.table + effects.minus) * effects.trials).sum()
+    low, high = (100 * (end + effects.minus) for end in (interval.low, interval.high))
+    return f"{hits:.0f} of {effects.trials.sum():.0f} ({low:.0f} to {high:.0f} %)"
+
+
+def quote(text: str, effects: Mapping[str, str], tally: str) -> str:
+    """The text of a page with the effects of claims, the shares of some, and the tally of verdicts where it marks them.
+
+    Raises:
+        KeyError: a claim has no effect.
+    """
+    text = SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
+    text = EFFECT.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
+    return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
+
+
+@cache
+def board_lines() -> str:
+    """A line on what helps for each committed board."""
+    changes = {"leaderboard": "Changes of the model", "leaderboard_optimizers": "Optimizers, clipping and decay"}
+    lines = [
+        f"- {named} {panel.title}: {headline(panel)}.\n"
+        for sweep, named in changes.items()
+        for panel in board_of([RESULTS / sweep]).panels
+    ]
+    (pairs,) = pair_panels(board_of([RESULTS / "leaderboard_pairs"]))
+    lines.append(f"- {pairs.heading}: {headline(pairs)}.\n")
+    other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3)).panels[0]
+    lines.append(f"- Arms that help or harm, on another text {other.title}: {headline(other)}.\n")
+    return "".join(lines)
+
+
+@cache
+def transfer_line() -> str:
+    """How well the board predicts what was published."""
+    predictions = predict(board_of([]), published(), RESULTS)
+    return f"{agreement(score(predictions))}. {without_runs(predictions)}. {by_prediction(predictions)}"
+
+
+def quote_board(text: str) -> str:
+    """The text of a page with what helps on each board and how well that predicts, where the page marks them."""
+    text = BOARD.sub(lambda found: f"{found[1]}{board_lines()}{found[3]}", text)
+    return TRANSFER.sub(lambda found: f"{found[1]}{transfer_line()}{found[3]}", text)
+
+
+def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
+    """Each page that quotes claims or the board, and the text that it should have."""
+    text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
+    for marks in TABLES:
+        text = text.replace(between(text, marks), between(tables, marks))
+    yield README, text
+    effects, tally = quotable(rows), next(scoreboard.tallies(rows))
+    for page in QUOTING:
+        text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
+        yield HOME / page, quote_board(text)
+
+
+def main(*options: str) -> int:
+    """Write the pages and the verdicts, or with ``--check`` name the pages that differ; returns the exit code."""
+    folders, other_text = scoreboard.read([RESULTS]), scoreboard.read_other_text([RESULTS])
+    rows = scoreboard.judge_all(folders, other_text=other_text)
+    stale = [(path, text) for path, text in pages(rows) if path.read_text(encoding="utf-8") != text]
+    if options == ("--check",):
+        for path, _ in stale:
+            print(f"{path.relative_to(HOME)} differs from the committed results; make results-readme writes it")
+        return int(bool(stale))
+    for path, text in [*stale, (VERDICTS, scoreboard.to_commit(rows))]:
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
