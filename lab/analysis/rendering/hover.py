@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +12,9 @@ from matplotlib.lines import Line2D
 from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import count, shortened
-from lab.core.printing import printable
 
 COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
 MOST_IDS = 3
-NEAR = 0.1  # points between where a mark should be and where it is drawn
 
 
 class Quantity(NamedTuple):
@@ -89,41 +85,13 @@ class Points(NamedTuple):
     line: Line2D
     texts: Sequence[str]
 
-
-def with_texts(drawn: str, points: Iterable[Points], height: float) -> str:
-    """Give every mark of these lines the attribute ``data-hover``.
-
-    Args:
-        drawn: an SVG of the figure in which each line is a group whose id is its ``group_id``.
-        points: the lines with their texts, in the order of their group ids.
-        height: height of the figure, in points.
-    """
-    by_group = {group_id(number): each for number, each in enumerate(points)}
-
-    def marked(group: re.Match[str]) -> str:
-        line, texts = by_group[group[1]]
-        dpi = line.get_figure(root=True).dpi  # type: ignore[union-attr]
-        xy = line.get_transform().transform(np.asarray(line.get_xydata(), dtype=float)) * 72 / dpi
-        xy[:, 1] = height - xy[:, 1]
-
-        def use(mark: re.Match[str]) -> str:
-            distances = np.hypot(*(xy - [float(mark[1]), float(mark[2])]).T)
-            nearest = int(np.nanargmin(distances))
-            if distances[nearest] > NEAR:
-                return mark[0]
-            xy[nearest] = np.nan  # marks that coincide take one text each
-            return f'{mark[0]} data-hover="{_attribute(texts[nearest])}"'
-
-        return re.sub(r'<use xlink:href="[^"]*" x="([^"]*)" y="([^"]*)"', use, group[0])
-
-    return re.sub(r'<g id="(hover\d+)">.*?(?=<g id="|\Z)', marked, drawn, flags=re.DOTALL)
-
-
-def group_id(number: int) -> str:
-    """Id of the SVG group of a line with texts."""
-    return f"hover{number}"
-
-
-def _attribute(text: str) -> str:
-    """Plain text escaped as the value of an attribute; line breaks are kept, in HTML and in XML."""
-    return escape(printable(text)).replace("\n", "&#10;")
+    def drawn_texts(self) -> list[str]:
+        """The texts of the marks that a drawing holds, in its order; marks outside the canvas are removed."""
+        xy = np.array(self.line.get_xydata(), dtype=float)
+        figure = self.line.get_figure(root=True)
+        assert figure is not None
+        pixels = self.line.get_transform().transform(xy)
+        is_inside = ((pixels >= 0) & (pixels <= figure.bbox.size)).all(axis=1)
+        if (np.isfinite(pixels).all(axis=1) & ~is_inside).any():
+            self.line.set_data(*np.where(is_inside[:, None], xy, np.nan).T)
+        return [text for text, inside in zip(self.texts, is_inside, strict=True) if inside]
