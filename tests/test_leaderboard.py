@@ -47,8 +47,7 @@ from lab.studies.leaderboard.board import (
 )
 from lab.studies.leaderboard.curves import curves_of
 from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.listing import board_of, headline
-from lab.studies.leaderboard.notes import board_notes
+from lab.studies.leaderboard.listing import board_notes, board_of, headline
 from lab.studies.leaderboard.page import board_page
 
 PLAIN, NORMED = ("z_loss",), ("qk_layernorm", "z_loss")

@@ -149,4 +149,4 @@ def test_every_format_shows_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_page_of_pairs_none_of_which_helps_says_so() -> None:
     text = board_page(board(-0.1, spread=0.005))
     assert "Pairs without qk-layernorm, none of 1 pairs is shown to help beyond its better half; " in text
-    assert "instability part minus that of its better half" in text
+    assert "A pair of arms is compared with its better half." in text

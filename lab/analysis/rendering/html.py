@@ -1,4 +1,4 @@
-"""Build self-contained HTML pages: no script, font or picture is loaded from elsewhere."""
+"""Fill templates, and build self-contained HTML pages: no script, font or picture is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from lab.analysis.text import listed
 from lab.core.files import read_text
 from lab.core.printing import printable
 
-HERE = Path(__file__).parent
-STYLE, SCRIPT = (read_text(HERE / name) for name in ("page.css", "page.js"))
+TEMPLATES = Path(__file__).with_name("templates")
+STYLE, SCRIPT = (read_text(TEMPLATES / name) for name in ("page.css", "page.js"))
 # The only script that a browser may run; styles are allowed inline, since drawings carry their own.
 SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = (
@@ -28,25 +30,35 @@ RELOAD_SECONDS = 10
 HEADING = re.compile(r'^<section id="([\w-]+)">\n(?:<details><summary>)?<h2>(.*)</h2>', re.MULTILINE)
 
 
-def _text(value: Any) -> Any:
-    """A value of a template with invisible characters escaped; every text of a page passes through here."""
+def _visible(value: Any) -> Any:
+    """A value of a template with invisible characters escaped; all but ``Markup`` passes through here."""
     return value if isinstance(value, Markup) else printable(str(value))
 
 
-def pieces(template: Path) -> Any:
-    """The macros of a template, which escape every text that is no ``Markup``."""
-    environment = Environment(
-        loader=FileSystemLoader(template.parent),
-        autoescape=True,
-        finalize=_text,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template.name).module
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=select_autoescape(("html", "svg")),
+    finalize=_visible,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+ENVIRONMENT.filters["listed"] = listed
 
 
-PIECES = pieces(HERE / "page.html")
+def render(template: str, **values: Any) -> str:
+    """A text made from a template; in HTML and SVG every value that is no ``Markup`` is escaped."""
+    return ENVIRONMENT.get_template(template).render(values)
+
+
+@cache
+def macros(template: str) -> Any:
+    """The macros of a template of HTML or SVG, which escape every value that is no ``Markup``."""
+    return ENVIRONMENT.get_template(template).module
+
+
+PIECES = macros("page.html")
 
 
 def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: str = "", reloads: bool = False) -> str:

@@ -20,7 +20,7 @@ from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
 REFERENCES = {"loss_at_init": (marks.AT_INIT, (0, (1, 1.5))), "loss_bigram": (marks.BIGRAM, (0, (5, 2)))}
 FINAL_LOSS = Quantity("final held-out loss", "nats/token")
 # Width of the widest name of a row, in multiples of the size of text, and as a share of the page.
-ROW_NAME, ROW_NAME_SHARE = 13.0, 0.28
+ROW_NAME, ROW_NAME_SHARE = 15.0, 0.28
 NUMBER = 4.5  # room along the axis for each number, in multiples of the size of text
 ROOM = 0.7  # the share of a row's height over which its dots are spread
 # Panels of rows, with the names at the left, stand below one another if they would be narrower than this.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.sensitivity import Window
+from lab.analysis.statistics import Interval
 from lab.core.errors import RequestError
 from lab.records.store import Records
 from lab.studies.leaderboard.arms import meanings
@@ -18,12 +21,12 @@ from lab.studies.leaderboard.board import HARMS, HELPS, MARGIN, NO_DIFFERENCE, O
 from lab.studies.leaderboard.curves import PART, curves_of
 
 FEWEST_ARMS = 12  # of a board; fewer arms are compared by every other figure
-INK = {"color": style.INK, "linestyle": ""}
+BLUE, ORANGE, GREEN = style.ARM_COLOURS[:3]
 LOOKS = {
-    HELPS: {**INK, "marker": "o"},
-    NO_DIFFERENCE: {**INK, "marker": "o", "markerfacecolor": "none"},
-    OPEN: {**INK, "marker": "d", "markerfacecolor": "none"},
-    HARMS: {**INK, "marker": "X"},
+    HELPS: {"color": BLUE, "marker": "o", "linestyle": ""},
+    NO_DIFFERENCE: {"color": GREEN, "marker": "o", "markerfacecolor": "none", "linestyle": ""},
+    OPEN: {"color": style.INK, "marker": "d", "markerfacecolor": "none", "linestyle": ""},
+    HARMS: {"color": ORANGE, "marker": "X", "linestyle": ""},
 }
 
 
@@ -39,14 +42,46 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     columns = layout.columns_for(len(shown), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(list(shown), [""], panels.rows_height(names), columns)
     for rows, (axes,) in zip(shown.values(), facet_axes, strict=True):
-        groups = [(look, _dots(rows, names, verdict)) for verdict, look in LOOKS.items()]
-        panels.rows(axes, names, groups)
-        panels.level(axes, 0.0, "reference", upright=True)
-        for end in (-MARGIN, MARGIN):
-            panels.level(axes, end, f"margin of {MARGIN:g}", ":", upright=True)
-        axes.set_xlabel("difference in the instability part\n(nats/token)")
+        _differences(axes, names, rows)
     sheet.keys(("verdict", [panels.arm_key(verdict, look) for verdict, look in LOOKS.items()]))
     return sheet
+
+
+@layout.styled
+def panel_of_board(panel: Panel, rows: Sequence[Row]) -> Sheet:
+    """Instability part of LR sensitivity minus that of the reference, and the time of a run over that of the reference.
+
+    Differences are paired by seed, and bars are 95 % intervals. A pair of arms is compared with its better half. Within
+    the dotted lines differences count as none. Times are each the shortest over seeds; ignore small differences, since
+    other work ran on the machine.
+    """
+    by_name = {row.name: row for row in rows}
+    names, height = list(by_name), panels.rows_height(by_name)
+    timed = {} if panel.has_pairs else {name: row for name, row in by_name.items() if math.isfinite(row.cost)}
+    columns = 1 + bool(timed)
+    sheet, [[axes], *beside] = layout.facets([""] * columns, [""], height, columns, room=panels.rows_room(names))
+    _differences(axes, names, by_name)
+    for (times,) in beside:
+        dots = {
+            index: Dot(Interval(timed[name].cost, math.nan, math.nan, 1), f"{name}\n{timed[name].cost:.2f} times")
+            for index, name in enumerate(names)
+            if name in timed
+        }
+        panels.rows(times, names, [(LOOKS[OPEN], dots)])
+        panels.level(times, 1.0, "reference", upright=True)
+        times.set_xlabel("time of a run, over that\nof the reference")
+    verdicts = {row.verdict for row in rows}
+    sheet.keys(("verdict", [panels.arm_key(word, look) for word, look in LOOKS.items() if word in verdicts]))
+    return sheet
+
+
+def _differences(axes: Axes, names: Sequence[str], rows: Mapping[str, Row]) -> None:
+    """Draw a row for each name, with the difference of its instability part in the look of its verdict."""
+    panels.rows(axes, names, [(look, _dots(rows, names, verdict)) for verdict, look in LOOKS.items()])
+    panels.level(axes, 0.0, "reference", upright=True)
+    for end in (-MARGIN, MARGIN):
+        panels.level(axes, end, f"margin of {MARGIN:g}", ":", upright=True)
+    axes.set_xlabel("difference in the instability part\n(nats/token)")
 
 
 def comparable(records: Records, window: Window) -> tuple[list[str], dict[str, dict[str, Row]]]:

@@ -1,16 +1,17 @@
-"""The leaderboard as text for a terminal, as JSON and as CSV."""
+"""The leaderboard as text for a terminal, as JSON and as CSV, with its headlines and notes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals
 from lab.analysis.text import finite, listed, plain_text
@@ -18,18 +19,19 @@ from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import (
+    ALPHA,
     HARMS,
     HELPS,
     MARGIN,
     NOT_COMPARABLE,
     OPEN,
+    VERDICTS,
     Board,
     Panel,
     Row,
     read_board,
 )
 from lab.studies.leaderboard.curves import MEASURES, PART, SPIKES, Curve
-from lab.studies.leaderboard.notes import board_notes
 from lab.studies.leaderboard.pairs import pair_panels, sum_word
 from lab.studies.leaderboard.planted_spikes import planted_of
 
@@ -44,7 +46,6 @@ MEASURE_NAMES = {
 }
 INSTABILITY = MEASURE_NAMES[PART]
 NONE = Interval(math.nan, math.nan, math.nan, 0)
-BEYOND = (" beyond its better half", " beyond their better halves")
 TICK = "\N{CHECK MARK}"
 
 
@@ -75,34 +76,74 @@ def all_panels(board: Board) -> list[Panel]:
     return [*board.panels, *pair_panels(board)]
 
 
-def compared_with(panel: Panel) -> str:
-    """What the rows of a panel are compared with, in words."""
-    return "its better half" if panel.has_pairs else "the reference"
-
-
 def headline(panel: Panel) -> str:
     """Which arms help or harm, and how many are open: ``2 of 39 arms help: nope and peri_ln; 3 open; 6 seeds``.
 
     It marks arms that help but raise the whole sensitivity, and says if there is too little to take off.
     """
     judged = [row for row in panel.rows if row.verdict != NOT_COMPARABLE]
-    helping, harming, unsure = ([row for row in judged if row.verdict == each] for each in (HELPS, HARMS, OPEN))
-    what, one, many = ("arms", "", "") if not panel.has_pairs else ("pairs", *BEYOND)
-    said = f"none of {len(judged)} {what} is shown to help{one}"
-    if helping:
-        verb = f"helps{one}" if len(helping) == 1 else f"help{many}"
-        said = f"{len(helping)} of {len(judged)} {what} {verb}: {listed(map(_helping, helping))}"
-    elif not panel.has_pairs and (whole := panel.reference.seeds[PART]).mean() < MARGIN:
-        said += f": all of the instability part, {level(whole)} nats, is less than the margin of {MARGIN:g}"
-    if harming:
-        said += f"; {len(harming)} {'harms' if len(harming) == 1 else 'harm'}: {listed(row.name for row in harming)}"
-    if unsure:
-        said += f"; {len(unsure)} open"
-    return f"{said}; {max((row.seeds for row in judged), default=0)} seeds"
+    helping, harming, unsure = ([row for row in judged if row.verdict == word] for word in (HELPS, HARMS, OPEN))
+    part = panel.reference.seeds[PART]
+    return html.render(
+        "board_headline.txt",
+        has_pairs=panel.has_pairs,
+        judged=judged,
+        helping=[
+            f"{row.name} (raises LR sensitivity as a whole)" if row.differences["total"].low > 0 else row.name
+            for row in helping
+        ],
+        harming=[row.name for row in harming],
+        unsure=unsure,
+        small_part=level(part) if not panel.has_pairs and part.mean() < MARGIN else "",
+        margin=f"{MARGIN:g}",
+        seeds=max((row.seeds for row in judged), default=0),
+    )
 
 
-def _helping(row: Row) -> str:
-    return f"{row.name} (raises LR sensitivity as a whole)" if row.differences["total"].low > 0 else row.name
+def board_notes(board: Board) -> list[str]:
+    """Notes for the reader, a line each: counts, the rule, what was left out, and what pairs and spikes mean."""
+    rows, runs = board.rows, [row.curve.runs for row in board.rows]
+    pairs = [row for panel in pair_panels(board) for row in panel.rows]
+    counted = [curve.spikes for curve in board.curves if not math.isnan(curve.spikes.lr)]
+    text = html.render(
+        "board_notes.txt",
+        rows=rows,
+        counts=_counts(rows),
+        margin=f"{MARGIN:g}",
+        alpha=f"{ALPHA:g}",
+        windows={curve.window for curve in board.curves} - {WINDOW},
+        own=_names(row for panel in board.panels for row in panel.rows if row.curve is panel.reference),
+        others=_names(row for row in rows if row.verdict == NOT_COMPARABLE),
+        open_ended=len({row.name for row in rows if row.curve.seeds["censored"].any()}),
+        panels=[
+            (
+                panel.heading,
+                _names(row for row in panel.rows if row.curve.losses and row.curve.losses == row.reference.losses),
+                _names(row for row in panel.rows if row.seeds and not row.curve.seeds["trains"].any()),
+            )
+            for panel in board.panels
+        ],
+        fewest_runs=min(runs, default=0),
+        most_runs=max(runs, default=0),
+        partial=sum(curve.incomplete for curve in board.curves),
+        pairs=pairs,
+        pair_counts=_counts(pairs),
+        per_steps=PER_STEPS,
+        has_spikes=bool(counted),
+        has_top=any(spikes.is_top for spikes in counted),
+        has_planted=any(planted_of(panel, row) for panel in board.panels for row in panel.rows),
+    )
+    return text.splitlines()
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    verdicts = [row.verdict for row in rows]
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in VERDICTS if word in verdicts)
+
+
+def _names(rows: Iterable[Row]) -> str:
+    names = sorted({row.name for row in rows})
+    return listed(names) if names else ""
 
 
 def change(interval: Interval) -> str:
