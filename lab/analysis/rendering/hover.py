@@ -91,7 +91,7 @@ class Points(NamedTuple):
         figure = self.line.get_figure(root=True)
         assert figure is not None
         pixels = self.line.get_transform().transform(xy)
-        is_inside: np.ndarray = ((pixels >= 0) & (pixels <= figure.bbox.size)).all(axis=1)
+        is_inside = np.all((pixels >= 0) & (pixels <= figure.bbox.size), axis=1)
         if (np.isfinite(pixels).all(axis=1) & ~is_inside).any():
             self.line.set_data(*np.where(is_inside[:, None], xy, np.nan).T)
         return [text for text, inside in zip(self.texts, is_inside, strict=True) if inside]
