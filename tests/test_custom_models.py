@@ -367,7 +367,7 @@ REFUSED = [
     ),
     (("parametrization=mup_simple",), "parametrization=mup_simple does not apply to a custom model"),
     (("+guest.other.kind=mlp",), "guest must hold one model, not own, other"),
-    (("+guest.onw.kind=mlp",), "unknown guest 'onw'; nearest: own"),
+    (("+guest.onw.kind=mlp",), "unknown custom model 'onw'; nearest: own"),
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate is a number per run"),
     (("+guest.own.kin=mlp",), "unknown key 'guest.own.kin'; nearest: kind"),
     (("+intervention.misspelt.cap=1",), "intervention misspelt attaches to 'logit'; nearest: logits"),

@@ -22,7 +22,7 @@ from lab.__main__ import main
 from lab.core import hooks, machine, registry
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
-from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES, REQUIRED_ATTRIBUTES
+from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES
 from lab.records import store
 from lab.training.fleet import Fleet
 from small import configs
@@ -294,7 +294,7 @@ def test_registering_says_what_is_wrong(afresh: None) -> None:
             lambda: lab.register("intervention", "x")(Lacking),
             "intervention 'x' must inherit from lab.HookIntervention",
         ),
-        (lambda: lab.register("intervention", "x")(Hook), "intervention 'x' lacks hook_points and attach"),
+        (lambda: lab.register("intervention", "x")(Hook), "intervention 'x' lacks attach"),
         (lambda: lab.register("intervention", "x")(Term), "intervention 'x' lacks __call__"),
         (lambda: lab.register("data", "x")(Lacking), "data 'x' lacks open and seed"),
     ):
@@ -342,9 +342,3 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
     assert points == set(hooks.HOOK_POINTS)
     machine.release_memory()
-
-
-def test_what_is_asked_of_a_users_entry_the_labs_own_have() -> None:
-    for kind, parts in REQUIRED_ATTRIBUTES.items():
-        for name in KINDS[kind]:
-            assert {*parts} <= {*dir(KINDS[kind][name]), *KINDS[kind][name].__dataclass_fields__}, name

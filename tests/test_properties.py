@@ -22,8 +22,9 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
-from lab.training.config import SWITCHES, run_config
+from lab.training.config import run_config
 from lab.training.identity import columns, run_id, static_key
+from lab.training.rules import SWITCHES
 from sampling import few
 from small import tree
 from trees import shuffled, trees

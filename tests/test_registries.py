@@ -21,7 +21,7 @@ from lab.probes.listener import ProbesConfig
 from lab.studies.figures import FIGURES
 from pieces import CONF, recipe
 
-FILLED = [each for kind, each in KINDS.items() if kind != "model"]  # custom models are users' own
+FILLED = [entries for kind, entries in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
 PRESETS = {
     "data/c4": "huggingface",
@@ -30,7 +30,6 @@ PRESETS = {
     "response/rewind_only": "rewind_and_skip",
     "response/rewind_skip_and_lower": "rewind_and_skip",
 }
-EVERY_ENTRY = [(each, name) for each in FILLED for name in each]
 # Groups of conf whose files are the entries of a registry.
 GROUPS = {
     name: KINDS[name]
@@ -49,20 +48,14 @@ def files(group: str) -> list[str]:
     return [name.split("/")[1] for name in FILES if name.startswith(f"{group}/")]
 
 
-@pytest.mark.parametrize("each", FILLED, ids=lambda each: each.plural)
-def test_a_wrong_name_is_told_the_nearest(each: Registry[Any]) -> None:
-    right = next(iter(each))
-    with pytest.raises(RequestError) as refusal:
-        each[f"{right}x"]
-    line = str(refusal.value)
-    assert line.startswith(f"unknown {each.kind} '{right}x'; nearest: ")
-    assert right in line
-    assert "\n" not in line
-    with pytest.raises(RequestError, match=f"unknown {each.kind} 'zzzzzz'; known: .*{right}"):
-        each["zzzzzz"]
-    assert right in each
-    assert "zzzzzz" not in each
-    assert list(each) == sorted(each)
+def test_a_wrong_name_is_told_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"^unknown intervention 'z_los'; nearest: z_loss"):
+        INTERVENTIONS["z_los"]
+    with pytest.raises(RequestError, match=r"unknown intervention 'zzzzzz'; known: .*z_loss"):
+        INTERVENTIONS["zzzzzz"]
+    assert "z_loss" in INTERVENTIONS
+    assert "zzzzzz" not in INTERVENTIONS
+    assert list(INTERVENTIONS) == sorted(INTERVENTIONS)
 
 
 def test_nearest() -> None:
@@ -79,35 +72,13 @@ def test_a_name_is_taken_once() -> None:
     assert shelf["one"] is int
 
 
-def test_other_packages_add_theirs_through_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf: Registry[Any] = Registry("thing", "things")
-    asked = []
-
-    class Point:
-        @staticmethod
-        def load() -> None:
-            shelf.register("theirs")(str)
-
-    class Points:
-        @staticmethod
-        def select(group: str) -> list[type[Point]]:
-            asked.append(group)
-            return [Point]
-
-    registry.load_plugins()  # which are those of all registries
-    monkeypatch.setattr(registry, "points_of_others", Points)
-    assert shelf["theirs"] is str
-    assert "theirs" in shelf
-    assert list(shelf) == ["theirs"]
-    assert asked == ["lab.things"]  # once
-
-
-@pytest.mark.parametrize(("each", "name"), EVERY_ENTRY, ids=[f"{e.kind} {n}" for e, n in EVERY_ENTRY])
-def test_every_entry_introduces_itself_in_one_line(each: Registry[Any], name: str) -> None:
-    entry = getattr(each[name], "measure", each[name])
-    line = first_line(entry)
-    assert len(line.split()) >= 3, f"{each.kind} {name} says nothing of itself"
-    assert not line.startswith(f"{getattr(entry, '__name__', '')}("), "the docstring is the one dataclasses make up"
+@pytest.mark.parametrize("entries", FILLED, ids=lambda entries: entries.plural)
+def test_every_entry_introduces_itself_in_one_line(entries: Registry[Any]) -> None:
+    for name in entries:
+        entry = registry.source(entries[name])
+        line = first_line(entry)
+        assert len(line.split()) >= 3, f"{entries.kind} {name} says nothing of itself"
+        assert not line.startswith(f"{entry.__name__}("), "the docstring is the one dataclasses make up"
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -15,7 +15,8 @@ from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROB
 from lab.core.roles import TUNABLE_ROLES
 from lab.core.schema import PerRun, PerRunSeed, _hints
 from lab.training.checkpoint import CheckpointConfig
-from lab.training.config import LOW_PRECISIONS, SWITCHES, RunConfig
+from lab.training.config import LOW_PRECISIONS, RunConfig
+from lab.training.rules import SWITCHES
 from small import tree
 
 MOST = 2**53  # of what not all runs have, a table keeps no larger whole number exact

@@ -61,10 +61,11 @@ class Registry(Generic[Entry]):
     Args:
         kind: what an entry is called in messages.
         plural: the last part of the name of the entry-point group.
+        methods: what every entry must have.
     """
 
-    def __init__(self, kind: str, plural: str) -> None:
-        self.kind, self.plural = kind, plural
+    def __init__(self, kind: str, plural: str, *methods: str) -> None:
+        self.kind, self.plural, self.methods = kind, plural, methods
         self._entries: dict[str, Entry] = {}
         self._external_loaded = False
 
@@ -74,7 +75,7 @@ class Registry(Generic[Entry]):
         What a notebook defines replaces what it was when its cell ran before.
 
         Raises:
-            RequestError: the name is taken.
+            RequestError: the name is taken, or the entry lacks a method that its kind must have.
         """
 
         def decorate(entry: Any) -> Any:
@@ -83,6 +84,10 @@ class Registry(Generic[Entry]):
                 if (first.__module__, first.__qualname__) != ("__main__", second.__qualname__):
                     origins = f"by {first.__module__}, so not by {second.__module__}"
                     raise RequestError(f"{self.kind} {name!r} is already registered, {origins}")
+            fields = getattr(entry, "__dataclass_fields__", ())
+            lacking = [method for method in self.methods if not hasattr(entry, method) and method not in fields]
+            if lacking := [*lacking, *sorted(getattr(entry, "__abstractmethods__", ()))]:
+                raise RequestError(f"{self.kind} {name!r} lacks {' and '.join(lacking)}")
             self._entries[name] = entry
             return entry
 
@@ -124,18 +129,18 @@ def first_line(documented: Any) -> str:
     return (documented.__doc__ or "").strip().split("\n")[0]
 
 
-BATCHES: Registry[Any] = Registry("batch schedule", "batches")
-BURSTS: Registry[Any] = Registry("burst", "bursts")
-DATA: Registry[Any] = Registry("data", "data")
+BATCHES: Registry[Any] = Registry("batch schedule", "batches", "size", "micro_batches", "in_sequences")
+BURSTS: Registry[Any] = Registry("burst", "bursts", "batch", "covers")
+DATA: Registry[Any] = Registry("data", "data", "open", "seed")
 INTERVENTIONS: Registry[Any] = Registry("intervention", "interventions")
-LINKS: Registry[Any] = Registry("optimizer link", "links")
-LOSS_SCALES: Registry[Any] = Registry("loss scale", "loss_scales")
-MODELS: Registry[Any] = Registry("guest", "models")
-PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations")
-PROBES: Registry[Any] = Registry("probe", "probes")
+LINKS: Registry[Any] = Registry("optimizer link", "links", "takes", "begin")
+LOSS_SCALES: Registry[Any] = Registry("loss scale", "loss_scales", "begin", "after")
+MODELS: Registry[Any] = Registry("custom model", "models", "build")
+PARAMETRIZATIONS: Registry[Any] = Registry("parametrization", "parametrizations", "factors", "attention_scale")
+PROBES: Registry[Any] = Registry("probe", "probes", "measure")
 RESPONSES: Registry[Any] = Registry("response", "responses")
-SCHEDULES: Registry[Any] = Registry("schedule", "schedules")
-TRACKERS: Registry[Any] = Registry("tracker", "trackers")
+SCHEDULES: Registry[Any] = Registry("schedule", "schedules", "shape")
+TRACKERS: Registry[Any] = Registry("tracker", "trackers", "begin")
 
 # Registries by the kind that ``lab.register`` takes.
 KINDS: dict[str, Registry[Any]] = {
@@ -153,24 +158,11 @@ KINDS: dict[str, Registry[Any]] = {
     "tracker": TRACKERS,
 }
 
-# Attributes that an entry of each kind must have.
-REQUIRED_ATTRIBUTES = {
-    "batch": ("size", "micro_batches", "in_sequences"),
-    "burst": ("batch", "covers"),
-    "data": ("open", "seed"),
-    "link": ("takes", "begin"),
-    "loss_scale": ("begin", "after"),
-    "model": ("build",),
-    "parametrization": ("factors", "attention_scale"),
-    "schedule": ("shape",),
-    "tracker": ("begin",),
-}
-
 
 def register(kind: str, name: str, *, event: str | None = None) -> Callable[[Any], Any]:
     """Return a decorator that registers a class, or the function of a probe, under ``name``.
 
-    The class is a frozen dataclass, whose fields are the keys of a config.  That of an intervention inherits from
+    The class is a frozen dataclass, whose fields are the keys of a config.  An intervention inherits from
     ``HookIntervention``, ``LossTerm`` or ``WeightIntervention``.
 
     Args:
@@ -180,7 +172,7 @@ def register(kind: str, name: str, *, event: str | None = None) -> Callable[[Any
 
     Raises:
         RequestError: the kind or the announcement is unknown, the name is taken, or the entry is no dataclass or lacks
-            an attribute that its kind requires.
+            a method that its kind must have.
     """
     # imported here because it loads torch
     from lab.core.hooks import ANNOUNCEMENTS, HookIntervention, LossTerm, Probe, WeightIntervention
@@ -195,21 +187,14 @@ def register(kind: str, name: str, *, event: str | None = None) -> Callable[[Any
         raise RequestError(f"probe {name!r} measures no event {event!r}; {nearest(event, ANNOUNCEMENTS)}")
 
     def decorate(entry: Any) -> Any:
-        if event is None and not dataclasses.is_dataclass(entry):
+        if event is not None:
+            PROBES.register(name)(Probe(name, event, entry))
+            return entry
+        if not dataclasses.is_dataclass(entry):
             raise RequestError(f"{kind} {name!r} must be a frozen dataclass; its fields are the keys of a config")
-        required = list(REQUIRED_ATTRIBUTES.get(kind, ()))
-        if kind == "intervention":
-            if not (isinstance(entry, type) and issubclass(entry, (HookIntervention, LossTerm, WeightIntervention))):
-                raise RequestError(
-                    f"intervention {name!r} must inherit from lab.HookIntervention, lab.LossTerm or "
-                    "lab.WeightIntervention"
-                )
-            required += ["hook_points"] * issubclass(entry, HookIntervention) + ["uses"] * issubclass(entry, LossTerm)
-        present = {*dir(entry), *getattr(entry, "__dataclass_fields__", ())}
-        missing = [attribute for attribute in required if attribute not in present]
-        if missing := [*missing, *sorted(getattr(entry, "__abstractmethods__", ()))]:
-            raise RequestError(f"{kind} {name!r} lacks {' and '.join(missing)}")
-        KINDS[kind].register(name)(entry if event is None else Probe(name, event, entry))
-        return entry
+        if kind == "intervention" and not issubclass(entry, (HookIntervention, LossTerm, WeightIntervention)):  # type: ignore[arg-type]
+            bases = "lab.HookIntervention, lab.LossTerm or lab.WeightIntervention"
+            raise RequestError(f"intervention {name!r} must inherit from {bases}")
+        return KINDS[kind].register(name)(entry)
 
     return decorate

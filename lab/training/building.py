@@ -21,7 +21,8 @@ from lab.model.custom import CustomModel, check_custom_model
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
-from lab.training.config import SWITCHES, RunConfig
+from lab.training.config import RunConfig
+from lab.training.rules import SWITCHES
 
 FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
 

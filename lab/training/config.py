@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -12,15 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lab.data
-import lab.interventions.attention
-import lab.interventions.attention_weights
-import lab.interventions.blocks
-import lab.interventions.embedding
-import lab.interventions.fp16
-import lab.interventions.loss_terms
-import lab.interventions.ngpt
-import lab.interventions.norms
-import lab.interventions.weights
+import lab.interventions
 import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
@@ -28,7 +20,7 @@ import lab.probes.updates
 import lab.records.trackers
 import lab.responses  # noqa: F401  (these fill the registries)
 from lab.core.errors import RequestError, nearest
-from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention, changes_weights
+from lab.core.hooks import HookIntervention, WeightIntervention, changes_weights
 from lab.core.number_formats import MANTISSA_BITS
 from lab.core.registry import (
     BATCHES,
@@ -43,25 +35,17 @@ from lab.core.registry import (
     TRACKERS,
     Registry,
 )
-from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, leaves, one_of, seed
+from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, one_of, seed
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
 from lab.optim.ledger import Groups, RestartSchedule, build_ledger
-from lab.optim.links import Link
-from lab.optim.links.adam import Adam
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
-from lab.responses.between_steps import OF_ADAM, Branch, EarlierState
+from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
 
 FEWEST_TARGETS = 1024  # of a short validation
-FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
-# Switches of fp8, MX and NVFP4, with the value that switches each off.
-SWITCHES = {
-    **{"gradient_format": "e5m2", "stochastic_rounding": "none"},
-    **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "bf16"},
-}
 
 
 @dataclass(frozen=True)
@@ -289,7 +273,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     if tree.get("ledger"):
         ledger = build_ledger(tree["ledger"], tree, config.steps, partial(_restarted_groups, config))
         config = replace(config, ledger=ledger)
-    _check_consistent(config)
+    rules.check(config)
     return config
 
 
@@ -301,7 +285,7 @@ def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
     """
     groups = {key: GROUPS[key](own, key) for key, own in values.items()}
     after = replace(config, **groups)
-    _check_consistent(after)
+    rules.check(after)
     for name in sorted({*config.intervention, *after.intervention}):
         entries = [each.intervention.get(name) for each in (config, after)]
         entry = next(filter(None, entries))
@@ -337,155 +321,3 @@ def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfi
             raise RequestError(f"tokens={budget} is less than a batch, which holds {first} tokens")
         config = replace(config, steps=steps)
     return config if config.batch is None else replace(config, batch=NamedEntry(config.batch.name, entry))
-
-
-def _check_consistent(config: RunConfig) -> None:
-    """Refuse interventions that exclude others or use what no model has, and what a custom model cannot have."""
-    for name, entry in config.intervention.items():
-        for other in getattr(entry, "excludes", ()):
-            if other in config.intervention:
-                raise RequestError(f"interventions {name} and {other} exclude each other; choose one of the two")
-        if isinstance(entry, HookIntervention):
-            _check_uses(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, ("logits",), config)
-            if config.seq_len > entry.most_positions:
-                raise RequestError(
-                    f"intervention {name} has {entry.most_positions} positions, fewer than seq_len {config.seq_len}; "
-                    f"say intervention.{name}.positions={config.seq_len}"
-                )
-        if isinstance(entry, WeightIntervention) and config.guest:
-            raise RequestError(
-                f"intervention {name} acts on weights by their role, which those of a custom model lack; "
-                "say intervention=[]"
-            )
-        if isinstance(entry, LossTerm):
-            custom_has = tuple(field for field in Predictions._fields if field != "hidden_rbtd")
-            _check_uses(f"loss term {name} uses", entry.uses, Predictions._fields, custom_has, config)
-    if config.batch is not None:
-        config.batch.entry.micro_batches(config.batch_size, config.steps)
-        if config.adaptive and config.schedule.over == "steps":
-            raise RequestError("batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens")
-    elif "noise_scale" in config.probes.names:
-        raise RequestError("probe noise_scale compares micro-batches, and the run has none; add batch=constant")
-    for group in (*SPIKE_LAB, "loss_scale"):
-        if getattr(config, group) is not None and config.batch is not None and config.batch.name != "constant":
-            raise RequestError(
-                f"{group}={getattr(config, group).name} takes batches of one size, not batch={config.batch.name}; "
-                "leave batch= out or say batch=constant"
-            )
-    if config.burst is not None:
-        config.burst.entry.check(config.steps)
-    if config.response is not None:
-        _check_response(config)
-        if config.ledger is not None:
-            raise RequestError(f"ledger={config.ledger.name} and response={config.response.name} both act; choose one")
-    _check_optimizer(config)
-    _check_precision(config)
-    if len(config.guest) > 1:
-        raise RequestError(f"guest must hold one model, not {', '.join(config.guest)}")
-    for key, _, is_per_run in leaves(config.guest, "guest."):
-        if is_per_run:
-            raise RequestError(
-                f"{key} is a number per run, but fields of a custom model are static: declare it int or float"
-            )
-    if config.guest and config.parametrization.name != "standard":
-        name = config.parametrization.name
-        raise RequestError(
-            f"parametrization={name} does not apply to a custom model, which draws its own initial values"
-        )
-
-
-def _check_optimizer(config: RunConfig) -> None:
-    """Refuse links that would do nothing in this run, or that need what it does not have."""
-    for name, link in config.optimizer.links.items():
-        if reason := link.objection(config):
-            raise RequestError(f"optimizer.chain: {name!r} {reason}")
-        if config.guest and link.roles != Link.roles:
-            raise RequestError(f"optimizer.chain: {name!r} acts on weights by their role, which a custom model lacks")
-        if link.events and config.batch is not None:
-            raise RequestError(
-                f"optimizer.chain: {name!r} reads the forward pass of a step, of which batch={config.batch.name} takes "
-                "several; leave batch= out"
-            )
-    for role in config.optimizer.by_role:
-        if config.guest:
-            raise RequestError(f"optimizer.{role} holds numbers of a role, and weights of a custom model have none")
-
-
-def _check_precision(config: RunConfig) -> None:
-    """Refuse a loss scale, its reset, or a storage of weights that does not go with the rest."""
-    resets = {"ledger": config.ledger, "response": config.response.entry if config.response else None}
-    for key, entry in resets.items():
-        if config.loss_scale is None and entry is not None and entry.resets_loss_scale:
-            name = getattr(config, key).name
-            raise RequestError(f"{key}={name} resets the loss scale, and the run has none; add loss_scale=metaseq")
-    is_scaled_fp16 = config.loss_scale is not None and config.precision == "fp16_emulated"
-    if config.gradient_sum != "fp32" and (config.batch is None or not is_scaled_fp16):
-        raise RequestError(
-            f"gradient_sum={config.gradient_sum} sums scaled gradients of micro-batches in fp16; "
-            "say batch=constant loss_scale=torch precision=fp16_emulated, too"
-        )
-    if config.master_weights == "none" and config.precision == "fp32":
-        raise RequestError("master_weights=none keeps weights in the precision of products; say precision=bf16, too")
-    if config.master_weights == "none" and config.precision in LOW_PRECISIONS:
-        raise RequestError(f"precision={config.precision} keeps weights in fp32; leave out master_weights=none")
-    _check_switches(config)
-    if config.guest and config.precision in ("fp16_emulated", "mantissa", *LOW_PRECISIONS):
-        precision = config.precision
-        raise RequestError(f"precision={precision} rounds products that a custom model lacks; say precision=bf16")
-    bits = float(config.mantissa_bits)
-    if config.precision == "mantissa" and (bits < FEWEST_BITS or not bits.is_integer()):
-        raise RequestError(f"mantissa_bits is {bits:g}; precision=mantissa takes a whole number from 2 to 23")
-    if config.precision != "mantissa" and bits:
-        raise RequestError(f"mantissa_bits={bits:g} rounds nothing; say precision=mantissa, too")
-
-
-def _check_switches(config: RunConfig) -> None:
-    """Refuse switches of fp8, MX and NVFP4 that change nothing, and micro-batches where a step keeps a state."""
-    precision = config.precision
-    for key, off in SWITCHES.items():
-        if (value := getattr(config, key)) != off and precision not in LOW_PRECISIONS:
-            raise RequestError(f"{key}={value} changes nothing in precision={precision}; say precision=mxfp8, too")
-    if config.gradient_format != SWITCHES["gradient_format"] and precision in ("mxfp4", "nvfp4"):
-        raise RequestError(f"precision={precision} rounds gradients to E2M1; leave out gradient_format")
-    keeps_state = precision == "fp8_delayed" or config.stochastic_rounding != "none"
-    if config.batch is not None and keeps_state:
-        key = f"precision={precision}" if precision == "fp8_delayed" else "stochastic_rounding"
-        raise RequestError(
-            f"{key} keeps a state from step to step, and batch={config.batch.name} takes several batches in one; "
-            "leave batch= out"
-        )
-
-
-def _check_response(config: RunConfig) -> None:
-    """Refuse a response that cannot attach, or would wait for a burst that never comes."""
-    assert config.response is not None
-    if isinstance(config.response.entry, EarlierState) and config.burst is None:
-        raise RequestError(f"response={config.response.name} acts where a burst begins; add burst=rare_tokens")
-    if isinstance(config.response.entry, Branch):
-        _check_branch(config.response.entry, config.optimizer)
-    if isinstance(config.response.entry, HookIntervention) and config.guest:
-        raise RequestError(f"response={config.response.name} attaches to hook points that a custom model lacks")
-
-
-def _check_branch(branch: Branch, optimizer: Optimizer) -> None:
-    """Refuse a change of Adam without Adam, or with another decay of its first moment."""
-    if branch.change not in OF_ADAM:
-        return
-    adam = next((link for link in optimizer.links.values() if isinstance(link, Adam)), None)
-    if adam is None:
-        raise RequestError(f"response.change={branch.change} changes Adam, which the chain lacks; say optimizer=adamw")
-    if branch.beta1 != adam.beta1:
-        raise RequestError(
-            f"response.beta1={branch.beta1:g} is not that of the optimizer; say response.beta1={adam.beta1:g}"
-        )
-
-
-def _check_uses(
-    clause: str, names: Iterable[str], possible: Sequence[str], custom_has: Sequence[str], config: RunConfig
-) -> None:
-    for name in names:
-        if name not in possible:
-            raise RequestError(f"{clause} {name!r}; {nearest(name, possible)}")
-        if config.guest and name not in custom_has:
-            has = ", ".join(custom_has)
-            raise RequestError(f"{clause} {name}; a custom model has {has} only, so say intervention=[]")
