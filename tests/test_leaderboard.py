@@ -371,7 +371,7 @@ def test_a_page_has_the_rows_of_its_arm() -> None:
         ["without qk-layernorm", HELPS],
         ["with qk-layernorm", NO_DIFFERENCE],
     ]
-    assert "| cannot stand beside | [relu2](relu2.md) |" in pages["relu.md"]
+    assert "| cannot be combined with | [relu2](relu2.md) |" in pages["relu.md"]
     assert "Not trained yet" in pages["dyt.md"]
     index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
     assert index["| [peri_ln]"].endswith("| helps | no difference |")

@@ -15,8 +15,8 @@ from lab.studies.leaderboard.curves import PART, Source
 from lab.studies.leaderboard.listing import change, format_p, headline, ranks_shown
 
 LR_MEANINGS = {
-    "same": "means the same as that of the reference",
-    "shifted": "has the same unit, and its best value elsewhere",
+    "same": "means the same as in the reference",
+    "shifted": "has the same unit but another best value",
     "other": "has another unit, so sensitivities are not compared",
 }
 COLUMNS = (
