@@ -68,7 +68,7 @@ def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys
     help_ = said(capsys, "train", "--help")
     for line in (
         "  tokens: null  # the length of the run in tokens, instead of steps",
-        "  checkpoint:  # interval in steps or in minutes of a fleet, 0 is never; how many are kept",
+        "  checkpoint:  # every so many steps or minutes, 0 is never; how many are kept",
         "    every: 25  # steps between two measurements; the first and the last step are always measured",
         "  scale: cpu, day, gpu, paper, toy",
     ):
@@ -84,7 +84,7 @@ def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys
         "  optimizer:  # Of my own.",
         "    lr: 0.5  # large",
         "    - peak",
-        "  batch:  # Grow by equal increments, each held for as many sequences.",
+        "  batch:  # Grow by equal increments, each held for the same number of sequences.",
         "    micro_batch: 4  # sequences in a forward and backward pass",
     ):
         assert line in mine.splitlines()
