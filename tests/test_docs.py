@@ -28,7 +28,7 @@ PAGES = [
     *sorted((HOME / "benchmarks").glob("*.md")),
     *sorted((HOME / "notebooks").glob("*.ipynb")),
 ]
-# The wings and their files; only the lab itself has a folder of this name.
+# The packages and their files; only the lab itself has a folder of this name.
 LAB_PATH = re.compile(r"(?<![\w./-])lab/[\w/]+(?:\.py)?")
 # A command at the start of a line or of a piece of code; options may come first.
 COMMAND = re.compile(r"(?:^|`|-m |bin/)lab (?!-)(\w+)", re.MULTILINE)
@@ -94,17 +94,17 @@ def test_the_architecture_page_finds_what_it_names() -> None:
         assert re.search(rf"^(?:def |class )?{name}\b", (HOME / file).read_text(), re.MULTILINE), (file, name)
 
 
-def test_the_architecture_page_has_the_table_of_wings_that_the_house_test_checks() -> None:
-    from test_house import TRAINING_PARTS, WINGS
+def test_the_architecture_page_has_the_table_of_packages_that_the_house_test_checks() -> None:
+    from test_house import PACKAGES, TRAINING_PARTS
 
     page = text_of(HOME / "docs/architecture.md")
     rows = re.findall(r"^\| `(?:lab/)?(\w+)(?:\.py)?` \| [^|]+ \| ([^|]*)\|$", page, re.MULTILINE)
     seen: set[str] = set()
-    for wing, cell in rows:
+    for package, cell in rows:
         imports = seen if cell.strip() == "all of the above" else {name for name in cell.strip().split(", ") if name}
-        assert imports == WINGS[wing], wing
-        seen = {*seen, wing}
-    assert seen == set(WINGS) - {"lab", "__main__"}
+        assert imports == PACKAGES[package], package
+        seen = {*seen, package}
+    assert seen == set(PACKAGES) - {"lab", "__main__"}
     assert seen > TRAINING_PARTS
 
 

@@ -1,4 +1,4 @@
-"""The laws of the house: which wing imports which, who prints, how large a room may be.  To break one, edit it here."""
+"""The rules of the code base: which package imports which, and who prints.  To change a rule, edit it here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 HOME = Path(__file__).parents[1]
 TRAINING_PARTS = {"core", "records", "data", "model", "interventions", "optim", "probes", "responses"}
 BELOW_SWEEP = {*TRAINING_PARTS, "training", "analysis", "studies", "report"}
-# What a wing may import besides itself.  Every module may import the package `lab`, which imports nothing.
-WINGS: dict[str, set[str]] = {
+# What a package may import besides itself.  Every module may import `lab`, which imports nothing.
+PACKAGES: dict[str, set[str]] = {
     "lab": set(),
     "core": set(),
     "records": {"core"},
@@ -37,7 +37,7 @@ WINGS: dict[str, set[str]] = {
     "pytest_plugin": {"core", "records", "analysis", "sweeping"},
     "__main__": {"core", "sweeping", "cli"},
 }
-# Inside `lab.analysis`: a room or wing imports from lower lines only.
+# Inside `lab.analysis`: a module or package imports from lower lines only.
 ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "logit_rounding", "rendering"},
@@ -48,7 +48,7 @@ ANALYSIS_FLOORS = [
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.
 FACES = {"lab", "lab.analysis"}
-# Who may do what the others must leave to them, by wing or by room.
+# Who may do what the others must leave to them, by package or by module.
 ALLOWED = {
     "print": {"lab.__main__", "lab.cli", "lab.sweeping.pipeline", "lab.core.printing"},
     "print unescaped": {"lab.core.printing"},
@@ -64,8 +64,8 @@ MODULES = {".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix("
 SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
 
 
-def wing(module: str) -> str:
-    """``lab.data.text`` is in the wing ``data``."""
+def package(module: str) -> str:
+    """``lab.data.text`` is in the package ``data``."""
     first, _, rest = module.partition(".")
     return rest.split(".")[0] if first == "lab" and rest else first
 
@@ -111,10 +111,10 @@ def upward_imports(sources: Mapping[str, str]) -> list[str]:
     refused = []
     for module, others in arrows(sources).items():
         for other in others - {"lab"}:
-            mine, theirs = wing(module), wing(other)
+            mine, theirs = package(module), package(other)
             inside = [name.split(".")[2] for name in (module, other) if name.startswith("lab.analysis.")]
             if mine != theirs:
-                fits = theirs in WINGS[mine]
+                fits = theirs in PACKAGES[mine]
             elif mine == "analysis" and len(inside) == 2 and inside[0] != inside[1]:
                 fits = floor[inside[1]] < floor[inside[0]]
             else:
@@ -141,13 +141,13 @@ def circles(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
-def test_every_wing_is_in_the_table() -> None:
-    assert {wing(module) for module in MODULES} == set(WINGS)
+def test_every_package_is_in_the_table() -> None:
+    assert {package(module) for module in MODULES} == set(PACKAGES)
     inside = {module.split(".")[2] for module in MODULES if module.startswith("lab.analysis.")}
     assert inside == set().union(*ANALYSIS_FLOORS)
 
 
-def test_no_wing_imports_what_its_line_does_not_allow() -> None:
+def test_no_package_imports_what_its_line_does_not_allow() -> None:
     assert not upward_imports(SOURCES)
 
 
@@ -175,8 +175,8 @@ def test_a_planted_circle_is_found() -> None:
 
 
 def test_analysis_needs_neither_torch_nor_hydra() -> None:
-    rooms = [module for module in MODULES if wing(module) in ("analysis", "studies", "report")]
-    code = f"import {', '.join(rooms)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    modules = [module for module in MODULES if package(module) in ("analysis", "studies", "report")]
+    code = f"import {', '.join(modules)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME, check=False).returncode == 0
 
 
@@ -225,10 +225,10 @@ def test_few_print_exit_read_arguments_or_know_hydra(deed: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_introduces_itself(module: str) -> None:
     first = (ast.get_docstring(tree(SOURCES[module])) or "").split("\n")[0].strip()
-    assert first, "a room says in its first line what it is for"
+    assert first, "a module says in its first line what it is for"
 
 
-def test_few_modules_stand_outside_the_wings() -> None:
+def test_few_modules_stand_outside_the_packages() -> None:
     assert {path.name for path in (HOME / "lab").glob("*.py")} == {"__init__.py", "__main__.py", "pytest_plugin.py"}
 
 
