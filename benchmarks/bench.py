@@ -33,25 +33,28 @@ from lab.core import machine
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 3, 0.4
 METHOD = f"""\
-One model-step is one update of one model on {BATCH} x {LENGTH} bytes, vocabulary {VOCABULARY}, head width
-{HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1, AdamW, batch drawing included; two blocks up to width 64,
-four above. Time is wall time over all model-steps done in each of {ROUNDS} alternating rounds; set-up and compiling are
-outside. Ratios are of fastest rounds, since other load on the machine only slows a round.
-A side takes as many threads or processes as its name says; of (b) to (d), one model at a time, the best of all
-that were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's allocator setting, the JAX
-sides huge pages; JAX multiplies in bf16.
-(a) to (e) train one model per process, (f) {runs(32)} at once, {runs(256)} at width 256. The lab runs one process of
-one thread per core, each with a fleet as large as (f)'s, probes at their default interval, evaluation included.
+One model-step is one update of one model on {BATCH} x {LENGTH} bytes with vocabulary {VOCABULARY}, head width
+{HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1 and AdamW, including the drawing of the batch. Models have two
+blocks up to width 64 and four above. Time is wall time over all model-steps done in each of {ROUNDS} alternating
+rounds, without set-up and compilation. Ratios are taken between fastest rounds, because other load on the machine only
+slows a round.
+
+Each side uses as many threads or processes as its name says. For (b) to (d) with one model at a time, the table shows
+the best of all settings that were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's
+allocator setting, and the JAX sides have huge pages; JAX multiplies in bf16. Sides (a) to (e) train one model per
+process; (f) trains {runs(32)} at once, or {runs(256)} at width 256. The lab runs one single-threaded process per core,
+each with a fleet as large as (f)'s, with probes at their default interval and evaluation included.
 """
 TARGETS = """\
-Above 1 the lab is faster. plain: best of (a); best peer: best of (b), (c), (e), (f); tuned: best of (d), one model at a
-time or one process per core. at most: plain over the products of a step alone, the ratio of an engine in which all else
-takes no time. Targets are in brackets; a target above "at most" cannot be met on this machine.
+Above 1 the lab is faster. "plain" is the best of (a), "best peer" the best of (b), (c), (e) and (f), and "tuned" the
+best of (d), with one model at a time or one process per core. "at most" is plain over the products of a step alone,
+which is the ratio of an engine in which everything else takes no time. Targets are in brackets; a target above "at
+most" cannot be met on this machine.
 """
 FLOORS = """\
-The products alone, one process per core: their rate, and their part of a compiled step. The rest of a step is norms,
-rotations, softmax, GELU, loss, clipping and Adam: a compiled step passes over a tensor once for many operations, an
-eager one once for each.
+The table shows the rate of the products alone, with one process per core, and their share of a compiled step. The rest
+of a step is norms, rotations, softmax, GELU, loss, clipping and Adam: a compiled step passes over a tensor once for
+many operations, an eager one once for each.
 """
 # By the key of a ratio: its name in the table, and its targets at each of WIDTHS, if any.
 RATIOS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -251,13 +254,13 @@ def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     keys = ["fp32_gemm_gflops", "fp32_gemm_fraction", "gemm_gflops", "gemm_fraction"]
     for width, numbers in widths.items():
         yield row(width, [f"{numbers[key]:.0f}" if "gflops" in key else f"{numbers[key]:.0%}" for key in keys])
-    yield "\n## What cost depends on\n"
-    yield "ms per model-step on one core, width 64, bf16, fleets of 8, eager unless said.\n"
+    yield "\n## What the cost depends on\n"
+    yield "Times are in ms per model-step on one core, at width 64 in bf16 with fleets of 8, eager unless noted.\n"
     for what, by_value in results["cpu"]["costs"].items():
         of_probes = probes_cost(by_value) if what.startswith("probes") else ""
         yield f"- {what}: " + ", ".join(f"{value} {ms:.2f}" for value, ms in by_value.items()) + of_probes
     by_steps = results["cpu"]["seconds_of_lab_train_by_steps"]
-    yield "\nSeconds of `lab train` (width 64, head width 16, bf16), start and report included: "
+    yield "\n`lab train` (width 64, head width 16, bf16) takes so many seconds, with start and report: "
     yield ", ".join(f"{steps} steps {seconds:.1f}" for steps, seconds in by_steps.items())
 
 

@@ -158,8 +158,8 @@ def main() -> None:
     text = "# How often `lab check` says regression or drift\n\nWritten by `python benchmarks/false_alarms.py`, which "
     text += f"describes the draws: {DRAWS} sweeps each, {DRAWS_OF_NOTHING} where nothing changed, "
     text += f"margin {100 * MARGIN:g} %.\n"
-    text += "The first share is that of regressions, the second that of regressions and drifts.\n"
-    text += "A plain test is one-sided at 5 %, on each number in nats.\n\n"
+    text += "The first number is the share of regressions, the second the share of regressions and drifts.\n"
+    text += "The plain test is one-sided at 5 %, on each number in nats.\n\n"
     write_table("FALSE_ALARMS", text, lines)
 
 

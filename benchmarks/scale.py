@@ -31,9 +31,10 @@ STAGES = {
     "report": "report",
     "again": "again: the whole command with nothing to do",
 }
-METHOD = """Seconds of one core. A request is two arms, five learning rates and as many seeds as it takes, at
-`scale=toy`; its records are made up. Growth is the exponent of the last step in size: 1 is proportional to the runs.
-Memory is the peak of the process: of the first command after planning and at its end, and of the same command again.
+METHOD = """Times are in seconds of one core. A request has two arms, five learning rates and as many seeds as it needs,
+at `scale=toy`; its records are made up. Growth is the exponent between the two largest sizes: 1 means proportional to
+the runs. Memory is the peak of the process: of the first command, after planning and at its end, and of the same
+command repeated.
 """
 
 
