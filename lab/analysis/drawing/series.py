@@ -72,14 +72,15 @@ def over_steps(
     titles = _grid(runs, columns)
     sheet, facet_axes = layout.facets(titles, [row.label for row in lines], ROW_HEIGHT, columns)
     steps = max(int(table["step"].max()) for table in lines.values())
-    for title, of_facet in zip(titles, facet_axes, strict=True):
-        runs_of_title = runs[runs["title"] == title]
-        for axes, (row, table) in zip(of_facet, lines.items(), strict=False):
-            for key, line in table[table["title"] == title].groupby("line"):
-                runs_of_line = runs_of_title[runs_of_title["line"] == key]
-                _draw_line(axes, line, runs_of_line, row.quantity, values[row], shades[key])
-            if row.scale == "loss":
+    runs_of = dict(list(runs[["title", "line", *hover.COLUMNS]].groupby(["title", "line"])))
+    for number, (row, table) in enumerate(lines.items()):
+        axes_of = {title: of_facet[number] for title, of_facet in zip(titles, facet_axes, strict=True) if of_facet}
+        for (title, key), line in table.groupby(["title", "line"]):
+            _draw_line(axes_of[title], line, runs_of[title, key], row.quantity, values[row], shades[key])
+        if row.scale == "loss":
+            for axes in axes_of.values():
                 panels.references(axes, runs)
+    for of_facet in facet_axes:
         for axes in of_facet[-1:]:
             scales.step_axis(axes, steps)
     for axes, (row, table) in zip(facet_axes[0], lines.items(), strict=True):
@@ -119,15 +120,16 @@ def _draw_line(
     axes: Axes, line: pd.DataFrame, runs: pd.DataFrame, quantity: Quantity, values: pd.DataFrame, colour: str
 ) -> None:
     """Draw columns ``mean``, ``low`` and ``high`` over ``step``, with the worst outcome of the runs at the end."""
-    panels.band(axes, line["step"], line["low"], line["high"], colour, len(runs))
-    axes.plot(line["step"], line["mean"], color=colour, linewidth=1)
-    end, outcome = line[np.isfinite(line["mean"])].tail(1), panels.worst_outcome(runs["outcome"])
-    if outcome and len(end):
-        step = int(end["step"].iloc[0])
+    step_n, mean_n, low_n, high_n = (line[name].to_numpy(dtype=float) for name in ("step", "mean", "low", "high"))
+    panels.band(axes, step_n, low_n, high_n, colour, len(runs))
+    axes.plot(step_n, mean_n, color=colour, linewidth=1)
+    outcome, drawn = panels.worst_outcome(runs["outcome"]), np.flatnonzero(np.isfinite(mean_n))
+    if outcome and len(drawn):
+        step, mean = int(step_n[drawn[-1]]), mean_n[drawn[-1]]
         at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"]), "value"].to_numpy()
         text = hover.HoverText(runs).point(slice(None), quantity, at_end, f"step {step}")
         look = {"color": colour, "markersize": 5, "clip_on": False}
-        panels.outcome_marks(axes, end["step"], end["mean"], outcome, [text], **look)
+        panels.outcome_marks(axes, [step], [mean], outcome, [text], **look)
 
 
 def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFrame:

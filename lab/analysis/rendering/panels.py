@@ -64,7 +64,8 @@ def lines(
     axes: Axes, runs: pd.DataFrame, by: str, looks: Mapping[Any, Any], x: str, value: str, quantity: Quantity
 ) -> None:
     """Draw a line of ``over`` for each value of the column ``by``, in its shade or with its look."""
-    for key, of_key in runs.groupby(by, sort=False):
+    shown = runs[[column for column in runs if column in (by, x, value, *hover.COLUMNS)]]  # so that groups are quick
+    for key, of_key in shown.groupby(by, sort=False):
         look = looks[key]
         over(axes, of_key, x, value, quantity, **({"color": look} if isinstance(look, str) else look))
 
