@@ -19,8 +19,9 @@ FEW = 20  # measurements over which ``rise`` takes means
 
 def updates(runs: pd.DataFrame) -> pd.Series:
     """Updates that each run made, by run id: its steps, or fewer if it chose its own batches; 1 if unknown."""
-    by_id = runs.set_index("id")
-    return by_id["updates"].fillna(by_id.get("steps", 1)).astype(int).rename("updates")
+    by_id = runs[["id", "updates"]].set_index("id")["updates"]
+    steps = runs["steps"].to_numpy() if "steps" in runs else np.ones(len(runs))
+    return by_id.fillna(pd.Series(steps, by_id.index)).astype(int)
 
 
 def training_losses(records: Records) -> dict[str, Numbers]:

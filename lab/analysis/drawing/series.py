@@ -74,7 +74,8 @@ def over_steps(
     steps = max(int(table["step"].max()) for table in lines.values())
     runs_of = dict(list(runs[["title", "line", *hover.COLUMNS]].groupby(["title", "line"])))
     for number, (row, table) in enumerate(lines.items()):
-        axes_of = {title: of_facet[number] for title, of_facet in zip(titles, facet_axes, strict=True) if of_facet}
+        facets = zip(titles, facet_axes, strict=True)
+        axes_of: dict[Any, Axes] = {title: of_facet[number] for title, of_facet in facets if of_facet}
         for (title, key), line in table.groupby(["title", "line"]):
             _draw_line(axes_of[title], line, runs_of[title, key], row.quantity, values[row], shades[key])
         if row.scale == "loss":

@@ -133,6 +133,11 @@ def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
     return Line2D([], [], markersize=5, label=arm, **look)
 
 
+def arm_keys(looks: Mapping[str, Mapping[str, Any]], **changes: Any) -> list[Line2D]:
+    """Key entries of arms by name; ``changes`` replace parts of their looks."""
+    return [arm_key(arm, {**look, **changes}) for arm, look in looks.items()]
+
+
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
     """Draw a dashed line at Adam's epsilon and widen the view for it, unless it lies far outside."""
     low, high = axes.get_ylim()
@@ -187,6 +192,19 @@ def rows_height(names: Iterable[str]) -> float:
     """Height of a panel of ``rows``, in multiples of the size of text."""
     lines = [row_name(name).count("\n") + 1 for name in names]
     return len(lines) * (1.2 * max(lines) + 0.9) + 1.0
+
+
+def row_panels(names: Sequence[str], count: int) -> tuple[layout.Sheet, list[Axes]]:
+    """A sheet of panels that share rows of these names: beside one another where they fit."""
+    columns = layout.columns_for(count, NARROWEST_ROWS)
+    sheet, facet_axes = layout.facets([""] * count, [""], rows_height(names), columns)
+    return sheet, [axes for (axes,) in facet_axes]
+
+
+def share_axis(axes: Axes, name: str) -> None:
+    """Set an x axis of shares from 0 to 1 with room for marks at both ends."""
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_xlabel(name)
 
 
 def rows_room(names: Iterable[str]) -> float:

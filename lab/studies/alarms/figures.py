@@ -17,7 +17,6 @@ from lab.core.detectors import LABELS
 from lab.records.store import Records
 
 BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text
-SHARES = (-0.03, 1.03)
 
 
 @figure("detector_scores")
@@ -36,51 +35,48 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: there are no runs with a burst, or none without")
     summary = summarize(scores)
     bursts = sorted(planted["burst"].unique())
-    names, looks = [LABELS[score.kind][0] for score in summary], [panels.arm_look(n) for n in range(len(summary))]
-    height, columns = panels.rows_height(names), layout.columns_for(2, panels.NARROWEST_ROWS)
+    looks = {LABELS[score.kind][0]: panels.arm_look(number) for number, score in enumerate(summary)}
+    height, columns = panels.rows_height(looks), layout.columns_for(2, panels.NARROWEST_ROWS)
     below = [height, BURST_HEIGHT * len(bursts)]
     sheet, ((shares,), (leads,)) = layout.facets(["", ""], [""], height, columns, below=below)
     alarms, of_bursts = sheet.panel(-2, 0, columns), sheet.panel(-1, 0, columns)
-    for axes, label, dot in (
-        (shares, "share of bursts\nfound", _found),
-        (leads, "lead over the loss\n(steps)", _lead),
-        (alarms, "false alarms in 1000 steps", _false_alarms),
-    ):
-        for row, (score, look) in enumerate(zip(summary, looks, strict=True)):
-            panels.rows(axes, names, [(look, {row: dot(score)})])
+    for axes, (label, dots) in zip((shares, leads, alarms), alarm_dots(summary, "bursts").items(), strict=True):
+        for row, look in enumerate(looks.values()):
+            panels.rows(axes, list(looks), [(look, {row: dots[row]})])
         axes.set_xlabel(label)
     panels.level(leads, 0.0, "as early as the loss", upright=True)
-    shares.set_xlim(*SHARES)
+    panels.share_axis(shares, "share of bursts\nfound")
     alarms.set_xlim(left=-0.03 * alarms.get_xlim()[1])
-    groups = [(look, _by_burst(planted, score.kind, bursts)) for score, look in zip(summary, looks, strict=True)]
+    groups = [
+        (look, _by_burst(planted, score.kind, bursts)) for score, look in zip(summary, looks.values(), strict=True)
+    ]
     panels.rows(of_bursts, [burst.replace("_", " ") for burst in bursts], groups)
-    of_bursts.set_xlim(*SHARES)
-    of_bursts.set_xlabel("share of runs found")
-    keys = [panels.arm_key(name, look | {"linestyle": ""}) for name, look in zip(names, looks, strict=True)]
-    sheet.keys(("alarm", keys))
+    panels.share_axis(of_bursts, "share of runs found")
+    sheet.keys(("alarm", panels.arm_keys(looks, linestyle="")))
     sheet.note("Bars of shares and rates are exact 95 % intervals for independent runs and alarms.")
     sheet.note("The mark of a lead is the median over bursts with both alarms, and its bar joins the quartiles.")
     sheet.note(f"{planted['id'].nunique()} runs have a burst; {summary[0].clean_steps:,} steps lie outside.")
     return sheet
 
 
-def _found(score: AlarmScore) -> Dot:
-    share = score.found
-    name, interval = LABELS[score.kind][0], f"95 % interval {share.low:.2f} to {share.high:.2f}"
-    return Dot(share, f"{name}\nfound {round(share.mean * share.n)} of {share.n} bursts\n{interval}")
-
-
-def _lead(score: AlarmScore) -> Dot:
-    low, median, high = score.lead
-    name, quartiles = LABELS[score.kind][0], f"median lead {median:g} steps\nquartiles {low:g} to {high:g}"
-    text = f"{name}\n{quartiles}\n{score.leads} bursts with both alarms"
-    return Dot(Interval(median, low, high, score.leads), text)
-
-
-def _false_alarms(score: AlarmScore) -> Dot:
-    rate = score.false_alarms
-    name, interval = LABELS[score.kind][0], f"95 % interval {rate.low:.3g} to {rate.high:.3g}"
-    return Dot(rate, f"{name}\n{rate.n} false alarms in {score.clean_steps:,} steps\n{interval}")
+def alarm_dots(summary: Sequence[AlarmScore], found: str) -> dict[str, dict[int, Dot]]:
+    """Dots of three panels by the label of their axis, and by the row of each alarm; ``found`` is what alarms find."""
+    shares, leads, rates = dict[int, Dot](), dict[int, Dot](), dict[int, Dot]()
+    for row, score in enumerate(summary):
+        name, share, rate = LABELS[score.kind][0], score.found, score.false_alarms
+        hits = f"found {round(share.mean * share.n)} of {share.n} {found}"
+        shares[row] = Dot(share, f"{name}\n{hits}\n95 % interval {share.low:.2f} to {share.high:.2f}")
+        low, median, high = score.lead
+        quartiles = f"median lead {median:g} steps\nquartiles {low:g} to {high:g}"
+        text = f"{name}\n{quartiles}\n{score.leads} {found} with both alarms"
+        leads[row] = Dot(Interval(median, low, high, score.leads), text)
+        alarms = f"{rate.n} false alarms in {score.clean_steps:,} steps"
+        rates[row] = Dot(rate, f"{name}\n{alarms}\n95 % interval {rate.low:.3g} to {rate.high:.3g}")
+    return {
+        f"share of {found}\nfound": shares,
+        "lead over the loss\n(steps)": leads,
+        "false alarms in 1000 steps": rates,
+    }
 
 
 def _by_burst(planted: pd.DataFrame, kind: str, bursts: Sequence[str]) -> dict[int, Dot]:

@@ -291,7 +291,7 @@ def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
         panels.rows(bottom, rows, [group])
     panels.level(bottom, 0.0, LEVEL, style.DASHED, upright=True)
     bottom.set_xlabel("final held-out loss minus that\nof the constant batch (nats/token)")
-    sheet.keys(("batch", [panels.arm_key(name, look | {"marker": ""}) for name, look in looks.items()]))
+    sheet.keys(("batch", panels.arm_keys(looks, marker="")))
     sheet.explain(LEVEL, "The dashed lines are the constant batch itself.")
     return sheet
 

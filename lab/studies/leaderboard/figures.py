@@ -38,12 +38,14 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     Left of zero an arm is less sensitive to learning rates above the best one than the reference. Within the dotted
     lines differences count as none.
     """
+    if runs["arm"].nunique() < FEWEST_ARMS:
+        raise NothingToDrawError(f"nothing to draw: fewer than the {FEWEST_ARMS} arms that a board takes")
     names, shown = comparable(records, window)
     columns = layout.columns_for(len(shown), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(list(shown), [""], panels.rows_height(names), columns)
     for rows, (axes,) in zip(shown.values(), facet_axes, strict=True):
         _differences(axes, names, rows)
-    sheet.keys(("verdict", [panels.arm_key(verdict, look) for verdict, look in LOOKS.items()]))
+    sheet.keys(("verdict", panels.arm_keys(LOOKS)))
     return sheet
 
 

@@ -113,9 +113,8 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
 
 def cost_rows(costs: pd.DataFrame, panels_of: Sequence[Cost], names: Sequence[str], by: str, looks: Looks) -> Sheet:
     """A panel for each cost, with a row for each ``name`` that holds a dot for each value of the column ``by``."""
-    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
-    sheet, facet_axes = layout.facets([""] * len(panels_of), [""], panels.rows_height(names), columns)
-    for (axes,), cost in zip(facet_axes, panels_of, strict=True):
+    sheet, row_axes = panels.row_panels(names, len(panels_of))
+    for axes, cost in zip(row_axes, panels_of, strict=True):
         cost_panel(axes, costs, cost, names, by, looks)
     return sheet
 
@@ -294,7 +293,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet, facet_axes = layout.facets(titles, [""], panels.rows_height(names), columns)
     for (burst, cost), (axes,) in zip(shown, facet_axes, strict=True):
         cost_panel(axes, table[table["burst"] == burst], cost, names, "batches", looks)
-    sheet.keys(("batches", [panels.arm_key(label, look) for label, look in looks.items()]))
+    sheet.keys(("batches", panels.arm_keys(looks)))
     for sentence in _factors(records):
         sheet.note(sentence)
     note_of_lost(sheet, table)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.events.costs import HELD_OUT, NONE, spike_costs
-from lab.analysis.events.scores import PER_STEPS, AlarmScore, summarize
+from lab.analysis.events.scores import PER_STEPS, summarize
 from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
@@ -22,6 +22,7 @@ from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval, share_interval, student_t
 from lab.core.detectors import LABELS, MERGE
 from lab.records.store import Records
+from lab.studies.alarms.figures import alarm_dots
 from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, change, cost_rows
 from lab.studies.spikes.figures import SPIKE as BEGINS
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
@@ -51,8 +52,6 @@ from lab.studies.spikes.own_spikes import (
     score_own,
     source_traits,
 )
-
-SHARES = (-0.03, 1.03)
 
 
 class Line(NamedTuple):
@@ -137,18 +136,12 @@ def alarms_on_own_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     if not summary:
         raise NothingToDrawError("nothing to draw: no run without bad data had a spike and was measured at every step")
     names = [LABELS[score.kind][0] for score in summary]
-    columns = layout.columns_for(3, panels.NARROWEST_ROWS)
-    sheet, facet_axes = layout.facets(["", "", ""], [""], panels.rows_height(names), columns)
-    quantities = {
-        "share of spikes\nfound": {row: _found(score) for row, score in enumerate(summary)},
-        "lead over the loss\n(steps)": {row: _lead(score) for row, score in enumerate(summary) if score.leads},
-        "false alarms in 1000 steps": {row: _false(score) for row, score in enumerate(summary)},
-    }
-    for (axes,), (label, dots) in zip(facet_axes, quantities.items(), strict=True):
-        panels.rows(axes, names, [(panels.arm_look(0), dots)])
+    sheet, (shares, leads, rates) = panels.row_panels(names, 3)
+    for axes, (label, dots) in zip((shares, leads, rates), alarm_dots(summary, "spikes").items(), strict=True):
+        shown = {row: dot for row, dot in dots.items() if dot.interval.n or axes is not leads}
+        panels.rows(axes, names, [(panels.arm_look(0), shown)])
         axes.set_xlabel(label)
-    (shares,), (leads,), (rates,) = facet_axes
-    shares.set_xlim(*SHARES)
+    panels.share_axis(shares, "share of spikes\nfound")
     panels.level(leads, 0.0, "as early as the loss", upright=True)
     rates.set_xlim(left=0)
     sheet.note(f"{summary[0].found.n} spikes; {summary[0].clean_steps:,} steps are far from any.")
@@ -157,25 +150,6 @@ def alarms_on_own_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def _found(score: AlarmScore) -> Dot:
-    share = score.found
-    hits = f"found {round(share.mean * share.n)} of {share.n} spikes"
-    return Dot(share, f"{LABELS[score.kind][0]}\n{hits}\n95 % interval {share.low:.2f} to {share.high:.2f}")
-
-
-def _lead(score: AlarmScore) -> Dot:
-    low, median, high = score.lead
-    quartiles = f"median lead {median:g} steps\nquartiles {low:g} to {high:g}"
-    return Dot(Interval(median, low, high, score.leads), f"{LABELS[score.kind][0]}\n{quartiles}")
-
-
-def _false(score: AlarmScore) -> Dot:
-    rate = score.false_alarms
-    interval = f"95 % interval {rate.low:.3g} to {rate.high:.3g}"
-    return Dot(rate, f"{LABELS[score.kind][0]}\n{rate.n} false alarms in {score.clean_steps:,} steps\n{interval}")
-
-
-SHARES = (-0.03, 1.03)
 REMOVED, AT_ONCE_NAME = "removed", "another at once"
 CHANCE = "no spike by chance"
 
@@ -195,8 +169,7 @@ def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
     of_change = {name: outcomes[outcomes["change"] == change] for change, name in CHANGE_NAMES.items()}
     of_change = {name: rows for name, rows in of_change.items() if len(rows)}
     names = sorted(of_change, key=lambda name: (name != CHANGE_NAMES[SAME], -of_change[name]["removed"].mean()))
-    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
-    sheet, ((shares,), (waits,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    sheet, (shares, waits) = panels.row_panels(names, 2)
     looks = {name: panels.arm_look(place) for place, name in enumerate((REMOVED, AT_ONCE_NAME))}
     columns_of = {REMOVED: "removed", AT_ONCE_NAME: "at_once"}
     groups = [
@@ -207,14 +180,13 @@ def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
     if (most := removable(records)) < 1:
         panels.level(shares, most, CHANCE, style.DASHED, upright=True)
         sheet.explain(CHANCE, "A dashed line is the share of equally long stretches without a spike, later in the run.")
-    shares.set_xlim(*SHARES)
-    shares.set_xlabel("share of spikes")
+    panels.share_axis(shares, "share of spikes")
     waited = {row: of_change[name]["wait"] for row, name in enumerate(names)}
     rows = {row: _wait(names[row], wait) for row, wait in waited.items() if np.isfinite(wait).any()}
     panels.rows(waits, names, [(looks[REMOVED], rows)])
     waits.set_xlabel("updates from the change\nto the next spike")
     waits.set_xlim(left=0)
-    sheet.keys(("share", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    sheet.keys(("share", panels.arm_keys(looks, linestyle="")))
     spikes, back = len(of_change[CHANGE_NAMES[SAME]]), of_change[CHANGE_NAMES[SAME]]["back"]
     sheet.note(
         f"{spikes} spikes; changes were made {back.min():.0f} to {back.max():.0f} updates before. A spike is removed "
@@ -272,7 +244,7 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
     looks = {kind: panels.arm_look(place) for place, kind in enumerate(kinds)}
     sheet = cost_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
     if len(kinds) > 1:
-        sheet.keys(("spikes", [panels.arm_key(kind, look) for kind, look in looks.items()]))
+        sheet.keys(("spikes", panels.arm_keys(looks)))
         sheet.note("Runs with planted bad data have these once, and are of another length.")
     return sheet
 
@@ -316,8 +288,7 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
         row: _dot(traits.loc[without == name, "rate"], f"without {name}") for row, name in enumerate(order, 1)
     }
     names = [WHOLE, *order]
-    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
-    sheet, ((batches,), (steps,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    sheet, (batches, steps) = panels.row_panels(names, 2)
     panels.rows(batches, names, [(panels.arm_look(0), held)])
     panels.rows(steps, names, [(panels.arm_look(0), rates)])
     batches.set_xlabel(f"spikes in {PER_STEPS} batches\nthat hold the source")
