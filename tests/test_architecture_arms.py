@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.core.axes import per_run_rms
-from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.interventions.blocks import HeadGain
 from lab.interventions.embedding import sinusoids
@@ -152,13 +151,6 @@ def test_learned_positions_are_the_only_positions() -> None:
         weights_of(made)["embedding.learned_positions"].zero_()
     logits_rbtv = made(torch.tensor([[[1, 2, 3, 4], [3, 1, 2, 4]]]))[0]
     torch.testing.assert_close(logits_rbtv[0, 0, 3], logits_rbtv[0, 1, 3], rtol=1e-10, atol=1e-12)  # a bag of tokens
-
-
-def test_a_window_longer_than_the_table_is_refused() -> None:
-    shared = ("intervention=[learned_positions]", "intervention.learned_positions.positions=11")
-    with pytest.raises(RequestError, match="intervention learned_positions has 11 positions, fewer than seq_len 12"):
-        configs("", shared=shared)
-    configs("seq_len=11", shared=shared)
 
 
 def test_a_tied_head_gets_the_gradients_of_both_ends() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.core.errors import RequestError
 from lab.core.registry import BURSTS
 from lab.data.bursts import Burst
 from lab.data.synthetic import Synthetic
@@ -72,29 +71,6 @@ def test_bursts_that_do_not_divide_the_rest_of_the_run_are_spread_over_it() -> N
     batches = burst("shift", start=0.1, length=2, repeats=7).batches(STEPS)
     assert [each.start for each in batches] == [10, 22, 35, 48, 61, 74, 87]
     assert burst("shift", start=40, length=0.03, repeats=20).batches(STEPS)[-1] == range(97, 100)
-
-
-@pytest.mark.parametrize("where", [{"burst.start": "10"}, {"burst.start": "0.9"}, {"burst.length": "9"}])
-def test_a_burst_beyond_the_last_batch_is_refused(where: dict[str, str]) -> None:
-    keys = {"burst.start": "4", "burst.length": "3"} | where
-    with pytest.raises(RequestError, match=r"the run has batches 0 to 11"):
-        configs(" ".join(f"{key}={value}" for key, value in keys.items()), shared=("burst=rare_tokens",))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            "burst.length=3 burst.repeats=3",
-            r"burst.start=4 burst.length=3 burst.repeats=3 overlap: .* 8 batches .* say burst.repeats=2 at most",
-        ),
-        ("burst.length=2 burst.repeats=1.5", r"burst.repeats must be a whole number, not 1.5"),
-        ("burst.length=2 burst.repeats=0", r"burst.repeats must be at least 1, not 0"),
-    ],
-)
-def test_bursts_that_overlap_or_come_a_fraction_of_a_time_are_refused(keys: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        configs(keys, shared=("burst=rare_tokens", "burst.start=4"))
 
 
 def test_bursts_that_just_fill_the_rest_of_the_run_are_taken() -> None:

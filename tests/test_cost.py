@@ -19,7 +19,7 @@ from lab.records import plans
 from lab.sweeping import dry_run, job
 from lab.sweeping.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
 from lab.sweeping.dry_run import Trial, run_trials
-from lab.sweeping.planner import plan_sweep, points
+from lab.sweeping.planner import points
 from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
 from lab.training.fleet import Fleet
@@ -249,12 +249,6 @@ def test_fleets_fit_into_memory() -> None:
     assert 0.7 * 80 * GIGABYTE < on_gpu * each < 0.8 * 80 * GIGABYTE
     assert most_runs(config, Host("cuda", [None], 80 * GIGABYTE), max_runs=5) == 5
     assert most_runs(config, Host("cpu"), max_runs=20) == 20
-
-
-@pytest.mark.parametrize("max_runs", [0, -1])
-def test_a_fleet_holds_at_least_one_run(max_runs: int) -> None:
-    with pytest.raises(RequestError, match=f"max_runs must be at least 1, not {max_runs}"):
-        plan_sweep([tree("out=nowhere")], max_runs=max_runs, one=False, shard="1/1", is_local=True, slots=[None])
 
 
 def test_graphics_memory_is_that_of_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,33 +249,6 @@ def test_pairs_are_counted_along_rows_and_never_across_them() -> None:
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [None, ""])
-def test_text_without_a_path_says_what_to_give(path: str | None) -> None:
-    source = schema.build(Text, {"path": path, "seed": 0}, "data")
-    with pytest.raises(RequestError, match=r"^data=text needs data\.path=FILE\|DIR\|GLOB$"):
-        source.open()
-
-
-@pytest.mark.parametrize(
-    ("path", "complaint"),
-    [
-        ("absent.txt", r"data\.path=.*absent\.txt does not exist"),
-        ("absent/*.txt", r"data\.path=.*absent/\*\.txt holds no text file"),
-        ("pictures", "holds no text file"),
-        ("empty.txt", "too short: 0 bytes to train on, 0 held out"),
-        ("short.txt", "too short: 9 bytes to train on, 1 held out"),
-    ],
-)
-def test_text_that_is_not_there_is_refused_in_one_line(tmp_path: Path, path: str, complaint: str) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.png").write_bytes(b"x" * 99)
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "short.txt").write_bytes(b"0123456789")
-    with pytest.raises(RequestError, match=complaint) as refusal:
-        opened(tmp_path / path)
-    assert "\n" not in str(refusal.value)
-
-
 def test_an_unreadable_file_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files(tmp_path / "locked", 3)
 
@@ -598,10 +571,3 @@ def test_a_run_repeats_its_token_for_sixteen_on_average() -> None:
     rows = ONE_EACH["runs"].open().batch(0, 0, 500, 256)
     # a new run repeats the token before it once in 32 times
     assert (rows[:, 1:] != rows[:, :-1]).mean() == pytest.approx(31 / 32 / 16, rel=0.03)
-
-
-def test_a_mixture_of_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^data: no kind of text has a share$"):
-        schema.build(Mixture, dict.fromkeys(KINDS, 0.0), "data")
-    with pytest.raises(RequestError, match=r"^data\.without is 'rums'.*runs"):
-        schema.build(Mixture, {"without": "rums"}, "data")

@@ -138,26 +138,6 @@ def test_rows_are_also_read_as_learned_tokens(tmp_path: Path, kind: str) -> None
     assert corpus.fingerprint == opened(Text(path=str(tmp_path / "text"), tokenizer="bpe", vocabulary=300)).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ('{"text": "a"}\n{"text": ', r"a\.jsonl, line 2: no JSON \("),
-        (b'{"text": "a"}\n\n{"text": "\xff"}', r"a\.jsonl, line 3: no JSON \("),
-        ('{"text": "a"}\n["text"]', r"a\.jsonl, line 2: no object with fields$"),
-        ('{"txt": "a", "id": 3}', r"a\.jsonl, line 1: no field 'text'; nearest: txt$"),
-        ('{"text": null}', r"a\.jsonl, line 1: field 'text' holds NoneType, not text$"),
-        ("\n\n", r"data\.path=.* holds no documents$"),
-        ('{"text": "abc"}', r"data\.path=.* is too short: held out part of 1 tokens$"),
-    ],
-)
-def test_a_line_that_is_no_document_is_told(tmp_path: Path, content: str | bytes, complaint: str, cache: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(RequestError, match=complaint) as refusal:
-        opened(JsonLines(path=str(tmp_path)))
-    assert "\n" not in str(refusal.value)
-    assert not list(cache.glob("tokens/*"))
-
-
 def test_a_table_that_holds_no_documents_is_told(tmp_path: Path) -> None:
     for table, complaint in (
         (pd.DataFrame({"id": [1], "txt": ["a"]}), r"a\.parquet: no field 'text'; nearest: txt$"),
@@ -170,12 +150,6 @@ def test_a_table_that_holds_no_documents_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_text("no parquet")
     with pytest.raises(RequestError, match=r"a\.parquet cannot be read as parquet: [^\n]*$"):
         opened(Parquet(path=str(tmp_path)))
-
-
-@pytest.mark.parametrize("source", [JsonLines, Parquet, HuggingFace])
-def test_a_path_is_needed(source: Any) -> None:
-    with pytest.raises(RequestError, match=r"^data=(jsonl|parquet|huggingface) needs data\.path="):
-        opened(source())
 
 
 def test_hugging_face_without_the_extra_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.__main__ import main
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.following import CURSOR, Alarm, Follower
 from lab.analysis.events.logs import read_logs
@@ -219,26 +218,6 @@ def test_a_log_without_rows_yet_is_waited_for(tmp_path: Path, follow: Start) -> 
     assert "its first line is 'loading data'" in follower.fault()
     append(path, *(f"iter {step}: loss {loss:.4f}, time 1ms\n" for step, loss in enumerate(LOSS)))
     assert steps(follower) == [500, 800]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere.csv", "--follow"], "--follow takes a log"),
-        (["log.csv", "--on-alarm", "true"], "--on-alarm goes with --follow"),
-        (["log.csv", "--follow", "--replay", "log.csv"], "--replay goes without --follow"),
-        (["odd.csv", "--follow"], "has no column of losses among step, accuracy"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused_in_one_line(
-    words: list[str], message: str, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(log.parent)
-    Path("odd.csv").write_text("step,accuracy\n1,2\n")
-    assert main(["watch", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
 
 
 def test_a_cursor_that_is_none_is_refused(log: Path, follow: Start) -> None:

@@ -121,21 +121,6 @@ def test_runs_that_failed_are_in_the_study(monkeypatch: pytest.MonkeyPatch) -> N
         lab.train(*TOY[:3], out="others")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("quickstrat",), "unknown sweep 'quickstrat'; nearest: quickstart"),
-        (("smoke", "optimizer.rl=1"), "optimizer.lr"),
-        (("smoke", "--dry-run"), "--dry-run is for the command line; here overrides are KEY=VALUE"),
-        (("smoke", "seed"), "unknown word 'seed'"),
-    ],
-)
-def test_what_cannot_be_carried_out_is_refused(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        lab.sweep(*words)
-    assert not Path("runs").exists()
-
-
 def test_a_job_that_imports_its_script_begins_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     with pytest.raises(RequestError, match="__main__"):

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.__main__ import main
 from lab.cli.hydra_app import data_folder
 from lab.core import machine
-from lab.core.errors import RequestError
 from lab.sweeping.capacity import Host, most_runs
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
@@ -238,58 +236,6 @@ def test_shipped_ledgers_restart_a_run_of_the_usual_length(path: Path) -> None:
     steps = [restart.step for restart in config.ledger.restarts]
     assert steps == sorted(set(steps))
     assert steps[-1] < 400
-
-
-@pytest.mark.parametrize(
-    ("restarts", "line"),
-    [
-        ([{"step": 6, "optimizer.lrr": 1}], r"restarts\[0\]: unknown key 'optimizer.lrr'; nearest: optimizer.lr"),
-        ([{"step": 6, "optimizer.lr": 1}, {"step": 6, "optimizer.lr": 2}], r"restarts\[1\].step is 6, not after .* 6"),
-        ([{"step": 12, "optimizer.lr": 1}], r"step must be a step from 1 to 11"),
-        ([{"optimizer.lr": 1}], r"step must be a step from 1 to 11, .* not None"),
-        ([{"step": 6, "optimizer.lr": -1}], r"optimizer.lr must be above 0, not -1"),
-        ([{"step": 6}], r"restarts\[0\]: a restart must change something"),
-        ([{"step": 6, "optimizer.name": "sgd"}], r"unknown key 'optimizer.name'"),
-        ([], r"a list of restarts"),
-        ([{"step": 6, "optimizer": "sgd"}], r"'optimizer' is a group; give keys of it, such as optimizer.chain"),
-        ([{"step": 6, "optimizer.chain": SGD, "optimizer.beta1": 0.5}], r"unknown key 'optimizer.beta1'"),
-        ([{"step": 6, "optimizer.chain": ["sgd", "peak"]}], r"restarts\[0\]: optimizer.chain must list links"),
-        ([{"step": 6, "optimizer.chain": MOMENTUM}], r"key 'optimizer.momentum' is missing"),
-        ([{"step": 6, "intervention.reluu": True}], r"unknown key 'intervention.reluu'; nearest: intervention.relu"),
-        ([{"step": 6, "intervention.relu": 1}], r"intervention.relu must be on or off, not 1"),
-        ([{"step": 6, "intervention.relu": False}], r"intervention.relu is off already; on: qk_layernorm, z_loss"),
-        ([{"step": 6, "intervention.qk_layernorm": False}], r"intervention qk_layernorm changes which weights"),
-        ([{"step": 6, "intervention.tied_head": True}], r"intervention tied_head changes which weights there are"),
-        ([{"step": 6, "model.width": 32}], r"a restart cannot change 'model.width', only keys of optimizer"),
-        ([{"step": 6, "seed": 1}], r"a restart cannot change 'seed'"),
-        ([{"step": 6, "schedule.flor": 1}], r"unknown key 'schedule.flor'; nearest: schedule.floor"),
-    ],
-)  # fmt: skip
-def test_a_faulty_ledger_is_refused(restarts: list[dict[str, float]], line: str) -> None:
-    with pytest.raises(RequestError, match=line):
-        fleet(*restarts)
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (None, "no restart log"),
-        ("restart: []", "unknown key 'restart'; nearest: restarts"),
-        ("restarts: [{step: 5, optimizer.lrr: 1}]", "unknown key 'optimizer.lrr'"),
-    ],
-)
-def test_a_faulty_file_is_one_line_and_writes_nothing(
-    content: str | None, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.yaml"
-    if content is not None:
-        path.write_text(content)
-    out = tmp_path / "out"
-    assert main(["train", f"ledger={path}", f"out={out}", "data=synthetic", "steps=10"]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert len(error.strip().splitlines()) == 1
-    assert not out.exists()
 
 
 def test_a_share_of_the_steps_is_rounded_to_the_nearest_step() -> None:

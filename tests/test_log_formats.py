@@ -158,33 +158,6 @@ def test_columns_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["watch", str(odd.with_suffix(".jsonl")), "--columns", "step=tokens,loss=out/ce", "--json"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "message"),
-    [
-        ("hello\nworld\n", [], "is in no known format; its first line is 'hello'; known: CSV"),
-        ("\n\n  \x1b[31mhello\x1b[0m" + 200 * "o" + "\n", [], r"its first line is '\x1b[31mhello"),
-        ("", [], "is empty"),
-        ("tokens,ce\n1,2\n", [], "its first line is 'tokens,ce'"),
-        ("step,ce\n1,2\n", [], "has no column of losses among step, ce; --columns loss=COLUMN names it"),
-        ("step,ce\n1,2\n", ["--columns", "loss=cee"], "has no column 'cee'; nearest: ce"),
-        ('{"step": 1, "ce": 2}\n', [], "has no column of losses among step, ce"),
-        ("step,loss\n1,2\n", ["--columns", "los=loss"], "--columns has no key 'los'; nearest: loss"),
-        ("step,loss\n1,2\n", ["--columns", "loss"], "--columns wants step=COLUMN,loss=COLUMN, not 'loss'"),
-        ("step,loss\nx,y\n", [], "has no row with a step and a loss"),
-        ("step,loss\n1,2\n2,2\n", [], "has too few rows to judge: 2 of 31"),
-        ("step,loss\n" + 2**21 * "1", [], "has a line of more than 1024 KiB"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_in_one_line(
-    text: str, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "log.txt").write_text(text)
-    assert main(["watch", str(tmp_path / "log.txt"), *words]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1), err
-    assert message in err
-
-
 def test_given_columns_are_pairs() -> None:
     assert given_columns("step=a,loss=b/c") == {"step": "a", "loss": "b/c"}
     with pytest.raises(RequestError, match="nearest: grad_norm"):

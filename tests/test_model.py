@@ -10,13 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, HookPoint, listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
-from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
-from lab.model.config import ModelConfig
 from lab.model.loss import losses
 from lab.model.transformer import Transformer, rotate
 from pieces import intervention, model, tokens, weights_of
@@ -275,17 +272,3 @@ def test_interventions_stack_in_one_order_however_they_are_named() -> None:
     one, other = model(0, changes={"a": double, "b": shift}), model(0, changes={"b": shift, "a": double})
     assert torch.equal(one(rows_rbt)[0], other(rows_rbt)[0])
     assert not torch.equal(one(rows_rbt)[0], model(0, changes={"b": double, "a": shift})(rows_rbt)[0])
-
-
-@pytest.mark.parametrize(
-    ("numbers", "complaint"),
-    [
-        ({"width": 20, "head_width": 8}, "width 20 is not a multiple of head_width 8"),
-        ({"width": 9, "head_width": 3}, "head_width must be even"),
-        ({"width": 0}, "model.width must be above 0"),
-        ({"depth": -1}, "model.depth must be at least 0"),
-    ],
-)
-def test_impossible_shapes_are_refused(numbers: dict[str, int], complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        build(ModelConfig, {"name": "x", "width": 16, "depth": 2, "head_width": 8, **numbers}, "model")

@@ -217,49 +217,6 @@ def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
     assert import_it(tmp_path, table(seeds=2), "--replace") == 2
 
 
-@pytest.mark.parametrize(
-    ("frame", "options", "said"),
-    [
-        (table(), ["--lr", "learning_rat"], "--lr: no column 'learning_rat'; nearest: Learning Rate"),
-        (table(), ["--arm", "clipp"], "--arm: no column 'clipp'; nearest: clip"),
-        (
-            table().drop(columns="n_params"),
-            [],
-            "--size COLUMN, or NUMBER if all runs are of one size, says which it is",
-        ),
-        (table().drop(columns="eval/loss"), [], "--loss COLUMN says which it is"),
-        (table().replace({"Learning Rate": {1e-3: 0.0}}), [], "row 1: the learning rate 0 is not above 0"),
-        (table().assign(**{"eval/loss": ["2.5", "low"] * 24}), [], "row 2: eval/loss is no number: 'low'"),
-        (pd.concat([table(), table().tail(1)]), [], "row 48 and row 49 are one run: alike in lr, seed, size, clip"),
-        (table()[lambda runs: runs["Learning Rate"] > 1e-2], [], "2 learning rates, and a curve takes 3"),
-        (table().head(0), [], "has no rows"),
-        (table().assign(**{"eval/loss": math.nan}), [], "row 1: a diverged run counts at its initial loss"),
-        (table().assign(seed=None), [], "row 1: seed is empty"),
-        (table().assign(seed=0.5), [], "row 1: seed 0.5 is no whole number"),
-        (table().assign(n_params=0.016), [], "row 1: size 0.016 is no whole number"),
-        (table().assign(n_params=math.inf), [], "row 1: size inf is no whole number"),
-        (table().replace({"Learning Rate": {1e-2: math.inf}}), [], "row 4: the learning rate is infinite"),
-        (table().assign(steps=-1), [], "row 1: the steps -1 are below 0"),
-        (table().assign(steps=1.5), [], "row 1: steps 1.5 is no whole number"),
-        (table().assign(steps=[None, *[9] * 47]), [], "row 1: steps is empty"),
-        (table().assign(**{"eval/loss": math.nan}), ["--initial-loss", "inf"], "row 1: a diverged run counts at"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], frame: pd.DataFrame, options: list[str], said: str
-) -> None:
-    assert import_it(tmp_path, frame, *options) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("words", ["", "a.csv", "a.csv b.csv out=c", "absent.csv out=c", "a.xlsx out=c"])
-def test_a_request_without_a_table_or_a_folder_is_refused(words: str) -> None:
-    assert main(["import", *words.split()]) == 2
-
-
 def test_a_size_is_any_number(tmp_path: Path) -> None:
     sizes = from_frame(table().assign(n_params=lambda runs: runs["n_params"].map({100_000: 1, 400_000: 16}))).points[
         "size"

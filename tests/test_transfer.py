@@ -264,28 +264,6 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
     assert scored["pairs"][0]["difference"]["mean"] == pytest.approx(-0.1, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        ("a,b\nrelu,\n", "no column 'outcome'"),
-        ("a,b,outcome\nrelo,,a\n", "unknown arm 'relo'; nearest: relu"),
-        ("a,b,outcome\nrelu,,A\n", "unknown outcome 'A'; known: a, b, equal"),
-        ("a,b,outcome,measure\nrelu,,a,abov\n", "unknown measure 'abov'; nearest: above"),
-        ("a,b,outcome\npb_relax,,a\n", "arm 'pb_relax' is not on the board"),
-    ],
-)
-def test_a_faulty_table_is_refused_in_a_line(
-    content: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "mine.csv"
-    table.write_text(content)
-    assert main(["transfer", str(table)]) == 2
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert part in shown.err
-    assert shown.err.count("\n") == 1
-
-
 def test_a_share_without_a_decided_pair_is_none() -> None:
     assert math.isnan(score([]).share.mean)
 

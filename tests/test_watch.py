@@ -269,27 +269,6 @@ def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.C
     assert told == {(run["id"], "logit_growth") for run in runs if run["optimizer.lr"] == 1e-1}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("log.csv", "step,accuracy\n1,2\n", "has no column of losses among step, accuracy"),
-        ("log.csv", "epoch,loss\n1,2\n", "has no column of steps"),
-        ("log.csv", "", "log.csv"),
-        ("log.csv", "step,loss\n", "has no row with a step and a loss"),
-        ("log.bin", "\x00\x01\x02", "log.bin"),
-        (None, "", "no results folder or log"),
-    ],
-)
-def test_an_unreadable_log_is_refused_in_one_line(
-    name: str | None, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if name:
-        (tmp_path / name).write_text(text)
-    code, out, err = watched(capsys, str(tmp_path / (name or "nowhere.csv")))
-    assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert message in err
-
-
 def test_watching_never_loads_torch(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n0,3\n1,2\n")
     program = (
@@ -385,16 +364,6 @@ def test_a_log_z_counts_before_a_mean_logit_and_before_a_scaled_z_loss(
     assert rounding_alarms(capsys, str(tmp_path / "log.csv")) == []
     (event,) = rounding_alarms(capsys, str(tmp_path / "log.csv"), "--mantissa-bits=3")
     assert event["level"] == 30
-
-
-@pytest.mark.parametrize("text", ["1", "24", "abc", "-7", "7.5", "9" * 5000])
-def test_mantissa_bits_that_no_format_has_are_refused(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = output_logit_log(tmp_path / "log.csv", np.full(1000, 300.0))
-    code, out, err = watched(capsys, path, f"--mantissa-bits={text}")
-    assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert "a whole number from 2 to 23" in err
 
 
 @pytest.mark.parametrize(
