@@ -124,12 +124,6 @@ def test_gradients_of_deep_models_are_shown_by_block_but_for_arms_that_never_lea
     assert "never beat a bigram model: with post-layernorm." in figure.caption
 
 
-@pytest.mark.parametrize("axes", [{DEPTH: (2,)}, {DEPTH: (4, 8)}], ids=["shallow", "of several depths"])
-def test_gradients_by_block_take_deep_models_of_one_depth(axes):
-    with pytest.raises(NothingToDrawError, match="no two arms of one depth"):
-        FIGURES["gradient_with_depth"](records(cards(**axes, intervention=ARCHITECTURES[:2]), everything))
-
-
 def test_the_loss_against_a_setting_carries_the_planted_values():
     loss = lambda card: 2.0 + card[EPS] * 100 + card[LR] + 0.1 * card["seed"]  # noqa: E731
     figure = FIGURES["loss_against_setting"](records(cards(loss=loss, **{EPS: (0.0, 1e-4, 1e-3, 1e-2)}), everything))
@@ -147,12 +141,6 @@ def test_the_loss_against_a_setting_carries_the_planted_values():
     assert line(below)[0][1] == pytest.approx([gradient] * 3), "geometric mean over seeds"
 
 
-def test_values_of_a_setting_that_no_arm_has_all_of_are_not_drawn_against_it():
-    made = cards(**{EPS: (1e-9, 1e-8, 1e-3), WARMUP: (0.01, 0.05)})
-    made = [card for card in made if (card[EPS] == 1e-9) == (card[WARMUP] == 0.01)]
-    assert "loss_against_setting" not in drawn(records(made, everything), SETTINGS)
-
-
 def test_what_changes_with_the_batch_is_named_and_no_setting_of_its_own():
     made = cards(batch_size=(16, 32, 64))
     for card in made:
@@ -168,13 +156,6 @@ def test_the_model_of_no_blocks_is_a_line_and_no_panel():
     (yardstick,) = [line for line in axes.get_lines() if line.get_label() == "model of no blocks"]
     assert set(yardstick.get_ydata()) == {3.0}
     assert all(y == [2.0] * 3 for _, y in line(axes))
-
-
-def test_models_of_no_blocks_alone_are_drawn_like_others():
-    made = cards(loss=lambda card: 2.0, **{EPS: (1e-9, 1e-8, 1e-3), DEPTH: (0,)})
-    (axes,) = FIGURES["loss_against_setting"](records(made, everything)).axes
-    assert [y for _, y in line(axes)] == [[2.0] * 3] * 2
-    assert "model of no blocks" not in [line.get_label() for line in axes.get_lines()]
 
 
 def test_growth_is_shown_against_size_learning_rate_and_block():
@@ -271,11 +252,6 @@ def test_a_partial_sweep_says_so_in_its_figures():
     assert notice(made[:-2]) == ["partial: 34 of 36 runs"]
     lost = [card | {"status": "failed"} if card["seed"] == 2 else card for card in made]
     assert notice(lost) == ["partial: 24 of 36 runs"]
-
-
-def test_arms_of_different_learning_rates_are_not_partial():
-    made = cards(lrs=(1e-3, 1e-2), intervention=("none",))
-    assert notice(made + cards(lrs=(1e-2, 1e-1, 1.0), intervention=("qk_layernorm",))) == []
 
 
 def test_many_arms_along_a_setting_are_lines_of_one_panel():

@@ -17,17 +17,13 @@ from markupsafe import escape
 
 import planted
 from lab.__main__ import main
-from lab.analysis import Records
 from lab.analysis.curves import points
-from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html
-from lab.analysis.rendering.layout import svg
 from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.core.registry import first_line
 from lab.records import store
 from lab.report import build, findings
 from lab.report.answers import answer
@@ -86,12 +82,6 @@ def test_the_page_needs_nothing_but_itself(page):
     assert len(page) < 2e6
 
 
-def test_drawings_on_one_page_share_no_ids(page):
-    links = Links(page)
-    assert len(links.ids) == len(set(links.ids))
-    assert {link[1:] for link in links.links if link.startswith("#")} <= set(links.ids)
-
-
 def test_the_page_holds_every_table_and_drawing_to_save(folder, page):
     saved = re.findall(r'<a download="([^"]+)" href="data:text/csv;base64,([^"]+)"', page)
     assert {name: base64.b64decode(data).decode() for name, data in saved} == {
@@ -118,13 +108,6 @@ def test_one_figure_and_one_table_are_open_and_the_rest_is_folded(page):
     assert body.count("<figure") == len(DRAWN)
 
 
-def test_without_a_contrast_the_first_table_is_open(tmp_path, undrawn):
-    folder = planted.write(tmp_path / "one", list(planted.cards(arms=("z_loss",), widths=(32,))))
-    page = build.write_report(study([folder]), [folder]).page.read_text()
-    shown = re.sub(r"<details>.*?</details>", "", page[page.index("<main") :], flags=re.DOTALL)
-    assert shown.count("<table") == 1
-
-
 def test_without_a_question_the_quantity_and_the_arms_head_the_page(tmp_path, undrawn):
     folder = planted.write(tmp_path / "opt", list(planted.cards(widths=(32,))))
     for noted in ("commands.json", "requests.json"):
@@ -132,17 +115,6 @@ def test_without_a_question_the_quantity_and_the_arms_head_the_page(tmp_path, un
     report = build.write_report(study([folder]), [folder])
     assert report.question == "LR sensitivity: without qk-layernorm, with qk-layernorm"
     assert f"<h1>{report.question}</h1>" in report.page.read_text()
-
-
-def test_a_caution_is_written_smaller_than_the_answer_and_has_no_ground_of_its_own(page):
-    lead = float(re.search(r"^\.lead {[^}]*font-size: ([\d.]+)rem", html.STYLE, re.MULTILINE)[1])
-    rules = re.findall(r"^([^{@]*\.warning[^{]*){([^}]*)}", html.STYLE, re.MULTILINE)
-    sizes = [float(found[1]) for _, rule in rules if (found := re.search(r"font-size: ([\d.]+)rem", rule))]
-    assert sizes
-    assert max(sizes) < 1 < lead
-    assert not any("background" in rule for _, rule in rules)
-    opening = page[page.index("<h1>") : page.index("<section")]
-    assert opening.index('class="lead"') < opening.index('class="warning"')
 
 
 def test_the_page_opens_with_its_question_and_answer(folder, page):
@@ -197,15 +169,6 @@ def test_the_same_records_give_the_same_bytes_without_torch(folder):
 
 def test_reading_records_needs_neither_torch_nor_matplotlib():
     python("import sys, lab.analysis; assert not {'torch', 'matplotlib'} & set(sys.modules)")
-
-
-def test_other_records_give_other_bytes():
-    def drawn(**changes):
-        records = planted.records(list(planted.cards(**{**LONE, "lrs": (1e-3, 1e-2)}, **changes)))
-        return svg(FIGURES["learning_rate_sensitivity"](records), "figure")
-
-    assert drawn() == drawn()
-    assert drawn() != drawn(final_val_loss=2.2)
 
 
 def test_text_tables_align_their_columns_and_end_without_spaces():
@@ -334,24 +297,6 @@ def test_the_headline_follows_the_paired_intervals():
 
 
 LONE = {"arms": ("none",), "widths": (32,), "seeds": (0,), "lrs": (1e-2,)}
-MANY = {
-    "arms": ("none", "z_loss", "qk_layernorm", "qk_layernorm+z_loss"),
-    "widths": (32, 64, 128),
-    "seeds": (0, 1),
-    "lrs": (1e-3, 1e-2, 1e-1),
-}
-
-
-@pytest.mark.parametrize("name", sorted(DRAWN))
-@pytest.mark.parametrize("shape", [LONE, MANY], ids=["lone", "many"])
-def test_every_figure_can_be_drawn_or_is_passed_over(name, shape):
-    records = planted.records(list(planted.cards(**shape)))
-    assert first_line(FIGURES[name])
-    if shape is LONE and (name.endswith("_with_size") or name in ("learning_rate_sensitivity", "max_attention_logit")):
-        with pytest.raises(NothingToDrawError, match="nothing to draw"):
-            FIGURES[name](records)
-    else:
-        assert svg(FIGURES[name](records), name).startswith("<svg")
 
 
 def test_a_report_clears_away_figures_that_no_longer_apply(tmp_path):
@@ -378,24 +323,6 @@ def test_the_loss_axis_holds_both_references_and_no_more():
         assert max(max(line.get_ydata()) for line in axes.get_lines() if len(line.get_ydata())) < top
         assert planted.AT_INIT < top < 1.2 * planted.AT_INIT
         assert 1.2 < bottom < 1.5
-
-
-def test_lost_runs_are_marked():
-    cards = list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,)))
-
-    def marks():
-        lines = FIGURES["learning_rate_sensitivity"](planted.records(cards)).axes[0].get_lines()
-        return {line.get_marker(): list(line.get_xdata()) for line in lines if line.get_marker() in ("x", "^")}
-
-    assert marks() == {"x": [0.3]}
-    cards[5] |= {"status": "diverged", "diverged_at": 9, "final_val_loss": math.nan}
-    assert marks() == {"x": [0.3], "^": [0.1]}
-
-
-def test_a_figure_without_its_probe_says_so():
-    runs, metrics, _ = planted.records(list(planted.cards(**LONE)))
-    with pytest.raises(RequestError, match="no run recorded attention_logit_max"):
-        FIGURES["max_attention_logit"](Records(runs, metrics[metrics["probe"] == "train_loss"]))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -85,18 +84,6 @@ def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.Captu
     assert {*made.records.metrics["probe"]} == {"val_loss", "schedule"}
     assert main(words) == 0
     assert "18 runs already there" in capsys.readouterr().out
-
-
-@pytest.mark.extras
-def test_the_command_of_the_page_reads_the_paths_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for lr, arm, seed in runs():
-        write(tmp_path / f"logs/{arm}/lr={lr}_seed={seed}", {"val/loss": loss(lr, arm, seed)})
-    page = (RESULTS.parent / "docs" / "your_own_sweep.md").read_text(encoding="utf-8")
-    (line,) = [line for line in page.splitlines() if line.startswith("lab import --tensorboard")]
-    assert main(shlex.split(line)[1:]) == 0
-    assert set(study("runs/logs").points["arm"]) == {"folder base", "folder clip"}
-    assert set(study("runs/logs").points["size"]) == {124_000_000}
 
 
 @pytest.mark.extras
@@ -186,11 +173,3 @@ def test_a_diverged_run_is_named_by_its_folder(tmp_path: Path, capsys: pytest.Ca
     assert "run lr=0.1: a diverged run counts at its initial loss" in capsys.readouterr().err
     assert main([*words, "--initial-loss", "6"]) == 0
     assert set(study(tmp_path / "out").points["capped"]) == {2.0, 6.0}
-
-
-@pytest.mark.extras
-def test_a_folder_without_events_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no event files with scalars below"):
-        event_files.read_event_folders(tmp_path)
-    with pytest.raises(RequestError, match="no folder"):
-        event_files.read_event_folders(tmp_path / "absent")

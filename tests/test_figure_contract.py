@@ -22,11 +22,10 @@ from lab.analysis import Records, load
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
-from lab.analysis.rendering import html, layout, marks, panels, style
+from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW, judge
 from lab.analysis.statistics import student_t
-from lab.core.errors import RequestError
 from lab.records import store
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
@@ -130,12 +129,6 @@ def test_every_figure_can_be_read() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_figures_of_every_shape_can_be_read(shape: str) -> None:
     assert not wrong(drawings(small(shape), iter(FEW)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_figure_of_every_shape_can_be_read(shape: str) -> None:
-    assert not wrong(drawings(small(shape)))
 
 
 @pytest.mark.parametrize("shape", ["sizes", "setting"])
@@ -343,18 +336,6 @@ def test_a_number_is_written_one_way_on_axes_and_in_keys() -> None:
     )
 
 
-def test_a_figure_is_drawn_once_for_wide_and_for_narrow_screens() -> None:
-    figure = FIGURES["learning_rate_sensitivity"](small("sizes"))
-    drawn = layout.svg(figure, "a")
-    width = float(re.search(r'viewBox="0 0 (\S+)', drawn)[1])  # type: ignore[index]
-    smallest = style.SMALL * style.SCREEN.size
-    assert 388 / width * smallest > 9, "pixels, on a phone 420 pixels wide with a margin"
-    shown = html.figure(drawn, "Title.")
-    assert re.findall('<svg role="group" aria-label="([^"]*)"', shown) == ["Title."]
-    ids = re.findall(r'\bid="([^"]*)"', shown)
-    assert len(ids) == len(set(ids))
-
-
 def panels_by_title(figure: Drawing) -> dict[str, Axes]:
     return {axes.get_title(): axes for axes in figure.axes}
 
@@ -404,23 +385,6 @@ def test_bands_of_many_seeds_leave_out_the_extremes() -> None:
     assert ends == pytest.approx(list(np.quantile(values, [0.1, 0.9])))
     assert values.min() < ends[0]
     assert ends[1] < values.max()
-
-
-def test_a_band_is_the_range_of_five_seeds_and_the_middle_of_six() -> None:
-    assert [marks.kind_of_band(seeds) for seeds in (5, 6)] == [marks.RANGE, marks.MIDDLE]
-    assert marks.band_ends(np.arange(5)) == (0, 4)
-    assert marks.band_ends(np.arange(6)) == pytest.approx((0.5, 4.5))
-
-
-def test_arms_of_one_size_are_rows_not_sizes() -> None:
-    figure = FIGURES["learning_rate_sensitivity"](small("one size"))
-    bottom = figure.axes[-1]
-    arms = judge(points(small("one size").runs))["arm"].unique()
-    assert [label.get_text() for label in bottom.get_yticklabels()] == list(arms)
-    dots = [line for line in bottom.get_lines() if line.get_marker() == "o"]
-    assert [[round(float(y)) for y in line.get_ydata()] for line in dots] == [list(range(len(arms)))] * 2
-    whole, part = (line.get_ydata() for line in dots)
-    assert (np.abs(whole - part) > 0.2).all(), "neither hides the other"
 
 
 def hovers(drawn: str) -> list[list[str]]:
@@ -493,33 +457,6 @@ def test_figures_for_a_paper(
     assert main(["report", str(folder), "--format", "pdf", "--width", "3.5"]) == 0
     assert path.read_bytes() == content
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--format", "pfd"], "unknown format 'pfd'; nearest: pdf"),
-        (["--format", "pdf", "--width", "wide"], "--width must be a number of inches from 2 to 20, not 'wide'"),
-        (["--format", "png", "--width", "nan"], "--width must be a number of inches from 2 to 20, not 'nan'"),
-        (["--format", "png", "--width", "0.5"], "--width must be a number of inches from 2 to 20, not '0.5'"),
-        (["--width", "3"], "--width goes with --format pdf or --format png"),
-        (["--from", "pdf"], "unknown option '--from'"),
-        (["--format"], "--format wants a value"),
-    ],
-)
-def test_a_paper_that_makes_no_sense_is_refused_in_one_line(
-    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(tmp_path), *words]) == 2
-    said = capsys.readouterr().err
-    assert line in said
-    assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_to_draw_is_a_refusal() -> None:
-    with pytest.raises(RequestError, match="nothing to draw"):
-        FIGURES["best_loss_with_size"](small("one run"))
 
 
 def test_a_label_of_a_thousand_letters_is_shortened_with_both_its_ends() -> None:

@@ -22,8 +22,7 @@ import planted
 from lab.__main__ import main
 from lab.core.registry import TRACKERS
 from lab.records import plans, store
-from lab.records.export import destinations
-from lab.records.trackers import FleetTracker, Value, readable_name, tag
+from lab.records.trackers import Value, readable_name, tag
 from lab.sweeping import job
 from lab.sweeping.planner import points
 from lab.sweeping.progress import FleetProgress
@@ -139,14 +138,6 @@ def test_a_folder_of_tensorboard_says_what_the_run_is_and_ends_in_its_id(tmp_pat
     assert readable_name("0123456789abcdef", {}).endswith("0123456789abcdef")
 
 
-def test_runs_are_opened_when_the_block_is_entered_and_finished_when_it_is_left(tmp_path: Path) -> None:
-    tracked = FleetTracker(TRACKERS["planted"](), tmp_path, {"a": {}, "b": {}}, lambda line: pytest.fail(line))
-    assert not Heard.all
-    with tracked:
-        assert set(Heard.all) == {"a", "b"}
-    assert [run.finished for run in Heard.all.values()] == [1, 1]
-
-
 @pytest.mark.parametrize("place", few(["begin", "log", "end", "finish"], 2))
 def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heard, "breaks_at", place)
@@ -159,22 +150,6 @@ def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.Mon
     pd.testing.assert_frame_equal(tracked.metrics, trained("untracked").metrics)
     opened = [run for run in Heard.all.values() if place != "begin"]
     assert [run.finished for run in opened] == [1] * len(opened)
-
-
-def test_of_a_fleet_that_is_halved_all_is_told_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Fleet.step
-
-    def short(fleet: Fleet, at: int) -> Any:
-        if at == 5 and fleet.runs > 1:
-            raise MemoryError
-        return step(fleet, at)
-
-    monkeypatch.setattr(Fleet, "step", short)
-    _, metrics, _ = trained("runs/two", "planted")
-    for name, run in Heard.all.items():
-        steps = [step for step, _, _ in run.logged]
-        assert steps == sorted(steps)
-        assert rows(metrics)[name] <= {(step, tag, repr(value)) for step, tag, value in run.logged}
 
 
 def test_a_tracker_hears_all_of_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,40 +234,6 @@ def test_csv_holds_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(runs["optimizer.lr"]) == list(records.runs["optimizer.lr"])
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["runs/two", "--to", "tensorbord"], "cannot export to 'tensorbord'; nearest: tensorboard"),
-        (["runs/two", "--to", "none"], "cannot export to 'none'; known: csv, "),
-        (["nowhere", "--to", "csv"], "no results folder nowhere"),
-        (["empty", "--to", "csv"], "no runs in empty"),
-        (["runs/two"], "lab export DIR --to csv|"),
-        (["runs/two", "--to"], "--to wants a value"),
-        (["--to", "csv"], "lab export DIR --to csv|"),
-        (["runs/two", "--too", "csv"], "unknown option '--too'; nearest: --to"),
-        (["runs/two", "--to", "planted", "--out", "file"], "cannot export to planted: FileExistsError: "),
-        (["runs/two", "--to", "trackio", "--out", "x"], "trackio keeps runs where TRACKIO_DIR says"),
-    ],
-)
-def test_what_cannot_be_exported(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("empty").mkdir()
-    Path("file").touch()
-    left_behind("runs/two")
-    assert lab("export", *words) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"lab: {line}")
-
-
-def test_a_failing_export_finishes_what_it_began(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left_behind("runs/two")
-    monkeypatch.setattr(Heard, "breaks_at", "log")
-    assert lab("export", "runs/two", "--to", "planted") == 2
-    assert "lab: cannot export to planted: OSError: no network in log" in capsys.readouterr().err
-    assert [run.finished for run in Heard.all.values()] == [1]
-
-
 def test_csv_needs_neither_torch_nor_a_tracker() -> None:
     left_behind("runs/two")
     program = (
@@ -301,13 +242,6 @@ def test_csv_needs_neither_torch_nor_a_tracker() -> None:
     )
     words = [sys.executable, "-c", program, "export", "runs/two", "--to", "csv"]
     assert subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
-def test_every_destination_is_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("--help") == 0
-    said = capsys.readouterr().out
-    assert "|".join(["csv", "tensorboard", "wandb", "trackio"]) in said
-    assert set(destinations()) == {"csv", "tensorboard", "wandb", "trackio", "planted"}
 
 
 # The trackers themselves: what a run leaves in their files, trained with one process a fleet, and exported.

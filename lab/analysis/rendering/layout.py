@@ -316,7 +316,9 @@ def svg(figure: Drawing, name: str) -> str:
         points.line.set_gid(group_id)
     with style.drawn_for(style.page()), io.BytesIO() as file:
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        root = ElementTree.fromstring(file.getvalue())
+        # comments hold the text of labels, whose letters are drawn as paths
+        keeping = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+        root = ElementTree.fromstring(file.getvalue(), keeping)
     for group in root.iter(f"{{{SVG}}}g"):
         group_id = group.attrib.pop("id", "")  # nothing refers to groups
         if group_id in texts_by_id:
@@ -328,10 +330,8 @@ def svg(figure: Drawing, name: str) -> str:
     for element in root.iter():
         if "id" in element.attrib:
             element.set("id", f"{name}-{element.attrib['id']}")
-        if LINK in element.attrib:
-            element.set(LINK, element.attrib[LINK].replace("#", f"#{name}-", 1))
-        if "clip-path" in element.attrib:
-            element.set("clip-path", element.attrib["clip-path"].replace("#", f"#{name}-", 1))
+        for reference in {LINK, "clip-path"} & set(element.attrib):
+            element.set(reference, element.attrib[reference].replace("#", f"#{name}-", 1))
         if "d" in element.attrib:
             element.set("d", _shorten(element.attrib["d"]))
         if element.text is not None and not element.text.strip():
