@@ -61,12 +61,12 @@ def fleet(*changes: str, seeds: tuple[int, ...] = ()) -> Fleet:
     """A fleet of which each run makes another change where it spikes; none if it is empty."""
     made = brief(Fleet(configs(*(f"seed={seed}" for seed in seeds or [0] * len(changes)), shared=(*BRANCH, *STEPS))))
     assert made.control
-    usual = made.control.responder.responses[0]
+    usual = made.control.responses[0]
     assert isinstance(usual, Branch)
     for run, change in enumerate(changes):
         if change:
             spiking = Spiking(**{**vars(usual), "change": change, "start": 0})
-            made.control.responder.responses[run] = spiking
+            made.control.responses[run] = spiking
     return made
 
 

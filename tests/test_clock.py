@@ -59,7 +59,7 @@ def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple
     """A fleet with armed responses, some of whose runs act after step 9."""
     made = brief(Fleet(configs(*per_run, shared=(*ARMED, *SNAPSHOTS, *shared))))
     for run, action in (actions or {}).items():
-        control(made).responder.responses[run] = AtStep(action=action)
+        control(made).responses[run] = AtStep(action=action)
     return made
 
 
@@ -130,7 +130,7 @@ def test_what_going_back_costs_adds_up_over_spikes() -> None:
         for _ in range(10):
             control(made).before_step()
             control(made).after_step()
-        control(made).responder.carry_out(0, Action(rewind=4, skip=skip))
+        control(made).carry_out(0, Action(rewind=4, skip=skip))
     outcome = control(made).logs[0].outcome()
     assert (outcome["rewound_steps"], outcome["skipped_batches"]) == (4 + 4, 5 + 2)
 
@@ -242,8 +242,8 @@ def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) ->
     needed = ("model.depth=1", "steps=8", "schedule.warmup=2", *NEEDED.get(name, ()))
     answering = brief(Fleet(configs("", shared=(f"response={name}", *needed))))
     silent = brief(Fleet(configs("", shared=[key for key in needed if not key.startswith("response.")])))
-    read = control(answering).monitor.read
-    control(answering).monitor.read = lambda *about: {  # type: ignore[method-assign]
+    read = control(answering).read
+    control(answering).read = lambda *about: {  # type: ignore[method-assign]
         run: reading._replace(spike_begins=reading.step == 4) for run, reading in read(*about).items()
     }
     losses = [records(made)[0].outcome["final_val_loss"] for made in (answering, silent)]
@@ -297,7 +297,7 @@ def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
         control(made).before_step()
         control(made).after_step()
         if step == 11:
-            control(made).responder.carry_out(0, Action(rewind=4))
+            control(made).carry_out(0, Action(rewind=4))
     assert control(made).clock.step_r.tolist() == [8]  # before the factor was set, after step 9
     assert control(made).clock.lr_factor_r.tolist() == [0.5]
 
@@ -307,7 +307,7 @@ def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
     for name, tensor in made.tensors().items():
         if name.startswith("adam."):
             tensor.fill_(7.0)
-    control(made).responder.carry_out(0, Action(reset="moments"))
+    control(made).carry_out(0, Action(reset="moments"))
     moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
     assert all(not tensor[0].any() for tensor in moments)
     assert all((tensor[1] == 7).all() for tensor in moments)
@@ -395,7 +395,7 @@ def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
         made.before_step()
         made.after_step()
     made.logs[0].watch.first = 9
-    made.responder.carry_out(0, Action(rewind=4))
+    made.carry_out(0, Action(rewind=4))
     assert made.logs[0].ending == "recovered"
     assert [kind for _, _, kind, *_ in made.logs[0].events] == ["recovered", "rewind"]
 

@@ -1,4 +1,4 @@
-"""Gradients of single examples: those of batches of one, and the noise that micro-batches estimate."""
+"""The noise of gradients of single examples, and its estimate from micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from example_noise import example_noise
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 from lab.training import accumulation
-from lab.training.accumulation import example_gradients
 from lab.training.fleet import Fleet
 from small import configs
 
@@ -25,14 +24,6 @@ def fleet() -> Fleet:
 @pytest.fixture(scope="module")
 def windows_nt(fleet: Fleet) -> torch.Tensor:
     return fleet.feed.loader.batch(0)[0]
-
-
-def test_each_example_has_the_gradient_of_a_batch_of_one(fleet: Fleet, windows_nt: torch.Tensor) -> None:
-    gradients = example_gradients(fleet.step_function.gradients_of, fleet.state.weights, windows_nt)
-    for index, window_t in enumerate(windows_nt):
-        alone, _ = fleet.step_function.gradients_of(fleet.state.weights, window_t.expand(1, 1, -1))
-        for name, gradient in alone.items():
-            torch.testing.assert_close(gradients[name][index], gradient[0], rtol=1e-12, atol=1e-14)
 
 
 def pairings(windows_nt: torch.Tensor) -> Iterator[list[torch.Tensor]]:

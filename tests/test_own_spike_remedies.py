@@ -42,8 +42,8 @@ def events(*, only_new: bool, skip: int) -> list[tuple[str, int, int, float]]:
     settings = ("response=rewind_and_skip", "response.rewind=4", "response.snapshot_every=6", "steps=16")
     made = brief(Fleet(configs("seed=0", shared=(*settings, "schedule.warmup=2", "optimizer.clip=inf"))))
     assert made.control
-    usual = made.control.responder.responses[0]
-    made.control.responder.responses[0] = Spiking(**{**vars(usual), "only_new": only_new, "skip": skip})
+    usual = made.control.responses[0]
+    made.control.responses[0] = Spiking(**{**vars(usual), "only_new": only_new, "skip": skip})
     for _ in train(made):
         pass
     return [(kind, step, batch, value) for step, batch, kind, value, _ in made.control.logs[0].events]

@@ -148,7 +148,7 @@ def test_the_recipe_of_welm_goes_back_leaves_out_batches_lowers_the_rate_and_res
     assert made.control is not None
     rescale(made, 0, TOO_SMALL)
     made.control.before_step()  # takes a snapshot
-    made.control.responder.carry_out(0, action)
+    made.control.carry_out(0, action)
     assert made.state.links["loss_scale"]["scale"].tolist() == [65536.0]
     assert [event[2:4] for event in made.control.logs[0].events][-2:] == [
         ("fresh_loss_scale", TOO_SMALL),

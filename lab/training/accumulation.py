@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add as plus
 from typing import Any, NamedTuple
@@ -113,7 +113,8 @@ def add(
     weight_r = targets_r if fp16 is None else fp16.workers(targets_r) * fp16.scale_r
     for name, gradient in gradients.items():
         total = sums.gradients[name]
-        weighed = torch.where(_counts(targets_r, gradient), gradient * over(weight_r, gradient), 0.0)
+        counts: Any = over(targets_r, gradient)
+        weighed = torch.where(counts > 0, gradient * over(weight_r, gradient), 0.0)
         if fp16 is None:
             total.add_(weighed)
         else:
@@ -167,25 +168,6 @@ def add_noise(
         announce("noise", "", sums.noise)
 
 
-GradientsOf = Callable[[dict[str, Tensor], Tensor], tuple[Mapping[str, Tensor], Tensor]]
-
-
-def example_gradients(
-    gradients_of: GradientsOf, weights: Mapping[str, Tensor], windows_nt: Tensor
-) -> Mapping[str, Tensor]:
-    """Gradient of each window's mean loss ``[n ...]``, all in one backward pass, for small models.
-
-    Runs do not see one another, so each example takes the place of a run with the same weights.
-
-    Args:
-        gradients_of: gradients and loss of weights ``[r ...]`` and windows ``[r b t+1]``; numbers per run are alike.
-        weights: of one run, with the leading axis of one.
-        windows_nt: tokens, a window per example.
-    """
-    copies = {name: weight.expand(len(windows_nt), *weight.shape[1:]) for name, weight in weights.items()}
-    return gradients_of(copies, windows_nt.unsqueeze(1))[0]
-
-
 def clear_noise(sums: Accumulation) -> None:
     """Begin a new interval of measurement."""
     for sum_r in sums.noise.values():
@@ -199,13 +181,6 @@ def _squares(gradients: Mapping[str, Tensor], groups: Mapping[str, Tensor]) -> d
         if group_of(name) in squares:
             squares[group_of(name)] = squares[group_of(name)] + whole(gradient.square().flatten(1).sum(1))
     return squares
-
-
-def _counts(targets_r: Tensor, tensor_r: Tensor) -> Tensor:
-    """Whether a run has targets, shaped to meet the tensor."""
-    wide: Any = over(targets_r, tensor_r)
-    counts: Tensor = wide > 0
-    return counts
 
 
 def combine(probe: str, values: Sequence[Tensor]) -> Tensor:

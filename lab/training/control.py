@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -86,37 +86,77 @@ class Restarts:
             self.clock.age_r[run] = 0
 
 
-class Monitor:
-    """Reads every run of a fleet; all it changes is their logs.
+class Control:
+    """Lets every run of a fleet go at its own pace, from its first update to its end.
+
+    A run ends once it has made all its updates.  One that went back takes more iterations than the others, whose final
+    state is kept aside meanwhile.  So all runs make the same number of updates that count; what going back cost is in
+    ``rewound_steps`` and ``skipped_batches``.  A run stalls, and ends, when ``STALLED_FOR`` updates in a row are left
+    out, ``FLOOR_FOR`` at the floor of the loss scale, or more in all than it has steps.
 
     Args:
         configs: of each run.
-        clock: where each run stands.
-        logs: of each run.
+        state: of the fleet; a step writes its readings.
+        reset: puts a run's state of a link, or of the loss scale, to what it was before the first update.
     """
 
-    def __init__(self, configs: Sequence[RunConfig], clock: Clock, logs: Sequence[RunLog]) -> None:
-        self.clock, self.logs, self.steps = clock, logs, configs[0].steps
+    def __init__(self, configs: Sequence[RunConfig], state: TrainingState, reset: Reset) -> None:
+        self.steps, self.tensors = configs[0].steps, state.tensors()
+        self.readings, self.loss_scale = state.readings, state.loss_scale
+        self.clock, self.logs = Clock.begin(len(configs)), [RunLog() for _ in configs]
+        self.restarts = Restarts(configs, self.clock, self.logs, reset)
         self.bursts = [config.burst.entry if config.burst else None for config in configs]
+        self.responses = [config.response.entry if config.response else Response() for config in configs]
+        self.snapshot_every = self.responses[0].snapshot_every
+        self.snapshots = Snapshots(self.tensors, self.responses[0].snapshots)
+        self.iterations = 0  # steps of the fleet, in which a run may go back or leave out its update
+        self.final: dict[int, dict[str, Tensor]] = {}  # states of the runs that have ended
 
-    def look_ahead(self, run: int) -> None:
-        """Note a burst that begins with the next batch."""
-        burst, log, at = self.bursts[run], self.logs[run], self.clock.at(run)
-        if burst:
-            was_in_burst, log.in_burst = log.in_burst, burst.covers(at[1], self.steps)
-            if log.in_burst and not was_in_burst:
-                log.note(at, "burst", burst.share(at[1], self.steps), "share of the sequences")
+    @property
+    def has_ended(self) -> bool:
+        """Whether all runs have."""
+        return len(self.final) == len(self.logs)
 
-    def read(self, runs: Iterable[int], measured: Mapping[str, Sequence[float]]) -> dict[int, Reading]:
-        """Log the losses of these runs, and spikes that begin or end with them.
+    def steps_now(self) -> tuple[int, ...]:
+        """The step that each run makes next; -1 for one that has ended."""
+        return tuple(-1 if run in self.final else step for run, step in enumerate(self.clock.step_r.tolist()))
+
+    def _running(self) -> list[int]:
+        return [run for run in range(len(self.logs)) if run not in self.final]
+
+    def before_step(self) -> None:
+        """Take a snapshot if one is due, and note bursts that begin with the next batch."""
+        if self.snapshot_every and self.iterations % self.snapshot_every == 0:
+            self.snapshots.take(self.clock)
+        for run in self._running():
+            burst, log, at = self.bursts[run], self.logs[run], self.clock.at(run)
+            if burst:
+                was_in_burst, log.in_burst = log.in_burst, burst.covers(at[1], self.steps)
+                if log.in_burst and not was_in_burst:
+                    log.note(at, "burst", burst.share(at[1], self.steps), "share of the sequences")
+
+    def after_step(self) -> None:
+        """Read what the update measured, count it, and carry out what the responses ask for."""
+        self.iterations += 1
+        measured = {name: self.readings[name].tolist() for name in ("loss", "norm", "kept", "at_floor")}
+        for run, reading in self.read(measured).items():
+            updated = bool(measured["kept"][run])
+            self.logs[run].count(self.clock.at(run), reading.norm, updated=updated)
+            self.clock.tick(run, updated=updated)
+            self._respond(run, reading)
+            self._end_if_done(run, measured["at_floor"][run])
+        if any(math.isfinite(log.usual_loss) for log in self.logs):
+            self._write_usual_losses()
+
+    def read(self, measured: Mapping[str, Sequence[float]]) -> dict[int, Reading]:
+        """Log the losses of the runs under way, and spikes that begin or end with them.
 
         Args:
-            runs: those to read.
             measured: ``loss``, ``norm`` and ``kept`` of every run.
         """
         medians, deviations = (number_r.tolist() for number_r in self._statistics())
         readings = {}
-        for run in runs:
+        for run in self._running():
             loss, at, spike_begins = measured["loss"][run], self.clock.at(run), False
             if measured["kept"][run] or math.isfinite(loss):  # else an overflow: the run is as it was
                 spike_begins = self.logs[run].add(at, loss, medians[run], deviations[run])
@@ -133,37 +173,7 @@ class Monitor:
                 row_w[: len(log.losses)] = log.losses[-WINDOW:]
         return window_statistics(window_rw)
 
-
-class Responder:
-    """Carries out on single runs what their responses ask for.
-
-    Args:
-        configs: of each run.
-        state: of the fleet.
-        clock: where each run stands.
-        logs: of each run.
-        restarts: what resets an optimizer or a loss scale.
-    """
-
-    def __init__(
-        self,
-        configs: Sequence[RunConfig],
-        state: TrainingState,
-        clock: Clock,
-        logs: Sequence[RunLog],
-        restarts: Restarts,
-    ) -> None:
-        self.state, self.clock, self.logs, self.restarts = state, clock, logs, restarts
-        self.responses: list[Response] = [c.response.entry if c.response else Response() for c in configs]
-        self.snapshot_every = self.responses[0].snapshot_every
-        self.snapshots = Snapshots(state.tensors(), self.responses[0].snapshots)
-
-    def take_snapshot(self, iteration: int) -> None:
-        """Take a snapshot of all runs if one is due before this iteration."""
-        if self.snapshot_every and iteration % self.snapshot_every == 0:
-            self.snapshots.take(self.clock)
-
-    def respond(self, run: int, reading: Reading) -> None:
+    def _respond(self, run: int, reading: Reading) -> None:
         """Show a reading to the response of a run, and carry out what it asks for."""
         response, log = self.responses[run], self.logs[run]
         log.usual_loss = response.usual_loss(log.usual_loss, reading.loss)
@@ -171,10 +181,10 @@ class Responder:
         if action:
             self.carry_out(run, action)
 
-    def write_usual_losses(self) -> None:
+    def _write_usual_losses(self) -> None:
         """Write down the usual losses for the gates of the next update."""
         usual_losses = [log.usual_loss for log in self.logs]
-        self.state.readings["usual_loss"].copy_(torch.tensor(usual_losses, dtype=torch.float64))
+        self.readings["usual_loss"].copy_(torch.tensor(usual_losses, dtype=torch.float64))
 
     @torch.no_grad()
     def carry_out(self, run: int, action: Action) -> None:
@@ -192,7 +202,7 @@ class Responder:
             self.restarts.reset_optimizer(run, action.reset)
             log.note(clock.at(run), "reset", 0.0, f"{action.reset.replace('_', ' ')} of the optimizer")
         if action.fresh_loss_scale:
-            log.note(clock.at(run), "fresh_loss_scale", float(self.state.loss_scale["scale"][run]), "scale before")
+            log.note(clock.at(run), "fresh_loss_scale", float(self.loss_scale["scale"][run]), "scale before")
             self.restarts.reset(run, "loss_scale")
         for part, updates in (("weights", action.rewind_weights), ("moments", action.rewind_moments)):
             if updates is not None:
@@ -215,61 +225,6 @@ class Responder:
         if was_in_spike:
             log.end_spike(at, "recovered")
         log.note(at, "rewind", before - at[0], f"from step {before}")
-
-
-class Control:
-    """Lets every run of a fleet go at its own pace, from its first update to its end.
-
-    A run ends once it has made all its updates.  One that went back takes more iterations than the others, whose final
-    state is kept aside meanwhile.  So all runs make the same number of updates that count; what going back cost is in
-    ``rewound_steps`` and ``skipped_batches``.  A run stalls, and ends, when ``STALLED_FOR`` updates in a row are left
-    out, ``FLOOR_FOR`` at the floor of the loss scale, or more in all than it has steps.
-
-    Args:
-        configs: of each run.
-        state: of the fleet; a step writes its readings.
-        reset: puts a run's state of a link, or of the loss scale, to what it was before the first update.
-    """
-
-    def __init__(self, configs: Sequence[RunConfig], state: TrainingState, reset: Reset) -> None:
-        self.steps, self.readings, self.tensors = configs[0].steps, state.readings, state.tensors()
-        self.clock, self.logs = Clock.begin(len(configs)), [RunLog() for _ in configs]
-        self.monitor = Monitor(configs, self.clock, self.logs)
-        self.restarts = Restarts(configs, self.clock, self.logs, reset)
-        self.responder = Responder(configs, state, self.clock, self.logs, self.restarts)
-        self.iterations = 0  # steps of the fleet, in which a run may go back or leave out its update
-        self.final: dict[int, dict[str, Tensor]] = {}  # states of the runs that have ended
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all runs have."""
-        return len(self.final) == len(self.logs)
-
-    def steps_now(self) -> tuple[int, ...]:
-        """The step that each run makes next; -1 for one that has ended."""
-        return tuple(-1 if run in self.final else step for run, step in enumerate(self.clock.step_r.tolist()))
-
-    def _running(self) -> list[int]:
-        return [run for run in range(len(self.logs)) if run not in self.final]
-
-    def before_step(self) -> None:
-        """Take a snapshot if one is due, and note bursts that begin."""
-        self.responder.take_snapshot(self.iterations)
-        for run in self._running():
-            self.monitor.look_ahead(run)
-
-    def after_step(self) -> None:
-        """Read what the update measured, count it, and carry out what the responses ask for."""
-        self.iterations += 1
-        measured = {name: self.readings[name].tolist() for name in ("loss", "norm", "kept", "at_floor")}
-        for run, reading in self.monitor.read(self._running(), measured).items():
-            updated = bool(measured["kept"][run])
-            self.logs[run].count(self.clock.at(run), reading.norm, updated=updated)
-            self.clock.tick(run, updated=updated)
-            self.responder.respond(run, reading)
-            self._end_if_done(run, measured["at_floor"][run])
-        if any(math.isfinite(log.usual_loss) for log in self.logs):
-            self.responder.write_usual_losses()
 
     @torch.no_grad()
     def _end_if_done(self, run: int, at_floor: float) -> None:
@@ -297,7 +252,7 @@ class Control:
             "clock": self.clock.state(),
             "logs": [asdict(log) for log in self.logs],
             "moments": self.iterations,
-            "ring": self.responder.snapshots.ring,
+            "ring": self.snapshots.ring,
             "final": self.final,
         }
 
@@ -307,7 +262,7 @@ class Control:
         self.clock.restore(state["clock"])
         self.logs[:] = [RunLog.restored(log) for log in state["logs"]]
         self.iterations = state["moments"]
-        self.responder.snapshots.ring = [
+        self.snapshots.ring = [
             {**snapshot, "tensors": {name: tensor.to(device) for name, tensor in snapshot["tensors"].items()}}
             for snapshot in state["ring"]
         ]
@@ -315,4 +270,4 @@ class Control:
             run: {name: tensor.to(device) for name, tensor in tensors.items()}
             for run, tensors in state["final"].items()
         }
-        self.responder.write_usual_losses()
+        self._write_usual_losses()
