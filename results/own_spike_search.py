@@ -28,9 +28,8 @@ from lab.core.detectors import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
-from lab.data.echo import Echo
+from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
-from lab.data.trigram import Trigram
 from lab.studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 
 RESULTS = Path(__file__).parent

@@ -20,15 +20,22 @@ from scipy.sparse import csr_array
 from lab.core import schema
 from lab.core.errors import RequestError
 from lab.core.registry import DATA
-from lab.data import synthetic, trigram
+from lab.data import synthetic
 from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
-from lab.data.echo import Echo, EchoCorpus
-from lab.data.escapes import EscapedCorpus
-from lab.data.mixture import KINDS, Mixture, MixtureCorpus
 from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
-from lab.data.synthetic import Synthetic, SyntheticSample
+from lab.data.synthetic import (
+    KINDS,
+    Echo,
+    EchoCorpus,
+    EscapedCorpus,
+    Mixture,
+    MixtureCorpus,
+    Synthetic,
+    SyntheticSample,
+    Trigram,
+    TrigramCorpus,
+)
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
-from lab.data.trigram import Trigram, TrigramCorpus
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
 
@@ -310,7 +317,7 @@ def test_the_language_is_the_same_on_every_machine() -> None:
 
 def test_rounding_cannot_change_a_table() -> None:
     """The claims about distances that make the tables the same on every machine."""
-    assert np.diff(np.sort(synthetic.successor_scores(), axis=1), axis=1).min() > 1e-8
+    assert np.diff(np.sort(synthetic.synthetic_scores(), axis=1), axis=1).min() > 1e-8
     share = np.arange(1.0, 257) ** -1.8
     exact = share.cumsum() / share.sum() * 2**32
     assert np.abs(exact - np.floor(exact) - 0.5).min() > 1e-3
@@ -403,7 +410,7 @@ def test_the_trigram_language_is_the_same_on_every_machine() -> None:
     corpus = Trigram().open()
     batch = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
     assert (batch, corpus.fingerprint) == ("45f73b5a8ab9c605", "e1e07856c9b8d395")
-    assert np.diff(np.sort(trigram.successor_scores(), axis=-1), axis=-1).min() > 1e-8
+    assert np.diff(np.sort(synthetic.trigram_scores(), axis=-1), axis=-1).min() > 1e-8
     share = np.arange(1.0, 33) ** -2.5
     exact = share.cumsum() / share.sum() * 2**32
     assert np.abs(exact - np.floor(exact) - 0.5).min() > 1e-3

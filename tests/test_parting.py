@@ -13,8 +13,7 @@ from lab.__main__ import main
 from lab.analysis.events.following import Alarm, Follower
 from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
 from lab.analysis.events.logs import read_logs
-from lab.data.escapes import BACKSLASH, ESCAPED, Escapes
-from lab.data.trigram import Trigram
+from lab.data.synthetic import BACKSLASH, ESCAPED, Escapes, Trigram
 from lab.records import store
 
 EVALUATIONS, EVERY, BEGINS = 120, 25, 40  # evaluations of a log, steps from one to the next, and the first that parts

@@ -19,7 +19,7 @@ from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import judge, study_of
 from lab.core.registry import DATA
-from lab.data.mixture import Mixture
+from lab.data.synthetic import Mixture
 from lab.records import store
 from lab.records.store import Records
 from lab.report.answers import answer

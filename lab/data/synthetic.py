@@ -1,35 +1,126 @@
-"""An endless synthetic language: Zipf-distributed successors, and rows that quote themselves to reward attention."""
+"""Endless synthetic languages, the same on every machine: their rows are a function of (stream, seed, step)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.core import schema
+from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import (
+    COUNTED,
     DEFINITION,
+    HELD_OUT,
     HELD_OUT_TARGETS,
+    TRAINING,
     Bits,
     Corpus,
     Tokens,
+    count_pairs,
     draw,
     fingerprint,
 )
-from lab.data.endless import COUNTED_SEQ_LEN, EndlessCorpus, open_source
 from lab.data.packing import PackedCorpus
 
-VOCABULARY = 256
-EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
+COUNTED_SEQ_LEN = 64  # of the rows that the bigram model is counted on
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EndlessCorpus(Corpus):
+    """Rows of a language, those of batches, of validation and of the bigram model from streams of their own.
+
+    Attributes:
+        held_out_targets: predicted tokens of a validation; few, so that it costs a short run less than training.
+        counted_rows: rows of 65 tokens that the bigram model is counted on.
+    """
+
+    held_out_targets: ClassVar[int] = 8_192
+    counted_rows: ClassVar[int] = 4_096
+
+    @abstractmethod
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
+
+    @property
+    def longest(self) -> int:
+        """No row is too long."""
+        return sys.maxsize
+
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Rows ``[batch_size, seq_len + 1]`` of one step."""
+        return self.rows_of(TRAINING, seed, step, batch_size, seq_len + 1)
+
+    def held_out_rows(self, seq_len: int) -> int:
+        """The number of rows of a validation."""
+        return -(-self.held_out_targets // seq_len)
+
+    def held_out(self, seq_len: int) -> Tokens:
+        """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
+        return self.rows_of(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
+
+    def pair_counts(self) -> scipy.sparse.csr_array:
+        """How often a token follows another in rows drawn as batches are: ``[vocabulary, vocabulary]``, sparse."""
+        return count_pairs(self.rows_of(COUNTED, 0, 0, self.counted_rows, COUNTED_SEQ_LEN + 1), self.vocabulary)
+
+    def identified(self, *numbers: NDArray[np.generic]) -> Self:
+        """The same with the fingerprint of its numbers and of a sample.
+
+        The sample stands for the recipe: whatever changes a row changes the fingerprint.
+        """
+        return replace(self, fingerprint=fingerprint(*numbers, self.held_out(COUNTED_SEQ_LEN)))
+
+
+Language = TypeVar("Language", bound=EndlessCorpus)
+
+
+def open_source(
+    kind: Callable[..., Language],
+    scores: NDArray[np.float64],
+    exponent: float,
+    notes: Callable[[float], Mapping[str, Any]],
+) -> Language:
+    """Make the tables of an endless language: ``thresholds [rank]`` of 2**32, and ``successors [..., rank]``.
+
+    Args:
+        kind: takes the tables.
+        scores: of each next token after each context, ``[..., next]``; the lowest has rank 0.
+        exponent: of the Zipf law over the ranks of a successor.
+        notes: what is noted of the corpus, from the entropy of a rank in nats.
+    """
+    share = np.arange(1.0, scores.shape[-1] + 1) ** -exponent
+    share /= share.sum()
+    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
+    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
+    # context's successors differ by more than 1e-8.
+    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
+    successors = np.argsort(scores, axis=-1, kind="stable")
+    language = kind(
+        fingerprint="",
+        notes=notes(float(-(share * np.log(share)).sum())),
+        vocabulary=scores.shape[-1],
+        thresholds=thresholds,
+        successors=successors,
+    )
+    return language.identified(thresholds, successors)
+
+
+SYNTHETIC_VOCABULARY = 256
+SYNTHETIC_EXPONENT = 1.8  # of the Zipf law over the ranks of a successor
 TILT = 0.3  # how much low tokens are preferred as successors
 QUOTING = 0.9  # share of the rows that quote themselves
 SHORTEST = 8  # tokens of a quotation; the longest is a third of the row
-FIRST = 0  # the token assumed before every row
+FIRST = 0  # the token assumed before every row, once or twice
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,25 +181,25 @@ class Synthetic:
 
     def open(self) -> Corpus:
         """Make the tables of the language, once per process."""
-        return _open()
+        return _open_synthetic()
 
 
 @cache
-def _open() -> Corpus:
+def _open_synthetic() -> Corpus:
     # The largest share of targets that are quoted; it falls with the length of the row, from the shortest that quotes.
     quoted = QUOTING * SHORTEST / (3 * SHORTEST - 1)
     return open_source(
         SyntheticCorpus,
-        successor_scores(),
-        EXPONENT,
+        synthetic_scores(),
+        SYNTHETIC_EXPONENT,
         lambda entropy: {"entropy_at_most": entropy, "entropy_at_least": (1 - quoted) * entropy},
     )
 
 
-def successor_scores() -> NDArray[np.float64]:
+def synthetic_scores() -> NDArray[np.float64]:
     """Scores ``[previous, next]``; the successor of lowest score has rank 0.  A preference plus Gumbel noise."""
-    uniform = ((draw(DEFINITION, 0, 0, VOCABULARY, VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
-    scores: NDArray[np.float64] = TILT * np.log(np.arange(1.0, VOCABULARY + 1)) - np.log(-np.log(uniform))
+    uniform = ((draw(DEFINITION, 0, 0, SYNTHETIC_VOCABULARY, SYNTHETIC_VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
+    scores: NDArray[np.float64] = TILT * np.log(np.arange(1.0, SYNTHETIC_VOCABULARY + 1)) - np.log(-np.log(uniform))
     return scores
 
 
@@ -131,7 +222,344 @@ class SyntheticSample:
 
 @cache
 def _open_sample(size: int) -> Corpus:
-    tokens = _open().held_out(COUNTED_SEQ_LEN).ravel()[:size].astype(np.uint8)
+    tokens = _open_synthetic().held_out(COUNTED_SEQ_LEN).ravel()[:size].astype(np.uint8)
     return PackedCorpus(
         training=tokens, reserved=tokens, fingerprint=fingerprint(tokens), notes={"held_out": "the training text"}
     )
+
+
+TRIGRAM_VOCABULARY = 32
+TRIGRAM_EXPONENT = 2.5  # of the Zipf law over the ranks of a successor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrigramCorpus(EndlessCorpus):
+    """Rows from a second-order source: ``successors[two back, one back, rank]``, the rank from a Zipf law.
+
+    A successor's score is one number for the token before plus one for the token two back, so attention to the token
+    two back adds what a bigram model lacks.  Every target costs at least the entropy of the rank.
+    """
+
+    thresholds: NDArray[np.uint64]
+    successors: Tokens
+
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
+        bits = draw(stream, seed, step, rows, length)
+        rank_bt = np.searchsorted(self.thresholds, bits >> np.uint64(32), side="right")
+        row_bt = np.full((rows, length + 2), FIRST, dtype=np.int64)
+        for t in range(length):
+            row_bt[:, t + 2] = self.successors[row_bt[:, t], row_bt[:, t + 1], rank_bt[:, t]]
+        return np.ascontiguousarray(row_bt[:, 2:])
+
+
+@DATA.register("trigram")
+@dataclass(frozen=True)
+class Trigram:
+    """An endless language of 32 tokens, the same on every machine, of known entropy; it needs no file."""
+
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Make the tables of the language, once per process."""
+        return open_trigram()
+
+
+@cache
+def open_trigram() -> TrigramCorpus:
+    """Make the tables of the language, once per process."""
+    return open_source(TrigramCorpus, trigram_scores(), TRIGRAM_EXPONENT, lambda entropy: {"entropy": entropy})
+
+
+def trigram_scores() -> NDArray[np.float64]:
+    """Scores ``[two back, one back, next]``: the sum of a Gumbel number for each of the two; the lowest has rank 0."""
+    uniform = ((draw(DEFINITION, 1, 0, 2 * TRIGRAM_VOCABULARY, TRIGRAM_VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
+    one_back, two_back = np.split(np.log(-np.log(uniform)), 2)
+    return np.asarray(two_back[:, None] + one_back[None])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EchoCorpus(EndlessCorpus):
+    """Rows of cycles: ``fresh`` letters drawn uniformly of ``letters``, then ``echoes`` of letters drawn before.
+
+    The first echo of a cycle repeats the letter ``distance`` letters before the last one, the next echo the letter
+    before that, and so on.  Echoes are tokens of their own: letter k is token k, its echo token ``letters`` + k.
+    So each token says whether it is a letter or an echo, and its place in the row which of the two comes next.
+
+    A row begins with a cycle.  A target costs log(``letters``) nats if it is the first in its row that shows its
+    letter, and else nothing to whoever knows the source: ``entropy`` has the mean of this over a row, which no
+    model can go below.  In long rows it is log(``letters``) ``fresh`` / (``fresh`` + ``echoes``).
+
+    A text of so many ``rows`` is no language but a sample: each batch is all of it, so gradients have no noise.
+    """
+
+    letters: int
+    distance: int
+    fresh: int
+    echoes: int
+    rows: int = 0
+
+    def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
+        """Rows ``[batch_size, seq_len + 1]`` of one step; of a text of so many rows, all of them at every step."""
+        return self.rows_of(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
+
+    def check(self, batch_size: int, seq_len: int) -> None:
+        """Refuse batches that are not the whole text of so many rows."""
+        super().check(batch_size, seq_len)
+        if self.rows and batch_size != self.rows:
+            raise RequestError(
+                f"data.rows={self.rows} is a text that each batch holds as a whole; say batch_size={self.rows}"
+            )
+
+    def predictable(self, seq_len: int) -> NDArray[np.bool_]:
+        """Whether the letter of each target ``[seq_len]`` was shown before in its row."""
+        drawn_t, _ = self._places(seq_len + 1)
+        first_t = np.unique(drawn_t, return_index=True)[1]
+        is_first_t = np.zeros(seq_len + 1, dtype=bool)
+        is_first_t[first_t] = True
+        return ~is_first_t[1:]
+
+    def entropy(self, seq_len: int) -> float:
+        """Entropy of a target given those before it in its row, the mean over ``seq_len`` targets, nats per token."""
+        return float(math.log(self.letters) * np.mean(~self.predictable(seq_len)))
+
+    def _places(self, length: int) -> tuple[Tokens, Tokens]:
+        """Which letter of those drawn for its row each token ``[length]`` shows, and whether (1) or not it is an echo.
+
+        The first are those that only echoes show, since they lie before the row.
+        """
+        cycle_t, place_t = np.divmod(np.arange(length), self.fresh + self.echoes)
+        echo_t = (place_t >= self.fresh).astype(np.int64)
+        before = self.distance + self.echoes - 1
+        repeated_t = (cycle_t + 1) * self.fresh - 1 - self.distance - (place_t - self.fresh)
+        return before + np.where(echo_t, repeated_t, cycle_t * self.fresh + place_t), echo_t
+
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
+        drawn_t, echo_t = self._places(length)
+        bits = draw(stream, seed, step, rows, int(drawn_t.max()) + 1)
+        letters = (bits % np.uint64(self.letters)).astype(np.int64)
+        return np.ascontiguousarray(letters[:, drawn_t] + self.letters * echo_t)
+
+
+@DATA.register("echo")
+@dataclass(frozen=True)
+class Echo:
+    """An endless language of letters and their echoes, the same on every machine, of known entropy; it needs no file.
+
+    Attributes:
+        letters: size of the alphabet; the vocabulary is twice as large.
+        distance: letters from the one that an echo repeats to the last before it; the larger, the harder.
+        fresh: letters of a cycle, which nothing predicts.
+        echoes: predictable tokens of a cycle; their share of targets in long rows is echoes / (fresh + echoes).
+        rows: 0 for an endless text; else the text of a seed is so many rows, and each batch is all of them.
+        seed: of the batches.
+    """
+
+    letters: int = schema.bounded(16, at_least=2, at_most=2**15)
+    distance: int = schema.bounded(3, at_least=0, at_most=2**15)
+    fresh: int = schema.bounded(1, at_least=1, at_most=2**15)
+    echoes: int = schema.bounded(1, at_least=0, at_most=2**15)
+    rows: int = schema.bounded(0, at_least=0, at_most=2**15)
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Make the language, once per process."""
+        return open_echo(self.letters, self.distance, self.fresh, self.echoes, self.rows)
+
+
+@cache
+def open_echo(letters: int, distance: int = 3, fresh: int = 1, echoes: int = 1, rows: int = 0) -> EchoCorpus:
+    """Make the language of these numbers, once per process."""
+    share = echoes / (fresh + echoes)
+    corpus = EchoCorpus(
+        fingerprint="",
+        notes={"predictable": share, "entropy_at_least": (1 - share) * math.log(letters)},
+        vocabulary=2 * letters,
+        letters=letters,
+        distance=distance,
+        fresh=fresh,
+        echoes=echoes,
+        rows=rows,
+    )
+    return corpus.identified(np.array([letters, distance, fresh, echoes, *[rows] * bool(rows)], dtype=np.int64))
+
+
+BACKSLASH = TRIGRAM_VOCABULARY  # the token after those of the text
+ESCAPED = 8  # tokens below this one, such as quotation marks, are escaped
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EscapedCorpus(EndlessCorpus):
+    """Rows of the language ``trigram``; in damaged ones so many ``escapes`` stand before each token below 8.
+
+    A row is damaged with probability ``share``.  The text after an escape is what it would have been without, and the
+    row ends where it is full.
+    """
+
+    share: float
+    escapes: int
+
+    def clean(self, seq_len: int) -> Tokens:
+        """The rows of ``held_out`` before any was damaged."""
+        return _undamaged(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
+
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
+        text_bt = _undamaged(stream, seed, step, rows, length)
+        bits_b = draw(stream, seed, 2 * step + 1, rows, 1)[:, 0]
+        is_damaged_b = bits_b >> np.uint64(32) < np.uint64(round(self.share * 2**32))
+        return np.where(is_damaged_b[:, None], self._damaged(text_bt), text_bt)
+
+    def _damaged(self, text_bt: Tokens) -> Tokens:
+        """The same rows with escapes, cut to the same length."""
+        damaged_bt = np.full_like(text_bt, BACKSLASH)
+        # where each token stands: as many escapes before it as it and earlier ones have
+        place_bt = np.arange(text_bt.shape[1]) + self.escapes * (text_bt < ESCAPED).cumsum(axis=1)
+        row_n, at_n = np.nonzero(place_bt < text_bt.shape[1])
+        damaged_bt[row_n, place_bt[row_n, at_n]] = text_bt[row_n, at_n]
+        return damaged_bt
+
+
+def _undamaged(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    return open_trigram().rows_of(stream, seed, 2 * step, rows, length)
+
+
+@DATA.register("escapes")
+@dataclass(frozen=True)
+class Escapes:
+    """An endless language whose rows are in part damaged by escape characters; it needs no file.
+
+    Attributes:
+        share: of the rows that are damaged.
+        escapes: backslashes before each token that is escaped.
+        seed: of the batches.
+    """
+
+    share: float = schema.bounded(1.0, at_least=0, at_most=1)
+    escapes: int = schema.bounded(3, at_least=1, at_most=2**15)
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Make the language, once per process."""
+        return _open_escapes(self.share, self.escapes)
+
+
+@cache
+def _open_escapes(share: float, escapes: int) -> Corpus:
+    corpus = EscapedCorpus(fingerprint="", notes={}, vocabulary=TRIGRAM_VOCABULARY + 1, share=share, escapes=escapes)
+    escaped = float(f"{(corpus.held_out(COUNTED_SEQ_LEN) == BACKSLASH).mean():.3g}")
+    numbers = np.array([round(share * 2**32), escapes], dtype=np.int64)
+    return replace(corpus.identified(numbers), notes={"escapes": escaped})
+
+
+ALPHABET = 32  # common tokens; the same number of rare ones follows them
+RUN = 16  # how often a token is repeated, on average, before another follows
+ALL = "none"  # leaves nothing out
+
+Rows = Callable[[int, int, int, int, int], Tokens]  # tokens [rows, length] of (stream, seed, step, rows, length)
+
+
+def _trigram(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    return open_trigram().rows_of(stream, seed, step, rows, length)
+
+
+def _echo(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    return open_echo(ALPHABET // 2).rows_of(stream, seed, step, rows, length)
+
+
+def _script(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    return ALPHABET + _trigram(stream, seed, step, rows, length)
+
+
+def _runs(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    bits_bt = draw(stream, seed, step, rows, length)
+    begins_bt = bits_bt >> np.uint64(32) < np.uint64(2**32 // RUN)
+    begins_bt[:, 0] = True
+    first_bt = np.maximum.accumulate(np.where(begins_bt, np.arange(length), 0), axis=1)
+    return np.take_along_axis(_letters(bits_bt), first_bt, axis=1)
+
+
+def _noise(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    return _letters(draw(stream, seed, step, rows, length))
+
+
+def _letters(bits_bt: NDArray[np.uint64]) -> Tokens:
+    return (bits_bt % np.uint64(ALPHABET)).astype(np.int64)
+
+
+# In this order: trigram text, echoes, trigram text in an alphabet of its own, repeated tokens, noise.
+KINDS: Mapping[str, Rows] = {"trigram": _trigram, "echo": _echo, "script": _script, "runs": _runs, "noise": _noise}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MixtureCorpus(EndlessCorpus):
+    """Rows of several kinds: each row is of one kind, drawn by ``thresholds [kind]`` of 2**32, the sums of shares.
+
+    The rows of a kind are those that it has in other shares as well, in the same order.
+    """
+
+    thresholds: NDArray[np.uint64]
+
+    def rows_by_source(self, seed: int, step: int, batch_size: int) -> dict[str, int]:
+        """How many training rows of a step are of each kind, also of those without a share."""
+        counts = np.bincount(self._kinds(TRAINING, seed, step, batch_size), minlength=len(KINDS))
+        return dict(zip(KINDS, counts.tolist(), strict=True))
+
+    def _kinds(self, stream: int, seed: int, step: int, rows: int) -> Tokens:
+        bits_b = draw(stream, seed, step * (len(KINDS) + 1), rows, 1)[:, 0]
+        return np.searchsorted(self.thresholds, bits_b >> np.uint64(32), side="right")
+
+    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+        """Rows ``[rows, length]`` of a stream and a step; every kind has steps of its own, so that none share bits."""
+        kind_b = self._kinds(stream, seed, step, rows)
+        mixed_bt = np.empty((rows, length), dtype=np.int64)
+        for kind, draw_rows in enumerate(KINDS.values()):
+            count = int((kind_b == kind).sum())
+            if count:
+                mixed_bt[kind_b == kind] = draw_rows(stream, seed, step * (len(KINDS) + 1) + 1 + kind, count, length)
+        return mixed_bt
+
+
+@DATA.register("mixture")
+@dataclass(frozen=True)
+class Mixture:
+    """An endless mixture of five kinds of text, the same on every machine; it needs no file.
+
+    Attributes:
+        trigram, echo, script, runs, noise: shares of the rows, relative to their sum: the languages ``trigram`` and
+            ``echo``, the first in an alphabet of its own, repeated tokens, and random tokens.
+        without: a kind that is left out, or ``none``; the others keep their relative shares.
+        seed: of the batches.
+    """
+
+    trigram: float = schema.bounded(1.0, at_least=0)
+    echo: float = schema.bounded(1.0, at_least=0)
+    script: float = schema.bounded(1.0, at_least=0)
+    runs: float = schema.bounded(1.0, at_least=0)
+    noise: float = schema.bounded(1.0, at_least=0)
+    without: str = schema.one_of(ALL, *KINDS, default=ALL)
+    seed: PerRunSeed = schema.seed(0)
+
+    def __post_init__(self) -> None:
+        if not sum(self._shares()):
+            raise ValueError("no kind of text has a share")
+
+    def _shares(self) -> tuple[float, ...]:
+        return tuple(0.0 if name == self.without else getattr(self, name) for name in KINDS)
+
+    def open(self) -> Corpus:
+        """Make the mixture, once per process."""
+        return _open_mixture(self._shares())
+
+
+@cache
+def _open_mixture(weights: tuple[float, ...]) -> Corpus:
+    shares = np.array(weights) / sum(weights)
+    corpus = MixtureCorpus(
+        fingerprint="",
+        notes={name: float(f"{share:.6g}") for name, share in zip(KINDS, shares, strict=True)},
+        vocabulary=2 * ALPHABET,
+        thresholds=np.rint(shares.cumsum() * 2**32).astype(np.uint64),
+    )
+    return corpus.identified(corpus.thresholds)
