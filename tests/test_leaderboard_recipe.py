@@ -116,7 +116,9 @@ def test_an_unfinished_stage_is_gone_on_with(short: Recipe, tmp_path: Path) -> N
     names = [arm.name for arm in short.arms]
     plant(tmp_path / "stage_1", names[:-1], {}, (0, 1, 2))
     shown = list(lines(short, tmp_path))
-    assert shown[0].startswith(f"The first stage lacks seeds of {names[-1]};")
+    assert shown[0].startswith("Stage 1 of 2 ")
+    assert shown[1] == f"It lacks seeds of {names[-1]}."
+    assert shown[2].strip().startswith("lab sweep ")
 
 
 def test_the_answer_is_what_helps_on_fresh_seeds_its_price_and_the_correction(short: Recipe, tmp_path: Path) -> None:

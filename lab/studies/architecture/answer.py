@@ -36,11 +36,19 @@ def _parts(study: Study, values: dict[str, pd.Series]) -> pd.DataFrame:
 
 MEASURES = (
     Measure(
-        *("Distance of positions from their initial values", "", _distance, by_rate, "", True),
+        "Distance of positions from their initial values",
+        "",
+        points=_distance,
+        reduce=by_rate,
+        is_log=True,
         asked_by=("learned_positions",),
     ),
     Measure(
-        *("Norm of the embedding's gradient over that of the rest", "", _shares, by_column, "", True),
+        "Norm of the embedding's gradient over that of the rest",
+        "",
+        points=_shares,
+        reduce=by_column,
+        is_log=True,
         asked_by=("embedding_gradients",),
     ),
     Measure("Held-out loss", "nats/token", _early_and_late, by_column, "lower", asked_by=("recipe_arms",)),

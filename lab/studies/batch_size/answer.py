@@ -72,20 +72,28 @@ CRITICAL = Measure(
 )
 MEASURES = (
     Measure(
-        *("Best loss at as many tokens", "nats/token", _ramps, of_curves("best"), "lower"),
+        "Best loss at as many tokens",
+        "nats/token",
+        points=_ramps,
+        reduce=of_curves("best"),
+        better="lower",
         reference=SMALL,
         asked_by=("batch_ramps",),
         affirmed_by="lower",
     ),
     Measure(
-        *("Power of the batch by which the best learning rate grows", "", lambda study: _at_budgets(study, rates=True)),
-        *(by_column,),
+        "Power of the batch by which the best learning rate grows",
+        "",
+        points=lambda study: _at_budgets(study, rates=True),
+        reduce=by_column,
         reference=NO_REFERENCE,
         asked_by=("learning_rate_and_batch",),
     ),
     Measure(
-        *("Best loss of the largest batch minus that of the smallest", "nats/token"),
-        *(lambda study: _at_budgets(study, rates=False), by_column),
+        "Best loss of the largest batch minus that of the smallest",
+        "nats/token",
+        points=lambda study: _at_budgets(study, rates=False),
+        reduce=by_column,
         reference=NO_REFERENCE,
         asked_by=("learning_rate_and_batch",),
     ),

@@ -89,14 +89,14 @@ class Row(NamedTuple):
     curve: Curve
     reference: Curve
     lr_meaning: str
-    verdict: str
     differences: Mapping[str, Interval]
-    p: float
-    p_adjusted: float
-    ranks: tuple[int, int] | None
-    neighbour: str
-    beats_neighbour: bool
-    cost: float
+    verdict: str = OPEN
+    p: float = math.nan
+    p_adjusted: float = math.nan
+    ranks: tuple[int, int] | None = None
+    neighbour: str = ""
+    beats_neighbour: bool = False
+    cost: float = math.nan
     pair: Pair | None = None
 
     @property
@@ -309,12 +309,8 @@ class Board:
     def draft(self, title: str, name: str, curve: Curve, reference: Curve, grid: tuple[float, ...]) -> Row:
         """A row that is not judged yet."""
         meaning = self.meaning(name, curve, grid)
-        differences = paired(curve, reference)
-        p = p_of(curve, reference) if meaning == SAME else math.nan
-        return Row(
-            *(name, title, curve, reference, meaning, OPEN, differences, p, math.nan, None, "", False),
-            cost=_cost(curve, reference),
-        )
+        differences, p = paired(curve, reference), p_of(curve, reference) if meaning == SAME else math.nan
+        return Row(name, title, curve, reference, meaning, differences, p=p, cost=_cost(curve, reference))
 
     def meaning(self, name: str, curve: Curve, grid: tuple[float, ...]) -> str:
         """``Row.lr_meaning`` of an arm; ``other`` if its grid of learning rates differs from the reference's."""

@@ -104,8 +104,13 @@ def _pairs(panel: Panel, base: Base) -> PanelPairs:
     deviations = [float(np.std(row.differences[PART].values, ddof=1)) for row in ranked]
     seconds = [float(one.seconds.median()) for one in base.curves if len(one.seconds)]
     return PanelPairs(
-        *(panel.title, base.curve.interventions, len(ranked), best, tied, {}),
-        list(combinations(sorted(row.name for row in best), 2)),
+        title=panel.title,
+        recipe=base.curve.interventions,
+        comparable=len(ranked),
+        best=best,
+        tied=tied,
+        left_out={},
+        pairs=list(combinations(sorted(row.name for row in best), 2)),
         lrs=len(base.curve.lrs),
         seconds=float(np.median(seconds)) if seconds else math.nan,
         spread=float(np.median(deviations)) if deviations else math.nan,
@@ -168,20 +173,21 @@ def lines(pairs: Sequence[PanelPairs], stage: Stage) -> Iterator[str]:
     trained: list[Panel] = []
     if out.is_dir() and store.find(out) is not None:
         trained = pair_panels(read_board([out], arms.meanings()))
-    for one in pairs:
-        rows = {row.name: row for panel in trained if panel.title == f"pairs {one.title}" for row in panel.rows}
-        missing = [name for pair in one.pairs if (name := "+".join(pair)) not in rows or not _is_whole(rows[name])]
-        if not rows or not one.pairs:
-            yield from _to_train(one, stage)
-        elif missing:
-            yield f"Pairs {one.title}: {len(missing)} of {len(one.pairs)} lack seeds; the same command trains them:"
-            yield f"  {stage.command(one)}"
-        else:
-            yield from _answer(one, list(rows.values()), stage)
+    for best in pairs:
+        rows = {row.name: row for panel in trained if panel.title == f"pairs {best.title}" for row in panel.rows}
+        missing = [name for pair in best.pairs if not _is_whole(rows.get(name := "+".join(pair)))]
+        if best.pairs and not missing:
+            yield from _answer(best, list(rows.values()), stage)
+            continue
+        yield from _to_train(best, stage)
+        if len(missing) < len(best.pairs):
+            yield f"  It lacks seeds of {len(missing)} of {len(best.pairs)} pairs: {listed(missing)}."
 
 
-def _is_whole(row: Row) -> bool:
-    return row.seeds >= FRESH_SEEDS and row.pair is not None and row.pair.interaction.n >= FRESH_SEEDS
+def _is_whole(row: Row | None) -> bool:
+    if row is None or row.pair is None:
+        return False
+    return row.seeds >= FRESH_SEEDS and row.pair.interaction.n >= FRESH_SEEDS
 
 
 def _to_train(pairs: PanelPairs, stage: Stage) -> Iterator[str]:

@@ -86,46 +86,60 @@ class Recipe(NamedTuple):
 
 
 def lines(recipe: Recipe, folder: Path) -> Iterator[str]:
-    """Yield the commands to train next, or the arms to add to the recipe once both stages are trained.
+    """Yield what the records of both stages say, and the command that trains what is missing.
 
     Raises:
         RequestError: the records of a stage cannot be read, or hold no reference.
     """
-    stages = [folder / name for name in STAGES]
-    if not _has_runs(stages[0]):
-        yield from _first_stage(recipe, stages[0])
+    first = _panel(recipe, folder / STAGES[0])
+    if missing := _missing(first, recipe.arms, recipe.first_seeds):
+        yield from _to_train(recipe, 1, recipe.arms, recipe.first_seeds, folder, missing)
+        yield f"Then `lab leaderboard --recipe {recipe.file}` chooses at most {SURVIVORS} for stage 2, on fresh seeds."
+        if recipe.refused:
+            yield f"{len(recipe.refused)} arms do not apply:"
+            yield from (f"  {name}: {reason}" for name, reason in recipe.refused.items())
         return
-    first = _panel(recipe, stages[0])
-    if missing := _missing(recipe, first, recipe.arms, recipe.first_seeds):
-        yield f"The first stage lacks seeds of {listed(missing)}; the same command trains them:"
-        yield from (f"  {command}" for command in recipe.commands(recipe.arms, recipe.first_seeds, stages[0]))
-        return
-    chosen = survivors(recipe, first)
+    chosen, rows = survivors(recipe, first), _rows(first, recipe.arms)
     if not chosen:
         seeds, arms = len(recipe.first_seeds), len(recipe.arms)
         yield f"Add none of them: on {seeds} seeds none of {arms} arms has a lower instability part than the recipe."
         return
-    if not _has_runs(stages[1]):
-        yield from _second_stage(recipe, first, chosen, stages[1])
-        return
-    second = _panel(recipe, stages[1])
-    if missing := _missing(recipe, second, chosen, recipe.fresh_seeds):
-        yield f"The second stage lacks seeds of {listed(missing)}; the same command trains them:"
-        yield from (f"  {command}" for command in recipe.commands(chosen, recipe.fresh_seeds, stages[1]))
+    yield f"Stage 1 chose {len(chosen)} of {len(recipe.arms)} arms by their instability part, nats/token:"
+    yield from (f"  {arm.name}: {change(rows[arm.name].differences[PART])}" for arm in chosen)
+    second = _panel(recipe, folder / STAGES[1])
+    if missing := _missing(second, chosen, recipe.fresh_seeds):
+        yield from _to_train(recipe, 2, chosen, recipe.fresh_seeds, folder, missing)
         return
     yield from _answer(recipe, second, chosen)
 
 
-def _has_runs(folder: Path) -> bool:
-    return folder.is_dir() and store.find(folder) is not None
+def _to_train(
+    recipe: Recipe,
+    stage: int,
+    arms: Sequence[ArmChoice],
+    seeds: Sequence[int],
+    folder: Path,
+    missing: Sequence[str],
+) -> Iterator[str]:
+    """Yield what a stage trains, and the commands; the same commands train what is missing of it."""
+    runs = (len(arms) + 1) * len(seeds) * recipe.lrs
+    yield (
+        f"Stage {stage} of 2 trains {len(arms)} arms beside the recipe, on {len(seeds)} seeds and {recipe.lrs} "
+        f"learning rates: {runs:,} runs; the command with --dry-run says how many hours they take."
+    )
+    if len(missing) < len(arms):
+        yield f"It lacks seeds of {listed(missing)}."
+    yield from (f"  {command}" for command in recipe.commands(arms, seeds, folder / STAGES[stage - 1]))
 
 
-def _panel(recipe: Recipe, folder: Path) -> Panel:
-    """The panel of the recipe itself.
+def _panel(recipe: Recipe, folder: Path) -> Panel | None:
+    """The panel of the recipe itself; None without records.
 
     Raises:
         RequestError: the records have no reference, or no other arm.
     """
+    if not folder.is_dir() or store.find(folder) is None:
+        return None
     reference = Reference(recipe.interventions - {QK}, recipe.optimizer)
     for panel in read_board([folder], meanings(), reference).panels:
         if panel.reference.interventions == recipe.interventions:
@@ -133,17 +147,17 @@ def _panel(recipe: Recipe, folder: Path) -> Panel:
     raise RequestError(f"{folder} holds no arm beside the recipe of {recipe.file}")
 
 
-def _rows(panel: Panel, arms: Sequence[ArmChoice]) -> dict[str, Row]:
+def _rows(panel: Panel | None, arms: Sequence[ArmChoice]) -> dict[str, Row]:
     names = {arm.name for arm in arms}
-    return {row.name: row for row in panel.rows if row.name in names}
+    return {row.name: row for row in panel.rows if row.name in names} if panel else {}
 
 
-def _missing(recipe: Recipe, panel: Panel, arms: Sequence[ArmChoice], seeds: Sequence[int]) -> list[str]:
+def _missing(panel: Panel | None, arms: Sequence[ArmChoice], seeds: Sequence[int]) -> list[str]:
     rows = _rows(panel, arms)
     return [arm.name for arm in arms if arm.name not in rows or rows[arm.name].seeds < len(seeds)]
 
 
-def survivors(recipe: Recipe, first: Panel) -> list[ArmChoice]:
+def survivors(recipe: Recipe, first: Panel | None) -> list[ArmChoice]:
     """The arms with the lowest instability part in the first stage, at most a dozen, and only below the recipe's."""
     rows = _rows(first, recipe.arms)
     means = {name: row.differences[PART].mean for name, row in rows.items() if row.differences[PART].mean < 0}
@@ -152,30 +166,8 @@ def survivors(recipe: Recipe, first: Panel) -> list[ArmChoice]:
     return [choices[name] for name in best]
 
 
-def _first_stage(recipe: Recipe, out: Path) -> Iterator[str]:
-    runs = (len(recipe.arms) + 1) * len(recipe.first_seeds) * recipe.lrs
-    yield (
-        f"Stage 1 of 2: {len(recipe.arms)} arms beside the recipe, {len(recipe.first_seeds)} seeds, {recipe.lrs} "
-        f"learning rates: {runs:,} runs; the command with --dry-run says how many hours they take."
-    )
-    yield from (f"  {command}" for command in recipe.commands(recipe.arms, recipe.first_seeds, out))
-    yield f"Then `lab leaderboard --recipe {recipe.file}` chooses at most {SURVIVORS} for stage 2, on fresh seeds."
-    if recipe.refused:
-        yield f"{len(recipe.refused)} arms do not apply:"
-        yield from (f"  {name}: {reason}" for name, reason in recipe.refused.items())
-
-
-def _second_stage(recipe: Recipe, first: Panel, chosen: Sequence[ArmChoice], out: Path) -> Iterator[str]:
-    rows = _rows(first, chosen)
-    yield f"Stage 1 chose {len(chosen)} of {len(recipe.arms)} arms by their instability part, nats/token:"
-    yield from (f"  {arm.name}: {change(rows[arm.name].differences[PART])}" for arm in chosen)
-    runs = (len(chosen) + 1) * len(recipe.fresh_seeds) * recipe.lrs
-    yield f"Stage 2 of 2: these on {len(recipe.fresh_seeds)} seeds that chose none of them, {runs:,} runs:"
-    yield from (f"  {command}" for command in recipe.commands(chosen, recipe.fresh_seeds, out))
-
-
-def _answer(recipe: Recipe, second: Panel, chosen: Sequence[ArmChoice]) -> Iterator[str]:
-    rows = [row for row in second.rows if row.name in _rows(second, chosen)]
+def _answer(recipe: Recipe, second: Panel | None, chosen: Sequence[ArmChoice]) -> Iterator[str]:
+    rows = list(_rows(second, chosen).values())
     for row in rows:
         yield f"  {row.name}: {row.verdict}, {change(row.differences[PART])}, p {format_p(row.p_adjusted) or 'none'}"
     helping = [row for row in rows if row.verdict == HELPS]
