@@ -164,8 +164,10 @@ def check_finder(name: str, folder: Path) -> Comparison:
 def row(name: str, comparison: Comparison) -> str:
     """A line of the table: the fault, the verdict, and the changes that make it, the clearest first."""
     worst = [change for change in comparison.changes if change.verdict == comparison.verdict]
-    certain = worst or [change for change in comparison.changes if change.is_certain]
-    signs = "; ".join(f"{change.quantity} {change.change:+.3g} {change.unit}" for change in _clearest(certain)[:3])
+    certain = worst or [change for change in comparison.changes if change.is_certain and not comparison.removed]
+    lost = list(dict.fromkeys(line.partition(": ")[2] for line in comparison.removed))
+    changed = [f"{change.quantity} {change.change:+.3g} {change.unit}" for change in _clearest(certain)]
+    signs = "; ".join([*lost, *changed][:3])
     reasons = "; ".join(comparison.reasons).replace(comparison.folder, "the folder")
     at = ", ".join(f"{lr:g}" for lr in sorted({move.lr for move in comparison.moves if move.is_certain}))
     return f"| {name} | {comparison.verdict} | {signs or reasons} | {at} |"

@@ -14,7 +14,6 @@ from scipy import stats
 from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.matching import match_curves, runs_of
-from lab.analysis.guard.moves import find_moves
 from lab.analysis.guard.quantities import DECADES, NATS
 from lab.analysis.statistics import difference, holm
 from planted import BOTH, LABELS, LRS, OFF_LABEL, ON_LABEL, cards, records
@@ -365,7 +364,7 @@ def test_of_many_learning_rates_one_moves_by_chance() -> None:
     before = runs_of(OLD, 0)
     by_seed = {"0": 0.02, "1": 0.025, "2": 0.03}
     now = before.assign(loss=before["loss"] + before["seed"].map(by_seed) * (before["lr"] == LRS[3]))
-    (move,) = find_moves(("an arm", 1), before, now, {NATS: 0.0, DECADES: 0.0})
+    (move,) = compare.find_moves(("an arm", 1), before, now, {NATS: 0.0, DECADES: 0.0})
     assert (move.lr, move.is_certain) == (LRS[3], False)
     assert move.p == pytest.approx(7 * 0.01307, rel=1e-3)
 
@@ -407,7 +406,8 @@ def test_an_intervention_that_is_removed_is_a_regression_of_its_arm(arms: tuple[
     old, new = curves(name="then", arms=arms), curves(arms=BOTH[:1])
     comparison = compare.compare_baselines(old, new, 0.05)
     assert (comparison.verdict, comparison.reasons) == (WORSE, [])
-    assert verdicts(comparison)["has qk_layernorm"] == {f"{WORSE} {label}"}
+    assert [line.partition(" at ")[0] for line in comparison.removed] == [label] * len(comparison.removed) != []
+    assert all(line.endswith(" parameters: qk_layernorm is missing") for line in comparison.removed)
     assert verdicts(comparison)["its instability part"] == {f"{WORSE} {label}"}
     assert {move.arm for move in comparison.moves} == {label}
     told = "intervention: qk_layernorm+z_loss in the baseline, z_loss now"
@@ -419,9 +419,7 @@ def test_an_intervention_that_is_removed_is_a_regression_of_its_arm(arms: tuple[
 
 def test_of_arms_that_lack_an_intervention_the_nearest_stands_in() -> None:
     comparison = compare.compare_baselines(curves(name="then", arms=BOTH[1:]), curves(arms=["none", *BOTH[:1]]), 0.05)
-    assert {change.quantity for change in comparison.changes if change.quantity.startswith("has ")} == {
-        "has qk_layernorm"
-    }
+    assert {line.split(": ")[1] for line in comparison.removed} == {"qk_layernorm is missing"}
 
 
 def test_seeds_that_change_nothing_cannot_be_judged() -> None:

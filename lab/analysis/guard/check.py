@@ -67,7 +67,7 @@ def check_folder(
         old = baselines.read(baseline, window)
         new = baselines.from_folder(folder, window or old.window)
     except RequestError as refusal:
-        return Comparison(str(baseline), str(folder), margin, strict, [], [], [str(refusal)], [])
+        return Comparison(str(baseline), str(folder), margin, strict, [], [], [], [str(refusal)], [])
     check_window(new.runs, new.window)
     return compare_baselines(old, new, margin, strict)
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.guard.baseline import PROBES, Baseline
-from lab.analysis.guard.matching import Match, match_curves, reasons_not_to_judge, remarks, runs_of, title, where
-from lab.analysis.guard.moves import Move, find_moves
+from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
+from lab.analysis.guard.matching import match_curves, reasons_not_to_judge, remarks, runs_of, title, where
 from lab.analysis.guard.quantities import (
+    DECADES,
     HEADROOM,
     HEADROOM_MARGIN,
     LOG_HEADROOM,
@@ -26,14 +26,15 @@ from lab.analysis.guard.quantities import (
     margins,
     measured,
 )
-from lab.analysis.sensitivity import WINDOW, Window
+from lab.analysis.sensitivity import WINDOW, Window, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
-from lab.analysis.text import format_value
+from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 
 OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
 # A change below this share of its margin does not count, since processors and libraries differ in rounding.
 NEGLIGIBLE = 0.01
+FINAL_LOSS = "final loss"
 
 
 class Change(NamedTuple):
@@ -46,8 +47,7 @@ class Change(NamedTuple):
         now: likewise of the new curves.
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
-        equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms and
-            for an intervention.
+        equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms.
         p: p of no change, adjusted for all changes that were compared (Holm 1979); NaN for a headroom that changes as
             the smallest unstable learning rate does, which has been compared.
         verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (a significant change); ``same`` (the
@@ -75,6 +75,30 @@ class Change(NamedTuple):
         return self.p < CHANGE_LEVEL
 
 
+class Move(NamedTuple):
+    """Change of one number at one learning rate of an arm and size, with its 90 % interval.
+
+    Attributes:
+        size: parameters without embeddings.
+        p: p of no change, adjusted for the learning rates of this arm and number (Holm 1979).
+    """
+
+    arm: str
+    size: int
+    number: str
+    unit: str
+    lr: float
+    change: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the move is significant, adjusted for all learning rates."""
+        return self.p < CHANGE_LEVEL
+
+
 class Comparison(NamedTuple):
     """A comparison of a results folder with a baseline.
 
@@ -83,9 +107,9 @@ class Comparison(NamedTuple):
         folder: the source of the new curves.
         margin: share of the best loss by which losses may rise.
         strict: whether a drift fails, too.
-        changes: one per quantity, arm and size, per order of two arms, and per missing intervention; none if the
-            comparison cannot be judged.
+        changes: one per quantity, arm and size, and per order of two arms; none if the comparison cannot be judged.
         moves: the learning rates and numbers at which changed arms have moved.
+        removed: a line for each arm and size that lacks interventions; each is a regression.
         reasons: the reasons why it cannot be judged; none if it can.
         remarks: other differences, which do not affect the verdict.
         window: the learning rates over which sensitivity is a mean.
@@ -97,6 +121,7 @@ class Comparison(NamedTuple):
     strict: bool
     changes: list[Change]
     moves: list[Move]
+    removed: list[str]
     reasons: list[str]
     remarks: list[str]
     window: Window = WINDOW
@@ -106,7 +131,7 @@ class Comparison(NamedTuple):
         """``ok``, ``drift``, ``regression`` or ``cannot judge``."""
         if self.reasons:
             return CANNOT_JUDGE
-        if any(change.verdict == REGRESSION for change in self.changes):
+        if self.removed or any(change.verdict == REGRESSION for change in self.changes):
             return REGRESSION
         return DRIFT if any(change.is_certain for change in self.changes) else OK
 
@@ -144,36 +169,31 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
     match = match_curves(old, new)
     reasons = [*match.reasons]
     reasons += [reason for pair in match.pairs.items() for reason in reasons_not_to_judge(old, new, *pair)]
-    changes, moved, notes = ([], [], []) if reasons else _compare_curves(old, new, match, margin)
-    notes = [*remarks(old, new, match.pairs), *notes]
-    return Comparison(old.source, new.source, margin, strict, changes, moved, reasons, notes, old.window)
-
-
-def _compare_curves(
-    old: Baseline, new: Baseline, match: Match, margin: float
-) -> tuple[list[Change], list[Move], list[str]]:
-    """Changes, moves, and remarks about quantities that were not compared."""
+    notes = list(remarks(old, new, match.pairs))
+    comparison = Comparison(old.source, new.source, margin, strict, [], [], [], reasons, notes, old.window)
+    if reasons:
+        return comparison
     before, measured_new = measured(old), measured(new)
     now = {number: measured_new[other] for number, other in match.pairs.items()}
     arms = {number: where(old, number) for number in match.pairs}
     changes = compare_tables(arms, before, now, margin)
-    changes += [_removed(name, arms[number]) for number, names in match.removed.items() for name in names]
     moving = {
         (change.arm, change.size)
         for change in changes
         if (change.verdict == REGRESSION or change.is_certain) and change.unit != TENFOLD  # a headroom has no runs
-    }
-    moved = [
-        move
-        for number, other in match.pairs.items()
-        if arms[number] in moving
-        for move in find_moves(
-            arms[number], runs_of(old, number), runs_of(new, other), _negligible(before[number], margin)
-        )
+    } | {arms[number] for number in match.removed}
+    moves: list[Move] = []
+    for number, other in match.pairs.items():
+        if arms[number] in moving:
+            negligible = {unit: NEGLIGIBLE * limit for unit, limit in margins(before[number], margin).items()}
+            moves += find_moves(arms[number], runs_of(old, number), runs_of(new, other), negligible)
+    notes += [line for number in arms for line in _recipe_lrs(old, number, before[number], now[number])]
+    notes += [line for number in arms for line in _missing(old, number, before[number], now[number])]
+    removed = [
+        f"{title(old, number)}: {listed(names)} {'is' if len(names) == 1 else 'are'} missing"
+        for number, names in match.removed.items()
     ]
-    missing = [line for number in arms for line in _missing(old, number, before[number], now[number])]
-    rates = [line for number in arms for line in _recipe_lrs(old, number, before[number], now[number])]
-    return changes, moved, [*rates, *missing]
+    return comparison._replace(changes=changes, moves=moves, removed=removed)
 
 
 def compare_tables(
@@ -194,31 +214,14 @@ def compare_tables(
     changes = [
         change
         for number, arm_and_size in arms.items()
-        for change in (
-            *_changes(arm_and_size, before[number], now[number], limits[number]),
-            *_headroom(arm_and_size, before[number], now[number]),
-        )
+        for change in _changes(arm_and_size, before[number], now[number], limits[number])
     ]
-    return _with_drifts([*changes, *_orders(arms, before, now, limits)])
-
-
-def _negligible(before: pd.DataFrame, margin: float) -> dict[str, float]:
-    return {unit: NEGLIGIBLE * limit for unit, limit in margins(before, margin).items()}
-
-
-def _with_drifts(changes: Sequence[Change]) -> list[Change]:
-    """The changes with p adjusted for their number; significant ones that are no regression become ``drift``."""
+    changes += _orders(arms, before, now, limits)
     adjusted = [change._replace(p=p) for change, p in zip(changes, holm([change.p for change in changes]), strict=True)]
     return [
         change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", "unclear") else change
         for change in adjusted
     ]
-
-
-def _removed(intervention: str, arm_and_size: tuple[str, int]) -> Change:
-    """The loss of an intervention as a change from 1 to 0."""
-    numbers = (1.0, 0.0, -1.0, -1.0, -1.0, 0.0, math.nan, math.nan, 0.0)
-    return Change(f"has {intervention}", "(1: yes)", *arm_and_size, *numbers, REGRESSION)
 
 
 def _missing(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
@@ -241,38 +244,60 @@ def _recipe_lrs(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFr
         yield f"{title(old, number)}: the recipe's own learning rate is {was} in the baseline, {is_now} now"
 
 
-def _headroom(arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame) -> Iterator[Change]:
-    """The change of the headroom, if the recipe's own learning rate is on record on both sides.
-
-    That rate is exact. While it is the same, the headroom is known as well as the smallest unstable learning rate, to a
-    step of the grid, and may move by as much.
-    """
-    sides = [table.dropna(subset=[LOG_HEADROOM]) for table in (before, now)]
-    old, new = (side[LOG_HEADROOM] for side in sides)
-    if min(len(old), len(new)) < FEWEST_SEEDS:
-        return
-    is_moved = before[RECIPE_LR].iloc[0] != now[RECIPE_LR].iloc[0]
-    limit = HEADROOM_MARGIN if is_moved else float(before[STEP_OF_GRID].iloc[0])
-    change = difference(old, new, resolution=0.0 if is_moved else limit)
-    tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit) if is_moved else math.nan)
-    mean_before, mean_now = (HEADROOM.mean(side, LOG_HEADROOM) for side in sides)
-    interval = (mean_before, mean_now, change.mean, change.low, change.high, limit)
-    yield Change(HEADROOM.name, TENFOLD, *arm_and_size, *interval, *tests, _verdict(change, limit, HEADROOM.worse))
-
-
 def _changes(
     arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, limits: Mapping[str, float]
 ) -> Iterator[Change]:
-    for column, quantity in QUANTITIES.items():
+    """Yield the change of each quantity that three seeds have on both sides.
+
+    The recipe's own learning rate is exact. While it is the same, the headroom is known as well as the smallest
+    unstable learning rate, to a step of the grid, and may move by as much; it has no test of its own then.
+    """
+    is_moved = before[RECIPE_LR].iloc[0] != now[RECIPE_LR].iloc[0]
+    for column, quantity in {**QUANTITIES, LOG_HEADROOM: HEADROOM}.items():
+        limit, resolution = limits.get(quantity.unit, math.nan), 1.0 if quantity.unit == STEPS else 0.0
+        if quantity is HEADROOM:
+            step = float(before[STEP_OF_GRID].iloc[0])
+            limit, resolution = (HEADROOM_MARGIN, 0.0) if is_moved else (step, step)
         sides = [table.dropna(subset=[column]) for table in (before, now)]
-        (old, new), limit = (side[column] for side in sides), limits[quantity.unit]
-        if min(len(old), len(new)) >= FEWEST_SEEDS:
-            change = difference(old, new, resolution=1.0 if quantity.unit == STEPS else 0.0)
-            mean_before, mean_now = (quantity.mean(side, column) for side in sides)
-            interval = (mean_before, mean_now, change.mean, change.low, change.high, limit)
-            tests = (change.effect, change.equivalence(limit), change.p(NEGLIGIBLE * limit))
-            verdict = _verdict(change, limit, quantity.worse)
-            yield Change(quantity.name, quantity.unit, *arm_and_size, *interval, *tests, verdict)
+        if min(map(len, sides)) >= FEWEST_SEEDS:
+            change = _change(
+                quantity.name,
+                quantity.unit,
+                arm_and_size,
+                difference(sides[0][column], sides[1][column], resolution),
+                means=[quantity.mean(side, column) for side in sides],
+                limit=limit,
+                worse=quantity.worse,
+            )
+            yield change._replace(p=math.nan) if quantity is HEADROOM and not is_moved else change
+
+
+def _change(
+    name: str,
+    unit: str,
+    arm_and_size: tuple[str, int],
+    found: Difference,
+    *,
+    means: Sequence[float],
+    limit: float,
+    worse: int,
+) -> Change:
+    return Change(
+        quantity=name,
+        unit=unit,
+        arm=arm_and_size[0],
+        size=arm_and_size[1],
+        before=means[0],
+        now=means[1],
+        change=found.mean,
+        low=found.low,
+        high=found.high,
+        margin=limit,
+        effect=found.effect,
+        equivalence=found.equivalence(limit),
+        p=found.p(NEGLIGIBLE * limit),
+        verdict=_verdict(found, limit, worse),
+    )
 
 
 def _verdict(change: Difference, margin: float, worse: int) -> str:
@@ -297,17 +322,52 @@ def _orders(
         enough_seeds = min(len(old_gap), len(new_gap)) >= FEWEST_SEEDS
         if size != other_size or not enough_seeds or _from_zero(old_gap).low <= limit:
             continue
-        change, gap_now = difference(old_gap, new_gap), _from_zero(new_gap)
-        verdict = "same" if gap_now.low > 0 else "unclear"
-        if gap_now.high < 0:
+        gap_now, verdict = _from_zero(new_gap), "unclear"
+        if gap_now.low > 0:
+            verdict = "same"
+        elif gap_now.high < 0:
             first_got_worse = difference(before[first]["total"], now[first]["total"]).low > 0
             verdict = REGRESSION if first_got_worse else "better"
-        numbers = (float(old_gap.mean()), float(new_gap.mean()), change.mean, change.low, change.high, limit)
-        name = f"sensitivity of {other_arm} above it"
-        tests = (change.effect, math.nan, change.p(NEGLIGIBLE * limit))
-        yield Change(name, NATS, arm, size, *numbers, *tests, verdict)
+        change = _change(
+            f"sensitivity of {other_arm} above it",
+            NATS,
+            (arm, size),
+            difference(old_gap, new_gap),
+            means=[float(old_gap.mean()), float(new_gap.mean())],
+            limit=limit,
+            worse=0,
+        )
+        yield change._replace(equivalence=math.nan, verdict=verdict)
 
 
 def _from_zero(sample: pd.Series) -> Difference:
     """Difference of one sample from zero."""
     return difference(sample * 0.0, sample)
+
+
+def find_moves(
+    arm_and_size: tuple[str, int], before: pd.DataFrame, now: pd.DataFrame, negligible: Mapping[str, float]
+) -> list[Move]:
+    """The significant moves of single numbers; if there are none, the largest change of final loss.
+
+    Args:
+        arm_and_size: the label of the arm, and the size (parameters).
+        before: the runs of the old curve.
+        now: the runs of the new curve, at the same learning rates.
+        negligible: the largest change that does not count, by unit.
+    """
+    sides = [whole_seeds(runs).assign(**{FINAL_LOSS: capped}).set_index(["lr", "seed"]) for runs in (before, now)]
+    moves = []
+    for column in (FINAL_LOSS, *PROBES):
+        number, unit = (column, NATS) if column == FINAL_LOSS else (QUANTITIES[column].name, DECADES)
+        differences = {}
+        for lr in sides[0].index.unique("lr"):
+            old, new = (side.loc[lr, column].dropna() for side in sides)
+            if min(len(old), len(new)) >= FEWEST_SEEDS:
+                differences[lr] = difference(old, new)
+        ps = holm([change.p(negligible[unit]) for change in differences.values()])
+        for (lr, change), p in zip(differences.items(), ps, strict=True):
+            moves.append(Move(*arm_and_size, number, unit, lr, change.mean, change.low, change.high, p))
+    losses = [move for move in moves if move.number == FINAL_LOSS]
+    largest = sorted(losses, key=lambda move: -abs(move.change))[:1]
+    return [move for move in moves if move.is_certain] or largest

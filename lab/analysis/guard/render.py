@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
-from lab.analysis.guard.moves import Move
 from lab.analysis.guard.quantities import STEPS, TENFOLD
 from lab.analysis.sensitivity import WINDOW
 from lab.analysis.text import count, format_value, json_rows, plain_text
@@ -28,18 +27,12 @@ MEANING = {
 
 def headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 quantities, margin 5 % of the best loss)``."""
-    certain, n = _count_certain(check), len(check.changes)
+    n = len(check.changes)
+    certain = sum(change.verdict == check.verdict for change in check.changes)
     tally = f"{certain} of {n} quantities" if certain else f"{n} quantities compared" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
     details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
-
-
-def _count_certain(check: Comparison) -> int:
-    """The number of changes that make the verdict."""
-    if check.verdict == DRIFT:
-        return sum(change.is_certain for change in check.changes)
-    return sum(change.verdict == REGRESSION for change in check.changes)
 
 
 def table(check: Comparison) -> pd.DataFrame:
@@ -87,20 +80,16 @@ def _probability(value: float) -> str:
 
 
 def text(check: Comparison) -> Iterator[str]:
-    """Lines for a terminal: the verdict, what was compared, reasons, a table of changes, remarks."""
+    """Lines for a terminal: the verdict, what was compared, reasons, a table of changes, moves, remarks."""
     yield headline(check)
     yield f"{check.folder} against {check.baseline}"
-    yield from (f"- {reason}" for reason in check.reasons)
+    yield from (f"- {line}" for line in (*check.reasons, *check.removed))
     if check.changes:
-        yield ""
-        yield from plain_text(table(check))
+        yield from ("", *plain_text(table(check)))
     if check.moves:
-        yield ""
-        yield "What moved, and at which learning rates:"
-        yield from (f"- {line}" for line in moved(check))
+        yield from ("", "What moved, and at which learning rates:", *(f"- {line}" for line in moved(check)))
     if check.remarks:
-        yield ""
-        yield from (f"- {remark}" for remark in check.remarks)
+        yield from ("", *(f"- {remark}" for remark in check.remarks))
 
 
 def moved(check: Comparison) -> Iterator[str]:
@@ -108,12 +97,9 @@ def moved(check: Comparison) -> Iterator[str]:
     lines: dict[str, list[str]] = {}
     for move in check.moves:
         subject = f"{move.arm} at {count(move.size)} parameters, {move.number} ({move.unit})"
-        lines.setdefault(subject, []).append(_at_learning_rate(move))
+        change = f"{move.change:+.3f} at {format_value(move.lr)}" + ("" if move.is_certain else " (uncertain)")
+        lines.setdefault(subject, []).append(change)
     yield from (f"{subject}: {', '.join(changes)}" for subject, changes in lines.items())
-
-
-def _at_learning_rate(move: Move) -> str:
-    return f"{move.change:+.3f} at {format_value(move.lr)}" + ("" if move.is_certain else " (uncertain)")
 
 
 def as_json(check: Comparison) -> str:
@@ -130,7 +116,7 @@ def markdown(check: Comparison) -> str:
     head = list(map(str, table(check)))
     rows: list[list[str]] = [head, ["---"] * len(head), *table(check).to_numpy().tolist()]
     cells = [f"| {' | '.join(_literal(cell) for cell in row)} |" for row in rows] if check.changes else []
-    lists = [f"- {_literal(line)}" for line in (*check.reasons, *moved(check), *check.remarks)]
+    lists = [f"- {_literal(line)}" for line in (*check.reasons, *check.removed, *moved(check), *check.remarks)]
     subject = f"{_literal(check.folder)} against {_literal(check.baseline)}"
     return "\n".join([f"## {headline(check)}", "", subject, "", *cells, *[""] * bool(cells), *lists]).rstrip() + "\n"
 
@@ -141,20 +127,26 @@ def _literal(text: str) -> str:
 
 
 def junit(check: Comparison) -> str:
-    """JUnit XML: a test case per change, failed if it makes the exit code 1; and an error per reason not to judge."""
-    failing = [change.verdict == REGRESSION or (check.strict and change.is_certain) for change in check.changes]
-    counts = {"tests": len(failing) + len(check.reasons), "failures": sum(failing), "errors": len(check.reasons)}
-    suite = ElementTree.Element("testsuite", {"name": "lab check", **{key: str(n) for key, n in counts.items()}})
-    for change, fails in zip(check.changes, failing, strict=True):
+    """JUnit XML: a test case per change and lost intervention, failed if it is a regression (or a drift, if strict).
+
+    Each reason not to judge is an error.
+    """
+    cases: list[tuple[str, str, str]] = []
+    for change in check.changes:
+        before, now = (_value(change, value) for value in (change.before, change.now))
+        message = f"{before} -> {now}: {_interval(change)} {change.unit}, margin {change.margin:.3g}"
+        fails = change.verdict == REGRESSION or (check.strict and change.is_certain)
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
+        cases.append((name, "failure" if fails else "", message))
+    cases += [(line, "failure", line) for line in check.removed]
+    cases += [(CANNOT_JUDGE, "error", reason) for reason in check.reasons]
+    suite = ElementTree.Element("testsuite", {"name": "lab check", "tests": str(len(cases))})
+    for kind in ("failure", "error"):
+        suite.set(f"{kind}s", str(sum(case[1] == kind for case in cases)))
+    for name, kind, message in cases:
         case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": name})
-        if fails:
-            before, now = (_value(change, value) for value in (change.before, change.now))
-            message = f"{before} -> {now}: {_interval(change)} {change.unit}, margin {change.margin:.3g}"
-            ElementTree.SubElement(case, "failure", {"message": message})
-    for reason in check.reasons:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": check.baseline, "name": CANNOT_JUDGE})
-        ElementTree.SubElement(case, "error", {"message": reason})
+        if kind:
+            ElementTree.SubElement(case, kind, {"message": message})
     for element in suite.iter():  # XML cannot hold control characters
         element.attrib.update({key: printable(value) for key, value in element.attrib.items()})
     ElementTree.indent(suite, " ")
