@@ -124,17 +124,6 @@ def test_skipped_batches_are_never_drawn() -> None:
     ]
 
 
-def test_what_going_back_costs_adds_up_over_spikes() -> None:
-    made = fleet("seed=0")
-    for skip in (5, 2):
-        for _ in range(10):
-            control(made).before_step()
-            control(made).after_step()
-        control(made).carry_out(0, Action(rewind=4, skip=skip))
-    outcome = control(made).logs[0].outcome()
-    assert (outcome["rewound_steps"], outcome["skipped_batches"]) == (4 + 4, 5 + 2)
-
-
 def test_a_run_whose_end_alone_is_no_number_diverged_after_its_updates_and_not_after_those_it_repeated() -> None:
     recorder = Recorder(fleet("seed=0"))
     recorder.keep(StepResult(0, 0, {}, torch.tensor([5.0])))
@@ -380,13 +369,6 @@ def test_events_are_written_gathered_and_damaged_ones_detected(tmp_path: Path) -
         (tmp_path / table).unlink()
     (tmp_path / "runs" / "a" / "events.parquet").unlink()
     assert store.read(tmp_path).runs["id"].tolist() == ["b"]
-
-
-def test_a_rewind_counts_the_steps_gone_back_and_not_those_asked_for() -> None:
-    """Snapshots are of every second step, so that of step 6 is the nearest before 10 - 3."""
-    (run,) = records(fleet("seed=0", actions={0: Action(rewind=3)}))
-    assert run.outcome["rewound_steps"] == 4
-    assert [event[2:] for event in run.events] == [("rewind", 4.0, "from step 10")]
 
 
 def test_a_spike_from_which_training_goes_back_has_recovered() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -219,25 +218,6 @@ def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_bu
     assert told[-1].endswith(both[at_once])
 
 
-def test_a_full_dry_run_lists_every_run_and_a_summary_no_more_lines_for_more_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = points([tree(f"seed={seed}", f"steps={steps}") for seed in range(20) for steps in (12, 13)])
-    fleets = [[point] for point in asked]
-    trials_of(monkeypatch)
-    summary, full = (list(dry_run.estimate(fleets, 0, Host(), full=full)) for full in (False, True))
-    assert summary[1:4] == [
-        "  data.seed: 0, 1, .. 19 (20 values)",
-        "  steps: 12, 13",
-        "  seed: 0, 1, .. 19 (20 values)",
-    ]
-    assert [line.split("  ")[:2] for line in summary[4:6]] == [["20 fleets of 1 run:", f"steps={n}"] for n in (12, 13)]
-    assert len(summary) == 7
-    assert len(full) == 2 + 2 * len(fleets)
-    for point in asked:
-        assert f"  {point.id}  data.seed={point.config.seed}  steps={point.config.steps}" in "\n".join(full)
-
-
 def test_fleets_fit_into_memory() -> None:
     config = configs("")[0]
     each = bytes_per_run(config)
@@ -264,14 +244,6 @@ def test_graphics_memory_is_that_of_the_slots(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "more", ["model.depth=3", "model.width=32", "model.head_width=2", "seq_len=40", "batch_size=90"]
-)
-def test_a_larger_run_takes_more(more: str) -> None:
-    small, large = configs("", more, shared=("batch_size=80",))
-    assert bytes_per_run(large) > bytes_per_run(small)
-
-
-@pytest.mark.parametrize(
     ("group", "top", "names"),
     [
         ("0::/jobs/7", "", ("memory.max", "memory.current", "inactive_file")),
@@ -291,7 +263,3 @@ def test_what_a_control_group_leaves_is_what_is_free(
         (place / used).write_text("500\n")
         (place / "memory.stat").write_text(f"anon 400\n{dropped} 100\n")
     assert list(machine.free_cgroup_memory(tmp_path)) == [400, 600]
-
-
-def test_free_memory_is_some_of_what_there_is() -> None:
-    assert 0 < machine.free_memory() < math.inf

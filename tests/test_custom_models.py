@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,16 +20,10 @@ from cap import Cap, HiddenQuartic
 from lab.analysis.curves import name_arms
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.core.hooks import HookPoint
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.core.schema import PerRun
 from lab.model.custom import check_custom_model
-from lab.records.run_table import size_name
-from lab.records.store import Records
-from lab.sweeping import dry_run
-from lab.sweeping.capacity import Host
-from lab.sweeping.planner import points
-from lab.training.building import check_custom, check_ranks
+from lab.training.building import check_custom
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
@@ -238,26 +231,6 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
     assert counts == {sum(weight.numel() for weight in Mlp(16, 2, 256).parameters())}
 
 
-def test_a_dry_run_says_that_it_counts_the_embeddings_of_a_custom_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "run_trials", lambda *_: [dry_run.Trial(1.0, 1e9, 1e9, (7, 7))])
-    own, transformer = ("\n".join(dry_run.estimate([points([tree(*words)])], 0, Host())) for words in (MLP, ()))
-    assert "7 parameters each (embeddings included)" in own
-    assert "7 parameters each (7 without embeddings)" in transformer
-
-
-def test_sizes_say_whether_they_count_embeddings() -> None:
-    runs = pd.DataFrame({"versions": ["", ""]})
-    named = [
-        size_name(Records(runs.assign(**guest), pd.DataFrame()))
-        for guest in ({}, {"guest": ["own", "own"]}, {"guest": ["own", None]})
-    ]
-    assert named == [
-        "parameters without embeddings",
-        "parameters with embeddings",
-        "parameters without embeddings (with them in custom models)",
-    ]
-
-
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*MLP, f"precision={name}"))) for name in ("fp32", "bf16"))
     tokens_rbt = full.feed.loader.batch(0)[..., :-1]
@@ -306,14 +279,6 @@ def test_a_custom_model_is_part_of_id_columns_and_shape() -> None:
     assert len({static_key(config) for config in (without, mlp, plain)}) == 3
 
 
-def test_custom_models_without_numbers_are_told_apart_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("one", "other"):
-        monkeypatch.setitem(MODELS._entries, name, Bare)
-    found = [configs("intervention=[]", shared=guest)[0] for guest in ((), ("+guest.one={}",), ("+guest.other={}",))]
-    assert len({static_key(config) for config in found}) == 3
-    assert len({run_id(config, "") for config in found}) == 3
-
-
 def test_an_arm_is_called_by_its_custom_model_where_that_says_its_numbers_too() -> None:
     none, one = (
         {"intervention": "none", "guest": None, "guest.own.kind": None},
@@ -325,26 +290,10 @@ def test_an_arm_is_called_by_its_custom_model_where_that_says_its_numbers_too() 
 
 
 @dataclass(frozen=True)
-class Bare:
-    """A custom model without numbers of its own."""
-
-    def build(self, shape: Any, vocabulary: int) -> nn.Module:
-        return Mlp(shape.width, 0, vocabulary)
-
-
-@dataclass(frozen=True)
 class Free(Own):
     """A number per run in a custom model."""
 
     rate: PerRun = 1.0
-
-
-@dataclass(frozen=True)
-class Heavy(LogitCap):
-    """Brings a weight."""
-
-    def attach(self, point: HookPoint, runs: int, config: Any) -> nn.Module:
-        return nn.Linear(256, 256)
 
 
 @dataclass(frozen=True)
@@ -393,16 +342,6 @@ def test_what_a_custom_model_cannot_have_is_refused(
     monkeypatch.setitem(INTERVENTIONS._entries, "hiden", Hiden)
     with pytest.raises(RequestError, match=re.escape(said)):
         run_config(tree(*MLP, *overrides))
-
-
-def test_ranks_and_weights_from_outside_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(INTERVENTIONS._entries, "heavy", Heavy)
-    with pytest.raises(RequestError, match="may not bring weights of its own"):
-        Fleet(configs("", shared=(*MLP, "+intervention.heavy.cap=1")))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="custom model own trains in one process; start it without torchrun"):
-        check_ranks(configs("", shared=MLP)[0])
 
 
 class Odd(nn.Module):
@@ -478,11 +417,6 @@ def test_a_module_with_nothing_amiss_passes(make: Callable[[], nn.Module]) -> No
     state = torch.get_rng_state()
     check_custom_model("fine", make, 7, 5)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(RequestError, match="custom model odd builds int, not a"):
-        check_custom_model("odd", lambda: 3, 7, 5)  # type: ignore[arg-type, return-value]
 
 
 def test_a_request_is_rehearsed_at_its_own_length() -> None:

@@ -128,11 +128,6 @@ def test_the_bigram_loss_lies_between_the_unigram_and_nothing(corpus: Corpus) ->
     assert 0 < corpus.loss_bigram(64) <= bigram_loss(unigram, corpus.held_out(64)) + 0.3
 
 
-def test_the_fingerprint_is_sixteen_hexadecimal_digits(corpus: Corpus) -> None:
-    assert len(corpus.fingerprint) == 16
-    int(corpus.fingerprint, 16)
-
-
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
@@ -335,13 +330,6 @@ def test_successors_of_a_token_are_zipf_distributed_by_rank() -> None:
     assert slope == pytest.approx(-1.8, abs=0.05)
 
 
-def test_tokens_themselves_are_unequal_like_words() -> None:
-    frequency = np.sort(np.bincount(Synthetic().open().batch(0, 0, 8192, 64).ravel(), minlength=256))[::-1]
-    slope = np.polyfit(np.log(np.arange(1, 101)), np.log(frequency[:100]), 1)[0]
-    assert -1.5 < slope < -0.9
-    assert frequency.min() > 0
-
-
 def repeats(rows: np.ndarray, length: int = 8) -> float:
     """Share of rows in which some run of ``length`` tokens occurs twice without overlap."""
 
@@ -383,14 +371,6 @@ def test_entropy_bounds_enclose_what_bigrams_reach() -> None:
     assert corpus.loss_bigram(64) < most + 0.15  # counted on enough rows, and a quotation seldom surprises
 
 
-def test_no_seed_of_a_batch_reaches_the_held_out_rows() -> None:
-    corpus = Synthetic().open()
-    held = {row.tobytes() for row in corpus.held_out(64)}
-    drawn = {row.tobytes() for seed in (-1, 0, 1, 2**64 - 1, 2**64) for row in corpus.batch(seed, 0, 1024, 64)}
-    assert len(held) == 1024
-    assert not held & drawn
-
-
 def test_one_window_of_a_sample_is_the_whole_text_for_training_and_validation() -> None:
     corpus = SyntheticSample(tokens=300).open()
     text = Synthetic().open().held_out(64).ravel()[:300]
@@ -424,14 +404,6 @@ def test_a_token_follows_from_the_two_before_it() -> None:
     assert np.abs(np.bincount(ranks.ravel(), minlength=32) / ranks.size - expected / expected.sum()).max() < 0.005
     assert rows.max() < corpus.vocabulary == 32
     assert float(corpus.notes["entropy"]) + 0.5 < corpus.loss_bigram(32) < math.log(32) - 0.5
-
-
-def test_no_seed_of_a_batch_reaches_held_out_trigrams() -> None:
-    corpus = Trigram().open()
-    held = {row.tobytes() for row in corpus.held_out(64)}
-    drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
-    assert (len(held), len(drawn)) == (128, 384)
-    assert not held & drawn
 
 
 # --- echo -----------------------------------------------------------------------------------------------------------
@@ -509,14 +481,6 @@ def test_a_text_of_so_many_rows_is_every_batch_of_its_seed() -> None:
         corpus.check(4, 16)
 
 
-def test_no_seed_of_a_batch_reaches_held_out_echoes() -> None:
-    corpus = Echo().open()
-    held = {row.tobytes() for row in corpus.held_out(64)}
-    drawn = {row.tobytes() for seed in (-1, 0, 1) for row in corpus.batch(seed, 0, 128, 64)}
-    assert (len(held), len(drawn)) == (128, 384)
-    assert not held & drawn
-
-
 # --- mixture --------------------------------------------------------------------------------------------------------
 
 ONE_EACH = {name: Mixture(**{other: float(other == name) for other in KINDS}) for name in KINDS}
@@ -543,16 +507,6 @@ def test_each_row_is_of_the_kind_that_is_counted() -> None:
         assert count == pytest.approx(counted[name], abs=25), name
     assert counted["noise"] == 0
     assert sum(counted.values()) == 2000
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_shares_are_those_of_the_rows(name: str) -> None:
-    corpus = Mixture(**{"trigram": 5.0, name: 10.0}).open()
-    counted = corpus.rows_by_source(0, 0, 40_000)
-    assert counted[name] / 40_000 == pytest.approx(float(corpus.notes[name]), abs=0.01)
-    assert sum(float(corpus.notes[kind]) for kind in KINDS) == pytest.approx(1)
-    alone = ONE_EACH[name].open()
-    assert alone.rows_by_source(0, 0, 8) == {kind: 8 * (kind == name) for kind in KINDS}
 
 
 @pytest.mark.parametrize("name", KINDS)

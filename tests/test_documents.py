@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,18 +54,6 @@ def parquet(file: Path, texts: list[str]) -> Path:
 
 def said(tokens: np.ndarray) -> list[str]:
     return tokens.tobytes().decode().split("\0")
-
-
-@pytest.mark.parametrize("source", [Text, JsonLines, Parquet])
-def test_a_pipe_or_a_device_is_no_data(source: Any, tmp_path: Path) -> None:
-    (tmp_path / "endless").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("text", "jsonl", "parquet"):  # found in the folder, too
-        (tmp_path / "inside").mkdir(exist_ok=True)
-        os.mkfifo(tmp_path / f"inside/a.{name.replace('text', 'txt')}")
-    for path in ("endless", "pipe", "inside"):
-        with pytest.raises(RequestError, match=r"^cannot read .*: not a file$"):
-            opened(source(str(tmp_path / path)))
 
 
 WRITTEN: dict[str, tuple[Callable[..., Path], Any]] = {"jsonl": (jsonl, JsonLines), "parquet": (parquet, Parquet)}
@@ -136,20 +123,6 @@ def test_rows_are_also_read_as_learned_tokens(tmp_path: Path, kind: str) -> None
     for number, each in enumerate(TEXTS):
         (tmp_path / f"text/{number:02}.txt").write_text(each)
     assert corpus.fingerprint == opened(Text(path=str(tmp_path / "text"), tokenizer="bpe", vocabulary=300)).fingerprint
-
-
-def test_a_table_that_holds_no_documents_is_told(tmp_path: Path) -> None:
-    for table, complaint in (
-        (pd.DataFrame({"id": [1], "txt": ["a"]}), r"a\.parquet: no field 'text'; nearest: txt$"),
-        (pd.DataFrame({"text": [1, 2]}), r"a\.parquet, row 1: field 'text' holds int, not text$"),
-        (pd.DataFrame({"text": ["a", None]}), r"a\.parquet, row 2: field 'text' holds NoneType, not text$"),
-    ):
-        table.to_parquet(tmp_path / "a.parquet")
-        with pytest.raises(RequestError, match=complaint):
-            opened(Parquet(path=str(tmp_path)))
-    (tmp_path / "a.parquet").write_text("no parquet")
-    with pytest.raises(RequestError, match=r"a\.parquet cannot be read as parquet: [^\n]*$"):
-        opened(Parquet(path=str(tmp_path)))
 
 
 def test_hugging_face_without_the_extra_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +229,6 @@ def test_what_is_not_in_a_data_set_is_told(folder: Path, values: dict[str, Any],
     with pytest.raises(RequestError, match=complaint) as refusal:
         opened(HuggingFace(path=str(folder), **values))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.extras
-def test_a_broken_file_is_told(folder: Path) -> None:
-    (folder / "train-00001.parquet").write_bytes(b"PAR1 no parquet PAR1")
-    with pytest.raises(RequestError, match=r"^cannot read data\.path=.*set: "):
-        opened(HuggingFace(path=str(folder)))
 
 
 @pytest.mark.extras

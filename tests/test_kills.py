@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +75,6 @@ class Forked:
         self.process.join()
 
 
-class Commanded:
-    """The command line, with a job on each core and with its figures; all its processes are killed."""
-
-    def __init__(self, folder: Path) -> None:
-        words = [sys.executable, "-m", "lab", *WORDS, f"out={folder}"]
-        silence = subprocess.DEVNULL
-        self.process = subprocess.Popen(words, stdout=silence, stderr=silence, start_new_session=True)
-
-    def ended(self, seconds: float | None = None) -> int | None:
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-Start = Callable[[Path], Any]
-
-
 def left(folder: Path) -> store.Records:
     """What is left of a sweep that came to its end, timings left out."""
     runs, metrics, _ = store.read(folder)
@@ -116,43 +94,33 @@ def assert_whole(folder: Path, expected: store.Records) -> None:
     assert_same(store.Records(records.runs.drop(columns=TIMINGS), records.metrics), expected)
 
 
-def undisturbed(start: Start, folder: Path) -> tuple[store.Records, float]:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[store.Records, float]:
     """The records of a sweep, and the seconds it takes once it has begun."""
-    swept, began = start(folder), time.perf_counter()
+    folder = tmp_path_factory.mktemp("alone")
+    swept, began = Forked(folder), time.perf_counter()
     assert swept.ended() == 0
     return left(folder), time.perf_counter() - began
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[store.Records, float]:
-    return undisturbed(Forked, tmp_path_factory.mktemp("alone"))
-
-
-def survive(kills: int, start: Start, top: Path, alone: tuple[store.Records, float]) -> None:
-    """Begin a sweep again wherever it was killed, and another where one came to its end, until so many kills."""
-    chance, folder = random.Random(kills), top / "first"
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [3, 30])
+def test_a_sweep_killed_at_any_moment_is_the_sweep(
+    kills: int, tmp_path: Path, alone: tuple[store.Records, float]
+) -> None:
+    """It begins again wherever it was killed, and another where one came to its end."""
+    chance, folder = random.Random(kills), tmp_path / "first"
     while kills:
-        swept = start(folder)
+        swept = Forked(folder)
         if swept.ended(chance.uniform(0, alone[1])) is None:
             swept.kill()
             kills -= 1
         else:
             assert swept.ended() == 0
             assert_whole(folder, alone[0])
-            folder = top / f"{kills} to go"
-    assert start(folder).ended() == 0
+            folder = tmp_path / f"{kills} to go"
+    assert Forked(folder).ended() == 0
     assert_whole(folder, alone[0])
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_three_times_is_the_sweep(tmp_path: Path, alone: tuple[store.Records, float]) -> None:
-    survive(3, Forked, tmp_path, alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kills", "start"), [(50, Forked), (12, Commanded)])
-def test_sweeps_killed_many_times_are_the_sweep(kills: int, start: Start, tmp_path: Path) -> None:
-    survive(kills, start, tmp_path, undisturbed(start, tmp_path / "alone"))
 
 
 @pytest.mark.slow
@@ -189,9 +157,7 @@ def test_two_commands_in_one_folder_share_the_fleets(tmp_path: Path, longer: sto
 
 
 @pytest.mark.slow
-def test_of_two_commands_one_takes_over_what_the_other_held_when_it_was_killed(
-    tmp_path: Path, longer: store.Records
-) -> None:
+def test_one_of_two_commands_takes_over_from_a_killed_one(tmp_path: Path, longer: store.Records) -> None:
     killed, kept = together(tmp_path)
     killed.kill()
     killed.communicate()
@@ -206,9 +172,7 @@ def test_of_two_commands_one_takes_over_what_the_other_held_when_it_was_killed(
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGKILL, "ended with exit code -9"), (signal.SIGSTOP, "was killed")]
 )
-def test_a_job_that_dies_or_hangs_costs_its_own_runs_and_the_same_command_makes_them(
-    number: int, said: str, tmp_path: Path
-) -> None:
+def test_a_job_that_dies_or_hangs_costs_its_own_runs(number: int, said: str, tmp_path: Path) -> None:
     """As the kernel kills what takes too much memory, or as a job waits for ever for a disk."""
     words = [sys.executable, "-m", "lab", *WORDS, "steps=300", "hydra.launcher.timeout_minutes=1", f"out={tmp_path}"]
     swept = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

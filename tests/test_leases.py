@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -76,16 +74,6 @@ def test_a_process_that_is_killed_holds_nothing_from_then_on(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "plans/leases").iterdir()] == ["claims.lock"]
 
 
-@pytest.mark.parametrize("content", ['["run0"]', '{"machine": "far", "held": ["run0"]}', "["])
-def test_what_a_machine_with_another_clock_left_is_not_waited_for(content: str, tmp_path: Path) -> None:
-    (tmp_path / "plans/leases").mkdir(parents=True)
-    for name in ("a.json", "a.lock", "claims.lock", "run0.3"):
-        (tmp_path / "plans/leases" / name).write_text(content)
-        os.utime(tmp_path / "plans/leases" / name, (time.time() + 1e6,) * 2)
-    assert leases.held(tmp_path) == set()
-    assert held(tmp_path) == RUNS
-
-
 def test_many_at_once_each_get_what_no_other_has(tmp_path: Path) -> None:
     runs, gate = [f"r{number}" for number in range(40)], threading.Barrier(8)
 
@@ -111,28 +99,6 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path) -> None:
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
-def test_a_command_waits_for_what_others_hold_and_takes_what_they_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited = list[float]()
-    with ExitStack() as left, ExitStack() as done:
-        left.enter_context(leases.hold(tmp_path, ["run0"]))
-        done.enter_context(leases.hold(tmp_path, ["run1"]))
-
-        def sleep(seconds: float) -> None:
-            waited.append(seconds)
-            if len(waited) == 2:
-                leave(tmp_path, "run1")
-                done.close()
-            if len(waited) == 4:
-                left.close()
-
-        monkeypatch.setattr("lab.sweeping.pipeline.time.sleep", sleep)
-        assert pipeline._left_by_others(tmp_path, {"run0", "run1"}) == {"run0"}
-        assert len(waited) == 4
-    assert pipeline._left_by_others(tmp_path, {"run1"}) == set()
-
-
 CONFIG = ["data=synthetic", "steps=3", "model.width=16", "model.depth=1", "seq_len=16", "batch_size=4"]
 CONFIG += ["probes.every=2", "validation=short"]
 
@@ -155,7 +121,7 @@ def trained(folder: Path, disturb: Callable[[Sequence[str]], Any]) -> store.Reco
 
 
 @pytest.mark.usefixtures("undrawn", "briefly")
-def test_a_fleet_of_which_others_hold_a_run_is_trained_without_it_and_the_run_once_they_leave_it(
+def test_runs_that_others_hold_are_trained_once_they_leave_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = trained(tmp_path / "alone", lambda runs: None)
@@ -178,19 +144,3 @@ def test_a_fleet_of_which_others_hold_a_run_is_trained_without_it_and_the_run_on
     assert "waiting for another command, which trains 2 of these runs" in said.err
     assert "4 trained, 0 already there" in said.out
     assert len(rounds) == 2
-
-
-@pytest.mark.usefixtures("undrawn", "briefly")
-def test_of_runs_that_are_left_one_after_another_none_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, others = tmp_path / "shared", list[ExitStack]()
-
-    def hold(runs: Sequence[str]) -> None:
-        for run in runs[1:3] if not others else ():
-            others.append(ExitStack())
-            others[-1].enter_context(leases.hold(folder, [run]))
-
-    monkeypatch.setattr("lab.sweeping.pipeline.time.sleep", lambda _: others[len(store.read(folder).runs) - 2].close())
-    assert len(trained(folder, hold).runs) == 4
-    assert "4 trained, 0 already there" in capsys.readouterr().out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,7 +28,6 @@ WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)
 UNSTABLE_FROM = 100.0
 SEED_NOISE = 0.05
-QUICKSTART = Path(__file__).parents[1] / "results" / "quickstart"
 
 
 def logit(size, lr):
@@ -110,18 +108,6 @@ def test_the_line_is_that_of_the_textbook():
     assert prediction.middle == pytest.approx(height + 6 * slope)
     assert prediction.high - prediction.middle == pytest.approx(half, rel=1e-6)
     assert prediction.middle - prediction.low == pytest.approx(half, rel=1e-6)
-
-
-def test_intervals_cover_what_they_say():
-    draw, sizes = np.random.default_rng(7), np.repeat([1e4, 3e4, 1e5], 3)
-    hits = []
-    for _ in range(2000):
-        line = fit(sizes, 2 * sizes**0.7 * 10 ** draw.normal(0, 0.1, len(sizes)))
-        new = math.log10(2 * 1e6**0.7) + draw.normal(0, 0.1)
-        prediction = line.predict(1e6)
-        hits.append((prediction.low <= new <= prediction.high, abs(line.slope - 0.7) <= line.slope_error))
-    # three standard errors of a share of 2000 are .015
-    assert np.mean(hits, axis=0) == pytest.approx([fits.PREDICTION_LEVEL] * 2, abs=0.015)
 
 
 def test_two_points_make_a_line_without_an_interval():
@@ -210,12 +196,6 @@ def test_the_threshold_is_half_way_between_the_classes():
     threshold = calibrate([1, 10, 30, 300, 1000], [False, False, False, True, True])
     assert threshold == (pytest.approx(math.sqrt(30 * 300)), 30, 300, (2, 2), (3, 3))
     assert calibrate([math.nan, 30, 300], [True, False, True]).unstable == (1, 1)
-
-
-def test_classes_weigh_the_same_however_many_runs_they_have():
-    values = [20, 1, 2, 3, 4, 5, 6, 7, 8, 25, 30]
-    threshold = calibrate(values, [True] + [False] * 10)
-    assert (threshold.low, threshold.high) == (8, 20)
 
 
 @pytest.mark.parametrize(
@@ -346,25 +326,6 @@ def test_logits_that_tell_nothing_are_said_to():
     assert "No threshold can be calibrated: logits do not separate unstable runs from stable ones." in text
 
 
-def test_values_that_are_no_number_change_nothing():
-    runs = list(runs_of())
-    unusable = [
-        (
-            run,
-            [
-                (step, probe, where, bad) if step == 40 else (step, probe, where, value)
-                for step, probe, where, value in rows
-            ],
-        )
-        for (run, rows), bad in zip(
-            runs_of(seeds=[3, 4, 5]), itertools.cycle([math.nan, math.inf, 0.0, -1.0]), strict=False
-        )
-    ]
-    (made,), (without,) = (make_forecasts(gathered(*chosen), LOGIT) for chosen in (runs + unusable, runs))
-    assert made.lines == without.lines
-    assert made.limit == without.limit
-
-
 def test_saturation_is_said():
     def saturating(size, lr):
         return logit(size, lr) / (1 + logit(size, lr) / 2e3)
@@ -401,20 +362,6 @@ def test_without_both_classes_there_is_no_threshold(always, reason):
     assert "nan" not in text
 
 
-def test_one_size_is_refused_in_a_line(tmp_path, capsys):
-    assert main(["predict", str(written(tmp_path, *runs_of(widths=[32])))]) == 2
-    message = capsys.readouterr().err
-    assert "1 size (30k parameters); a fit needs at least two sizes" in message
-    assert message.count("\n") == 1
-    assert not (tmp_path / "figures").exists()
-
-
-def test_arms_of_one_size_each_are_refused():
-    records = gathered(*runs_of(widths=[32]), *runs_of(widths=[64], arm="none"))
-    with pytest.raises(RequestError, match="needs at least two sizes"):
-        make_forecasts(records, LOGIT)
-
-
 def test_an_arm_of_one_size_among_others_is_named():
     text = " ".join(say(gathered(*runs_of(seeds=[0]), *runs_of(widths=[64], arm="none"))))
     assert "Not fitted, having one size only: without z-loss." in text
@@ -437,16 +384,6 @@ def test_the_command_refuses_what_it_cannot_score_and_draws_nothing(tmp_path, ca
     assert not list(tmp_path.rglob("*.svg"))
 
 
-def test_an_arm_of_two_sizes_is_not_quoted_beside_one_that_is_scored():
-    sections = "\n".join(say(gathered(*runs_of(), *runs_of(widths=[32, 64], arm="none")))).split("\n\n")
-    quoted = {part.split("\n")[0].split("; ")[-1]: "Unstable from" in part for part in sections if LOGIT.name in part}
-    refused = {part.split("\n")[0].split("; ")[-1]: "No forecast" in part for part in sections if LOGIT.name in part}
-    assert (quoted, refused) == (
-        {"without z-loss": False, "with z-loss": True},
-        {"without z-loss": True, "with z-loss": False},
-    )
-
-
 def test_learning_rates_that_were_not_held_out_are_not_quoted():
     largest_without_lowest = [
         run for run in runs_of() if (run[0]["model.width"], run[0]["optimizer.lr"]) != (128, 1e-2)
@@ -456,12 +393,6 @@ def test_learning_rates_that_were_not_held_out_are_not_quoted():
     assert 1e-2 not in made.scored
     table = _table(made, LOGIT).set_index("learning rate")
     assert [bool(cell) for cell in table["unstable at"]] == [lr in made.scored for lr in made.lines]
-
-
-def test_one_seed_and_two_sizes_have_no_interval():
-    text = " ".join(say(gathered(*runs_of(widths=[32, 64], seeds=[0]))))
-    assert "A line through only two runs has no interval." in text
-    assert "nan" not in text
 
 
 def test_what_was_not_recorded_is_said():
@@ -505,14 +436,6 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     assert sum(fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == LOGIT.name) == 9
     assert main(["predict"]) == 2
     assert main(["predict", str(tmp_path / "nowhere")]) == 2
-
-
-def test_real_records_of_two_sizes():
-    (off, on) = make_forecasts(store.read(QUICKSTART), LOGIT)
-    assert off.score is on.score is None
-    assert off.threshold.unstable[0] / off.threshold.unstable[1] > 0.9
-    growth = [size_beyond(arm.lines[1e-1], off.limit, 1, *arm.sizes).middle for arm in (off, on)]
-    assert growth[0] < 100_000 < growth[1]  # with qk-layernorm logits stay where training is stable
 
 
 # Rounded output logits.

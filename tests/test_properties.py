@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.cli.compose import expand
@@ -66,38 +66,6 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: values}
     parts = (flat(value, f"{prefix}.{key}" if prefix else key) for key, value in values.items())
     return {key: value for part in parts for key, value in part.items()}
-
-
-def telling(one: dict[str, Any]) -> dict[str, Any]:
-    """What of a tree its id stands for, zero being zero whatever its sign."""
-    leaves = {key: value for key, value in flat(one).items() if not key.startswith(COSMETIC)}
-    switched = {"intervention": sorted(one["intervention"])}  # one without numbers has no leaves
-    return {**leaves, "probes.names": sorted(leaves["probes.names"]), **switched}
-
-
-# Which values of these go together is a rule of the config.
-OF_PRECISION = ("precision", "master_weights", "mantissa_bits", *SWITCHES)
-
-
-@settings(max_examples=5 * settings.default.max_examples)
-@given(trees(), trees(), st.data())
-def test_ids_are_equal_where_all_that_tells_is(
-    one: dict[str, Any], source: dict[str, Any], data: st.DataObject
-) -> None:
-    """One part of a config is replaced by that of another."""
-    key = data.draw(st.sampled_from(sorted(one)))
-    other = {**one, **{each: source[each] for each in (OF_PRECISION if key in OF_PRECISION else [key])}}
-    if isinstance(one[key], Mapping) and (inner := sorted(one[key].keys() & source[key].keys())):
-        leaf = data.draw(st.sampled_from(inner))
-        mixed = {**one, key: {**one[key], leaf: source[key][leaf]}}
-        try:
-            run_config(mixed)
-            other = mixed
-        except RequestError:  # a name with another's numbers
-            pass
-    same = run_id(run_config(one), "text") == run_id(run_config(other), "text")
-    assert same == (telling(one) == telling(other))
-    assert run_id(run_config(one), "text") != run_id(run_config(one), "another text")
 
 
 def test_there_is_one_zero() -> None:

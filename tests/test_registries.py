@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,28 +130,6 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
         {*PROBES} - {"head_common_mode", "log_z_std", "loss_scale", *OF_DATA, *OF_UPDATES, *OF_ROUNDING}
     )
     assert recipe("probes", "none")["names"] == []
-
-
-def test_another_package_adds_its_own_through_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "theirs.py").write_text(
-        "from lab.core.registry import INTERVENTIONS\n"
-        "@INTERVENTIONS.register('theirs')\n"
-        "class Theirs: 'What it does.'\n"
-    )
-    (tmp_path / "theirs-1.0.dist-info").mkdir()
-    (tmp_path / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (tmp_path / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[lab.interventions]\ntheirs = theirs\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(INTERVENTIONS, "_entries", dict(INTERVENTIONS._entries))
-    monkeypatch.setattr(INTERVENTIONS, "_external_loaded", False)
-    registry.points_of_others.cache_clear()
-    assert INTERVENTIONS.find_loaded("z_loss") is not None
-    assert INTERVENTIONS.find_loaded("theirs") is None
-    assert "theirs" not in sys.modules
-    assert "theirs" in INTERVENTIONS
-    del sys.modules["theirs"]
-    assert first_line(INTERVENTIONS["theirs"]) == "What it does."
-    registry.points_of_others.cache_clear()
 
 
 def test_lists_read_from_the_sources_are_those_of_the_registries() -> None:

@@ -133,17 +133,6 @@ def test_pairs_at_the_end_of_the_grid_are_counted_and_left_out_once() -> None:
     assert "Where the board names an arm, 1 of 1 agree; where it predicts no difference, 0 of 1." in shown
 
 
-def test_the_score_stands_beside_that_of_the_answer_that_needs_no_run() -> None:
-    made = board({("relu", "z_loss"): -0.1, ("dyt", "z_loss"): 0.0, ("peri_ln", "z_loss"): 0.1}, spread=0.01)
-    pairs = [pair("relu", ""), pair("dyt", "", "b"), pair("peri_ln", "", "b"), pair("nope", "", "a")]
-    shown = "\n".join(lines(predict(made, pairs, RESULTS)))
-    assert "2 of 3 decided pairs agree" in shown
-    assert "Without any run, always answering the arm named second would agree in 2 of 3." in shown
-    as_published = predict(board_of([]), published(), RESULTS)
-    (first,) = [line for line in lines(as_published) if line.startswith("Without any run")]
-    assert first == "Without any run, always answering the arm named first would agree in 16 of 19."
-
-
 def test_rank_correlation_is_spearmans() -> None:
     effects = {"relu": -0.3, "peri_ln": -0.2, "dyt": 0.1, "biases": 0.2}
     made = board({(name, "z_loss"): effect for name, effect in effects.items()}, spread=0.001)
@@ -237,15 +226,6 @@ def folder_with(tmp_path: Path, effects: Effects) -> str:
     return str(folder)
 
 
-def test_the_command_says_where_the_board_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_with(tmp_path, {("qk_layernorm", "z_loss"): -0.1, ("embedding_scale", "z_loss"): 0.1})
-    assert main(["transfer", "--board", folder]) == 0
-    shown = capsys.readouterr().out
-    assert "decided pairs agree" in shown
-    assert "T12: of embedding_scale and reference it predicts reference above embedding_scale" in shown
-    assert "T1:" not in shown
-
-
 def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_with(tmp_path, {("relu", "z_loss"): -0.1})
     table = tmp_path / "mine.csv"
@@ -262,10 +242,6 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
         ("relu", "reference", "a", "b", False),
     ]
     assert scored["pairs"][0]["difference"]["mean"] == pytest.approx(-0.1, abs=0.02)
-
-
-def test_a_share_without_a_decided_pair_is_none() -> None:
-    assert math.isnan(score([]).share.mean)
 
 
 def test_a_pair_is_looked_up_in_the_sweep_that_has_both_arms(tmp_path: Path) -> None:
