@@ -22,6 +22,7 @@ from lab.training import identity
 from lab.training.config import RunConfig
 from pieces import intervention, model, tokens, weights_of
 from small import configs
+from test_model import companies
 
 HOOKED = {name: intervention(name) for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)}
 SHARING = [(a, b) for a, b in combinations(sorted(HOOKED), 2) if {*HOOKED[a].hook_points} & {*HOOKED[b].hook_points}]
@@ -57,30 +58,29 @@ def at(whole: Transformer, kind: str) -> HookPoint:
     return next(point for point in whole.modules() if isinstance(point, HookPoint) and point.kind == kind)
 
 
-@pytest.mark.parametrize(("a", "b"), [pair for pair in SHARING if not exclude(*pair)])
-def test_two_at_one_hook_point_act_in_one_order_however_they_are_asked_for(a: str, b: str) -> None:
+@pytest.mark.parametrize("names", companies(list(HOOKED)), ids=lambda names: names[0])
+def test_the_order_in_which_they_are_asked_for_does_not_matter(names: tuple[str, ...]) -> None:
     rows_rbt = tokens(0)
-    assert torch.equal(made(a, b)(rows_rbt)[0], made(b, a)(rows_rbt)[0])
+    assert torch.equal(made(*names)(rows_rbt)[0], made(*names[::-1])(rows_rbt)[0])
 
 
-@pytest.mark.parametrize(("a", "b"), SHARING)
-def test_two_with_one_act_at_one_hook_point_commute_or_exclude_each_other(a: str, b: str) -> None:
-    points = [HOOKED[name].hook_points for name in (a, b)]
-    for kind in points[0].keys() & points[1].keys():
-        if points[0][kind] == points[1][kind] and not exclude(a, b):
-            assert points[0][kind] is not Act.REPLACE
-            first, second = at(made(a, b), kind).changes.values()
-            x_r = torch.randn(1, 2, 3, 8, dtype=torch.float64)
-            torch.testing.assert_close(first(second(x_r)), second(first(x_r)))
+def test_two_with_one_act_commute_or_exclude_each_other() -> None:
+    for a, b in (pair for pair in SHARING if not exclude(*pair)):
+        points = [HOOKED[name].hook_points for name in (a, b)]
+        for kind in points[0].keys() & points[1].keys():
+            if points[0][kind] == points[1][kind]:
+                assert points[0][kind] is not Act.REPLACE, (a, b)
+                first, second = at(made(a, b), kind).changes.values()
+                x_r = torch.randn(1, 2, 3, 8, dtype=torch.float64)
+                torch.testing.assert_close(first(second(x_r)), second(first(x_r)))
 
 
 @pytest.mark.parametrize("same", IDENTITIES)
-@pytest.mark.parametrize("other", [name for name in HOOKED if name not in ROUNDING])
-def test_what_changes_nothing_alone_changes_nothing_in_company(same: str, other: str) -> None:
-    if same == other or exclude(same, other):
-        return
-    rows_rbt = tokens(0)
-    torch.testing.assert_close(made(same, other)(rows_rbt)[0], made(other)(rows_rbt)[0], rtol=1e-9, atol=1e-9)
+def test_what_changes_nothing_alone_changes_nothing_in_company(same: str) -> None:
+    others = [name for name in HOOKED if name not in (same, *ROUNDING) and not exclude(same, name)]
+    for names in companies(others):
+        with_it, without = (made(*some)(tokens(0))[0] for some in ((same, *names), names))
+        torch.testing.assert_close(with_it, without, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("other", ["qk_layernorm", "qk_layernorm_model", "biases", "late_qk_scaling"])
@@ -101,7 +101,7 @@ def test_the_residual_stream_is_in_fp16_in_company(other: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["embedding_layernorm", "embedding_scale", "learned_positions"])
-def test_of_all_gradients_the_shrink_changes_that_of_the_tokens_alone(other: str) -> None:
+def test_the_shrink_changes_gradients_of_the_embedding_alone(other: str) -> None:
     gradients = []
     for names in ((other,), (other, "embedding_gradient_shrink")):
         whole = made(*names)
@@ -112,13 +112,13 @@ def test_of_all_gradients_the_shrink_changes_that_of_the_tokens_alone(other: str
         torch.testing.assert_close(gradients[1][name], gradient * (alpha if name == "embedding" else 1))
 
 
-def test_the_scale_of_the_width_is_on_normalized_tokens_and_not_on_positions() -> None:
+def test_the_scale_is_on_normalized_tokens_not_on_positions() -> None:
     names = ("embedding_layernorm", "embedding_scale", "learned_positions", "fp16_residual")
     for order in (names, names[::-1]):
         assert acting_at("embedding", {name: HOOKED[name] for name in order}) == list(names)
 
 
-def test_a_cap_of_ones_own_bounds_what_is_scaled_whatever_its_name() -> None:
+def test_a_cap_bounds_scaled_scores_whatever_its_name() -> None:
     whole = made("late_qk_scaling", a_cap=Cap(3.0))
     scores_ts = 10 * torch.randn(1, 2, 2, 4, 4, dtype=torch.float64)
     expected_ts = 3 * torch.tanh(scores_ts * 4**-0.5 / 3)  # of heads of width 4
@@ -139,15 +139,15 @@ def run_of(config: RunConfig, *names: str) -> tuple[str, str]:
     return store.run_id(card), store.run_id({key: value for key, value in card.items() if key != store.ORDER})
 
 
-@pytest.mark.parametrize(("a", "b"), [pair for pair in SHARING if not exclude(*pair)])
-def test_an_id_holds_an_order_that_is_not_that_of_the_names_and_no_other(a: str, b: str, plain: RunConfig) -> None:
-    now, by_names = run_of(plain, a, b)
-    assert (now != by_names) == bool(unlike_names({name: HOOKED[name] for name in (a, b)}))
-    assert now != by_names or (a, b) not in TURNED
-    assert now == run_of(plain, b, a)[0]
+def test_an_id_holds_an_order_that_is_not_that_of_the_names(plain: RunConfig) -> None:
+    for a, b in (pair for pair in SHARING if not exclude(*pair)):
+        now, by_names = run_of(plain, a, b)
+        assert (now != by_names) == bool(unlike_names({name: HOOKED[name] for name in (a, b)})), (a, b)
+        assert now != by_names or (a, b) not in TURNED
+        assert now == run_of(plain, b, a)[0]
 
 
-def test_no_committed_run_had_its_interventions_act_in_another_order() -> None:
+def test_committed_runs_had_the_same_order_of_acts() -> None:
     tables = sorted((Path(__file__).parents[1] / "results").rglob("runs.parquet"))
     names = {name for path in tables for name in pd.read_parquet(path, columns=["intervention"])["intervention"]}
     assert len(names) > 20
@@ -156,7 +156,7 @@ def test_no_committed_run_had_its_interventions_act_in_another_order() -> None:
         assert not unlike_names(entries), name
 
 
-def test_a_claim_compares_runs_with_and_without_an_intervention_that_turns_an_order() -> None:
+def test_a_claim_compares_runs_of_another_order() -> None:
     alone = planted.card(intervention="kappa_transplant+z_loss")
     both = planted.card(
         intervention="kappa_transplant+qk_layernorm+z_loss", **{store.ORDER: "qk_layernorm+kappa_transplant"}

@@ -77,7 +77,7 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
         ("fp16_sums", "Yes", "No"),
     ],
 )
-def test_a_planted_world_is_answered_with_the_word_that_is_true_of_it(sweep: str, word: str, otherwise: str) -> None:
+def test_planted_worlds_get_the_true_answer(sweep: str, word: str, otherwise: str) -> None:
     for good, expected in ((True, word), (False, otherwise)):
         study = world(sweep, good=good)
         rows = judge_all([Evidence(sweep, study.records)])

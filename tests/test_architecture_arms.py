@@ -40,7 +40,7 @@ def heard(made: Transformer, rows_rbt: Tensor) -> dict[tuple[str, str], Tensor]:
 
 
 @pytest.mark.parametrize("alpha", [0.125, 0.1])
-def test_a_shrunk_embedding_gradient_is_alpha_times_the_whole_and_nothing_else_changes(alpha: float) -> None:
+def test_a_shrunk_embedding_gradient_is_alpha_times_the_whole(alpha: float) -> None:
     factor_r = torch.tensor([alpha], dtype=torch.float64)
     shrink = type(intervention("embedding_gradient_shrink"))(factor_r)
     whole, shrunk = (
@@ -70,7 +70,7 @@ def after_training(*shared: str, steps: int = 6) -> dict[str, Tensor]:
 UNCLIPPED = ("optimizer.clip=inf", "optimizer.eps=0")
 
 
-def test_under_adam_a_shrunk_embedding_gradient_is_the_same_path_bit_for_bit() -> None:
+def test_adam_undoes_a_shrunk_embedding_gradient() -> None:
     weights = after_training(*UNCLIPPED)
     assert all(torch.equal(weight[0], weight[1]) for weight in weights.values())
 
@@ -80,7 +80,7 @@ def test_under_adam_a_shrunk_embedding_gradient_is_the_same_path_bit_for_bit() -
     [("optimizer.clip=0.05", "optimizer.eps=0"), ("optimizer.clip=inf", "optimizer.eps=1e-3"), (*UNCLIPPED, "tied")],
     ids=["clip", "epsilon", "tied"],
 )
-def test_clipping_or_epsilon_or_a_tied_head_lets_the_shrink_through(carrier: tuple[str, ...]) -> None:
+def test_clip_epsilon_or_a_tied_head_let_the_shrink_through(carrier: tuple[str, ...]) -> None:
     embedding = after_training(*carrier)["embedding"]
     assert not torch.allclose(embedding[0], embedding[1], rtol=1e-4)
 
@@ -96,7 +96,7 @@ def test_the_shrink_of_the_link_ends_in_a_ramp() -> None:
     assert factors == pytest.approx([0.1] * 7 + [0.325, 0.55, 0.775, 1, 1])
 
 
-def test_a_normalized_embedding_has_gradients_orthogonal_to_its_centred_rows() -> None:
+def test_gradients_of_a_normalized_embedding_are_orthogonal() -> None:
     made = changed("embedding_layernorm", **WIDE)
     with torch.no_grad():
         made.embedding.weight.mul_(100)  # so that LayerNorm's epsilon is small beside the variance
@@ -109,7 +109,7 @@ def test_a_normalized_embedding_has_gradients_orthogonal_to_its_centred_rows() -
     assert (gradient_rvd.sum(-1).abs() < 1e-12 * gradient_rvd.abs().sum(-1) + 1e-18).all()
 
 
-def test_a_scaled_embedding_has_rms_one_and_that_of_opt_has_six_thousandths() -> None:
+def test_initial_rms_of_embeddings() -> None:
     rms = {}
     for name in ("embedding_scale", "embedding_init"):
         made = changed(name, width=256, head_width=16, depth=0, vocabulary=200)
@@ -118,7 +118,7 @@ def test_a_scaled_embedding_has_rms_one_and_that_of_opt_has_six_thousandths() ->
     assert rms["embedding_init"] == pytest.approx(0.006, rel=0.05)
 
 
-def test_a_small_embedding_gets_a_gradient_that_is_larger_by_as_much() -> None:
+def test_a_small_embedding_gets_a_larger_gradient() -> None:
     """The first LayerNorm divides by the RMS of its input, so its gradient is larger by the inverse."""
     norms = []
     for names in (("embedding_scale",), ("embedding_init",)):
@@ -129,7 +129,7 @@ def test_a_small_embedding_gets_a_gradient_that_is_larger_by_as_much() -> None:
     assert norms[1] / norms[0] > 10
 
 
-def test_sinusoidal_positions_begin_118_times_larger_than_gaussian_ones() -> None:
+def test_sinusoidal_positions_begin_118_times_larger() -> None:
     build = type(intervention("learned_positions"))
     tables = [
         weights_of(model(0, changes={"learned_positions": build(init, 0.006, 512)}, **WIDE))[
@@ -165,7 +165,7 @@ def test_a_tied_head_gets_the_gradients_of_both_ends() -> None:
     torch.testing.assert_close(both["embedding"], expected)
 
 
-def test_palms_initial_logits_have_unit_spread_and_a_loss_near_that_of_guessing() -> None:
+def test_palms_initial_logits_have_unit_spread() -> None:
     """Of hidden states of RMS 1 that know nothing of the embedding; half a nat is what unit spread costs."""
     unit = type(intervention("embedding_init"))(1.0)
     made = model(0, changes={"tied_head": intervention("tied_head"), "embedding_init": unit}, **WIDE)
@@ -179,7 +179,7 @@ def test_palms_initial_logits_have_unit_spread_and_a_loss_near_that_of_guessing(
     assert without_scale - math.log(101) > 3
 
 
-def test_normformer_without_its_layernorms_and_with_gains_of_one_is_the_baseline() -> None:
+def test_normformer_without_its_layernorms_is_the_baseline() -> None:
     made, rows_rbt = changed("normformer", dtype=torch.float32), tokens(0)
     assert sum(isinstance(module, HeadGain) for module in made.modules()) == 2
     assert not torch.equal(made(rows_rbt)[0], model(0, dtype=torch.float32)(rows_rbt)[0])
@@ -199,7 +199,7 @@ def test_the_gain_of_a_head_multiplies_that_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["post_layernorm", "deepnorm"])
-def test_post_layernorm_bounds_the_residual_stream_and_pre_layernorm_lets_it_grow(name: str) -> None:
+def test_post_layernorm_bounds_the_residual_stream(name: str) -> None:
     rows_rbt, deep = tokens(0), {"depth": 24, "width": 16, "head_width": 4}
     last = ("block_output", "block23")
     assert per_run_rms(heard(changed(name, **deep), rows_rbt)[last]).item() == pytest.approx(1, abs=1e-5)

@@ -55,7 +55,7 @@ def test_a_start_below_one_is_a_share_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BURSTS))
-def test_a_burst_that_repeats_changes_the_batches_of_each_and_no_others(name: str) -> None:
+def test_a_burst_that_repeats_changes_its_batches_alone(name: str) -> None:
     made, once = burst(name, fraction=1, repeats=3), burst(name, fraction=1)
     assert made.batches(STEPS) == (range(40, 44), range(60, 64), range(80, 84))
     for batch in range(36, STEPS):
@@ -67,7 +67,7 @@ def test_a_burst_that_repeats_changes_the_batches_of_each_and_no_others(name: st
     assert [made.share(batch, STEPS) for batch in (40, 43)] == [made.share(batch, STEPS) for batch in (80, 83)]
 
 
-def test_bursts_that_do_not_divide_the_rest_of_the_run_are_spread_over_it() -> None:
+def test_bursts_are_spread_over_the_rest_of_the_run() -> None:
     batches = burst("shift", start=0.1, length=2, repeats=7).batches(STEPS)
     assert [each.start for each in batches] == [10, 22, 35, 48, 61, 74, 87]
     assert burst("shift", start=40, length=0.03, repeats=20).batches(STEPS)[-1] == range(97, 100)
@@ -78,14 +78,14 @@ def test_bursts_that_just_fill_the_rest_of_the_run_are_taken() -> None:
     assert [len(each) for each in run.burst.entry.batches(run.steps)] == [4, 4]
 
 
-def test_conflicting_labels_rename_every_second_token_from_the_first_target_on() -> None:
+def test_conflicting_labels_rename_every_second_token() -> None:
     windows_nt = np.arange(8).reshape(1, 8)
     drawn_nt = np.zeros((1, 8), dtype=np.uint64)
     changed_nt = BURSTS["conflicting_labels"](0, 1, 1).change(windows_nt, drawn_nt, 256)
     assert (changed_nt == windows_nt)[0].tolist() == [True, False] * 4
 
 
-def test_a_burst_that_comes_once_has_the_id_from_before_it_could_repeat() -> None:
+def test_a_burst_that_comes_once_keeps_its_id() -> None:
     once, said, thrice = configs("", "burst.repeats=1", "burst.repeats=3", shared=("burst=shift", "burst.start=3"))
     assert "burst.repeats" not in columns(once)
     assert columns(once) == columns(said)
@@ -102,7 +102,7 @@ def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
     assert trained(configs("burst.fraction=1", shared=shared)) == [planted]
 
 
-def test_a_run_meets_each_of_its_bursts_and_an_earlier_state_only_the_first() -> None:
+def test_a_run_meets_each_of_its_bursts() -> None:
     repeats = ("burst=huge_loss", "burst.start=6", "burst.repeats=3")
     armed = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
     spans = ("response.rewind_weights=2", "response.rewind_moments=2")

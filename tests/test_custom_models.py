@@ -127,7 +127,7 @@ NARROW = pytest.param(PLAIN, marks=pytest.mark.skipif(not machine.multiplies_bf1
 
 
 @pytest.mark.parametrize("shared", [MLP, (*MLP, *ODD), NARROW, (*PLAIN, "model.width=32")], ids=" ".join)
-def test_a_custom_models_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
+def test_a_custom_model_has_the_same_bits_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
     alone = [trained([config])[0] for config in wanted]
@@ -136,7 +136,7 @@ def test_a_custom_models_run_is_the_same_bits_alone_and_in_any_company(shared: t
     assert len({repr(rows) for _, rows in together}) == len(wanted)  # the twin that must differ
 
 
-def test_where_torchs_kernels_look_at_the_company_a_run_agrees_to_rounding() -> None:
+def test_a_convolution_agrees_to_rounding_in_company() -> None:
     """A convolution of several runs is one of groups; a few steps, since training makes more of a difference."""
     wanted = configs(*PER_RUN[:3], shared=("+guest.own.kind=convolved", "intervention=[]", "steps=3"))
     for (outcome, rows), config in zip(trained(wanted), wanted, strict=True):
@@ -171,7 +171,7 @@ def plainly(config: RunConfig, steps: int, fleet: Fleet) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "plain"])
-def test_a_custom_model_in_a_fleet_is_what_an_ordinary_loop_makes_of_it(kind: str) -> None:
+def test_a_fleet_makes_of_a_model_what_a_plain_loop_makes(kind: str) -> None:
     shared = (
         *(f"+guest.own.kind={kind}", "intervention=[]", "optimizer=adamw_coupled", "optimizer.clip=inf"),
         *("schedule=constant", "schedule.warmup=0", "model.depth=1", "probes=none", "steps=10"),
@@ -210,7 +210,7 @@ def test_a_custom_model_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None
     assert repr(resumed) == repr(whole)
 
 
-def test_probes_and_interventions_meet_a_custom_model_at_its_logits_and_by_its_own_names() -> None:
+def test_probes_meet_a_custom_model_by_its_own_names() -> None:
     shared = (*MLP, "+intervention.logit_cap.cap=1", "probes.every=1", "model.depth=1")
     wanted = configs("intervention.logit_cap.cap=0.01", "intervention.logit_cap.cap=50", shared=shared)
     together = trained(wanted)
@@ -279,7 +279,7 @@ def test_a_custom_model_is_part_of_id_columns_and_shape() -> None:
     assert len({static_key(config) for config in (without, mlp, plain)}) == 3
 
 
-def test_an_arm_is_called_by_its_custom_model_where_that_says_its_numbers_too() -> None:
+def test_an_arm_is_called_by_its_custom_model() -> None:
     none, one = (
         {"intervention": "none", "guest": None, "guest.own.kind": None},
         {"guest": "own", "guest.own.kind": "mlp"},
@@ -296,51 +296,25 @@ class Free(Own):
     rate: PerRun = 1.0
 
 
-@dataclass(frozen=True)
-class Misspelt(LogitCap):
-    """Attaches to nothing there is."""
-
-    hook_points: ClassVar = ("logit",)
-
-
-class Hiden(HiddenQuartic):
-    """Uses nothing there is."""
-
-    uses: ClassVar = ("hiden_rbtd",)
-
-
+# What is asked of a custom model besides its kind, and what the refusal names.
 REFUSED = [
-    (
-        ("intervention=[qk_layernorm,z_loss]",),
-        "intervention qk_layernorm attaches to query; a custom model has logits only, so say intervention=[]",
-    ),
-    (("parametrization=mup_simple",), "parametrization=mup_simple does not apply to a custom model"),
-    (("+guest.other.kind=mlp",), "guest must hold one model, not own, other"),
-    (("+guest.onw.kind=mlp",), "unknown custom model 'onw'; nearest: own"),
-    (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate is a number per run"),
-    (("+guest.own.kin=mlp",), "unknown key 'guest.own.kin'; nearest: kind"),
-    (("+intervention.misspelt.cap=1",), "intervention misspelt attaches to 'logit'; nearest: logits"),
-    (
-        ("+intervention.hidden.coefficient=1",),
-        "loss term hidden uses hidden_rbtd; a custom model has logits_rbtv, log_z_rbt, targets_rbt only, so say "
-        "intervention=[]",
-    ),
-    (("optimizer=muon",), "optimizer.chain: 'muon' acts on weights by their role, which a custom model lacks"),
-    (("optimizer=adamw_head_lr",), "optimizer.head holds numbers of a role, and weights of a custom model have none"),
-    (("+intervention.hiden.coefficient=1",), "loss term hiden uses 'hiden_rbtd'; nearest: hidden_rbtd"),
+    (("intervention=[qk_layernorm,z_loss]",), "qk_layernorm"),
+    (("parametrization=mup_simple",), "parametrization=mup_simple"),
+    (("+guest.onw.kind=mlp",), "nearest: own"),
+    (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate"),
+    (("+intervention.hidden.coefficient=1",), "hidden_rbtd"),
+    (("optimizer=muon",), "'muon'"),
+    (("optimizer=adamw_head_lr",), "optimizer.head"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("overrides", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_a_custom_model_cannot_have_is_refused(
-    overrides: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    overrides: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS._entries, "other", Own)
     monkeypatch.setitem(MODELS._entries, "free", Free)
-    monkeypatch.setitem(INTERVENTIONS._entries, "misspelt", Misspelt)
     monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
-    monkeypatch.setitem(INTERVENTIONS._entries, "hiden", Hiden)
-    with pytest.raises(RequestError, match=re.escape(said)):
+    with pytest.raises(RequestError, match=re.escape(named)):
         run_config(tree(*MLP, *overrides))
 
 
@@ -387,20 +361,20 @@ class Odd(nn.Module):
 
 COUNT: Iterator[int] = iter(range(1000))
 AMISS = {
-    "unused": "makes its logits without the parameter idle.weight",
-    "frozen": "has a parameter that is not trained: make head.bias a buffer",
-    "seeded buffer": "has a buffer that depends on the seed: make noise a parameter",
-    "batch norm": "changes a buffer in its forward pass, as batch normalization does: norm.running_mean",
-    "dropout": "makes other logits of the same tokens the next time, as with dropout",
-    "rare dropout": "makes other logits of the same tokens the next time, as with dropout",
-    "state": "makes other logits of the same tokens the next time",
-    "future": "looks at tokens that come later",
-    "next token": "looks at tokens that come later",
-    "branch": "fails: RuntimeError: vmap: It looks like you're attempting to use a Tensor in some data-dependent",
-    "breaks": "fails: KeyError: 'no such",
-    "tuple": "makes tuple of tokens [b t]; logits [b t v] would be (2, 5, 7)",
-    "last": "makes (2, 7) of tokens [b t]; logits [b t v] would be (2, 5, 7)",
-    "numpy": "computes something else side by side than alone, or is not decided by torch's seed",
+    "unused": "idle.weight",
+    "frozen": "head.bias",
+    "seeded buffer": "noise",
+    "batch norm": "norm.running_mean",
+    "dropout": "dropout",
+    "rare dropout": "dropout",
+    "state": "the next time",
+    "future": "later",
+    "next token": "later",
+    "branch": "vmap",
+    "breaks": "KeyError",
+    "tuple": "tuple",
+    "last": "(2, 7)",
+    "numpy": "seed",
 }
 
 
@@ -408,7 +382,8 @@ AMISS = {
 def test_a_module_that_cannot_be_trained_so_is_refused_in_one_line(amiss: str) -> None:
     with pytest.raises(RequestError) as refusal:
         check_custom_model("odd", partial(Odd, amiss), 7, 5)
-    assert str(refusal.value).startswith(f"custom model odd {AMISS[amiss]}")
+    assert "odd" in str(refusal.value)
+    assert AMISS[amiss] in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 

@@ -161,7 +161,7 @@ def words(tmp_path: Path) -> Path:
 
 
 @pytest.mark.extras
-def test_a_data_set_without_validation_holds_out_every_20th_document(folder: Path, tmp_path: Path) -> None:
+def test_without_validation_every_20th_document_is_held_out(folder: Path, tmp_path: Path) -> None:
     corpus = opened(HuggingFace(path=str(folder), tokens=10**6))
     assert said(corpus.training) == [each for each in TEXTS if each not in HELD_OUT]
     assert said(corpus.reserved) == HELD_OUT

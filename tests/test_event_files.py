@@ -116,7 +116,7 @@ def test_hyper_parameters_come_from_a_file_beside_the_events(tmp_path: Path) -> 
 
 
 @pytest.mark.extras
-def test_a_learning_rate_that_was_logged_counts_at_its_peak_unless_it_is_given(tmp_path: Path) -> None:
+def test_a_logged_learning_rate_counts_at_its_peak(tmp_path: Path) -> None:
     write(tmp_path / "a", {"loss": [3.0, 2.0, math.nan], "optim/lr": [0.0, 0.1, 0.05]})
     write(tmp_path / "lr=0.2", {"loss": [3.0, 2.0], "lr": [0.0, 0.1]})
     table = event_files.read_event_folders(tmp_path).table

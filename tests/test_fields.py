@@ -65,7 +65,7 @@ def test_leaves_know_which_fields_may_differ_inside_a_fleet() -> None:
     }
 
 
-def test_stacking_turns_numbers_per_run_into_a_vector_and_keeps_the_rest() -> None:
+def test_stacking_makes_vectors_of_numbers_per_run() -> None:
     together = stack([sample(1e-3, 3, 0.1), sample(0.3, 3, 0.0), sample(1e-3, 2**60 + 1, 0.2)], CPU)
     assert together.rate.tolist() == [1e-3, 0.3, 1e-3]
     assert together.rate.dtype == torch.float64

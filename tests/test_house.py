@@ -222,10 +222,8 @@ def test_few_print_exit_read_arguments_or_know_hydra(deed: str) -> None:
     assert not {module for module in doers if not any(f"{module}.".startswith(f"{may}.") for may in ALLOWED[deed])}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_introduces_itself(module: str) -> None:
-    first = (ast.get_docstring(tree(SOURCES[module])) or "").split("\n")[0].strip()
-    assert first, "a module says in its first line what it is for"
+def test_modules_say_in_their_first_line_what_they_are_for() -> None:
+    assert not [module for module, source in SOURCES.items() if not (ast.get_docstring(tree(source)) or "").strip()]
 
 
 def test_few_modules_stand_outside_the_packages() -> None:

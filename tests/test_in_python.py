@@ -161,7 +161,7 @@ def test_what_a_notebook_registers_trains_in_its_process(capfd: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("notebook")
-def test_a_request_that_needs_nothing_of_the_notebook_has_its_own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_a_notebook_registers_trains_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(multirun, "train", lambda composed, *_, **__: asked.append(type(composed.launcher).__name__))
     with pytest.raises(RequestError):  # nothing was trained

@@ -83,13 +83,13 @@ def test_rms_norm_is_layernorm_without_a_mean() -> None:
     assert (norm(x) - F.layer_norm(x, (8,))).abs().max() > 0.01
 
 
-def test_products_of_queries_and_keys_of_unit_rms_are_at_most_the_root_of_the_head_width() -> None:
+def test_qk_rmsnorm_bounds_scores() -> None:
     whole = scaled(made("qk_rmsnorm"), 1e4, ".query", ".key")
     assert all(scores.abs().max() <= 2 + 1e-9 for scores in measured(whole, "scores"))
     assert measured(scaled(made(), 1e4, ".query", ".key"), "scores")[0].abs().max() > 2
 
 
-def test_products_of_unit_queries_and_keys_are_at_most_root_head_width_times_the_gain_squared() -> None:
+def test_qk_l2norm_bounds_scores_by_its_squared_gain() -> None:
     whole = made("qk_l2norm")
     scores = measured(whole, "scores")[0]
     assert scores.abs().max() <= 2 + 1e-9
@@ -101,7 +101,7 @@ def test_products_of_unit_queries_and_keys_are_at_most_root_head_width_times_the
     torch.testing.assert_close(gained[1][..., :1, :], k_sk[..., :1, :])
 
 
-def test_qkv_norm_makes_attention_blind_to_the_scale_of_its_matrices_and_takes_its_first_norm_away() -> None:
+def test_qkv_norm_is_blind_to_the_scale_of_its_matrices() -> None:
     endings = (".query", ".key", ".value")
     one, other = (scaled(made("qkv_norm"), factor, *endings) for factor in (1e3, 1e6))  # beyond the norms' epsilon
     assert same(one, other, 1e-6)
@@ -158,7 +158,7 @@ def test_reordered_norm() -> None:
     torch.testing.assert_close(part("reordered_norm", "residual")(x, branch, norm), x + x.square() / 2)
 
 
-def test_the_norms_of_the_second_block_are_divided_by_root_two_and_the_last_is_not() -> None:
+def test_ln_scaling_divides_by_the_root_of_the_block() -> None:
     assert same(made("ln_scaling", depth=1), made(depth=1))
     first, second = (measured(whole, "query") for whole in (made(), made("ln_scaling")))
     torch.testing.assert_close(first[0], second[0])
@@ -202,7 +202,7 @@ def test_activations() -> None:
     torch.testing.assert_close(gate(x, inputs), x.clamp(-0.1, 0.1) * clamped * torch.sigmoid(clamped))
 
 
-def test_a_head_of_zeros_says_that_all_tokens_are_alike_and_gives_the_blocks_no_gradient_at_first() -> None:
+def test_a_head_of_zeros_is_uniform_and_blocks_get_no_gradient() -> None:
     whole, rows_rbt = made("head_init", std=0.0), tokens(0)
     loss_r, _ = losses(whole(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], {})
     assert loss_r.tolist() == pytest.approx([math.log(11)], rel=1e-12)
@@ -221,7 +221,7 @@ def test_small_initial_values() -> None:
             assert weight.std().item() == pytest.approx(expected, rel=0.1), name
 
 
-def test_hidden_states_and_matrices_of_ngpt_stay_on_the_unit_sphere() -> None:
+def test_ngpt_stays_on_the_unit_sphere() -> None:
     entry, whole = intervention("ngpt"), made("ngpt")
     with torch.no_grad():
         for name, weight in weights_of(whole).items():
@@ -237,7 +237,7 @@ def test_hidden_states_and_matrices_of_ngpt_stay_on_the_unit_sphere() -> None:
                 torch.testing.assert_close(norms, torch.ones_like(norms))
 
 
-def test_a_branch_moves_the_state_of_ngpt_by_alpha_along_the_sphere() -> None:
+def test_a_branch_of_ngpt_moves_by_alpha_along_the_sphere() -> None:
     h, unit = F.normalize(drawn(1, 2, 3, 8), dim=-1), lambda x: F.normalize(x, dim=-1)
     moved = part("ngpt", "residual")(h, torch.square, unit)
     torch.testing.assert_close(moved, unit(h + 0.05 * (unit(h.square()) - h)))
@@ -247,7 +247,7 @@ def test_a_branch_moves_the_state_of_ngpt_by_alpha_along_the_sphere() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])
-def test_the_spectral_norm_is_the_largest_singular_value_with_its_gradient(shape: tuple[int, ...]) -> None:
+def test_spectral_norm_is_the_largest_singular_value(shape: tuple[int, ...]) -> None:
     weight = drawn(*shape).requires_grad_()
     sigma = spectral_norm(weight)
     torch.testing.assert_close(sigma.flatten(), torch.linalg.svdvals(weight)[:, 0], rtol=1e-3, atol=0)
@@ -257,7 +257,7 @@ def test_the_spectral_norm_is_the_largest_singular_value_with_its_gradient(shape
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05)
 
 
-def test_a_matrix_of_zeros_is_divided_by_one_and_its_neighbour_by_its_norm() -> None:
+def test_sigma_reparam_divides_a_matrix_of_zeros_by_one() -> None:
     module, weight = part("sigma_reparam", "weight"), torch.cat([torch.zeros(1, 4, 6), torch.ones(1, 4, 6)]).double()
     for tiny in (0.0, 1e-170, 1e-300):  # of which the squares are 0
         weight[0, 1, 2] = tiny
@@ -271,14 +271,14 @@ def test_a_matrix_of_zeros_is_divided_by_one_and_its_neighbour_by_its_norm() -> 
     assert module(weight * torch.nan).isnan().all()  # a run that has diverged stays so
 
 
-def test_a_divided_matrix_is_blind_to_its_scale_and_begins_near_what_it_would_be() -> None:
+def test_sigma_reparam_is_blind_to_scale() -> None:
     assert same(made("sigma_reparam"), scaled(made("sigma_reparam"), 20.0, ".query", ".value", ".output", ".mlp_up"))
     wide = model(0, width=64, depth=1, head_width=16, changes={"sigma_reparam": intervention("sigma_reparam")})
     matrix = wide.block0.mlp_up.matrix()
     torch.testing.assert_close(matrix, wide.block0.mlp_up.weight, rtol=0.1, atol=0)
 
 
-def test_label_smoothing_is_that_of_torch_and_the_largest_logit_is_squared() -> None:
+def test_label_smoothing_and_max_z_loss() -> None:
     logits, targets = drawn(1, 2, 3, 5), torch.tensor([[[0, 4, 2], [1, 1, 3]]])
     terms = {"label_smoothing": intervention("label_smoothing", amount=0.3)}
     loss_r, _ = losses(logits, targets, terms)

@@ -35,7 +35,7 @@ def inside(made: Any, rows_rbt: Tensor) -> dict[str, list[Any]]:
     return heard
 
 
-def test_kappa_is_the_mean_square_of_every_query_and_key_and_each_run_has_its_own() -> None:
+def test_kappa_is_the_mean_square_of_queries_and_keys() -> None:
     kappa_r = torch.tensor([1e-2, 1e4], dtype=torch.float64)
     transplant = type(intervention("kappa_transplant"))(kappa_r)
     made = model(0, 1, changes={"kappa_transplant": transplant})
@@ -57,7 +57,7 @@ def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
     assert z.grad.eq(100).all()  # as if its mean square were 1; fp16 ends at 65504
 
 
-def test_activations_are_clamped_on_both_sides_to_a_multiple_of_the_rms_of_their_own_run() -> None:
+def test_activations_are_clamped_by_the_rms_of_their_own_run() -> None:
     clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach(HookPoint("block_output", ""), 2, None)
     x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
     clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
@@ -91,7 +91,7 @@ def unturned(q_rbhtk: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1) * math.sqrt(size)
 
 
-def test_pointwise_attention_is_squared_relu_over_the_root_of_the_length() -> None:
+def test_pointwise_attention_is_squared_relu_over_a_root() -> None:
     made = model(0, changes={"pointwise_attention": intervention("pointwise_attention")})
     heard = inside(made, tokens(0))
     for (scores_rbhts,), (weights_rbhts,) in zip(heard["scores"], heard["attention"], strict=True):
@@ -130,7 +130,7 @@ def test_no_token_sees_the_future_in_any_precision(
 
 
 @pytest.mark.parametrize("name", HOOKED)
-def test_every_intervention_builds_a_module_at_each_of_its_hook_points(name: str) -> None:
+def test_interventions_build_a_module_at_each_hook_point(name: str) -> None:
     entry, config = intervention(name), ModelConfig("small", 8, 2, 4)
     for kind in entry.hook_points:
         assert isinstance(entry.attach(HookPoint(kind, "block0.attention", 4), 2, config), nn.Module), kind

@@ -81,7 +81,7 @@ def hits(repeats: float, norm: np.ndarray) -> list[list[object]]:
     return columns
 
 
-def test_each_of_several_bursts_has_its_own_hits_and_the_clean_steps_count_once() -> None:
+def test_several_bursts_have_hits_of_their_own() -> None:
     """Bursts of 10 steps at 240, 293 and 346; an alarm behind the label of the second counts as nothing."""
     first, second, third = hits(3.0, high(100, 245, 325, 350))
     assert first == [True, 5, 1, 240]
@@ -153,7 +153,7 @@ def test_the_figure_can_be_read_and_says_what_was_scored(sweep: Records, page: s
     assert "12 runs have a burst; 5,280 steps lie outside." in figure.caption
 
 
-def test_a_long_warning_of_one_burst_does_not_stand_for_those_without_any() -> None:
+def test_one_long_warning_does_not_stand_for_others() -> None:
     runs = planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), False))
     for card, recorded in runs:
         if card["burst"] == "shift" and card["optimizer.lr"] == 1e-2:

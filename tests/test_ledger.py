@@ -83,7 +83,7 @@ def test_a_restart_that_changes_something_changes_bits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, while it compiles
-def test_a_compiled_restart_changes_bits_where_it_changes_something_and_nowhere_else() -> None:
+def test_a_compiled_restart_changes_bits_where_it_should() -> None:
     compiled = (*SHORT, "engine=compiled", "model.depth=1", "probes=none", "batch=constant", "batch.micro_batch=2")
     restarts = {"step": 3, "optimizer.chain": ADAM, "intervention.z_loss": True}, {"step": 6, "intervention.relu": True}
     plain, changed = Fleet(configs("seed=0", "seed=1", shared=compiled)), fleet(*restarts, shared=compiled)
@@ -210,7 +210,7 @@ def test_the_ledger_is_a_column_and_a_part_of_the_id() -> None:
     assert run_id(plain, "data") != run_id(ledger, "data")
 
 
-def test_runs_of_a_fleet_share_what_restarts_swap_and_differ_in_numbers() -> None:
+def test_runs_of_a_fleet_share_what_restarts_swap() -> None:
     lower, lowest = ({"step": 6, "optimizer.lr": lr} for lr in (1e-3, 1e-4))
     relu, sgd, later = {"intervention.relu": True}, {"optimizer.chain": SGD}, {"step": 7, "intervention.relu": True}
     assert static_key(restarted(lower)) == static_key(restarted(lowest))

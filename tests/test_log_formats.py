@@ -120,7 +120,7 @@ def test_several_runs_in_a_table_are_several_runs(tmp_path: Path) -> None:
     assert [(log.name, len(log.step_n)) for log in read_logs(rows).runs] == [("x", 50), ("y", 50)]
 
 
-def test_a_folder_of_logs_holds_their_runs_and_names_what_it_did_not_read(
+def test_a_folder_of_logs_names_what_it_did_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a.log", "b.log"):
@@ -139,7 +139,7 @@ def test_a_folder_of_logs_holds_their_runs_and_names_what_it_did_not_read(
     ]
 
 
-def test_the_run_of_a_checkpoint_folder_is_that_of_its_newest_state(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_is_read_at_its_newest_state(tmp_path: Path) -> None:
     for step in (900, 1000):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()

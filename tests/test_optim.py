@@ -183,7 +183,7 @@ def test_clipping_and_decay_do_bite() -> None:
     assert not torch.equal(ends[0], ends[2])
 
 
-def test_infinite_clip_and_no_decay_are_the_chain_without_these_links() -> None:
+def test_infinite_clip_and_no_decay_are_no_links() -> None:
     gradients, shape_sr = noise(10, 2), torch.ones(10, 2, dtype=torch.float64)
     lrs = [{"lr": 1e-3}, {"lr": 0.1}]
     off = optimizer("adamw", *({**lr, "clip": math.inf, "weight_decay": 0.0} for lr in lrs))
@@ -205,7 +205,7 @@ def test_clip_scales_a_whole_run_down_to_the_norm_and_never_up() -> None:
     assert all(value.eq(0).all() for value in nothing.values())
 
 
-def test_independent_decay_shrinks_alike_at_every_learning_rate_and_coupled_does_not() -> None:
+def test_only_independent_decay_shrinks_alike_at_every_lr() -> None:
     peaks, steps, decay = (1e-4, 1e-2, 1.0), 40, 0.02
     shrunk = {}
     for name in ("adamw", "adamw_coupled"):
@@ -256,7 +256,7 @@ def test_only_epsilon_over_gradient_scale_matters(scale: float) -> None:
     assert (end(0.03, scaled) - end(0.03, gradients)).abs().max() > 0.01
 
 
-def test_a_tensor_s_own_factor_meets_its_learning_rate_but_not_independent_decay() -> None:
+def test_a_tensors_factor_meets_lr_but_not_independent_decay() -> None:
     factors = {**dict.fromkeys(SHAPES, 1.0), "query": 0.25}
     shape_sr = torch.ones(1, 1, dtype=torch.float64)
     for name in ("adamw", "adamw_coupled"):
@@ -342,7 +342,7 @@ def test_linear_is_a_ramp_and_then_a_straight_line_to_the_floor() -> None:
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "wsd_sqrt"])
-def test_a_floor_is_a_share_of_each_peak_or_absolute_whichever_is_higher(name: str) -> None:
+def test_a_floor_is_the_higher_of_share_and_absolute(name: str) -> None:
     own = {"cooldown": 0.5} if name.startswith("wsd") else {}
     peak_r = torch.tensor([1e-3, 0.1, 10.0], dtype=torch.float64)
 
@@ -365,7 +365,7 @@ def test_rsqrt_falls_as_one_over_the_root_of_the_step() -> None:
     assert at_once[:, 0].tolist() == pytest.approx([1, 1, 2**-0.5, 3**-0.5, 0.5], rel=1e-12)
 
 
-def test_wsd_sqrt_falls_by_the_root_of_the_progress_through_the_cooldown() -> None:
+def test_wsd_sqrt_falls_by_the_root_of_the_progress() -> None:
     numbers = {"warmup": 2, "cooldown": 0.5, "floor": 0.0}
     shape_sr = build(SCHEDULES["wsd_sqrt"], numbers, "schedule").shape(8, torch.tensor([1.0], dtype=torch.float64))
     expected = [0, 0.5, 1, 1, 1, 1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
@@ -383,7 +383,7 @@ def test_wsd_stays_at_the_peak_until_the_cooldown() -> None:
         build(SCHEDULES["wsd"], {**wsd, "cooldown": 1.5}, "schedule")
 
 
-def test_without_epsilon_a_weight_that_no_gradient_reaches_stays_and_a_tiny_gradient_is_a_whole_step() -> None:
+def test_without_epsilon_zero_over_zero_is_zero() -> None:
     chain = optimizer("adamw", {"eps": 0.0, "weight_decay": 0.0, "lr": 0.5}, without=("clip",))
     weights = {"head": torch.ones(1, 2, 2)}
     gradient = torch.tensor([[[0.0, 1e-12], [-1e-18, math.nan]]])
@@ -523,7 +523,7 @@ def test_only_chains_from_gradient_to_direction_to_step_are_built(order: str) ->
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_probes_hear_gradients_after_clipping_and_the_direction_before_decay_and_scale(name: str) -> None:
+def test_probes_hear_the_direction_before_decay_and_scale(name: str) -> None:
     """Whatever follows: coupled decay and the RMS of weights do not enter the direction."""
     told: dict[str, dict[str, Tensor]] = {}
     gradient, weights = draw(0, scale=5.0), draw(1)
@@ -608,7 +608,7 @@ def test_two_links_may_each_have_an_eps(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(torch.equal(ends[0][name], ends[1][name]) for name in SHAPES)
 
 
-def test_numbers_of_a_link_have_columns_of_their_own_and_may_differ_in_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_a_link_have_columns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LINKS._entries, "damp", Damp)
     shared, *own = (
         run_config({**tree(), "optimizer": damped(eps=0.1, **change)})

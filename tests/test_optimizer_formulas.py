@@ -230,7 +230,7 @@ def spam(**changes: float) -> Spam:
     return of_run(Spam, 0.9, 0.95, 1e-8, **{**usual, **changes})
 
 
-def test_spam_clips_a_spiked_entry_to_the_root_of_its_moment_and_is_adam_without() -> None:
+def test_spam_clips_a_spiked_entry_and_is_adam_without() -> None:
     gradients_sn = random_gradients()
     assert torch.equal(follow(spam(spike_ratio=math.inf), gradients_sn), follow(ADAM, gradients_sn))
     spiked = gradients_sn.clone()
@@ -246,7 +246,7 @@ def test_spam_clips_a_spiked_entry_to_the_root_of_its_moment_and_is_adam_without
     close(follow(spam(), spiked), follow(ADAM, by_hand))
 
 
-def test_after_a_reset_spam_s_directions_are_the_first_ones_and_rise_along_half_a_cosine() -> None:
+def test_spam_begins_anew_after_a_reset() -> None:
     gradients_sn = random_gradients(5).repeat(2, 1)
     ours = follow(spam(spike_ratio=math.inf, reset_every=5), gradients_sn)
     rise = torch.tensor([(1 - math.cos(math.pi * min(1, k / 4))) / 2 for k in range(1, 6)], dtype=torch.float64)
@@ -323,7 +323,7 @@ def test_adagc_by_its_test_vector_and_by_hand() -> None:
     close(follow(of_run(AdaGC, 1.05, 0.98, 5.0, 1.0), steady_sn), steady_sn)
 
 
-def test_a_tensor_that_begins_without_gradients_is_not_clipped_to_nothing_by_adagc() -> None:
+def test_adagc_waits_for_the_first_gradient_of_a_tensor() -> None:
     """Keys have none while queries are zero, as they begin in mup_full."""
     late_sn = torch.cat([torch.zeros(8, 2, dtype=torch.float64), torch.full((3, 2), 0.5, dtype=torch.float64)])
     assert torch.equal(follow(of_run(AdaGC, 1.05, 0.98, 5.0, 1.0), late_sn), late_sn)
@@ -332,7 +332,7 @@ def test_a_tensor_that_begins_without_gradients_is_not_clipped_to_nothing_by_ada
 # Cautious updates and decays
 
 
-def test_cautious_moves_no_entry_uphill_and_is_the_identity_where_all_agree() -> None:
+def test_cautious_moves_no_entry_uphill() -> None:
     updates, gradients = draws(0), draws(1)
     for gradient in gradients.values():
         gradient[..., 0] = 0.0  # an entry without a gradient does not move either
@@ -363,7 +363,7 @@ def test_cautious_decay_shrinks_only_where_the_update_does() -> None:
         close(made[name], torch.where(decays, update + 0.3 * weights[name], update))
 
 
-def test_corrected_decay_is_decay_at_the_peak_and_falls_with_the_square_of_the_schedule() -> None:
+def test_corrected_decay_falls_with_the_squared_schedule() -> None:
     updates, weights = draws(0), draws(1)
     peak, plain = (of_run(kind, 0.3)(updates, {}, now(0, weights)) for kind in (CorrectedDecay, Decay))
     assert all(torch.equal(peak[name], plain[name]) for name in SHAPES)
@@ -385,7 +385,7 @@ def test_corrected_decay_is_decay_at_the_peak_and_falls_with_the_square_of_the_s
 
 @pytest.mark.parametrize("preset", NEWTON_SCHULZ)
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
-def test_newton_schulz_maps_singular_values_and_leaves_their_vectors(preset: str, shape: tuple[int, int]) -> None:
+def test_newton_schulz_maps_singular_values_alone(preset: str, shape: tuple[int, int]) -> None:
     matrix = torch.randn((2, *shape), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (made,) = orthogonalize([matrix], preset)
     for each, after in zip(matrix, made, strict=True):
@@ -423,7 +423,7 @@ def test_where_singular_values_end(preset: str) -> None:
     assert low - 0.01 < values.min() < values.max() < high + 0.01
 
 
-def test_matrices_of_one_shape_are_multiplied_together_to_the_same_result() -> None:
+def test_matrices_are_multiplied_together_to_the_same_result() -> None:
     shapes = [(4, 9), (9, 4), (4, 9), (5, 5)]
     generator = torch.Generator().manual_seed(4)
     matrices = [torch.randn((3, *shape), generator=generator) for shape in shapes]
@@ -601,7 +601,7 @@ def test_schedule_free_averages_its_fast_sequence() -> None:
             close(mean, fast)  # the first share is 1
 
 
-def test_schedule_free_at_a_constant_rate_evaluates_the_mean_of_all_fast_weights() -> None:
+def test_schedule_free_evaluates_the_mean_of_fast_weights() -> None:
     link, weights = of_run(ScheduleFree, 0.0), {"w": torch.zeros(1, 2, dtype=torch.float64)}
     state, gradients_sn = link.begin(weights), random_gradients(7, 2)
     for step, gradient_n in enumerate(gradients_sn):
@@ -628,7 +628,7 @@ def skip(
     return weights, kept, state
 
 
-def test_an_outlier_of_loss_or_norm_is_left_out_and_changes_nothing() -> None:
+def test_an_outlier_is_left_out_and_changes_nothing() -> None:
     chain = chain_of("adamw_skip_sigma", skip_fewest=5)
     usual = [3.0 + 0.01 * (step % 3) for step in range(12)]
     for losses, scale in (
@@ -739,7 +739,7 @@ def test_a_role_s_own_learning_rate_follows_that_of_all(name: str, role: str, fa
         assert float(chains[0].lr_of("matrix")) == pytest.approx(lr)
 
 
-def test_a_role_may_have_an_absolute_learning_rate_and_queries_are_matrices() -> None:
+def test_a_role_may_have_an_absolute_learning_rate() -> None:
     own = walk(chain_of("adamw", weight_decay=0.0, matrix={"lr": 0.5}), 1)
     plain, fast = (walk(chain_of("adamw", weight_decay=0.0, lr=lr), 1) for lr in (0.01, 0.5))
     for name in SHAPES:

@@ -47,7 +47,7 @@ def write_csv(
 
 
 @pytest.mark.parametrize("clean_rise", [0.0, 0.5])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_losses_that_part_are_found_once_they_do(seed: int, clean_rise: float) -> None:
     apart = parting(*losses(seed, parts=True, clean_rise=clean_rise))
     first = int(apart.index[apart > 0][0])
@@ -55,7 +55,7 @@ def test_losses_that_part_are_found_once_they_do(seed: int, clean_rise: float) -
     assert apart.max() == pytest.approx((0.8 + clean_rise) * WINDOW / 40, abs=0.08)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_losses_that_fall_together_raise_no_alarm(seed: int) -> None:
     assert not parting(*losses(seed, parts=False)).any()
 
@@ -106,7 +106,7 @@ def test_lab_watch_finds_them_in_a_log(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(label in figure.read_text() for label in ("held-out loss,", "on clean text,"))
 
 
-def test_lab_watch_is_silent_where_they_fall_together_or_one_is_missing(tmp_path: Path) -> None:
+def test_losses_that_fall_together_or_alone_are_no_alarm(tmp_path: Path) -> None:
     assert main(["watch", str(write_csv(tmp_path / "calm.csv", *losses(1, parts=False))), "--json"]) == 0
     own, clean = losses(1, parts=True)
     path = write_csv(tmp_path / "other.csv", own, clean, ("val_loss", "loss_of_books"))
@@ -114,7 +114,7 @@ def test_lab_watch_is_silent_where_they_fall_together_or_one_is_missing(tmp_path
     assert main(["watch", str(path), "--json", "--columns", "clean_val_loss=loss_of_books"]) == 1
 
 
-def test_evaluations_at_steps_of_their_own_count_from_the_next_row_on(tmp_path: Path) -> None:
+def test_evaluations_count_from_the_next_row_on(tmp_path: Path) -> None:
     own, clean = losses(1, parts=True)
     path = write_csv(tmp_path / "log.csv", own, clean)
     table = pd.read_csv(path)
@@ -151,7 +151,7 @@ def test_damaged_rows_are_the_text_with_escapes() -> None:
         assert damaged == expected[:41]
 
 
-def test_the_share_of_damaged_rows_and_the_clean_twin_of_the_held_out_rows() -> None:
+def test_damaged_rows_have_their_share_and_a_clean_twin() -> None:
     clean = Escapes(share=0.3).open().clean(1000)
     assert clean is not None
     assert clean.max() < BACKSLASH

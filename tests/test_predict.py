@@ -301,7 +301,7 @@ def test_diverged_runs_are_left_out_and_said_so():
     assert "(3 at 0.1 and 100k parameters)" in text
 
 
-def test_diverged_runs_that_were_held_out_still_count_for_the_class():
+def test_held_out_diverged_runs_count_for_the_class():
     lost = changed(
         runs_of(), lambda run: run["model.width"] == 128, status="diverged", diverged_at=1, final_val_loss=math.nan
     )
@@ -378,7 +378,7 @@ def test_two_sizes_are_followed_but_no_forecast_is_quoted():
         assert quoted not in text
 
 
-def test_the_command_refuses_what_it_cannot_score_and_draws_nothing(tmp_path, capsys):
+def test_the_command_draws_nothing_that_it_cannot_score(tmp_path, capsys):
     assert main(["predict", str(written(tmp_path, *runs_of(widths=[32, 64])))]) == 2
     assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}\n")
     assert not list(tmp_path.rglob("*.svg"))
@@ -463,7 +463,7 @@ def cells(records, column):
 
 
 @pytest.mark.parametrize("probe", ["log_z_square", "log_z"])
-def test_a_planted_growth_of_log_z_is_found_and_followed_to_the_level_of_bf16(probe):
+def test_planted_growth_of_log_z_is_followed_to_bf16(probe):
     """Of 400k parameters and at 0.01 the level is 10; it is 64 at 6.4^2 times the size or 6.4^1.25 times the steps."""
     records = gathered(*with_output_logits(level, probe))
     assert cells(records, "learning rate") == ["0.01 (highest stable)", "0.1 (highest)"]

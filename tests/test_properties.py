@@ -132,7 +132,7 @@ def another(one: dict[str, Any], key: str, value: Any) -> dict[str, Any] | None:
 @pytest.mark.parametrize(
     "choice", [(), ("precision=mxfp8",), *few(((choice,) for choice in choices()), 20)], ids="".join
 )
-def test_every_leaf_of_every_choice_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> None:
+def test_every_leaf_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> None:
     """Of a choice the leaves that it brings or sets; the others are those of the default."""
     one = tree(*choice, *(NEEDS[each] for each in choice if each in NEEDS))
     usual = flat(tree()) if choice else {}
@@ -193,9 +193,7 @@ some_points = st.lists(st.sampled_from(range(40)), unique=True, max_size=40).map
 
 
 @given(some_points, st.lists(st.integers(1, 9), min_size=40, max_size=40), st.integers(-2, 12))
-def test_a_fleet_holds_points_of_one_shape_and_every_point_is_in_one(
-    some: list[Point], most: list[int], at_once: int
-) -> None:
+def test_every_point_is_in_one_fleet_of_its_shape(some: list[Point], most: list[int], at_once: int) -> None:
     shapes = sorted({static_key(point.config) for point in pool()})
     limit = {shape: most[place] for place, shape in enumerate(shapes)}
     fleets = pack(some, lambda config: limit[static_key(config)], at_once)

@@ -179,9 +179,7 @@ def test_all_commands_work_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "A fault of the lab" not in capsys.readouterr().err
 
 
-def test_the_same_table_is_imported_once_and_another_replaces_it_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_imported_once_or_replaced_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert import_it(tmp_path, table()) == 0
     first = (tmp_path / "out" / "runs.parquet").read_bytes()
     assert import_it(tmp_path, table()) == 0

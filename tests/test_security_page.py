@@ -304,7 +304,7 @@ document.title = JSON.stringify(seen);
 
 
 @pytest.mark.slow
-def test_a_key_hides_what_it_names_and_a_link_opens_a_folded_section(browser: str, tmp_path: Path) -> None:
+def test_a_key_hides_lines_and_a_link_opens_a_section(browser: str, tmp_path: Path) -> None:
     parts = [html.figure(KEYED, "A drawing", html.savers("drawing"))]
     parts += [html.section("Further", html.paragraph("more"), folded=True)]
     page = html.document("calm", parts).replace(html.POLICY, "").replace("</body>", f"{PRESSER}</body>")
@@ -321,7 +321,7 @@ def test_a_key_hides_what_it_names_and_a_link_opens_a_folded_section(browser: st
 
 
 @pytest.mark.slow
-def test_rows_are_filtered_by_their_own_verdict_not_by_their_history(browser: str, tmp_path: Path) -> None:
+def test_rows_are_filtered_by_their_own_verdict(browser: str, tmp_path: Path) -> None:
     page = html.document("calm", [html.table(ROWS, sorts=True, kind="verdict")])
     (tmp_path / "page.html").write_text(page.replace(html.POLICY, "").replace("</body>", f"{FILTERER}</body>"))
     dumped = shown(browser, tmp_path / "page.html", tmp_path / "profile")

@@ -63,7 +63,7 @@ def test_a_pair_is_predicted_by_the_rule(effect: float, spread: float, expected:
     assert word(board({("relu", "z_loss"): effect}, spread=spread), "relu", "") == expected
 
 
-def test_two_arms_are_compared_with_one_another_and_not_with_the_reference() -> None:
+def test_two_arms_are_compared_with_one_another() -> None:
     made = board({("relu", "z_loss"): -0.1, ("peri_ln", "z_loss"): -0.25})
     assert word(made, "peri_ln", "relu") == "a"
     assert word(made, "relu", "peri_ln") == "b"
@@ -120,7 +120,7 @@ def test_the_score_counts_decided_pairs_only() -> None:
     assert (counted.share.low, counted.share.high) == pytest.approx(tuple(exact))
 
 
-def test_pairs_at_the_end_of_the_grid_are_counted_and_left_out_once() -> None:
+def test_pairs_at_the_end_of_the_grid_are_left_out_once() -> None:
     """In the plant both stay stable up to the end of the grid: the same smallest unstable rate means nothing."""
     made = board({("relu", "z_loss"): -0.34, ("dyt", "z_loss"): -0.34, ("peri_ln", "z_loss"): 0.3}, spread=0.001)
     pairs = [pair("relu", "dyt", "a", "eta_div"), pair("relu", "peri_ln", "a", "eta_div")]
@@ -153,7 +153,7 @@ def test_published_orderings_name_arms_of_the_board() -> None:
         assert one.why_not or one.claim or set(names) <= {*arm_cards(), "adamw_qk_clip"}
 
 
-def test_a_trend_is_the_slope_of_the_difference_over_sizes_of_one_text() -> None:
+def test_a_trend_is_the_slope_of_the_difference_over_sizes() -> None:
     sizes = [(32, 40_000, -0.1), (64, 400_000, -0.2), (128, 4_000_000, -0.3)]
     runs = []
     for width, parameters, effect in sizes:

@@ -30,14 +30,14 @@ def falling(rows: int, spacing: int, seed: int = 0, noise: float = 0.02) -> np.n
 
 
 @pytest.mark.parametrize("start", [500, 1000, 5000])
-def test_a_spike_of_forty_steps_in_a_log_of_every_tenth_is_found_where_the_loss_falls(start: int) -> None:
+def test_a_short_spike_is_found_where_the_loss_falls(start: int) -> None:
     loss_n = falling(1000, 10)
     loss_n[start // 10 : start // 10 + 4] += 1.5
     assert found(loss_n, 10) == [(start, "recovered")]
 
 
 @pytest.mark.parametrize("spacing", [1, 10, 50])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_calm_log_has_no_spike_at_any_spacing(spacing: int, seed: int) -> None:
     assert found(falling(3000, spacing, seed), spacing) == []
 
@@ -114,7 +114,7 @@ def final(rises: list[Rise]) -> list[Rise]:
 
 
 @pytest.mark.parametrize("seed", [31, 33, 37])
-def test_pieces_of_a_log_and_states_that_are_resumed_give_the_same_spikes(seed: int) -> None:
+def test_pieces_and_resumed_states_give_the_same_spikes(seed: int) -> None:
     step_n, columns = synthetic_log(seed).log.step_n, synthetic_log(seed).log.columns
     loss_n = columns["loss"].copy()
     loss_n[[700, 1201]] = math.nan
@@ -177,7 +177,7 @@ def test_misses_and_tolerances_are_those_of_their_definition() -> None:
         assert allowed_nk[row, 0] == pytest.approx(allowed, rel=1e-9)
 
 
-def test_synthetic_logs_of_other_seeds_are_scored_as_the_page_says() -> None:
+def test_synthetic_logs_are_scored_as_the_page_says() -> None:
     """Twenty logs; the page has four hundred."""
     planted, found_there, extra, rows = 0, 0, 0, 0
     for seed in range(5000, 5020):

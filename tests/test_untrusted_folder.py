@@ -75,7 +75,7 @@ def test_a_link_to_a_folder_and_a_link_inside_one_are_followed(tmp_path: Path) -
     assert (tmp_path / "disk/figures/a.svg").read_text() == "drawn"
 
 
-def test_a_link_in_place_of_a_file_is_replaced_or_deleted_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious").write_text("precious")
     (tmp_path / "theirs").mkdir()
@@ -170,9 +170,7 @@ def test_odd_numbers_on_a_card_are_drawn_or_refused(
             answer(capsys, command, folder)
 
 
-def test_a_table_that_is_small_on_disk_and_large_in_memory_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_file_of_a_large_table_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run of equal values takes a few bytes."""
     import pyarrow
     import pyarrow.parquet
@@ -189,7 +187,7 @@ def test_a_table_that_is_small_on_disk_and_large_in_memory_is_refused(
     assert "2,001 columns, more than 2,000" in swell("runs.parquet", wide)
 
 
-def test_a_checkpoint_that_is_larger_inside_than_outside_is_not_opened(tmp_path: Path) -> None:
+def test_a_checkpoint_that_swells_is_not_opened(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "8.pt", "w", zipfile.ZIP_DEFLATED) as content:
         content.writestr("archive/data.pkl", bytes(10**6))
     with files.open_file(tmp_path / "8.pt") as file, pytest.raises(ValueError, match="larger inside than outside"):

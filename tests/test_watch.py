@@ -39,7 +39,7 @@ def log(loss: np.ndarray, **columns: np.ndarray) -> Log:
     return Log("planted", STEPS[: len(loss)], {"loss": loss, **columns})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_calm_run_raises_no_alarm(seed: int) -> None:
     norms = np.random.default_rng(seed).lognormal(0, 0.3, 1000)
     assert detect(log(calm(seed), grad_norm=norms)) == []
@@ -115,22 +115,18 @@ def test_probes_raise_alarms_of_their_own(column: str, kind: str, low: float, hi
     assert (event.kind, event.step) == (kind, 600)
 
 
-def pulses(*rows: int, high: float = 20.0) -> np.ndarray:
-    """Ones, and ``high`` at some rows."""
-    return np.where(np.isin(STEPS, rows), high, 1.0)
-
-
-@pytest.mark.parametrize(("column", "high"), [("grad_norm", 20.0), ("update_rms", 20.0), ("eps_ratio", 20.0)])
-@pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
-def test_alarms_are_one_event_when_closer_than_twenty_rows(
-    column: str, high: float, apart: int, events: list[int]
-) -> None:
-    values = pulses(300, 300 + apart, high=high) * (0.5 if column == "eps_ratio" else 1.0)
-    assert [event.step for event in detect(log(calm(), **{column: values}))] == events
+def pulses(*rows: int) -> np.ndarray:
+    """Ones, and 20 at some rows."""
+    return np.where(np.isin(STEPS, rows), 20.0, 1.0)
 
 
 @pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
-def test_a_loss_that_rises_within_twenty_rows_of_a_spike_belongs_to_it(apart: int, events: list[int]) -> None:
+def test_alarms_are_one_event_when_closer_than_twenty_rows(apart: int, events: list[int]) -> None:
+    assert [event.step for event in detect(log(calm(), grad_norm=pulses(300, 300 + apart)))] == events
+
+
+@pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
+def test_a_rise_within_twenty_rows_of_a_spike_belongs_to_it(apart: int, events: list[int]) -> None:
     loss = 2 + 0.01 * (-1.0) ** STEPS
     # the spike ends with the row after its rise, so that is its last one
     loss[[299, 300 + apart]] = 4.0
@@ -164,7 +160,7 @@ def test_a_spike_has_recovered_from_two_deviations_on(back: float, ended: list[s
     assert [span.ending for span in fed(SpikeWatch(), *[2.0] * 30, 4.0, back)] == ended
 
 
-def test_a_watch_that_forgets_ends_its_spike_and_sees_the_next_at_once() -> None:
+def test_a_watch_that_forgets_sees_the_next_spike() -> None:
     """Where training went back, a rise soon after is a new spike, and the old one has no ending."""
     watch = SpikeWatch()
     fed(watch, *[2.0] * 30, 4.0, *[4.0] * 9)
@@ -179,26 +175,6 @@ def watched(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
     code = main(["watch", *words])
     out, err = capsys.readouterr()
     return code, out, err
-
-
-LOSS = [f"{value:.4f}" for value in calm() + bump(3.0)]
-FORMS: dict[str, tuple[str, str]] = {
-    "plain": ("log.csv", "step,loss\n" + "\n".join(f"{n},{value}" for n, value in enumerate(LOSS))),
-    "other names": (
-        "log.csv",
-        "Iteration;LM loss;lr\n" + "\n".join(f"{n};{value};1e-3" for n, value in enumerate(LOSS)),
-    ),
-    "json lines": (
-        "log.jsonl",
-        "\n".join(json.dumps({"_step": n, "train/loss": float(v)}) for n, v in enumerate(LOSS)),
-    ),
-    "a trainer's prints": (
-        "train.log",
-        "starting\n"
-        + "\n".join(f'2021-11-05 | INFO | {{"num_updates": "{n}", "loss": "{v}"}}' for n, v in enumerate(LOSS)),
-    ),
-    "still growing": ("log.csv", "step,loss\n" + "\n".join(f"{n},{value}" for n, value in enumerate(LOSS)) + "\n100"),
-}
 
 
 def write_log(path: Path, steps: Iterable[int], losses: Iterable[float]) -> str:
@@ -227,8 +203,7 @@ def test_of_a_step_written_again_the_last_value_counts(tmp_path: Path, capsys: p
 
 
 def test_a_line_and_a_figure_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "log.csv").write_text(FORMS["plain"][1])
-    code, out, _ = watched(capsys, str(tmp_path / "log.csv"))
+    code, out, _ = watched(capsys, write_log(tmp_path / "log.csv", STEPS, calm() + bump(3.0)))
     assert code == 1
     assert out.splitlines()[0].startswith("log.csv step 500: loss spike, 2 to 5.0")
     assert out.splitlines()[-1] == "1 alarm in 1 run"
@@ -288,7 +263,7 @@ def rounding_alarms(capsys: pytest.CaptureFixture[str], *words: str) -> list[dic
 
 
 @pytest.mark.parametrize("column", OUTPUT_LOGITS)
-def test_output_logits_whose_rounding_is_costly_raise_one_alarm_a_crossing(
+def test_costly_rounding_of_output_logits_alarms_once(
     column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In bf16 a level of 300 has neighbours 2 apart: log sinh 1, 0.161 nats."""
@@ -323,9 +298,7 @@ def test_the_format_sets_the_level_of_the_alarm(
         assert len(rounding_alarms(capsys, path, "--mantissa-bits", str(bits))) == alarms
 
 
-def test_a_log_z_counts_before_a_mean_logit_and_before_a_scaled_z_loss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_z_counts_before_mean_logit_and_z_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "".join(f"{n},{loss:.4f},30,0.09,500\n" for n, loss in zip(STEPS, calm(), strict=True))
     (tmp_path / "log.csv").write_text(f"step,loss,log_z,z_loss,mean_logit\n{rows}")
     assert rounding_alarms(capsys, str(tmp_path / "log.csv")) == []
@@ -337,9 +310,7 @@ def test_a_log_z_counts_before_a_mean_logit_and_before_a_scaled_z_loss(
     ("precision", "bits", "alarms"),
     [("fp32", 0, 0), ("fp16_emulated", 0, 0), ("bf16", 0, 1), ("mantissa", 3, 1), ("mantissa", 11, 0)],
 )
-def test_records_say_in_which_format_logits_are_rounded_and_the_option_overrides(
-    precision: str, bits: int, alarms: int
-) -> None:
+def test_records_say_in_which_format_logits_are_rounded(precision: str, bits: int, alarms: int) -> None:
     (run,) = cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0,), precision=precision, mantissa_bits=bits)
     rows = [
         (run["id"], n, probe, "", value) for n in STEPS for probe, value in (("train_loss", 2.0), ("log_z", -300.0))
