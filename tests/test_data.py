@@ -322,7 +322,7 @@ def test_languages_are_the_same_on_every_machine(source: Any, batch: str, finger
 def test_no_seed_of_a_batch_reaches_the_held_out_rows(source: Any) -> None:
     corpus = source.open()
     held = {row.tobytes() for row in corpus.held_out(64)}
-    drawn = {row.tobytes() for seed in (-1, 0, 1, 2**64 - 1) for row in corpus.batch(seed, 0, 128, 64)}
+    drawn = {row.tobytes() for seed in (-1, 0, 1, 2**63) for row in corpus.batch(seed, 0, 128, 64)}
     assert (len(held) >= 128, len(drawn)) == (True, 512)
     assert not held & drawn
 

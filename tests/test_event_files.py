@@ -55,20 +55,6 @@ def test_an_extra_that_is_missing_is_named(
     assert capsys.readouterr().err == "lab: tensorboard is not installed: pip install 'instability-lab[tensorboard]'\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "pairs", "rest"),
-    [
-        ("clip/lr=1e-3_seed=1", {"lr": 1e-3, "seed": 1}, "clip"),
-        ("learning_rate=0.01_warm_up=0.1-seed=2", {"learning_rate": 0.01, "warm_up": 0.1, "seed": 2}, ""),
-        ("optimizer.lr=3e-4,optimizer=lion", {"optimizer.lr": 3e-4, "optimizer": "lion"}, ""),
-        ("version_3/tied", {}, "version_3 tied"),
-    ],
-)
-def test_a_path_names_settings(name: str, pairs: dict[str, object], rest: str) -> None:
-    assert event_files._pairs(name) == pairs
-    assert event_files._without_pairs(name) == rest
-
-
 @pytest.mark.extras
 def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for lr, arm, seed in runs():

@@ -7,13 +7,13 @@ import math
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 
 from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
 from lab.core.roles import TUNABLE_ROLES
-from lab.core.schema import PerRun, PerRunSeed, _hints
+from lab.core.schema import PerRun, PerRunSeed
 from lab.training.checkpoint import CheckpointConfig
 from lab.training.config import LOW_PRECISIONS, RunConfig
 from lab.training.rules import SWITCHES
@@ -26,7 +26,8 @@ words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 def of_field(kind: type, field: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
     """Values that a field allows, its edges among them."""
-    hint = {PerRun: float, PerRunSeed: int}.get(_hints(kind)[field.name], _hints(kind)[field.name])
+    hint = get_type_hints(kind, include_extras=True)[field.name]
+    hint = {PerRun: float, PerRunSeed: int}.get(hint, hint)
     bounds = field.metadata
     above, least, below, most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
     if hint is int:
