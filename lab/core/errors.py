@@ -22,7 +22,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def similar_names(name: str, known: Sequence[str]) -> list[str]:
     """The names, three at most, that are most similar to ``name`` as a whole, or else in their last dotted part."""
-    last_parts = {each.rpartition(".")[2]: each for each in reversed(known)}
-    by_last_part = [each for each in known if each.rpartition(".")[2] == name]
+    last_parts = {key.rpartition(".")[2]: key for key in reversed(known)}
+    by_last_part = [key for key in known if key.rpartition(".")[2] == name]
     alike = by_last_part or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return alike[:3] or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=3, cutoff=0.6)]

@@ -253,9 +253,9 @@ def attach(model: nn.Module, interventions: Mapping[str, HookIntervention], runs
         before, point.changes = point.changes, nn.ModuleDict()
         for name in acting_at(point.kind, interventions):  # the order of a request must not matter
             stays = name in before and _has_weights(before[name])
-            made = before[name] if stays else interventions[name].attach(point, runs, config)
-            if made is not None:
-                point.changes[name] = made
+            module = before[name] if stays else interventions[name].attach(point, runs, config)
+            if module is not None:
+                point.changes[name] = module
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -46,7 +46,7 @@ class NumberFormat:
 E4M3 = NumberFormat("e4m3", 3, -6, 448.0)
 E5M2 = NumberFormat("e5m2", 2, -14, 57344.0)
 E2M1 = NumberFormat("e2m1", 1, 0, 6.0)
-FORMATS = {each.name: each for each in (E4M3, E5M2, E2M1)}
+FORMATS = {number_format.name: number_format for number_format in (E4M3, E5M2, E2M1)}
 
 
 def rounded_to(x: Tensor, kept_in: NumberFormat, noise: Tensor | None = None) -> Tensor:

@@ -59,7 +59,7 @@ def batches_of_bursts(start: float, length: float, steps: int, repeats: int = 1)
     first = round(start * steps) if start < 1 else int(start)
     count = math.ceil(length * steps) if length < 1 else int(length)
     starts = (first + index * (steps - first) // repeats for index in range(repeats if count else 1))
-    return tuple(range(each, each + count) for each in starts)
+    return tuple(range(begin, begin + count) for begin in starts)
 
 
 @cache

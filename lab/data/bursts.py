@@ -66,7 +66,7 @@ class Burst(ABC):
 
     def covers(self, batch: int, steps: int) -> bool:
         """Whether any sequence of this batch comes from the burst."""
-        return any(batch in each for each in self.batches(steps)) and self.share(batch, steps) > 0
+        return any(batch in covered for covered in self.batches(steps)) and self.share(batch, steps) > 0
 
     def share(self, batch: int, steps: int) -> float:
         """Share of the sequences of a batch of the burst that come from it."""
@@ -140,7 +140,7 @@ class RampedShift(Shift):
 
     def share(self, batch: int, steps: int) -> float:
         """The share on the line; the last batch of the burst has ``fraction``."""
-        (covered,) = (each for each in self.batches(steps) if batch in each)
+        (covered,) = (burst for burst in self.batches(steps) if batch in burst)
         return float(self.fraction) * (batch - covered.start + 1) / len(covered)
 
 

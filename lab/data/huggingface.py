@@ -73,9 +73,9 @@ def _open(source: HuggingFace) -> Corpus:
         most = (source.tokens, source.tokens // HELD_OUT_EVERY)
         return fill((training, reserved), parts, pieces, kind, f"data.path={source.path}", most)
 
-    made = packed(request, source.vocabulary, write)
+    corpus = packed(request, source.vocabulary, write)
     tokens: Notes = {"vocabulary": source.vocabulary, "tokenizer": source.tokenizer, **releases}
-    return replace(made, notes={**made.notes, **tokens})
+    return replace(corpus, notes={**corpus.notes, **tokens})
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:

@@ -202,9 +202,9 @@ def pack(
         pieces = Bytes() if tokenizer == "bytes" else learned(parts[0][::every], vocabulary)
         return fill((training, reserved), parts, pieces, kind, origin)
 
-    made = packed(request, vocabulary, write)
+    corpus = packed(request, vocabulary, write)
     tokens: Notes = {"vocabulary": vocabulary, "tokenizer": f"{tokenizer} {release}".strip()}
-    return replace(made, notes={**made.notes, **notes, **tokens})
+    return replace(corpus, notes={**corpus.notes, **notes, **tokens})
 
 
 def fill(

@@ -169,6 +169,6 @@ def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
     return None
 
 
-def _first_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+def _first_difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
     """Return the first name under which two dicts of tensors differ, or None."""
-    return next((name for name in one if not torch.equal(one[name], other[name])), None)
+    return next((name for name in first if not torch.equal(first[name], other[name])), None)

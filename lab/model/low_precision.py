@@ -168,10 +168,10 @@ _pass: ContextVar[RoundingPass | None] = ContextVar("pass", default=None)
 @contextmanager
 def rounding_pass(low: LowPrecision | None, state: Tensors) -> Iterator[RoundingPass | None]:
     """Within the block products round with this state; None if there is none to keep."""
-    made = RoundingPass(low, state) if low and state else None
-    token = _pass.set(made)
+    rounding = RoundingPass(low, state) if low and state else None
+    token = _pass.set(rounding)
     try:
-        yield made
+        yield rounding
     finally:
         _pass.reset(token)
 
@@ -303,8 +303,8 @@ class BlockedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        made: tuple[Tensor | None, Tensor | None] = ctx.context.run(BlockedProduct._gradients, ctx, gradients[0])
-        return *made, None, None
+        pair: tuple[Tensor | None, Tensor | None] = ctx.context.run(BlockedProduct._gradients, ctx, gradients[0])
+        return *pair, None, None
 
     @staticmethod
     def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -271,7 +271,7 @@ class Transformer(nn.Module):
         attach(self, interventions, runs, config)
         self.ends: tuple[str, ...] = ("embedding", "head")  # weights not counted among those "without embeddings"
         # What an attached module replaces would be a weight without a gradient.
-        for path, norm in [(path, each) for path, each in self.named_modules() if isinstance(each, Norm)]:
+        for path, norm in [(path, module) for path, module in self.named_modules() if isinstance(module, Norm)]:
             if norm.at_norm.changes:
                 self.set_submodule(path, norm.at_norm)
         self.readout_operands = rounding_at(operands, "readout") if self.at_readout.changes else None
@@ -322,12 +322,12 @@ class Transformer(nn.Module):
         """Return initial scale and LR multiplier of every weight, by name; ``role_lr`` multiplies the latter."""
         factors = dict[str, Factors]()
         for name, layer in self.layers():
-            each = parametrization.factors(layer.role, layer.fan_in, width)
-            factors[name] = replace(each, lr=each.lr * role_lr(layer.role))
+            factor = parametrization.factors(layer.role, layer.fan_in, width)
+            factors[name] = replace(factor, lr=factor.lr * role_lr(layer.role))
         for _, intervention in sorted(self.interventions.items()):
-            for name, each in factors.items():
-                std = intervention.initial_std(name, each.init_std, self.config)
-                factors[name] = replace(each, init_std=std)
+            for name, factor in factors.items():
+                std = intervention.initial_std(name, factor.init_std, self.config)
+                factors[name] = replace(factor, init_std=std)
         return factors
 
     @torch.no_grad()

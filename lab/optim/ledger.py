@@ -177,7 +177,7 @@ def _unknown(key: str, known: Sequence[str], tree: Mapping[str, Any]) -> str:
         return f"a restart cannot change {key!r}, only keys of {', '.join(GROUPS)}, and {LOSS_SCALE}"
     if key in GROUPS:
         return f"{key!r} is a group; give keys of it, such as {CHAIN} or {SWITCH}"
-    choices = known if group == "intervention" else [*(each for each in known if "intervention" not in each), SWITCH]
+    choices = known if group == "intervention" else [*(key for key in known if "intervention" not in key), SWITCH]
     return f"unknown key {key!r}; {nearest(key, choices)}"
 
 

@@ -71,7 +71,7 @@ class Optimizer:
         """Fresh state of one link; of each role with numbers of its own under ``ROLE/``."""
         state: Tensors = {}
         for group, link, names in self._parts(name, weights, roles, self._links_by_role(roles)):
-            fresh = link.begin({each: weights[each] for each in names})
+            fresh = link.begin({weight: weights[weight] for weight in names})
             state |= {f"{group}/{key}" if group else key: tensor for key, tensor in fresh.items()}
         return state
 
@@ -87,22 +87,22 @@ class Optimizer:
     ) -> Iterator[tuple[str, Link, list[str]]]:
         """A link and the tensors it acts on, in their order; then the same for each role with numbers of its own."""
         parts: dict[str, tuple[Link, list[str]]] = {}
-        for each in tensors:
-            role = roles.get(each)
+        for weight in tensors:
+            role = roles.get(weight)
             if link := by_role[role].get(name):
                 group = numbered_as(role) if role and name in self.by_role.get(numbered_as(role), {}) else ""
-                parts.setdefault(group, (link, []))[1].append(each)
+                parts.setdefault(group, (link, []))[1].append(weight)
         for group in sorted(parts):
             yield group, *parts[group]
 
     def evaluated(self, state: Mapping[str, Tensors]) -> Tensors:
         """Weights that are evaluated in place of those that are trained, by name."""
-        made: Tensors = {}
+        averages: Tensors = {}
         for name, link in self.links.items():
-            made |= link.evaluated(state[name])
+            averages |= link.evaluated(state[name])
             for role in self.by_role:
-                made |= link.evaluated(_of_role(role, state[name]))
-        return made
+                averages |= link.evaluated(_of_role(role, state[name]))
+        return averages
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, Tensors]]:
@@ -136,7 +136,9 @@ class Optimizer:
         """
         announce("gradients", "", gradients)
         announce("parameters", "", now.weights)
-        announce("gains", "", {name: each for name, each in now.weights.items() if now.roles.get(name) == Role.GAIN})
+        announce(
+            "gains", "", {name: weight for name, weight in now.weights.items() if now.roles.get(name) == Role.GAIN}
+        )
         updates, now = dict(gradients), replace(now, gradients=gradients)
         by_role = self._links_by_role(now.roles)
         awaited, is_clipped = set(gradients), False  # tensors whose update is no direction yet
@@ -153,7 +155,7 @@ class Optimizer:
             now = replace(now, measured=(measured or {}).get(name, {}))
             for group, part, names in self._parts(name, updates, now.roles, by_role):
                 own = _of_role(group, state[name]) if group else state[name]
-                updates |= part({each: updates[each] for each in names}, own, now)
+                updates |= part({weight: updates[weight] for weight in names}, own, now)
                 awaited -= {*names} if link.makes == "direction" else set()
             if link.makes == "direction" and not awaited:
                 announce("direction", "", updates)
@@ -178,7 +180,7 @@ class Optimizer:
 
 def _of_role(role: str, state: Tensors) -> Tensors:
     """The part of a link's state that holds the tensors of a role with numbers of its own."""
-    return {key.removeprefix(f"{role}/"): each for key, each in state.items() if key.startswith(f"{role}/")}
+    return {key.removeprefix(f"{role}/"): tensor for key, tensor in state.items() if key.startswith(f"{role}/")}
 
 
 def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
@@ -209,16 +211,16 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
         }
 
     numbers = asked_for(numbers)
-    nested = {key: asked_for(each, f"{key}.", key in [*kinds, *TUNABLE_ROLES]) for key, each in nested.items()}
-    nested = {key: each for key, each in nested.items() if each}
-    own = {key: each for key, each in nested.items() if key not in TUNABLE_ROLES}
+    nested = {key: asked_for(given, f"{key}.", key in [*kinds, *TUNABLE_ROLES]) for key, given in nested.items()}
+    nested = {key: given for key, given in nested.items() if given}
+    own = {key: given for key, given in nested.items() if key not in TUNABLE_ROLES}
     of_roles = {role: nested[role] for role in TUNABLE_ROLES if role in nested}
     _check_numbers(kinds, numbers, own)
     links = {link: _build_link(link, kind, numbers, own.get(link, {})) for link, kind in kinds.items()}
     by_role: dict[str, Mapping[str, Link]] = {
-        str(role): _build_for(role, kinds, each, numbers, own) for role, each in of_roles.items()
+        str(role): _build_for(role, kinds, given, numbers, own) for role, given in of_roles.items()
     }
-    owned = sorted(f"{group}.{key}" for group, each in nested.items() for key in each)
+    owned = sorted(f"{group}.{key}" for group, given in nested.items() for key in given)
     return Optimizer(name, links, tuple(owned), by_role)
 
 
@@ -245,17 +247,20 @@ def _build_for(
             raise RequestError(f"unknown key 'optimizer.{role}.{key}'; {nearest(key, known)}")
         if whole := [link for link in takers if issubclass(kinds[link], Gate)]:
             raise RequestError(f"'optimizer.{role}.{key}' is a number of {whole[0]}, which acts on whole runs")
-    made = dict[str, Link]()
+    built = dict[str, Link]()
     for link, names in keys.items():
         if names:
             values = {**own.get(link, {}), **{key: numbers_of_role[key] for key in names}}
-            made[link] = _build_link(link, kinds[link], numbers, values, f"optimizer.{role}")
-    return made
+            built[link] = _build_link(link, kinds[link], numbers, values, f"optimizer.{role}")
+    return built
 
 
 def reached(values: Mapping[str, Any]) -> list[str]:
     """Keys of the numbers that links of the chain share, in the order of the chain."""
-    kinds, own = link_kinds(values["chain"]), {key: each for key, each in values.items() if isinstance(each, Mapping)}
+    kinds, own = (
+        link_kinds(values["chain"]),
+        {key: value for key, value in values.items() if isinstance(value, Mapping)},
+    )
     keys = [field.name for link in kinds for field in fields(kinds[link]) if field.name not in own.get(link, ())]
     return list(dict.fromkeys(keys))
 
@@ -297,8 +302,8 @@ def _check_order(kinds: Mapping[str, Any]) -> None:
         if any(name in names for names in acting.values()):
             continue
         role = next(role for role in TUNABLE_ROLES if role in kind.roles)
-        before = [each for each in list(kinds)[: list(kinds).index(name)] if each in acting[role]]
-        given = next((kinds[each].makes for each in reversed(before) if kinds[each].makes), "gradient")
+        before = [link for link in list(kinds)[: list(kinds).index(name)] if link in acting[role]]
+        given = next((kinds[link].makes for link in reversed(before) if kinds[link].makes), "gradient")
         expected = " or ".join(f"a {taken}" for taken in kind.takes)
         given_by = f"follows {before[-1]!r}, which makes" if before else f"comes before {list(kinds)[1]!r} and is given"
         raise RequestError(f"optimizer.chain: {name!r} takes {expected}, but {given_by} a {given}")

@@ -72,16 +72,16 @@ class Listener:
 
     @torch.no_grad()
     def __call__(self, kind: str, where: str, *announced: Any) -> None:
-        for each in self._by_kind.get(kind, ()):
-            if each.name in self.faults:
+        for probe in self._by_kind.get(kind, ()):
+            if probe.name in self.faults:
                 continue
             try:
-                value = each.measure(*announced)
+                value = probe.measure(*announced)
                 values = dict(value) if isinstance(value, Mapping) else {where: value.clone()}
-                self.probe_values |= {(each.name, name): number_r for name, number_r in values.items()}
+                self.probe_values |= {(probe.name, name): number_r for name, number_r in values.items()}
             except Exception as fault:  # the run goes on without the probe
                 if is_out_of_memory(fault):
                     raise
                 message = f"{type(fault).__name__}: {fault}".split("\n")[0]
-                self.faults[each.name] = f"probe {each.name} is silent, having raised {message}"
-                self.probe_values = {key: value_r for key, value_r in self.probe_values.items() if key[0] != each.name}
+                self.faults[probe.name] = f"probe {probe.name} is silent, having raised {message}"
+                self.probe_values = {key: value_r for key, value_r in self.probe_values.items() if key[0] != probe.name}

@@ -217,8 +217,8 @@ def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tens
 
 
 def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    each = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
-    return {**each, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}
+    cosines = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
+    return {**cosines, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}
 
 
 def _is_large(direction: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ class RunLog:
 
     def forget_from(self, step: int) -> None:
         """Drop the losses of this step and later ones, from which training went back."""
-        kept = sum(each < step for each in self.steps)
+        kept = sum(earlier < step for earlier in self.steps)
         self.watch.forget()
         del self.losses[kept:], self.steps[kept:]
 

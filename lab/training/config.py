@@ -184,9 +184,9 @@ def _group(tree: Mapping[str, Any], where: str, *, named: bool = True) -> Mappin
 def _named(registry: Registry[Any], values: Mapping[str, Any], where: str) -> NamedEntry:
     numbers = dict(values)
     name = str(numbers.pop("name"))
-    keys = {each: {field.name for field in fields(registry[each])} for each in {name, *registry}}
+    keys = {other: {field.name for field in fields(registry[other])} for other in {name, *registry}}
     for key in numbers:
-        if key not in keys[name] and (owners := [each for each in registry if key in keys[each]]):
+        if key not in keys[name] and (owners := [other for other in registry if key in keys[other]]):
             raise RequestError(f"{where}={name} has no key '{where}.{key}'; it belongs to {where}={'|'.join(owners)}")
     return NamedEntry(name, build(registry[name], numbers, where))
 
@@ -287,7 +287,7 @@ def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
     after = replace(config, **groups)
     rules.check(after)
     for name in sorted({*config.intervention, *after.intervention}):
-        entries = [each.intervention.get(name) for each in (config, after)]
+        entries = [phase.intervention.get(name) for phase in (config, after)]
         entry = next(filter(None, entries))
         is_other = entries[0] != entries[1]
         if is_other and isinstance(entry, HookIntervention) and changes_weights(entry, config.model):

@@ -98,7 +98,7 @@ class BatchLoader:
             return [(source, step) for source in self.sources], self.source_r
         wanted = list(zip(self.source_of_run, step.tolist(), strict=True))
         distinct = list(dict.fromkeys(wanted))
-        return distinct, torch.tensor([distinct.index(each) for each in wanted], device=self.device)
+        return distinct, torch.tensor([distinct.index(pair) for pair in wanted], device=self.device)
 
 
 def burst_draws(configs: Sequence[RunConfig], corpus: Corpus) -> list[Draw | None]:
@@ -184,7 +184,7 @@ class DataFeed:
         by_seed = {seed: self.corpus.rows_by_source(seed, step, rows) for seed in set(self.config.data.entry.seed)}
         of_run = [by_seed[seed] for seed in self.config.data.entry.seed]
         lr_r = self.config.optimizer.lr
-        return {name: lr_r.new_tensor([each[name] for each in of_run]) for name in of_run[0]}
+        return {name: lr_r.new_tensor([counts[name] for counts in of_run]) for name in of_run[0]}
 
 
 class Fleet:
@@ -285,7 +285,7 @@ class Fleet:
             self.summing(windows_rbt, with_probes=with_probes)
             for windows_rbt in loader.micro_batches(batch, count, self.config.rows)
         ]
-        values = {key: accumulation.combine(key[0], [each[key] for each in measured]) for key in measured[0]}
+        values = {key: accumulation.combine(key[0], [values[key] for values in measured]) for key in measured[0]}
         count_ = torch.tensor(count, dtype=self.shape_sr.dtype, device=self.device)
         values |= self.engine(age_r, shape_r, count_, with_probes=with_probes)
         if with_probes:

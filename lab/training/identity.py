@@ -108,7 +108,7 @@ def updates_in_lockstep(config: RunConfig) -> bool:
     if config.loss_scale is None or config.ledger is None:
         return True
     first, *others = [_shared(phase, _rows(phase)) for phase in config.phases]
-    return all(each == first for each in others)
+    return all(other == first for other in others)
 
 
 def static_key(config: RunConfig) -> str:

@@ -244,9 +244,9 @@ class StepFunction:
         loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], loss_terms(self.config), hidden_rbtd)
         weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
         if self.config.precision == "fp16_emulated":
-            weight_gradients = {name: rounded(each, torch.float16) for name, each in weight_gradients.items()}
+            weight_gradients = {name: rounded(gradient, torch.float16) for name, gradient in weight_gradients.items()}
         if scale_r is not None:
-            weight_gradients = {name: each / over(scale_r, each) for name, each in weight_gradients.items()}
+            weight_gradients = {name: gradient / over(scale_r, gradient) for name, gradient in weight_gradients.items()}
         return weight_gradients, loss_r.detach()
 
     def _change(
@@ -287,8 +287,8 @@ class StepFunction:
         self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now, measured: Mapping[str, Tensors]
     ) -> None:
         self.config.optimizer.step(weight_gradients, links, now, measured)
-        for _, each in sorted(weight_interventions(self.config).items()):
-            each.after_update(now.weights)
+        for _, entry in sorted(weight_interventions(self.config).items()):
+            entry.after_update(now.weights)
 
     @torch.no_grad()
     def store(self, weights: Mapping[str, Tensor]) -> None:

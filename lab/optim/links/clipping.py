@@ -75,7 +75,7 @@ class ShrinkEmbedding(Link):
     shrink_ramp: PerRun = bounded(at_least=0)
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
-        begin, ramp, least = (torch.as_tensor(each) for each in (self.shrink_until, self.shrink_ramp, self.shrink))
+        begin, ramp, least = (torch.as_tensor(number) for number in (self.shrink_until, self.shrink_ramp, self.shrink))
         progress = ((now.step - begin) / ramp.clamp(min=1)).clamp(0, 1)
         factor = least + (1 - least) * progress
         return {name: g * over(factor, g) if name == "embedding" else g for name, g in updates.items()}
@@ -121,7 +121,9 @@ class ZClip(Link):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         norm_r = per_run_norm(updates.values())
         mean_r, variance_r, count_r = (state[name] for name in ("mean", "variance", "count"))
-        threshold_r, memory_r, most_r = (_like(each, norm_r) for each in (self.z_threshold, self.z_memory, self.clip))
+        threshold_r, memory_r, most_r = (
+            _like(number, norm_r) for number in (self.z_threshold, self.z_memory, self.clip)
+        )
         is_usual_r = count_r < _like(self.z_warmup, norm_r)
         deviation_r = variance_r.sqrt()
         z_r = (norm_r - mean_r) / (deviation_r + SMALLEST_DEVIATION)
@@ -167,7 +169,9 @@ class AdaGC(Link):
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         norm_r = per_run_norm(updates.values())
-        ratio_r, memory_r, most_r = (_like(each, norm_r) for each in (self.adagc_ratio, self.adagc_memory, self.clip))
+        ratio_r, memory_r, most_r = (
+            _like(number, norm_r) for number in (self.adagc_ratio, self.adagc_memory, self.clip)
+        )
         warms_up_r = state["count"] < _like(self.adagc_warmup, norm_r)
         keep_r = torch.where(norm_r > most_r, most_r / norm_r, 1.0)
         clipped = {}
@@ -205,7 +209,7 @@ class StableSpam(Link):
     norm_square_memory: PerRun = bounded(at_least=0, below=1)
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        averages = {f"{each}.{name}": per_run(weights) for name in weights for each in ("max", "norm", "square")}
+        averages = {f"{part}.{name}": per_run(weights) for name in weights for part in ("max", "norm", "square")}
         return {"count": per_run(weights), **averages}
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:

@@ -71,8 +71,11 @@ class Muon(Link):
             mean = state[f"mean.{name}"]
             mean.mul_(over(self.momentum, mean)).add_(gradient * over(1 - self.momentum, mean))
             mixed[name] = gradient * over(1 - self.momentum, mean) + mean * over(self.momentum, mean)
-        made = orthogonalize(list(mixed.values()), self.newton_schulz)
-        return {name: each * self._scale(*each.shape[1:]) for name, each in zip(mixed, made, strict=True)}
+        directions = orthogonalize(list(mixed.values()), self.newton_schulz)
+        return {
+            name: direction * self._scale(*direction.shape[1:])
+            for name, direction in zip(mixed, directions, strict=True)
+        }
 
     def _scale(self, inputs: int, outputs: int) -> float:
         if self.lr_scale == "match_rms_adamw":
@@ -91,18 +94,18 @@ def orthogonalize(matrices: Sequence[Tensor], preset: str) -> list[Tensor]:
         matrices: each of all runs.
         preset: one of ``NEWTON_SCHULZ``.
     """
-    lying = [each if each.shape[1] <= each.shape[2] else each.transpose(1, 2) for each in matrices]
-    made: list[Tensor] = list(lying)
-    for shape in dict.fromkeys(each.shape for each in lying):
-        indices = [index for index, each in enumerate(lying) if each.shape == shape]
+    lying = [matrix if matrix.shape[1] <= matrix.shape[2] else matrix.transpose(1, 2) for matrix in matrices]
+    orthogonal: list[Tensor] = list(lying)
+    for shape in dict.fromkeys(matrix.shape for matrix in lying):
+        indices = [index for index, matrix in enumerate(lying) if matrix.shape == shape]
         most = max(1, TOGETHER_ON_CPU // shape.numel()) if matrices[0].device.type == "cpu" else len(indices)
         for some in (indices[start : start + most] for start in range(0, len(indices), most)):
             batch = _newton_schulz(torch.cat([lying[index] for index in some]), preset)
             for index, part in zip(some, torch.split(batch, shape[0]), strict=True):
-                made[index] = part
+                orthogonal[index] = part
     return [
-        each if before.shape[1] <= before.shape[2] else each.transpose(1, 2).contiguous()
-        for each, before in zip(made, matrices, strict=True)
+        matrix if before.shape[1] <= before.shape[2] else matrix.transpose(1, 2).contiguous()
+        for matrix, before in zip(orthogonal, matrices, strict=True)
     ]
 
 

@@ -56,9 +56,9 @@ class KeepNorm(Link):
                 )
         for part, role in (("query", Role.QUERY), ("output", Role.MATRIX)):
             std = config.parametrization.entry.factors(role, config.model.width, config.model.width).init_std
-            for each in config.intervention.values():
-                if isinstance(each, HookIntervention):
-                    std = each.initial_std(f"block0.attention.{part}", std, config.model)
+            for entry in config.intervention.values():
+                if isinstance(entry, HookIntervention):
+                    std = entry.initial_std(f"block0.attention.{part}", std, config.model)
             if std == 0 and config.model.depth:
                 return f"keeps the norm of each matrix, so attention's {part} matrices, which start at zero, stay there"
         return None
@@ -99,7 +99,7 @@ class QKClip(Link):
         steps = dict(updates)
         for where, largest_rh in now.measured.items():
             # in the precision of numbers per run, since kernels round the last bit of a power by its place
-            limit_r1, share_r1 = (torch.as_tensor(each).view(-1, 1) for each in (self.qk_clip, self.qk_clip_share))
+            limit_r1, share_r1 = (torch.as_tensor(number).view(-1, 1) for number in (self.qk_clip, self.qk_clip_share))
             ratio_rh = torch.where(largest_rh > limit_r1, limit_r1 / largest_rh, 1.0)
             for part, power_r1 in ((QUERY, share_r1), (KEY, 1 - share_r1)):
                 factor_rh = (ratio_rh**power_r1).to(largest_rh)
