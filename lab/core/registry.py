@@ -14,11 +14,7 @@ Entry = TypeVar("Entry")
 
 
 def _load(point: EntryPoint) -> None:
-    """Import the object of an entry point.
-
-    Raises:
-        RequestError: importing it raised, whatever the exception.
-    """
+    """Import the object of an entry point."""
     try:
         point.load()
     except Exception as fault:

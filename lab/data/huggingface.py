@@ -98,11 +98,7 @@ def _splits(source: HuggingFace, folder: Path) -> Mapping[str, Any]:
 
 
 def _reach_hub() -> None:
-    """Check that the Hub answers, since the libraries retry for minutes.
-
-    Raises:
-        RequestError: it does not.
-    """
+    """Check that the Hub answers, since the libraries retry for minutes."""
     from huggingface_hub import constants, get_session
 
     try:

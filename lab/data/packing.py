@@ -124,11 +124,7 @@ def _move(temporary: Path, folder: Path) -> None:
 
 
 def _read(folder: Path, vocabulary: int) -> Corpus:
-    """Read a packed corpus and verify its fingerprint.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: it is missing or damaged.
-    """
+    """Read a packed corpus and verify its fingerprint."""
     header = files.read_json(folder / "about.json", dict)
     training, reserved = (_map(folder / name, np.dtype(header["type"])) for name in PARTS)
     if fingerprint(training, reserved) != header["fingerprint"]:

@@ -231,11 +231,7 @@ def _build_for(
     numbers: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Link]:
-    """The links that take numbers of a role, with these.
-
-    Raises:
-        RequestError: a number reaches no link that acts on such tensors, or a link that acts on whole runs.
-    """
+    """The links that take numbers of a role, with these."""
     keys = {
         link: [field.name for field in fields(kinds[link]) if field.name in numbers_of_role]
         for link in acting_on(role, kinds)

@@ -343,11 +343,7 @@ def _refusing_nonsense(folder: Path) -> Iterator[None]:
 
 
 def _in_parts(folder: Path) -> list[Records]:
-    """The runs of each part, and at last those written since.
-
-    Raises:
-        RequestError: records of another version, or damaged tables.
-    """
+    """The runs of each part, and at last those written since."""
     check_version(folder)
     run_folders, final = _run_folders(folder), set[str]()
     gathered = [Records(*tables) for tables in parts.read(folder, run_folders)]

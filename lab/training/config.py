@@ -278,11 +278,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
 
 
 def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
-    """Groups that a restart changes, from their plain values.
-
-    Raises:
-        RequestError: they do not go with the rest of the run, or would change its weights.
-    """
+    """Groups that a restart changes, from their plain values."""
     groups = {key: GROUPS[key](own, key) for key, own in values.items()}
     after = replace(config, **groups)
     rules.check(after)
@@ -298,11 +294,7 @@ def _restarted_groups(config: RunConfig, values: Groups) -> dict[str, Any]:
 
 
 def _in_steps(groups: Mapping[str, Any], scalars: Mapping[str, Any]) -> RunConfig:
-    """The config, whose length may be given in tokens; its batch schedule no longer holds fractions of the run.
-
-    Raises:
-        RequestError: both steps and tokens are given, or neither; the tokens do not make a batch.
-    """
+    """The config, whose length may be given in tokens; its batch schedule no longer holds fractions of the run."""
     numbers = dict(scalars)
     budget = numbers.pop("tokens", None)
     if budget is None:
