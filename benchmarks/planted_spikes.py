@@ -20,12 +20,12 @@ import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import Log, loss_spikes
+from lab.analysis.events.detectors import Log
 from lab.analysis.events.logs import Column, log_of
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.events.trend import trend_spikes
 from lab.analysis.logit_rounding import BF16
-from lab.core.detectors import MERGE, Numbers, Span
+from lab.core.detectors import MERGE, Numbers, Span, loss_spikes
 from lab.records import store
 
 HERE = Path(__file__).parent

@@ -21,10 +21,9 @@ import scipy  # its parts are loaded when they are used
 import yaml
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import before, loss_spikes
 from lab.cli.launch import compose_points
 from lab.core import machine, schema
-from lab.core.detectors import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span
+from lab.core.detectors import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span, before, loss_spikes
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint

@@ -1,12 +1,14 @@
-"""Detectors that read one measurement at a time: training acts on them, and analysis runs them over whole logs."""
+"""What a loss spike is: the rule by which training acts on the loss and analysis counts its spikes in records."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
@@ -137,3 +139,24 @@ class SpikeWatch:
 
 def _is_high(loss: float, median: float, deviation: float) -> bool:
     return not math.isfinite(loss) or (loss > median + DEVIATIONS * deviation and loss - median > LEAST_RISE)
+
+
+def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
+    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each.
+
+    NaN where fewer than ``FEWEST`` of these are finite.
+    """
+    padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
+    return window_statistics(sliding_window_view(padded, WINDOW))
+
+
+def loss_spikes(loss_n: Numbers) -> Iterator[Span]:
+    """Spikes of the loss, with their endings; a loss that is not finite, or stays above the first one, diverged."""
+    median_n, deviation_n = before(loss_n)
+    watch = SpikeWatch()
+    for loss, median, deviation in zip(loss_n.tolist(), median_n.tolist(), deviation_n.tolist(), strict=True):
+        span = watch.add(loss, median, deviation)
+        if span:
+            yield span
+    if watch.first >= 0:
+        yield Span(watch.first, watch.row, watch.usual)

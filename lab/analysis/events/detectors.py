@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when they are used
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.logit_rounding import BF16, COSTLY
-from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, WINDOW, Numbers, Span, SpikeWatch, window_statistics
+from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, Numbers, Span, before, loss_spikes
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
@@ -102,27 +101,6 @@ def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     lead = step - int(log.step_n[early[0]]) if early else None
     end = None if span.end is None else int(log.step_n[span.end])
     return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
-
-
-def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
-    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each.
-
-    NaN where fewer than ``FEWEST`` of these are finite.
-    """
-    padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
-    return window_statistics(sliding_window_view(padded, WINDOW))
-
-
-def loss_spikes(loss_n: Numbers) -> Iterator[Span]:
-    """Spikes of the loss, with their endings; a loss that is not finite, or stays above the first one, diverged."""
-    median_n, deviation_n = before(loss_n)
-    watch = SpikeWatch()
-    for loss, median, deviation in zip(loss_n.tolist(), median_n.tolist(), deviation_n.tolist(), strict=True):
-        span = watch.add(loss, median, deviation)
-        if span:
-            yield span
-    if watch.first >= 0:
-        yield Span(watch.first, watch.row, watch.usual)
 
 
 def _usual(number_n: Numbers, row: int) -> float:

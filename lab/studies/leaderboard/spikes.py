@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.events.detectors import loss_spikes
 from lab.analysis.events.scores import PER_STEPS
-from lab.core.detectors import FEWEST, Numbers
+from lab.core.detectors import FEWEST, Numbers, loss_spikes
 
 
 class Spikes(NamedTuple):
