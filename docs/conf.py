@@ -1,6 +1,5 @@
-"""The site: the repository's Markdown as it stands, its notebooks executed, and a reference from the docstrings."""
+"""The site: the repository's Markdown and notebooks as they stand, and a reference from the docstrings."""
 
-import logging
 import re
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -8,9 +7,6 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.search.en import SearchEnglish
-
-import lab
-import lab.analysis
 
 project, author, version = "instability-lab", "The instability-lab authors", installed_version("instability-lab")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
@@ -38,9 +34,7 @@ html_static_path, html_css_files = ["_static"], ["wide.css"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]  # as in notebooks
-nb_execution_mode, nb_execution_timeout = "force", 300  # git keeps no outputs; seconds per cell
-nb_execution_raise_on_error = True
-logging.getLogger("traitlets").setLevel(logging.WARNING)  # not a line for every notebook
+nb_execution_mode = "off"  # git keeps the outputs
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
@@ -136,9 +130,6 @@ def formula(translator: Any, node: nodes.math | nodes.math_block) -> None:
 
 
 def setup(app: Any) -> None:
-    # autodoc lists the names that a module holds, and these two import theirs on first use
-    for module in (lab, lab.analysis):
-        vars(module).update({name: getattr(module, name) for name in module.__all__})
     app.add_search_language(Search)
     app.add_html_math_renderer("mathml", inline_renderers=(formula, None), block_renderers=(formula, None))
     app.connect("source-read", add_contents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,18 +14,28 @@ from lab.analysis.sensitivity import WINDOW, Study, window_of
 from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
 
+PIXELS = 2  # of a picture, for each point of its width
+
 
 class Shown(NamedTuple):
-    """A drawing (one ``<svg>`` element) and its caption, which notebooks display as HTML."""
+    """A drawing as a picture (PNG) and its caption, which notebooks display below it."""
 
-    svg: str
+    png: bytes
     caption: str
 
     def __repr__(self) -> str:
         return self.caption
 
-    def _repr_html_(self) -> str:
-        return html.figure(self.svg, self.caption)
+    def _ipython_display_(self) -> None:
+        """Display both: pictures, unlike ``<svg>``, are shown wherever a notebook is, such as on GitHub."""
+        from IPython.display import display  # there where a notebook runs
+
+        title, *others = [" ".join(paragraph.split()) for paragraph in self.caption.split("\n\n")]
+        picture = {"image/png": b64encode(self.png).decode(), "text/plain": title}
+        look = {"width": int.from_bytes(self.png[16:20]) // PIXELS, "alt": title}
+        caption = {"text/html": "".join(map(html.paragraph, [title, *others]))}
+        for output, metadata in ((picture, {"image/png": look}), (caption, {})):
+            display(output, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
 
 
 def show(records: Records | Study, name: str, window: Sequence[float] | None = None) -> Shown:
@@ -52,7 +63,7 @@ def show(records: Records | Study, name: str, window: Sequence[float] | None = N
     drawing = (
         forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window or WINDOW))
     )
-    return Shown(layout.svg(drawing, name), drawing.caption)
+    return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
 
 
 def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = WINDOW) -> pd.DataFrame:

@@ -340,6 +340,13 @@ def svg(figure: Drawing, name: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
+def png(figure: Drawing, dpi: int) -> bytes:
+    """Render a figure as a PNG."""
+    with style.drawn_for(style.page()), io.BytesIO() as picture:
+        figure.savefig(picture, format="png", dpi=dpi)
+        return picture.getvalue()
+
+
 def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:
     """Write a figure as a PDF with text as text, or as a PNG, by the suffix of ``path``; see ``files.atomic_write``.
 
