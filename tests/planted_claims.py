@@ -542,6 +542,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         | {EPS: (1e-8, 1e-2)},
     ),
     "low_precision": (planted_low_precision.low_precision, planted_low_precision.FORMATS),
+    "attention_products": (planted_low_precision.attention_products, planted_low_precision.ROUNDED),
     "loss_scale": (planted_low_precision.loss_scale, planted_low_precision.LOSS_SCALES),
     "own_spikes": (planted_own_spikes.own_spikes, planted_own_spikes.OWN_AXES),
     "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),

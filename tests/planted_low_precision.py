@@ -12,9 +12,17 @@ EXACT, SWIGLU = "z_loss", "swiglu+z_loss"
 FORMATS = {
     "intervention": (EXACT, SWIGLU),
     "optimizer.lr": (3e-3, 1e-2, 1e-1, 3e-1, 1.0),
-    ("precision", "norm_gains"): (
-        *(("fp32", "fp32"), ("fp8_current", "fp32"), ("fp8_delayed", "fp32")),
-        *(("mxfp8", "fp32"), ("mxfp8", "rounded")),
+    ("precision", "norm_gains", "attention_precision"): (
+        *(("fp32", "fp32", "same"), ("fp8_current", "fp32", "bf16"), ("fp8_delayed", "fp32", "bf16")),
+        *(("mxfp8", "fp32", "bf16"), ("mxfp8", "rounded", "bf16")),
+    ),
+}
+ROUNDED = {
+    "intervention": (EXACT,),
+    "optimizer.lr": FORMATS["optimizer.lr"],
+    ("precision", "attention_precision"): (
+        ("fp32", "same"),
+        *((name, attention) for name in ("fp8_current", "mxfp8", "mxfp4", "nvfp4") for attention in ("bf16", "same")),
     ),
 }
 LOSS_SCALES = {
@@ -50,6 +58,12 @@ def low_precision(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Reco
         saturated = 0.2 if swiglu == good and precision == "fp8_delayed" else 0.05
         recorded |= {("saturation", f"{PRODUCT}.left"): saturated, ("gradient_underflow", PRODUCT): 0.1}
     return shape, recorded | {("gain_code", "block0.mlp_norm"): (1, 0.9, 0.5, 0.4)}
+
+
+def attention_products(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    """Good: every format is less stable than fp32, more so with attention rounded.  Not good: the reverse."""
+    level = 0 if c["precision"] == "fp32" else 2 if c["attention_precision"] == "same" else 1
+    return {"high": 0.8 + 0.2 * (level if good else -level), "floor": 1.9 + 0.1 * (level if good else -level)}, {}
 
 
 def loss_scale(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:

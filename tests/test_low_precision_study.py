@@ -87,3 +87,13 @@ def test_the_question_of_formats_is_answered_by_the_instability_part_of_each() -
     assert set(one.differences) == {"fp8_current", "fp8_delayed", "mxfp8", "mxfp8, rounded gains"}
     changes = {column: cell.mean for column, cell in one.differences["fp8_current"].items()}
     assert changes["with GELU alone"] > 0.1 > abs(changes["with SwiGLU alone"])
+
+
+def test_the_question_of_attention_sets_each_format_with_rounded_attention_beside_the_others() -> None:
+    said = answer(study_of(world("attention_products")), ["attention_products"])
+    (one,) = said.contrasts
+    assert one.reference == "fp32"
+    for name in ("fp8_current", "mxfp8", "mxfp4", "nvfp4"):
+        kept, rounded = (one.differences[arm]["with GELU alone"] for arm in (name, f"{name}, rounded attention"))
+        assert rounded.mean > kept.mean + 0.05
+        assert kept.mean > 0.05

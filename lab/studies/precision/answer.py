@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.contrasts import Measure, by_column, by_rate, valued
+from lab.analysis.logit_rounding import RESULTS_IN_FP32
 from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
 from lab.studies.precision.measures import spike_rate
 
-GAINS = "norm_gains"
+GAINS, ATTENTION = "norm_gains", "attention_precision"
 
 
 def _spikes(study: Study) -> pd.DataFrame:
@@ -17,10 +18,12 @@ def _spikes(study: Study) -> pd.DataFrame:
 
 def _by_format(study: Study) -> pd.DataFrame:
     """The points of a sweep over formats, under the names of the formats; the other interventions make the columns."""
-    runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, "intervention"])
+    runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, ATTENTION, "intervention"])
     if runs["precision"].nunique() < 2:
         return study.points.iloc[:0]
+    rounds_attention = runs["precision"].isin(RESULTS_IN_FP32) & (runs[ATTENTION] != "bf16")
     formats = runs["precision"].astype(str) + runs[GAINS].map({"rounded": ", rounded gains"}).fillna("")
+    formats += rounds_attention.map({True: ", rounded attention", False: ""})
     recipes = runs["intervention"].astype(str).str.split("+").map(_recipe)
     points = study.points
     return points.assign(arm=points["id"].map(formats), column=points["id"].map(recipes))
@@ -46,7 +49,7 @@ MEASURES = (
         _instability,
         "lower",
         reference="fp32",
-        asked_by=("low_precision",),
+        asked_by=("low_precision", "attention_products"),
         pairs=("seed", "lr", "column"),
     ),
     Measure("Loss spikes in 1000 updates", "", _spikes, by_rate, "lower", asked_by=("loss_scale",)),

@@ -14,12 +14,12 @@ from lab.analysis.judging.verdicts import Presumption
 from lab.analysis.probe_values import late, peak
 from lab.studies.precision.measures import FIRST, LAST, LAST_MLP, LATE_PART, PER_UPDATES
 
-ON, GAINS, SCALE, EPS = "on", "norm_gains", "loss_scale.init", "optimizer.eps"
+ON, GAINS, ATTENTION, SCALE, EPS = "on", "norm_gains", "attention_precision", "loss_scale.init", "optimizer.eps"
 INTERVENTIONS = ("swiglu", "qk_layernorm")
 
 
 def in_formats(group: ComparisonGroup, *names: str) -> list[ArmTables]:
-    """Arms by name: a precision, and after it ``gains`` where these are rounded, and interventions."""
+    """Arms by name: a precision, then ``gains`` or ``attention`` where these are rounded as well, and interventions."""
     return group.arms(*map(_chooser, names))
 
 
@@ -27,10 +27,12 @@ def _chooser(name: str) -> Callable[[Config], bool]:
     precision, *words = name.split()
     wanted = {f"intervention.{each}": ON if each in words else None for each in INTERVENTIONS}
     gains = "rounded" if "gains" in words else "fp32"
+    attention = "same" if "attention" in words or precision == "fp32" else "bf16"
 
     def is_it(curve: Config) -> bool:
         matches = all(curve.get(key) == value for key, value in wanted.items())
-        return matches and curve.get("precision") == precision and curve.get(GAINS, "fp32") == gains
+        rounds_alike = curve.get(GAINS, "fp32") == gains and curve.get(ATTENTION, "same") == attention
+        return matches and curve.get("precision") == precision and rounds_alike
 
     return is_it
 
