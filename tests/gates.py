@@ -129,7 +129,8 @@ def reports(out: Path) -> None:
         made = study(folder)
         for title, table in tables.files(made).items():
             write(out / "tables" / name / f"{title}.csv", table.to_csv(index=False, float_format="%.6g"))
-        for title, draw in FIGURES.items():
+        for title in FIGURES:
+            draw = FIGURES[title]
             with contextlib.suppress(NothingToDrawError):
                 write(out / "figures" / name / f"{title}.txt", drawn(draw(made.records, made.points, made.window)))
 
