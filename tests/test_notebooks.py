@@ -196,12 +196,18 @@ def test_a_figure_is_shown_with_its_caption(name: str, monkeypatch: pytest.Monke
     """As a picture with a text alternative, and a text below it, which escapes what is no HTML."""
     shown = show(load(QUICKSTART), name)
     displayed: list[dict[str, str]] = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: displayed.append(data))
+    widths = []
+
+    def display(data: dict[str, str], *, metadata: dict[str, dict[str, int]], raw: bool) -> None:
+        displayed.append(data)
+        widths.extend(look["width"] for look in metadata.values())
+
+    monkeypatch.setattr("IPython.display.display", display)
     shown._replace(caption=f"{shown.caption}\n\n<b>")._ipython_display_()
     picture, caption = displayed
     with Image.open(io.BytesIO(b64decode(picture["image/png"]))) as image:
         assert image.format == "PNG"
-        assert image.width > 1000
+        assert [image.width // 2] == widths, "two pixels a point, for screens of high density"
     assert picture["text/plain"] == shown.caption.split("\n\n")[0]
     assert "95 %" in caption["text/html"]
     assert "&lt;b&gt;" in caption["text/html"]
