@@ -10,7 +10,7 @@ import statistics
 import time
 from itertools import islice
 
-from lab.cli.compose import Request, compose_config, resolved
+from lab.cli.launch import compose_points
 from lab.core import machine
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
@@ -22,9 +22,7 @@ SHARED = ("probes=none", "device=cpu", "engine=eager", "precision=bf16", f"steps
 
 def config(*overrides: str) -> RunConfig:
     """The default recipe of a run that never spikes before the end, since its learning rate is low."""
-    tree = resolved(compose_config(Request(), [*SHARED, *overrides]))
-    del tree["fleet"]
-    return run_config(tree)
+    return run_config(compose_points([*SHARED, *overrides])[0])
 
 
 def main() -> None:

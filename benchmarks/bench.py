@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, WIDTHS, depth, runs
 from sides import CORES, Side, compare, medians
 
-from lab.cli.hydra_app import data_folder
 from lab.core import machine
+from lab.core.shipped import data_folder
 
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 3, 0.4

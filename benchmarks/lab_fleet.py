@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from shapes import BATCH, HEAD_WIDTH, LENGTH, VOCABULARY, depth
 
-from lab.cli.hydra_app import data_folder
 from lab.core import machine
+from lab.core.shipped import data_folder
 from lab.training.building import FORMATS
 from lab.training.config import run_config
 from lab.training.fleet import Fleet

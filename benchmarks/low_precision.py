@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from lab.cli.compose import Request, compose_config, resolved
+from lab.cli.launch import compose_points
 from lab.core import machine
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
@@ -33,9 +33,7 @@ SHARED = ("model=d64", "probes=none", "device=cpu", f"steps={1 + TURNS * STEPS}"
 
 def config(*overrides: str) -> RunConfig:
     """The default recipe with these overrides."""
-    tree = resolved(compose_config(Request(), [*SHARED, *overrides]))
-    del tree["fleet"]
-    return run_config(tree)
+    return run_config(compose_points([*SHARED, *overrides])[0])
 
 
 def main(engine: str) -> None:

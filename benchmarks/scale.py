@@ -70,7 +70,7 @@ def made_up(folder: Path, plan: str, fleets: int) -> None:
 def command(*words: str) -> None:
     """Run the lab's command line with made-up training, and print the seconds of each stage as JSON."""
     from lab.__main__ import main
-    from lab.cli import multirun
+    from lab.cli import launch as launching
     from lab.records import store
     from lab.sweeping import pipeline, planner
 
@@ -95,9 +95,9 @@ def command(*words: str) -> None:
         marks["start"] = marks["start"] or time.process_time()  # composing comes before checking
         return show_planning(*arguments)
 
-    show_planning, multirun.show_planning = multirun.show_planning, planning
+    show_planning, launching.show_planning = launching.show_planning, planning
     planner.plan_sweep = timed("plan", planner.plan_sweep)
-    multirun._launch = timed("write", launch)
+    launching._launch = timed("write", launch)
     store.gather = timed("gather", store.gather)
     pipeline._report = timed("report", pipeline._report)
     code = main(words)

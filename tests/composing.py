@@ -4,48 +4,43 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.types import RunMode
-from omegaconf import DictConfig
 
 from lab.cli import launch
-from lab.cli.compose import expand, parse
-from lab.cli.hydra_app import data_folder
-from lab.core import shipped
+from lab.cli.compose import Composer, Word, compose_files, hydra_configs
+from lab.cli.request import read_request
+from lab.core.shipped import data_folder, sweeps
 
-Loaded = tuple[Any, DictConfig]
-
-
-def load(*words: str) -> Loaded:
-    """Hydra's loader and the config of a request."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        return loader, loader.load_configuration("config", list(words), RunMode.MULTIRUN)
+ENTERED = ExitStack()  # Hydra's configs, which a composer needs
 
 
-def points_of(name: str, scale: str) -> tuple[Loaded, list[list[str]]]:
-    """What Hydra loads of a sweep of the lab at a scale, and the overrides of all its points."""
-    sweep = launch.read_sweep(shipped.sweeps()[name])
-    ConfigStore.instance().store("requested", sweep, group="sweeps", package="_global_")
-    words = ["sweeps=requested", f"scale={scale}"]
-    loader, config = load(*words)
-    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
-    return (loader, config), expand(parse([*params, *words], loader))
+def load() -> Composer:
+    """A composer of the lab's configs, until another is made."""
+    ENTERED.close()
+    ENTERED.enter_context(hydra_configs())
+    return Composer()
+
+
+def points_of(name: str, scale: str) -> tuple[Composer, list[list[Word]]]:
+    """A composer, and the words of all points of a sweep of the lab at a scale."""
+    request = read_request([f"scale={scale}"], "lab", name=name, sweep=sweeps()[name])
+    ENTERED.close()
+    ENTERED.enter_context(hydra_configs(request.files))
+    config = compose_files([word for word in request.words if word.chooses_file], return_hydra_config=True)
+    return Composer(), launch.points_of(request, config)
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,8 @@ from composing import points_of
 from lab.__main__ import main
 from lab.analysis import load, study
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.cli.hydra_app import data_folder
-from lab.cli.points import TreeComposer
 from lab.core.errors import RequestError
-from lab.core.shipped import sweeps
+from lab.core.shipped import data_folder, sweeps
 from lab.report import tables
 from lab.studies.figures import FIGURES
 from lab.training.config import run_config
@@ -82,8 +80,7 @@ def ids(out: Path) -> None:
     for scale in sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml")):
         for name in sorted(sweeps()):
             try:
-                (loader, config), points = points_of(name, scale)
-                composer = TreeComposer(loader, config)
+                composer, points = points_of(name, scale)
                 lines = [run_id(run_config(composer.tree(point)), "") for point in points]
             except RequestError as refusal:
                 lines = [f"refused: {refusal}"]

@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigKeyError
 
 import planted
 from lab.__main__ import main
-from lab.cli import compose, launch, override_rules
+from lab.cli import compose, launch
 from lab.cli.launch import compose_points
 from lab.core import files
 from lab.records import store
@@ -456,11 +456,11 @@ def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
         (RuntimeError("x"), "plan_sweep"),
         (KeyError("x"), "expand"),
         (HydraException("x"), "carry_out"),
-        (ConfigKeyError("x"), "first_point"),
+        (ConfigKeyError("x"), "compose"),
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("place", ["lab.sweeping.planner.plan_sweep", "lab.cli.multirun.choose_slots"])
+@pytest.mark.parametrize("place", ["lab.sweeping.planner.plan_sweep", "lab.sweeping.local_jobs.choose_slots"])
 def test_an_error_of_ours_is_no_refusal_whatever_its_type_and_the_name_of_the_function(
     place: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -474,11 +474,7 @@ def test_an_error_of_ours_is_no_refusal_whatever_its_type_and_the_name_of_the_fu
 )
 @pytest.mark.parametrize(
     "place",
-    [
-        "hydra._internal.config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list",
-        "hydra._internal.config_loader_impl.ConfigLoaderImpl._apply_overrides_to_config",
-        "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides",
-    ],
+    ["hydra.compose", "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides"],
 )
 @pytest.mark.parametrize("words", [["train"], ["train", "--cfg", "job"], ["coordcheck"]], ids=" ".join)
 def test_what_hydra_raises_while_it_reads_the_request_is_a_refusal(
@@ -490,12 +486,6 @@ def test_what_hydra_raises_while_it_reads_the_request_is_a_refusal(
     said = capsys.readouterr().err
     assert "no such thing" in said
     assert said.count("\n") == 1
-
-
-def test_an_error_of_ours_while_a_point_is_chosen_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside what Hydra raises there."""
-    monkeypatch.setattr(override_rules, "_guarded", raising(KeyError("x"), "_settings", compose.__file__))
-    assert lab("train", "--cfg", "job") == 70
 
 
 def test_a_fault_of_ours_is_owned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

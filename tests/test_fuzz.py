@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from lab.__main__ import main
-from lab.cli import compose, multirun
+from lab.cli import compose, launch
 from lab.sweeping.planner import points
 
 GROUPS = {
@@ -42,7 +42,7 @@ KEYS = split("""
 hydra hydra.mode hydra.job.name hydra.job.chdir hydra.job.num hydra.job.env_set hydra.run.dir hydra.sweep.dir
 hydra.searchpath hydra.verbose hydra.output_subdir hydra.callbacks hydra.callbacks.x._target_
 hydra.job_logging.version hydra.sweeper hydra.sweeper.max_runs hydra.sweeper.params hydra.sweeper.params.seed
-hydra.sweeper.one hydra.sweeper.shard hydra.sweeper.dry_run hydra.sweeper._target_ hydra.sweeper._recursive_
+hydra.sweeper._target_ hydra.sweeper._recursive_
 hydra.launcher hydra.launcher._target_ hydra.launcher.processes hydra.launcher.devices
 hydra.launcher.timeout_minutes hydra.launcher.x hydra.overrides.task hydra.runtime.cwd fleet shard _target_
 data._target_ model._target_ foo a.b model. .x é optimizer.links defaults model@model model@hydra.callbacks
@@ -96,10 +96,10 @@ def test_a_random_request_is_carried_out_or_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def understood(composed: multirun.Composed) -> NoReturn:
+    def understood(composed: launch.Composed, _: object) -> NoReturn:
         raise SystemExit(0 if points(composed.trees) else 1)
 
-    monkeypatch.setattr(multirun, "plan", understood)
+    monkeypatch.setattr(launch, "plan", understood)
     chance, codes = random.Random(count), []
     for _ in range(count):
         start = chance.choice([["train", "-m"]] * 36 + [["train"]] * 3 + [["sweep", "smoke"], ["sweep"]])

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.cli import launch, multirun
+from lab.cli import launch
+from lab.cli.request import find_sweep, read_request
 from lab.cli.usage import OptionParser
 from lab.sweeping.planner import points
 
@@ -70,8 +71,8 @@ def test_the_tables_it_shows_are_those_that_were_measured(name: str, written: st
 @pytest.mark.parametrize(("name", "runs"), [("guard", 25), ("nightly", 36)])
 def test_its_sweeps_are_understood(name: str, runs: int, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repository)
-    request = launch.read_request([], "lab", name=name, sweep=launch.find_sweep(f"sweeps/{name}.yaml"))
-    assert len(points(multirun.compose(request).trees)) == runs
+    request = read_request([], "lab", name=name, sweep=find_sweep(f"sweeps/{name}.yaml"))
+    assert len(points(launch.compose(request).trees)) == runs
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
-from lab.cli import commands, launch, usage
+from lab.cli import commands, request, usage
 from lab.records import run_table
 
 
@@ -49,9 +49,8 @@ def test_an_example_is_read_by_the_parser_of_its_command(word: str) -> None:
 
 
 def test_options_of_requests_are_those_that_requests_take() -> None:
-    known = {*launch.DRY_RUNS, *launch.SHOW, *launch.CONFIG_DIR_FLAGS}
     for word in ("sweep", "train"):
-        assert {*usage.COMMANDS[word].parsed_options} <= known
+        assert {*usage.COMMANDS[word].parsed_options} <= {*request.OPTIONS}
 
 
 def test_options_of_an_import_are_its_columns() -> None:

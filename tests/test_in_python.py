@@ -18,7 +18,7 @@ import pytest
 import lab
 import lab.analysis
 from lab.analysis import study
-from lab.cli import compose, in_python, multirun
+from lab.cli import compose, in_python, launch
 from lab.core import registry
 from lab.core.errors import RequestError
 from lab.records import store
@@ -96,8 +96,8 @@ def test_keywords_are_overrides_and_lists_are_swept_over() -> None:
 def test_a_keyword_means_its_value(value: object, word: str) -> None:
     assert in_python.override("key", value) == f"key={word}"
     (parsed,) = compose.parse([f"key={word}"])
-    assert parsed.is_sweep_override() == isinstance(value, list | tuple | range)
-    assert parsed.is_sweep_override() or parsed.value() == (str(value) if isinstance(value, Path) else value)
+    assert parsed.is_swept == isinstance(value, list | tuple | range)
+    assert parsed.is_swept or parsed.value == (str(value) if isinstance(value, Path) else value)
 
 
 def test_a_keyword_swept_over_nothing_is_refused() -> None:
@@ -163,7 +163,7 @@ def test_what_a_notebook_registers_trains_in_its_process(capfd: pytest.CaptureFi
 @pytest.mark.usefixtures("notebook")
 def test_only_what_a_notebook_registers_trains_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(multirun, "train", lambda composed, *_, **__: asked.append(type(composed.launcher).__name__))
+    monkeypatch.setattr(launch, "train", lambda composed, *_, **__: asked.append(type(composed.launcher).__name__))
     with pytest.raises(RequestError):  # nothing was trained
         lab.train("scale=toy")
     with pytest.raises(RequestError):

@@ -15,8 +15,7 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis.statistics import power_of
-from lab.cli.pairs import plan_pairs
-from lab.cli.recipe import points_of
+from lab.cli.recipe import plan_pairs, points_of
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.leaderboard.listing import board_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.cli.hydra_app import data_folder
 from lab.core import machine
+from lab.core.shipped import data_folder
 from lab.sweeping.capacity import Host, most_runs
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+import hydra
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import example, given
 from hypothesis import strategies as st
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from composing import load, points_of, remember
-from lab.cli.compose import expand, parse, resolved
-from lab.cli.points import TreeComposer
+from lab.cli.compose import Composer, Word, expand, parse, resolved
 from lab.core import shipped
 from lab.core.errors import RequestError
 from sampling import few
@@ -30,18 +29,18 @@ def remembered() -> Iterator[None]:
     GlobalHydra.instance().clear()
 
 
-def by_hydra(loader: Any, config: DictConfig, point: Sequence[str]) -> str:
+def by_hydra(point: Sequence[Word]) -> str:
     """The tree of one point as Hydra composes it, as text; else ``refused``."""
     try:
-        composed = loader.load_sweep_config(config, list(point))
+        composed = hydra.compose("config", [word.text for word in point])
         with open_dict(composed):
-            del composed["hydra"], composed["fleet"]
+            del composed["fleet"]
         return json.dumps(resolved(composed))
     except Exception:
         return "refused"
 
 
-def by_lab(composer: TreeComposer, point: Sequence[str]) -> str:
+def by_lab(composer: Composer, point: Sequence[Word]) -> str:
     try:
         return json.dumps(composer.tree(point))
     except RequestError:
@@ -50,10 +49,9 @@ def by_lab(composer: TreeComposer, point: Sequence[str]) -> str:
 
 @pytest.mark.parametrize("name", few(SWEEPS, 6))
 def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
-    hydra, points = points_of(name, "cpu")
-    composer = TreeComposer(*hydra)
+    composer, points = points_of(name, "cpu")
     last = [by_lab(composer, point) for point in points[-3:]]
-    assert last[-1] == by_hydra(*hydra, points[-1])
+    assert last[-1] == by_hydra(points[-1])
     assert len(set(last)) == 3
 
 
@@ -61,10 +59,9 @@ def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
 @pytest.mark.parametrize("scale", ["cpu", "day", "toy"])
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str) -> None:
-    hydra, points = points_of(name, scale)
-    composer = TreeComposer(*hydra)
+    composer, points = points_of(name, scale)
     for point in points:
-        assert by_lab(composer, point) == by_hydra(*hydra, point)
+        assert by_lab(composer, point) == by_hydra(point)
 
 
 # Words that sweep a key, or set it for all points; expressions, lists, deletions and additions among them.
@@ -84,11 +81,9 @@ engine=${out},eager +which=width,depth batch_size='${model.${which}}' seed='${wh
 @example(["out=a,???"], 0)  # a text that Hydra refuses, after one of the same kind that it takes
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5), st.integers(0, 1000))
 def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int) -> None:
-    hydra = load()
-    points = expand(parse(words, hydra[0]))
-    composer = TreeComposer(*hydra)
+    composer, points = load(), expand(parse(words))
     for point in (points[skip % len(points) :] + points)[:3]:
-        assert by_lab(composer, point) == by_hydra(*hydra, point)
+        assert by_lab(composer, point) == by_hydra(point)
 
 
 @pytest.mark.parametrize(
@@ -108,39 +103,25 @@ def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int
     ],
 )
 def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:
-    hydra = load()
-    composer = TreeComposer(*hydra)
-    points = expand(parse(words, hydra[0]))
-    expected = [by_hydra(*hydra, point) for point in points]
+    composer, points = load(), expand(parse(words))
+    expected = [by_hydra(point) for point in points]
     assert "refused" not in expected
     assert [by_lab(composer, point) for point in points] == expected
 
 
 def test_values_alone_cost_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    expressions = ["batch_size='${model.${which}}'", "+which=depth", "seq_len='${whole_quotient:${batch_size},1}'"]
-    hydra = load()
-    composer = TreeComposer(*hydra)
-    monkeypatch.setattr(TreeComposer, "_resolved", counted := composing_counter(TreeComposer._resolved))
-    points = expand(parse(["seed=range(50)", "optimizer.lr=1,2", "steps=10,20", *expressions], hydra[0]))
-    trees = [composer.tree(point) for point in points]
-    assert counted.calls == 1
+    words = ["seed=range(50)", "optimizer.lr=1,2", "steps=10,20", "batch_size='${model.${which}}'", "+which=depth"]
+    composer, resolutions = load(), []
+    monkeypatch.setattr("lab.cli.compose.resolved", lambda config: (resolutions.append(1), resolved(config))[1])
+    trees = [composer.tree(point) for point in expand(parse(words))]
+    assert len(resolutions) <= 2  # one to see which values can be put in their places, and one to fill
     assert {(tree["seed"], tree["data"]["seed"], tree["optimizer"]["lr"], tree["steps"]) for tree in trees} == {
         (seed, seed, lr, steps) for seed in range(50) for lr in (1, 2) for steps in (10, 20)
     }
 
 
-def composing_counter(work: Callable[..., Any]) -> Any:
-    """The same function, which counts its calls."""
-
-    def counting(*arguments: Any) -> Any:
-        counting.calls += 1  # type: ignore[attr-defined]
-        return work(*arguments)
-
-    counting.calls = 0  # type: ignore[attr-defined]
-    return counting
-
-
 def test_a_key_that_is_swept_over_nothing_is_refused() -> None:
     """``glob(*)`` of a key without files matches nothing, and so asks for no point."""
+    load()
     with pytest.raises(RequestError, match=r"^schedule\.over is swept over nothing$"):
-        expand(parse(["seed=1,2", "+schedule.over=glob(*)"], load()[0]))
+        expand(parse(["seed=1,2", "+schedule.over=glob(*)"]))

@@ -16,10 +16,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.cli.compose import expand
-from lab.cli.hydra_app import data_folder
+from lab.cli.compose import expand, parse
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.core.shipped import data_folder
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
 from lab.training.config import run_config
@@ -172,10 +172,10 @@ def typed(value: Any) -> str:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.lists(values, min_size=1, max_size=3)), max_size=5))
 def test_a_sweep_is_the_product_of_the_values_given_last(asked: list[tuple[str, list[Any]]]) -> None:
-    made = expand(parsed([f"{key}={','.join(map(typed, some))}" for key, some in asked]))
+    made = expand(parse([f"{key}={','.join(map(typed, some))}" for key, some in asked]))
     last = dict(asked)  # a key keeps the place where it was named first
     expected = [dict(zip(last, point, strict=True)) for point in itertools.product(*last.values())]
-    found = [{o.key_or_group: o.value() for o in parsed(point)} for point in made]
+    found = [{word.key: word.value for word in point} for point in made]
     assert repr(found) == repr(expected)
 
 

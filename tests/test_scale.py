@@ -1,9 +1,9 @@
-"""What saves time says the same: statuses, stamps of reports, short validations, a single fleet in this process."""
+"""What saves time says the same: statuses, reports that are up to date, short validations, a fleet in this process."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import planted
 from lab.core import files, machine
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
-from lab.report import build, stamp
+from lab.report import build
 from lab.sweeping import pipeline
 from lab.sweeping.planner import plan_sweep, points
 from lab.training.config import run_config
@@ -22,7 +22,6 @@ from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import run_card
-from sampling import few
 from small import tree
 from sweeping import TIMINGS, assert_same
 from test_store import leave
@@ -81,63 +80,18 @@ def reported(tmp_path: Path, undrawn: None) -> Path:
     return folder
 
 
-def test_a_report_of_the_same_records_is_left_as_it_is(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (reported / "report.html").stat().st_mtime_ns
-    summary = build.make_report([reported])[1]
-    after = (reported / "report.html").stat().st_mtime_ns
-    assert after > before  # asked for by hand it is always drawn
-    monkeypatch.setattr(build, "make_report", lambda folders: pytest.fail("drawn again"))
-    assert pipeline._report(reported) == summary
-    assert (reported / "report.html").stat().st_mtime_ns == after
-
-
-CHANGES = [
-    pytest.param(lambda out, patch: leave(out, "more", **WHOLE), id="run"),
-    pytest.param(lambda out, patch: (leave(out, "more", **WHOLE), store.gather(out)), id="gathered run"),
-    pytest.param(lambda out, patch: store.note_command(out, "lab sweep other"), id="command"),
-    pytest.param(lambda out, patch: (out / "report.html").write_text("edited"), id="edited page"),
-    pytest.param(lambda out, patch: (out / "report.html").unlink(), id="no page"),
-    pytest.param(lambda out, patch: next(out.glob("tables/*.csv")).unlink(), id="no table"),
-    pytest.param(lambda out, patch: (out / stamp.STAMP).write_text("{"), id="stamp"),
-    pytest.param(lambda out, patch: patch.setattr(stamp, "code", lambda: "changed"), id="code"),
-    pytest.param(lambda out, patch: patch.setattr(stamp, "version", lambda name: "changed"), id="library"),
-    pytest.param(lambda out, patch: patch.setattr(stamp, "_has_other_figures", lambda: True), id="figures"),
-    pytest.param(lambda out, patch: build.write_report(build.study([out]), [out, out]), id="two folders"),
-]
-
-
-@pytest.mark.parametrize("change", few(CHANGES, 4))
-def test_a_report_of_anything_else_is_drawn_again(
-    change: Callable[[Path, pytest.MonkeyPatch], object], reported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert stamp.current_summary(reported) is not None
-    change(reported, monkeypatch)
-    if change.__code__.co_names[-1:] == ("write_report",):
-        files.write_text(reported / "report.html", "of several folders")
-    assert stamp.current_summary(reported) is None
-
-
-def test_records_that_arrive_while_a_report_is_drawn_outdate_it(
+def test_a_report_is_drawn_again_if_its_records_or_commands_are_newer(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(folders: Sequence[Path], *how: Any) -> Any:
-        read = study(folders, *how)
-        leave(reported, "more", **WHOLE)
-        store.gather(reported)
-        return read
-
-    study = build.study
-    monkeypatch.setattr(build, "study", interrupted)
-    build.make_report([reported])
-    assert stamp.current_summary(reported) is None
-
-
-def test_the_figure_of_a_script_is_another_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.analysis.drawing.registry import FIGURES
-
-    assert not stamp._has_other_figures()
-    monkeypatch.setitem(FIGURES._entries, "mine", lambda records: None)
-    assert stamp._has_other_figures()
+    assert pipeline._report(reported) == ""  # it is left as it is
+    for change in (
+        lambda: leave(reported, "more", **WHOLE),
+        lambda: store.note_command(reported, "lab sweep other"),
+        (reported / "report.html").unlink,
+    ):
+        change()
+        assert pipeline._report(reported) == build.summary(build.study([reported]))
+        assert pipeline._report(reported) == ""
 
 
 def test_a_short_validation_has_about_as_many_tokens_as_the_run_trains_on() -> None:

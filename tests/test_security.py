@@ -63,7 +63,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 FILES = {
     f"hydra: {{callbacks: {{x: {TRAP}}}}}": "hydra.callbacks",
     "hydra: {callbacks: {x: '${oc.create:{_target_: test_security.spring}}'}}": "hydra.callbacks",
-    "hydra: {launcher: {_target_: test_security.spring}}": "hydra.launcher._target_",
+    "hydra: {launcher: {_target_: test_security.spring}}": "hydra.launcher",
     "hydra: {sweeper: {_target_: test_security.spring}}": "_target_",
     f"hydra: {{sweeper: {{params: {{seed: {TRAP}}}}}}}": "",
     "hydra: {job_logging: {handlers: {x: {(): test_security.spring}}}}": "hydra.job_logging",
@@ -86,49 +86,42 @@ def test_a_sweep_file_makes_no_object(content: str, capsys: pytest.CaptureFixtur
     assert FILES[content] in refused(capsys, "sweep", "mine.yaml", *SMALL)
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "+hydra.callbacks.x._target_=test_security.spring",
-        f"++hydra.callbacks={{x: {TRAP}}}",
-        "hydra.launcher._target_=test_security.spring",
-        f"hydra.launcher={TRAP}",
-        "hydra.launcher.processes=${oc.create:{_target_: test_security.spring}}",
-        "hydra.sweeper._recursive_=true",
-        f"+hydra.sweeper.params.seed={TRAP}",
-        "hydra.searchpath=[pkg://test_security]",
-        "+hydra.job.env_set.PYTHONSTARTUP=trap.py",
-        "hydra.run.dir=elsewhere",
-        "hydra/sweeper=basic",
-        "hydra/launcher=../x",
-        "hydra/job_logging=default",
-        "~hydra",
-        f"+data={TRAP}",
-        "++fleet=../../x/0",
-    ],
-)
-def test_an_override_makes_no_object(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, "train", "-m", *SMALL, word)
+WORDS = [
+    f"+hydra={{callbacks: {{x: {TRAP}}}}}",
+    "+hydra.callbacks.x._target_=test_security.spring",
+    "hydra.searchpath=[pkg://test_security]",
+    "+hydra.job.env_set.PYTHONSTARTUP=trap.py",
+    "+hydra.hydra_logging.handlers.x={'()': test_security.spring}",
+    "hydra.run.dir=elsewhere",
+    "hydra.mode=RUN",
+    "hydra/sweeper=basic",
+    "hydra/launcher=null",
+    "hydra/job_logging=default",
+    "~hydra.launcher.processes",
+    "~hydra",
+    f"+data={TRAP}",
+    f"+optimizer.trap={TRAP}",
+    "fleet=../../x/0",
+]
 
 
-def test_neither_does_a_file_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """Groups and defaults can be led out of our folder, and a folder of configs can be added to it."""
-    Path("conf/model").mkdir(parents=True)
-    Path("conf/model/evil.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {TRAP}}}}}\n")
-    Path("conf/inner.yaml").write_text(TRAP)
-    away = os.path.relpath(Path("conf").absolute(), HOME / "conf")
-    Path("mine.yaml").write_text(f"defaults: [/{away}/model/evil]")
-    for words in (
-        ["sweep", "mine.yaml"],
-        ["train", f"+{away}/model=evil"],
-        ["train", f"+{away}@hydra.callbacks.x=inner"],
-        ["train", "--config-dir", "conf", "model=evil"],
-        ["train", "-cd", "conf", "model=evil", "--help"],
-    ):
-        refused(capsys, *words, *SMALL)
+def test_an_override_sets_how_jobs_are_run_and_nothing_else_of_hydra(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in WORDS:
+        refused(capsys, "train", "-m", *SMALL, word)
 
 
-# Logging that is set up so truncates a file, or imports a module.
+def test_a_sweep_file_reads_no_file_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model").mkdir()
+    Path("model/evil.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {TRAP}}}}}\n")
+    away = os.path.relpath(Path("model").absolute(), HOME / "conf" / "model")
+    entries = f"/model: {away}/evil", f"override /model: {away}/evil", "/model@hydra.x: d32", "override /data: '${a}'"
+    for entry in entries:
+        Path("mine.yaml").write_text(f"defaults:\n  - {entry}\n")
+        assert "by their names" in refused(capsys, "sweep", "mine.yaml", *SMALL)
+    assert "by their names" in refused(capsys, "sweep", sweeping({"model": f"{away}/evil"}), *SMALL)
+
+
+# Logging that is set up so truncates a file, calls a function, or imports a module.
 TRUNCATES = (
     "{version: 1, handlers: {x: {class: logging.FileHandler, filename: victim.txt, mode: w}}, root: {handlers: [x]}}"
 )
@@ -177,24 +170,6 @@ def test_a_file_sweeps_keys_of_a_run(key: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_victims")
-@pytest.mark.parametrize("flags", ["", "--dry-run", "--help", "--hydra-help", "--info", "--cfg job", "--cfg hydra"])
-def test_no_flag_leads_around_it(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither by what a file sweeps, nor by its defaults, nor by a file in the user's own folder."""
-    Path("conf/model").mkdir(parents=True)
-    evil = f"# @package _global_\nhydra: {{hydra_logging: {TRUNCATES}}}\nmodel: {{width: 16}}\n"
-    Path("conf/model/evil.yaml").write_text(evil)
-    away = os.path.relpath(Path("conf/model").absolute(), HOME / "conf" / "model")
-    words = [*SMALL, *flags.split()]
-    assert "model" in refused(capsys, "sweep", sweeping({"model": f"{away}/evil"}), *words)
-    for entry in (f"override /model: {away}/evil", f"/model@hydra.x: {away}/evil", "override /data: '${oc.env:HOME}'"):
-        refused(capsys, "sweep", sweeping({}, defaults=[dict([entry.split(": ")])]), *words)
-    answer = refused(capsys, "sweep", sweeping({"model": "evil,d32"}), *words, "--config-dir", "conf")
-    assert "hydra.hydra_logging" in answer
-    swept = f"+hydra.sweeper.params={{++hydra.hydra_logging: {TRUNCATES}}}"
-    assert "++hydra.hydra_logging" in refused(capsys, "train", "-m", *SMALL, swept, *flags.split())
-
-
-@pytest.mark.usefixtures("_victims")
 def test_completion_reads_no_sweep_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     sweeping({"++hydra.hydra_logging": TRUNCATES, "++hydra.job_logging": IMPORTS})
     monkeypatch.setenv("COMP_LINE", "lab sweep mine.yaml mod")
@@ -231,7 +206,7 @@ def test_keys_of_a_run_are_swept(
     assert {key: OmegaConf.select(shown, key) for key in expected} == expected
 
 
-def test_settings_of_a_launcher_and_own_configs_are_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_a_launcher_and_a_folder_of_configs_stay_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("conf/model").mkdir(parents=True)
     Path("conf/model/mine.yaml").write_text("{name: mine, width: 16, depth: 1, head_width: 8}")
     words = ["hydra/launcher=local", "hydra.launcher.processes=1", "hydra.sweeper.max_runs=3", "hydra.job.chdir=true"]
@@ -337,7 +312,7 @@ def test_no_code_of_ours_runs_what_it_reads() -> None:
         "lab/training/shards.py": ["pickle"],
         "lab/pytest_plugin.py": ["subprocess"],
         "lab/cli/watching.py": ["subprocess", "shell"],  # the command that the user gives to --on-alarm
-        "lab/cli/launch.py": ["yaml"],  # nodes of its safe loader, which are counted
+        "lab/cli/request.py": ["yaml"],  # nodes of its safe loader, which are counted
         "lab/core/shipped.py": ["yaml"],  # its safe loader, of the lab's own files
         "lab/records/event_files.py": ["yaml"],  # its safe loader, of a small file without aliases
     }

@@ -16,7 +16,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis.curves import load
-from lab.cli.hydra_app import data_folder
+from lab.core.shipped import data_folder
 from lab.studies.alarms.replays import CAUSES
 from lab.studies.spikes.planted import arm_costs
 

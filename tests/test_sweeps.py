@@ -11,9 +11,9 @@ import pytest
 
 from composing import points_of
 from lab.__main__ import main
-from lab.cli.hydra_app import data_folder
-from lab.cli.points import TreeComposer
+from lab.cli.compose import Word
 from lab.core import shipped
+from lab.core.shipped import data_folder
 from lab.training.config import RunConfig, run_config
 from lab.training.identity import run_id
 from sampling import few, some
@@ -38,10 +38,9 @@ def test_a_sweep_opens_with_question_hypothesis_source_expectation_and_cost(name
     assert [heading for line in header for heading in HEADINGS if line.startswith(heading)] == list(HEADINGS)
 
 
-def requested(name: str, scale: str) -> tuple[list[list[str]], Callable[[list[str]], RunConfig]]:
-    """The overrides of every point of a sweep at a scale, and what makes types of them; no data is opened."""
-    loaded, points = points_of(name, scale)
-    composer = TreeComposer(*loaded)
+def requested(name: str, scale: str) -> tuple[list[list[Word]], Callable[[list[Word]], RunConfig]]:
+    """The words of every point of a sweep at a scale, and what makes types of them; no data is opened."""
+    composer, points = points_of(name, scale)
     return points, lambda point: run_config(composer.tree(point))
 
 
@@ -58,7 +57,7 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     )
     widths, steps, tokens = ([int(number) for number in re.findall(r"\d+", words)] for words in cost[1:])
     points, composed = requested(name, "cpu")
-    sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
+    sized = {tuple(word.text for word in point if word.text.startswith(SIZING)): point for point in points}
     configs = [composed(point) for point in sized.values()]
     assert int(cost[0].replace(",", "")) == len(points)
     assert ends(steps) == ends(config.steps for config in configs)
@@ -80,7 +79,7 @@ def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
 def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
     """One point of each size and arm, up to the id that a plan gives it; no data are opened."""
     points, composed = requested(name, scale)
-    sized = {tuple(word for word in point if word.startswith(SIZING)): point for point in points}
+    sized = {tuple(word.text for word in point if word.text.startswith(SIZING)): point for point in points}
     configs = [composed(point) for point in sized.values()]
     assert {config.scale.name for config in configs} == {scale}
     assert all(run_id(config, "") for config in configs)

@@ -1,4 +1,4 @@
-"""How a request is swept, as Hydra's own settings: ``lab.cli.multirun`` does it."""
+"""How a request is swept, as Hydra's own settings: ``lab.cli.launch`` does it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,18 +8,14 @@ from hydra.core.config_store import ConfigStore
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet; ``one`` refuses more points.
+    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet.
 
     Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
-    and fewer where cores or GPUs would otherwise be idle.  ``dry_run``, ``summary`` or ``full``, only estimates.
-    ``shard`` i/n trains the i-th of n parts, for machines that share a folder and no scheduler.
+    and fewer where cores or GPUs would otherwise be idle.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
-    dry_run: str | None = None
-    one: bool = False
-    shard: str = "1/1"
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")

@@ -1,14 +1,18 @@
-"""Hydra's launcher for isolated processes on one machine: a shell around ``lab.cli.multirun``."""
+"""Hydra's launcher for isolated processes on one machine."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+# The lab is imported within functions, since Hydra imports every plugin into every program that uses Hydra.
 
 
 @dataclass
@@ -35,23 +39,54 @@ class LocalLauncher(Launcher):
     The config of a job holds its overrides alone, since a frozen plan says all else; so it serves the lab's jobs only.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, processes: int, devices: Sequence[Any] | None, timeout_minutes: float | None) -> None:
+        self.processes, self.devices, self.timeout_minutes = processes, devices, timeout_minutes
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from lab.cli import multirun  # not above: Hydra imports every plugin into every program that uses Hydra
+        from lab.sweeping.local_jobs import check_timeout
 
-        self.jobs = multirun.LocalJobs(task_function, config.device, **self.options)
+        self.task, self.device, self.timeout = task_function, config.device, check_timeout(self.timeout_minutes)
 
-    @property
+    @cached_property
     def slots(self) -> list[str | None]:
-        """See ``LocalJobs``."""
-        return self.jobs.slots
+        """The slots on which jobs run at once; chosen only when there is work, since counting GPUs loads torch.
+
+        Raises:
+            RequestError: an option of the launcher is invalid.
+        """
+        from lab.sweeping.local_jobs import choose_slots
+
+        return choose_slots(self.processes, self.devices, self.device)
 
     @property
     def trains_here(self) -> bool:
-        """See ``LocalJobs``."""
-        return self.jobs.trains_here
+        """Whether a single job needs no process of its own: it has no timeout, and no GPU but the first."""
+        from lab.core import machine
+
+        return math.isinf(self.timeout) and self.slots[0] in (None, *machine.visible_gpus()[:1])
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        return self.jobs.launch(job_overrides, initial_job_idx)
+        """Run jobs, numbered from ``initial_job_idx``.
+
+        Raises:
+            SystemExit: a signal asked to stop before all jobs were done.
+        """
+        from lab.cli.launch import run_local_job
+        from lab.core import machine
+        from lab.sweeping.local_jobs import run_jobs
+
+        arguments = ((self.task, list(overrides)) for overrides in job_overrides)
+        with machine.catching_sigterm() as stop_requested:
+            ends = run_jobs(run_local_job, arguments, self.slots, timeout=self.timeout, stop_requested=stop_requested)
+            if stop_requested() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
+                raise SystemExit(machine.EXIT_PREEMPTED)
+        returns = []
+        for number, end in enumerate(ends, initial_job_idx):
+            job = JobReturn(status=JobStatus.FAILED if end.exit_code else JobStatus.COMPLETED)
+            if end.exit_code:
+                how = f"ended with exit code {end.exit_code}"
+                if end.timed_out:
+                    how = f"was killed after {self.timeout / 60:g} minutes"
+                job.return_value = RuntimeError(f"job {number} {how}")
+            returns.append(job)
+        return returns

@@ -20,11 +20,8 @@ from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     from lab.analysis.sensitivity import Window
+    from lab.cli.request import Request
     from lab.report.build import Report
-
-
-def _without_m(arguments: list[str]) -> list[str]:
-    return [word for word in arguments if word not in ("-m", "--multirun")]
 
 
 def _say_json(value: Any) -> None:
@@ -32,21 +29,30 @@ def _say_json(value: Any) -> None:
 
 
 def _sweep(arguments: list[str]) -> None:
-    from lab.cli import launch
+    from lab.cli import request
     from lab.core import shipped
 
     if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(shipped.sweeps())}")
-    sweep = launch.find_sweep(arguments[0])
-    command = launch.command_line(sys.argv[1:])
-    launch.carry_out(launch.read_request(_without_m(arguments[1:]), command, name=sweep.stem, sweep=sweep))
+    sweep, command = request.find_sweep(arguments[0]), request.command_line(sys.argv[1:])
+    _carry_out(request.read_request(arguments[1:], command, name=sweep.stem, sweep=sweep))
 
 
 def _train(arguments: list[str]) -> None:
-    from lab.cli import launch
+    from lab.cli import request
 
-    words, command = _without_m(arguments), launch.command_line(sys.argv[1:])
-    launch.carry_out(launch.read_request(words, command, name="train", one=len(words) == len(arguments)))
+    command = request.command_line(sys.argv[1:])
+    _carry_out(request.read_request(arguments, command, name="train", one=True))
+
+
+def _carry_out(asked: Request) -> None:
+    from lab.cli import launch, listing
+
+    if not asked.show:
+        launch.carry_out(asked)
+        return
+    for line in listing.config_lines(asked):
+        say(line)
 
 
 def _import(arguments: list[str]) -> None:
@@ -260,7 +266,7 @@ def _leaderboard(arguments: list[str]) -> None:
 
 
 def _pairs(folders: Sequence[Path]) -> None:
-    from lab.cli.pairs import plan_pairs
+    from lab.cli.recipe import plan_pairs
     from lab.studies.leaderboard import listing, pairs_to_train
 
     found = listing.board_folders(folders)

@@ -17,9 +17,9 @@ import numpy as np
 
 from lab.analysis.sensitivity import WINDOW, Study, study
 from lab.analysis.text import listed
-from lab.cli import launch, multirun
-from lab.cli.compose import CONFIG_DIR_FLAGS, is_override, parse
-from lab.cli.points import Tree
+from lab.cli import launch
+from lab.cli.compose import Tree, parse
+from lab.cli.request import find_sweep, is_override, read_request
 from lab.core import machine, registry
 from lab.core.errors import RequestError
 from lab.core.files import quoted
@@ -53,7 +53,7 @@ def sweep(
     Raises:
         RequestError: the request cannot be carried out, all runs failed, or the window is invalid.
     """
-    file = launch.find_sweep(str(name))
+    file = find_sweep(str(name))
     overrides = _with_values(overrides, values)
     return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, one=False)
 
@@ -65,7 +65,7 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     ``sweep``; the default folder is ``runs/train``.
     """
     overrides = _with_values(overrides, values)
-    one = not any(override.is_sweep_override() for override in parse(list(filter(is_override, overrides))))
+    one = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
 
 
@@ -101,7 +101,7 @@ def _word(key: str, value: Any) -> str:
             f"{key}: {value!r} is no value; it takes a number, text, True, False, None or a list; "
             "**{'optimizer.lr': 1e-2} sets a key with dots"
         )
-    is_plain = re.fullmatch(r"[\w./-]+", str(value), re.ASCII) and parse([f"key={value}"])[0].value() == str(value)
+    is_plain = re.fullmatch(r"[\w./-]+", str(value), re.ASCII) and parse([f"key={value}"])[0].value == str(value)
     return str(value) if is_plain else quoted(value)
 
 
@@ -117,19 +117,21 @@ def _study(
 ) -> Study:
     if multiprocessing.parent_process() is not None:
         raise RequestError('jobs import the script that began them: call lab.sweep under if __name__ == "__main__":')
-    if flags := [word for word in overrides if word.startswith("-") and word.split("=")[0] not in CONFIG_DIR_FLAGS]:
+    if flags := [
+        word for word in overrides if word.startswith("-") and word.split("=")[0] not in ("--config-dir", "-cd")
+    ]:
         raise RequestError(f"{flags[0]} is for the command line; here overrides are KEY=VALUE")
     machine.configure_process()
     requested = [*overrides, *([] if out is None else [override("out", str(out))])]
-    request = launch.read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
-    composed = multirun.compose(request)
+    request = read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
+    composed = launch.compose(request)
     if names := known_here_only(composed.trees):
         say(f"lab: training in this process, the only one that has {listed(names)}", error=True)
-        others = [word for word in request.overrides if not word.startswith(("hydra/launcher=", "hydra.launcher."))]
-        request = replace(request, overrides=[*others, "hydra/launcher=basic"])
-        composed = multirun.compose(request)
+        others = [word for word in request.words if not word.key.startswith(("hydra/launcher", "hydra.launcher."))]
+        request = replace(request, words=[*others, *parse(["hydra/launcher=basic"])])
+        composed = launch.compose(request)
     try:
-        multirun.train(composed, request, jobs_only=True)
+        launch.train(composed, request, jobs_only=True)
     except SystemExit as end:
         if end.code != 1:  # 1: some runs failed, which has been printed
             raise

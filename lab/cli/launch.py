@@ -1,280 +1,260 @@
-"""From the words of a command line to a request, and what Hydra itself shows of one."""
+"""From a request to records: compose its points, plan the sweep, and hand its fleets to a launcher as jobs."""
 
 from __future__ import annotations
 
 import io
 import math
-import shlex
+import os
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, redirect_stderr, suppress
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-from hydra._internal.utils import get_args_parser  # private: the public way prints its usage on an error
-from hydra.types import RunMode
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lab.cli import hydra_app, override_rules
-from lab.cli.compose import (
-    CONFIG_DIR_FLAGS,
-    GIVEN,
-    Request,
-    check_keys,
-    config_loader,
-    expand,
-    groups,
-    is_override,
-    known_keys,
-    parse,
-    reading_request,
-    store_files,
-    take_config_dir,
-)
-from lab.cli.points import Tree, TreeComposer
-from lab.core.errors import RequestError, nearest
-from lab.core.files import quoted, read_text
+from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
+from lab.cli.planning import show_planning
+from lab.cli.request import Request, check_swept, read_options
+from lab.core import distributed, machine
+from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.core.shipped import question, sweeps
+from lab.core.shipped import at_scale
+from lab.sweeping import pipeline
 
-# Hydra's flags that show something and run nothing, and the flags that say how to show it.
-SHOW = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version")
-SHOW_OPTIONS = ("--package", "-p", "--resolve")
-DRY_RUNS = {"--dry-run": "summary", "--dry-run=full": "full"}
-# Groups of which a file may choose none, by an empty list or mapping.
-MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "response")
-MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
-TAKE_VALUES = ("--cfg", "-c", "--info", "-i", "--package", "-p", *CONFIG_DIR_FLAGS)
+if TYPE_CHECKING:
+    from lab.sweeping.planner import SweepPlan
+
+LR = "optimizer.lr"
+ALONG_AN_ARM = (LR, "seed", "data.seed")  # keys in which the runs of an arm differ
 
 
-def find_sweep(name: str) -> Path:
-    """The file of a sweep, given by name or by path.
+class Composed(NamedTuple):
+    """The points and the launcher that Hydra composed from a request.
+
+    Attributes:
+        trees: the resolved config tree of every point.
+        recipe_lrs: the learning rate of the recipe itself, by the index of the first point of each arm that is swept
+            over learning rates.
+        launcher: what runs the jobs.
+        max_runs: the most runs in a fleet; None for as many as memory holds.
+    """
+
+    trees: Sequence[Tree]
+    recipe_lrs: Mapping[int, float]
+    launcher: Launcher
+    max_runs: int | None
+
+
+class NoCallbacks:
+    """The lab's callbacks of Hydra, which are none; launchers call them around every job."""
+
+    def on_job_start(self, **_: Any) -> None:
+        """Do nothing."""
+
+    def on_job_end(self, **_: Any) -> None:
+        """Do nothing."""
+
+
+def compose(request: Request) -> Composed:
+    """Compose every point of a request, and make the launcher that it chooses.
 
     Raises:
-        RequestError: there is no such sweep.
+        RequestError: Hydra cannot compose the request.
     """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise RequestError(f"no sweep file {path}")
-        return path
-    if name not in sweeps():
-        raise RequestError(f"unknown sweep {name!r}; {nearest(name, sweeps())}; or give a FILE.yaml")
-    return sweeps()[name]
+    config_dir = request.config_dir
+    with hydra_configs(request.files):
+        config, composer = compose_files(_settings(request), config_dir, return_hydra_config=True), Composer(config_dir)
+        composer.keep([word for word in _settings(request) if word.chooses_file], config)
+        values = [word for word in request.words if not (word.is_swept or word.is_setting or word.chooses_file)]
+        config = with_values(config, values, config_dir)
+        points = points_of(request, config)
+        callbacks: Any = NoCallbacks()
+        context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=callbacks)
+        with refusing():
+            launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=context, task_function=hydra_task, config=config
+            )
+        try:
+            trees = list(show_planning(map(composer.tree, points), len(points)))
+        except RequestError as refusal:
+            raise RequestError(at_scale(refusal, config.get("scale"))) from None
+        return Composed(trees, _recipe_lrs(composer, points), launcher, config.hydra.sweeper.max_runs)
 
 
-def read_sweep(path: Path) -> DictConfig:
-    """A sweep file, or a restart log, as Hydra will compose it.
+def points_of(request: Request, config: DictConfig) -> list[list[Word]]:
+    """The words of every point of a request, given the config that Hydra composed from its settings and files.
 
     Raises:
-        RequestError: the file is not YAML, holds no mapping, is empty, has a key that is no text, or is too large.
+        RequestError: a value that is swept cannot be read.
     """
-    try:
-        text = read_text(path)
-        values = _count_values(yaml.compose(text, yaml.SafeLoader), {})
-        content = OmegaConf.load(io.StringIO(text)) if values <= MOST_VALUES else None
-    except Exception as error:  # the YAML reader raises errors of many types
-        raise RequestError(f"{path} is not YAML: {shorten(str(error), 300)}") from None
-    if content is None:
-        raise RequestError(f"{path} holds more than {MOST_VALUES:,} values, with all aliases written out")
-    if not isinstance(content, DictConfig) or not content:
-        raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
-    check_keys(OmegaConf.to_container(content), f"{path}: ")
-    return content
+    with refusing():
+        params: Any = OmegaConf.to_container(config.hydra.sweeper.params, resolve=True)
+    check_swept(params, request.config_dir)
+    swept = [] if request.one else parse([f"{key}={value}" for key, value in params.items()], request.config_dir)
+    return expand([*swept, *(word for word in request.words if not word.is_setting)], request.config_dir)
 
 
-def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:
-    """How many values a YAML node holds, with aliases written out; infinite if it holds itself."""
-    if id(node) not in counts:
-        counts[id(node)] = math.inf
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        flat = [each for pair in inner for each in pair] if isinstance(node, yaml.MappingNode) else inner
-        counts[id(node)] = 1 + sum(_count_values(each, counts) for each in flat)
-    return counts[id(node)]
-
-
-def _with_choices(sweep: DictConfig, path: Path) -> DictConfig:
-    """The sweep file with ``intervention: [z_loss]``, ``intervention: {}`` and the like as choices among its defaults.
-
-    Hydra cannot merge a list with keys and values, and by an empty mapping it would change nothing.
+def first_point(request: Request) -> tuple[DictConfig, Mapping[str, Any]]:
+    """The config of the point that a request would train first, not resolved, and the file that each group chooses.
 
     Raises:
-        RequestError: a group, or a part of Hydra's settings, holds neither keys and values nor such a choice.
+        RequestError: Hydra cannot compose it.
     """
-    tree: Any = OmegaConf.to_container(sweep)
-    chosen: dict[str, Any] = {}
-    for key in sorted({*groups(None), *MAY_BE_NONE} & tree.keys()):
-        value = tree[key]
-        if key == "intervention" and (value == {} or _are_names(value)):
-            chosen[key] = [*value]
-        elif key in MAY_BE_NONE and value in ([], {}):
-            chosen[key] = None
-        elif value is not None and not isinstance(value, dict):
-            hint = f"; 'override /{key}: {value}' among the defaults chooses a file" if isinstance(value, str) else ""
-            raise RequestError(f"{path}: {key} must hold keys and values, not {value!r}{hint}")
-    place = tree
-    for key in ("hydra", "sweeper", "params"):
-        place = place.get(key, {})
-        if not isinstance(place, dict):
-            raise RequestError(f"{path}: {key} (of hydra.sweeper.params) must hold keys and values, not {place!r}")
-    defaults = tree.get("defaults", [])
-    if not isinstance(defaults, list):
-        raise RequestError(f"{path}: defaults must be a list, not {defaults!r}")
-    if not chosen:
-        return sweep
-    kept = {key: value for key, value in tree.items() if key not in chosen}
-    others = [entry for entry in defaults if not {f"override /{key}" for key in chosen} & {*entry}]
-    return OmegaConf.create({**kept, "defaults": [*others, *({f"override /{key}": chosen[key]} for key in chosen)]})
+    with hydra_configs(request.files):
+        config = compose_files(_settings(request), request.config_dir, return_hydra_config=True)
+        point = points_of(request, config)[0]
+        files = [word for word in point if word.chooses_file]
+        hydra = compose_files(files, request.config_dir, return_hydra_config=True).hydra
+        return Composer(request.config_dir).config(point), {k: v for k, v in hydra.runtime.choices.items() if v}
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+def _settings(request: Request) -> list[Word]:
+    """The words that Hydra composes before it is known which points there are."""
+    return [word for word in request.words if not word.is_swept and (word.is_setting or word.chooses_file)]
 
 
-def read_request(
-    words: Sequence[str], command: str, *, name: str, sweep: Path | None = None, one: bool = False
-) -> Request:
-    """Read and check the words of a request.
-
-    Args:
-        words: overrides and flags.
-        command: the command line as the user can type it again.
-        name: names the default results folder, ``runs/NAME``.
-        sweep: the sweep file, if any.
-        one: whether to refuse more than one point.
-
-    Raises:
-        RequestError: the request cannot be carried out.
-    """
-    content = _with_choices(read_sweep(sweep), sweep) if sweep else OmegaConf.create()
-    files = {"sweeps": content} if sweep else {}
-    shard = [word for word in words if word.startswith("shard=")]  # an option of the sweeper, not of a run
-    overrides = [word for word in words if is_override(word) and word not in shard]
-    flags = [word for word in words if word not in [*overrides, *shard, *DRY_RUNS]]
-    _refuse_unknown_flags(flags)
-    config_dir, _ = take_config_dir(flags)
-    for index, word in enumerate(overrides):
-        key, _, value = word.partition("=")
-        if key.lstrip("+") == "ledger" and Path(value).suffix in (".yaml", ".yml"):
-            files["ledger"], overrides[index] = _read_ledger(Path(value)), f"ledger={GIVEN}"
-    if any(word.lstrip("+~").startswith("fleet") for word in overrides):
-        raise RequestError("key 'fleet' is the sweeper's own")
-    shows = any(flag.split("=")[0] in SHOW for flag in flags)
-    if not shows and (alone := [flag for flag in flags if flag.split("=")[0] in SHOW_OPTIONS]):
-        raise RequestError(f"{alone[0]} goes with --cfg job")
-    override_rules.check_overrides(overrides)
-    override_rules.check_defaults(content)
-    added = [f"sweeps={GIVEN}"] if sweep else []
-    if "out" not in content and not any(word.lstrip("+").startswith("out=") for word in overrides):
-        added.append(f"out={quoted(Path('runs', name))}")
-    asked = question(read_text(sweep)) if sweep else ""
-    request = Request([*added, *overrides], config_dir, files, flags if shows else (), command, asked)
-    if shows or sweep not in (None, *sweeps().values()) or not override_rules.chooses_own_files_only(request):
-        point = override_rules.first_point(request, one=one)
-        if shows:
-            return replace(request, overrides=point)
-    dry_run = [f"dry_run={kind}" for word, kind in DRY_RUNS.items() if word in words][-1:]
-    sweeper_options = [*shard, *dry_run, *["one=true"] * one]
-    return replace(request, overrides=[*request.overrides, *(f"hydra.sweeper.{each}" for each in sweeper_options)])
-
-
-def carry_out(request: Request) -> None:
-    """Train the points of a request, with --dry-run estimate their cost, or show what --cfg or --help asks for.
-
-    Raises:
-        RequestError: the request cannot be carried out; nothing is written.
-        SystemExit: with status 1 when a run failed.
-    """
-    if {"--help", "-h"} & {*request.flags}:
-        from lab.cli import config_help  # here, since nothing else needs it
-
-        for line in config_help.lines(request):
-            say(line)
-    elif request.flags:
-        _check_flags([*request.flags, *request.overrides])
-        store_files(request)
-        call_hydra([*request.flags, *request.overrides], request.config_dir)
-    else:
-        from lab.cli import multirun  # here, since lists and tab completion need none of it
-
-        multirun.carry_out(request)
-
-
-def _read_ledger(path: Path) -> DictConfig:
-    """Read a restart log, the file of ``ledger=FILE.yaml``: at which steps a run is restarted with other settings.
-
-    Raises:
-        RequestError: the file does not exist, or has an unknown key.
-    """
-    if not path.is_file():
-        raise RequestError(f"no restart log {path}, the file of ledger=FILE.yaml")
-    content = read_sweep(path)
-    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
-
-    if unknown := unknown_key(content):
-        raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")
-    named = OmegaConf.merge({"name": path.stem}, content)
-    assert isinstance(named, DictConfig)
-    return named
-
-
-def command_line(words: Sequence[str]) -> str:
-    """The command line of these words; the program is ``lab``, or a user's script that ends in ``lab.main()``."""
-    path = sys.argv[0]
-    is_script = path.endswith(".py") and Path(path).name != "__main__.py"
-    return shlex.join([*(["python", path] if is_script else ["lab"]), *words])
-
-
-def _refuse_unknown_flags(flags: Sequence[str]) -> None:
-    for before, flag in zip(["", *flags], flags, strict=False):
-        if flag.startswith("-") and flag.split("=")[0] not in [*SHOW, *SHOW_OPTIONS, *CONFIG_DIR_FLAGS]:
-            raise RequestError(f"unknown option {flag!r}; {nearest(flag, [*DRY_RUNS, *SHOW, *CONFIG_DIR_FLAGS])}")
-        if not flag.startswith("-") and before not in TAKE_VALUES:
-            hint = f"; {flag}=VALUE sets it" if flag in known_keys() else ""
-            raise RequestError(f"unknown word {flag!r}; a request takes key=value and options such as --dry-run{hint}")
-
-
-def call_hydra(arguments: Sequence[str], config_dir: Path | None = None) -> None:
-    """Let Hydra's own main show something, such as a config or completions.
-
-    Raises:
-        RequestError: Hydra refuses the arguments.
-    """
-    before = sys.argv
-    sys.argv = ["lab", *arguments]  # Hydra reads its arguments, and the program's name in its help, from here alone
-    try:
-        with reading_request(config_dir):
-            hydra_app.hydra_main()
-    finally:
-        sys.argv = before
-
-
-def _check_flags(arguments: Sequence[str]) -> None:
-    """Refuse, in one line, arguments for which Hydra's own parser would print its usage."""
-
-    def refuse(message: str) -> NoReturn:
-        raise RequestError(message)
-
-    parser = get_args_parser()
-    parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args(list(arguments))
-
-
-def compose_points(words: Sequence[str]) -> list[Tree]:
+def compose_points(arguments: Sequence[str]) -> list[Tree]:
     """Compose a resolved config tree for every point of these overrides.
 
     Raises:
         RequestError: a word is no override, or Hydra cannot compose them.
     """
-    config_dir, overrides = take_config_dir(words)
-    for word in overrides:
-        if not is_override(word):
-            raise RequestError(f"unknown option {word!r}; this command takes key=value and --config-dir only")
-    override_rules.check_overrides(overrides)
-    with config_loader(Request(overrides, config_dir)) as loader:
-        with reading_request(config_dir):
-            config = loader.load_configuration("config", [], RunMode.RUN)
-        composer = TreeComposer(loader, config, config_dir=config_dir)
-        return [composer.tree(point) for point in expand(parse(overrides, loader))]
+    given = read_options(arguments)
+    words = parse(given.words, given.config_dir)
+    with hydra_configs():
+        composer = Composer(given.config_dir)
+        return [composer.tree(point) for point in expand(words, given.config_dir)]
+
+
+def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[int, float]:
+    """See ``Composed``; points of one arm differ in learning rate and seeds."""
+    first: dict[tuple[str, ...], int] = {}
+    for index, point in enumerate(points):
+        if any(word.key == LR for word in point):
+            first.setdefault(tuple(word.text for word in point if word.key not in ALONG_AN_ARM), index)
+    found = dict[int, float]()
+    for index in first.values():
+        with suppress(OmegaConfBaseException):  # such as a reference to a key that the words add
+            lr = OmegaConf.select(composer.of_files(points[index]), LR)
+            if isinstance(lr, (int, float)) and 0 < lr < math.inf:
+                found[index] = float(lr)
+    return found
+
+
+def plan(composed: Composed, request: Request) -> SweepPlan:
+    """Plan the sweep and print its cautions; nothing is written.
+
+    Raises:
+        RequestError: a point is invalid, or the folder cannot take records.
+    """
+    from lab.sweeping import planner  # slow to load
+
+    is_local = type(composed.launcher).__name__ in ("BasicLauncher", "LocalLauncher")
+    slots = getattr(composed.launcher, "slots", [None])
+    with closing(show_planning(composed.trees, len(composed.trees))) as trees:
+        planned = planner.plan_sweep(
+            trees, max_runs=composed.max_runs, one=request.one, shard=request.shard, is_local=is_local, slots=slots
+        )
+    pipeline.print_cautions(planned)
+    return planned
+
+
+def carry_out(request: Request) -> None:
+    """Train the points of a request, or with --dry-run estimate what that would cost.
+
+    Raises:
+        RequestError: a point cannot be composed, or is invalid; nothing is written then.
+        SystemExit: with status 1 when a run failed.
+    """
+    composed = compose(request)
+    if not request.dry_run:
+        train(composed, request)
+        return
+    if distributed.world_size() > 1:
+        raise RequestError("--dry-run tries fleets in one process; run it without torchrun")
+    pipeline.print_estimate(plan(composed, request), full=request.dry_run == "full")
+
+
+def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> None:
+    """Train the points of a request that Hydra composed.
+
+    Args:
+        composed: the composed request.
+        request: the request itself.
+        jobs_only: whether even a single fleet trains in a process of its own; this one keeps its settings of torch.
+
+    Raises:
+        RequestError, SystemExit: see ``carry_out``.
+    """
+    launcher, planned = composed.launcher, plan(composed, request)
+    if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
+        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
+    id_of = {id(point.tree): point.id for point in planned.requested}
+    recipe_lrs = {
+        id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
+    }
+    pipeline.train(
+        planned,
+        partial(_launch, launcher),
+        command=request.command,
+        question=request.question,
+        recipe_lrs=recipe_lrs,
+        one=request.one,
+        trains_here=getattr(launcher, "trains_here", False) and not jobs_only,
+    )
+
+
+def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:
+    """Launch jobs; returns a line for each that died, whose runs are missing and so count as failed."""
+    try:
+        ends = launcher.launch(jobs, initial_job_idx=0)
+    except Exception as error:  # submitit and Ray raise when a job was killed
+        return [f"{type(launcher).__name__} gave up: {type(error).__name__}: {shorten(str(error), 300)}"]
+    return list(_deaths(ends))
+
+
+def _deaths(ends: Sequence[JobReturn]) -> Iterator[str]:
+    for end in ends:
+        try:
+            with redirect_stderr(io.StringIO()):  # to which Hydra writes the overrides of a job that failed
+                _ = end.return_value
+            if end.status is not JobStatus.COMPLETED:
+                yield "a job died"
+        except Exception as error:
+            yield f"a job died: {error}"
+
+
+def hydra_task(config: DictConfig) -> None:
+    """One job trains one fleet of a frozen plan; a launcher finds this function by its name in another process."""
+    from lab.sweeping.pipeline import train_planned_fleet
+
+    machine.configure_process()
+    if HydraConfig.initialized():  # true under a launcher of Hydra
+        with suppress(FileNotFoundError):
+            os.chdir(HydraConfig.get().runtime.cwd)  # cluster workers start anywhere; paths are relative to it
+    plan, index, request = str(config.fleet).split("/")
+    train_planned_fleet(Path(config.out), plan, int(index), request=request)
+
+
+def run_local_job(task: TaskFunction, overrides: Sequence[str]) -> None:
+    """Run a task in a process of its own, with these overrides as its whole config; one line says why it failed."""
+    try:
+        task(OmegaConf.create({word.key: word.value for word in parse(overrides)}))
+    except RequestError as refusal:  # such as a full disk or a damaged plan
+        say(f"lab: {refusal}", error=True)
+        sys.exit(1)
+    except Exception:
+        say(traceback.format_exc().rstrip(), error=True)
+        sys.exit(1)

@@ -1,24 +1,22 @@
-"""Names a user may type: lists for `lab list`, and tab completion."""
+"""What a user may type: lists for `lab list`, tab completion, and the configs that --help and --cfg show."""
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text
-from lab.core.registry import first_line, has_plugins
+from lab.core.registry import first_line, source
 
-# Decorators of the lab's own entries.
-REGISTERING = re.compile(r"^@(probe|figure|[A-Z_]+\.register)\(", re.MULTILINE)
+if TYPE_CHECKING:
+    from lab.cli.request import Request
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
@@ -37,47 +35,16 @@ def _models() -> Iterator[tuple[str, str]]:
         yield path.stem, f"width {values['width']}, depth {values['depth']}, head width {values['head_width']}"
 
 
-@cache
-def _own_entries() -> dict[str, dict[str, str]]:
-    """The lab's own entries by the name of their registry, each with the first line of its docstring.
-
-    They are read from the source files, since importing them would load torch, pandas and matplotlib for seconds.
-    """
-    entries: dict[str, dict[str, str]] = defaultdict(dict)
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        source = read_text(path)
-        if not REGISTERING.search(source):
-            continue
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
-                line = (ast.get_docstring(node) or "").split("\n")[0]
-                for decorator in node.decorator_list:
-                    match decorator:
-                        case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]):
-                            entries[registry][name] = line
-                        case ast.Call(ast.Name("figure"), [ast.Constant(str(name))]):
-                            entries["FIGURES"][name] = line
-                        case ast.Call(ast.Name("probe")):
-                            entries["PROBES"][node.name] = line
-    return entries
-
-
 def _entries(
     registry: str, home: str = "lab.core.registry", filled_by: str = "lab.training.config"
 ) -> Callable[[], Iterator[tuple[str, str]]]:
-    """A function that yields the entries of a registry of the module ``home``, each with its first line of docstring.
-
-    Installed packages and scripts may have added entries; then ``filled_by`` is imported to find them.
-    """
+    """A function that imports ``filled_by`` and yields the entries of a registry, each with its first line."""
 
     def lines() -> Iterator[tuple[str, str]]:
-        if filled_by not in sys.modules and not has_plugins(registry.lower()):
-            yield from sorted(_own_entries()[registry].items())
-            return
         import_module(filled_by)
-        filled = getattr(import_module(home), registry)
-        for name in filled:
-            yield name, first_line(getattr(filled[name], "measure", filled[name]))
+        entries = getattr(import_module(home), registry)
+        for name in entries:
+            yield name, first_line(source(entries[name]))
 
     return lines
 
@@ -153,7 +120,69 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
             return []
         first_override = 3 if words[1] == "sweep" else 2
         os.environ["COMP_LINE"] = " ".join([words[0], *words[first_override:]]) + " " * starts_word
-    from lab.cli import launch  # slow to load, and lists need none of it
+    import hydra  # slow to load, and lists need none of it
 
-    launch.call_hydra(arguments)
+    from lab.cli.compose import refusing
+
+    program = hydra.main(version_base="1.3", config_path=str(shipped.data_folder("conf")), config_name="config")
+    before, sys.argv = sys.argv, ["lab", *arguments]  # Hydra reads its arguments from here alone
+    try:
+        with refusing():
+            program(lambda config: None)()
+    finally:
+        sys.argv = before
     return []
+
+
+KEY = re.compile(r"( *)([\w.-]+):")
+COMMENT = re.compile(r"\s# (.*)")
+
+
+def config_lines(request: Request) -> Iterator[str]:
+    """What a request asks to be shown: the config of its first point, or with --help the groups and a commented config.
+
+    Raises:
+        RequestError: Hydra cannot compose it.
+    """
+    from omegaconf import OmegaConf
+
+    from lab.cli.compose import config_folders, groups, refusing
+    from lab.cli.launch import first_point
+
+    config, chosen = first_point(request)
+    if request.show != "help":
+        with refusing():
+            yield OmegaConf.to_yaml(config, resolve=request.show == "resolved").rstrip()
+        return
+    own, folders = groups(request.config_dir), config_folders(request.config_dir)
+    yield "config groups, as in optimizer=sgd:"
+    for group in sorted(own):
+        yield f"  {group}: {', '.join(sorted({path.stem for f in folders for path in f.glob(f'{group}/*.yaml')}))}"
+    files = [("", "config.yaml"), *((group, f"{group}/{name}.yaml") for group, name in chosen.items() if group in own)]
+    comments = dict[str, str]()
+    for folder in folders:
+        for group, path in files:
+            if (folder / path).is_file():
+                comments |= _comments(read_text(folder / path), group)
+    yield ""
+    yield "keys, as in optimizer.lr=3e-3:"
+    for key, line in _keyed(OmegaConf.to_yaml(config)):
+        yield f"  {line}  # {comments[key]}" if key in comments else f"  {line}"
+
+
+def _comments(text: str, group: str) -> dict[str, str]:
+    """The comments of a config file by the dotted key of the whole config; the first is about the whole group."""
+    package = "" if "# @package _global_" in text else group
+    found = {".".join(filter(None, (package, key))): COMMENT.search(line) for key, line in _keyed(text) if key}
+    comments = {key: comment[1] for key, comment in found.items() if comment}
+    return {group: shipped.comment_of(text), **comments} if group and shipped.comment_of(text) else comments
+
+
+def _keyed(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each line of YAML in block style after its dotted key, which is empty for an entry of a list."""
+    parents: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        match = KEY.match(line)
+        if match:
+            parents = [*(parent for parent in parents if parent[0] < len(match[1])), (len(match[1]), match[2])]
+        yield ".".join(name for _, name in parents) if match else "", line

@@ -1,4 +1,4 @@
-"""From a user's recipe, a sweep of learning rates, to the arms of the leaderboard that can be compared with it."""
+"""Arms of the leaderboard that a recipe or a pair can be trained with: composed, and judged without training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.cli import launch, multirun
-from lab.cli.points import Tree
+from lab.cli import launch, request
+from lab.cli.compose import Tree
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import ArmCard, arm_cards
 from lab.studies.leaderboard.board import SAME
+from lab.studies.leaderboard.pairs_to_train import PanelPairs
 from lab.studies.leaderboard.recipe import FEWEST_LRS, ArmChoice, Recipe
 
 SWEPT = ("optimizer.lr", "seed")
@@ -45,9 +46,8 @@ def read_recipe(file: Path) -> Recipe:
 
 def points_of(file: Path, words: Sequence[str]) -> Sequence[Tree]:
     """The points of a sweep, given by name or by file, with these overrides."""
-    sweep = launch.find_sweep(str(file))
-    request = launch.read_request(words, "lab leaderboard", name=sweep.stem, sweep=sweep)
-    return multirun.compose(request).trees
+    sweep = request.find_sweep(str(file))
+    return launch.compose(request.read_request(words, "lab leaderboard", name=sweep.stem, sweep=sweep)).trees
 
 
 def tree_value(tree: Mapping[str, Any], key: str) -> Any:
@@ -108,3 +108,27 @@ def reason_of_config(names: Sequence[str], tree: Tree) -> str:
     except RequestError as refusal:
         return str(refusal)
     return next((line for line in find_cautions([config]) if line.startswith(tuple(names))), "")
+
+
+def plan_pairs(pairs: PanelPairs, words: Sequence[str]) -> PanelPairs:
+    """The same without the pairs that planning refuses, or in which one member does nothing.
+
+    Args:
+        words: the name of the sweep, and overrides.
+
+    Raises:
+        RequestError: the sweep cannot be composed.
+    """
+    if not pairs.pairs:
+        return pairs
+    name, *overrides = words
+    every = sorted(pairs.recipe.union(*pairs.pairs))
+    one = [f"intervention=[{','.join(every)}]", "optimizer.lr=1e-3", "seed=0"]
+    tree, *_ = points_of(Path(name), [*(word for word in overrides if word.split("=")[0] != "optimizer.lr"), *one])
+    reasons: dict[tuple[str, str], str] = {}
+    for pair in pairs.pairs:
+        cut = with_interventions(tree, pairs.recipe | set(pair))
+        of_cards = (reason_of_card(arm_cards()[member], cut) for member in pair)
+        if reason := next(filter(None, of_cards), "") or reason_of_config(pair, cut):
+            reasons[pair] = reason
+    return pairs.without(reasons)

@@ -118,22 +118,3 @@ def remove_checkpoints(folder: Path, ended: Collection[str]) -> None:
         if set(ids) <= set(ended):
             with suppress(OSError):
                 files.remove(checkpoint_folder(folder, ids), within=folder)
-
-
-def note_request(folder: Path, name: str, request: Mapping[str, Any]) -> None:
-    """Keep what a finished request consisted of, under the digest of its settings."""
-    write_text(_request_path(folder, name), json.dumps({**request, "digest": digest(request)}), within=folder)
-
-
-def read_request(folder: Path, name: str) -> dict[str, Any] | None:
-    """Read the note of ``note_request``; None if it is missing or damaged."""
-    with suppress(OSError, ValueError, KeyError):
-        request = read_json(_request_path(folder, name), dict)
-        if not isinstance(request["ids"], list) or not all(isinstance(each, str) for each in request["ids"]):
-            return None
-        return request if request.pop("digest") == digest(request) else None
-    return None
-
-
-def _request_path(folder: Path, name: str) -> Path:
-    return folder / "plans" / f"{name}.request.json"

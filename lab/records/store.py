@@ -8,7 +8,6 @@ A results folder holds::
     plans/<digest>.jsonl           the frozen list of points and fleets of one request, written before anything runs
     plans/<digest>.progress/<k>    how far fleet k of it is, while the request is under way
     plans/leases/                  which process trains which runs, see ``lab.records.leases``
-    plans/<digest>.request.json    the runs of a request that finished, and the fingerprints of its data
     checkpoints/<digest>/<k>...    the state of a fleet after k updates, until its runs are written
     runs/<id>/metrics.parquet      the values of the probes
     runs/<id>/events.parquet       what happened to a run that was watched, if anything did

@@ -28,7 +28,7 @@ from lab.core.errors import RequestError
 from lab.core.registry import first_line
 from lab.records import store
 from lab.records.run_table import size_name
-from lab.report import scoreboard, stamp, tables
+from lab.report import scoreboard, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
@@ -94,23 +94,24 @@ def make_report(folders: Sequence[Path], window: Window = WINDOW) -> tuple[Repor
 
     Args:
         folders: one or more results folders.
-        window: the learning rates over which sensitivity is a mean; a report over another one is not stamped.
+        window: the learning rates over which sensitivity is a mean.
 
     Raises:
         RequestError: a folder cannot be read or written, all runs failed, or the window is invalid.
     """
-    # computed before the records are read, so that records that arrive meanwhile make the stamp out of date
-    made_from = stamp.origin(folders[0]) if len(folders) == 1 and window == WINDOW else None
     read = study(folders, window)
-    stamp.remove(folders[0])
-    report, text = write_report(read, folders), summary(read)
-    if made_from:
-        stamp.write(folders[0], made_from, text)
-    return report, text
+    return write_report(read, folders), summary(read)
+
+
+def is_newer_than_tables(folder: Path) -> bool:
+    """Whether the report of a folder was written after its tables, and after the last command was noted."""
+    page, sources = folder / "report.html", [*folder.glob("*.parquet"), folder / "requests.json"]
+    written = [path.stat().st_mtime_ns for path in (page, *sources) if path.exists()]
+    return page.exists() and written[0] == max(written)
 
 
 def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
-    """Write the report of these runs of a folder in which a sweep still trains; it reloads itself, and is not stamped.
+    """Write the report of these runs of a folder in which a sweep still trains; it reloads itself.
 
     Args:
         folder: the results folder.
@@ -120,9 +121,7 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
     Raises:
         RequestError: the folder cannot be read or written, or all these runs failed.
     """
-    read = study_of(load(folder).of(ids))
-    stamp.remove(folder)
-    write_report(read, [folder], growth)
+    write_report(study_of(load(folder).of(ids)), [folder], growth)
 
 
 def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") -> Report:

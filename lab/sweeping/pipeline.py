@@ -57,7 +57,7 @@ def train(
     recipe_lrs: Mapping[str, float] | None = None,
     one: bool = False,
     trains_here: bool = False,
-) -> list[str]:
+) -> None:
     """Train what is missing of a plan, then gather and report.
 
     Args:
@@ -68,9 +68,6 @@ def train(
         recipe_lrs: learning rates of the recipe itself, for the folder to note, see ``store.RecordedCommand``.
         one: whether the plan is a single run, whose outcome is printed.
         trains_here: whether to train a single fleet in this process, which saves loading torch again.
-
-    Returns:
-        The ids of the points of this shard.
 
     Raises:
         RequestError: the folder cannot take records; nothing is written then.
@@ -89,7 +86,6 @@ def train(
     store.note_command(folder, command, question, recipe_lrs)
     ids = [point.id for point in mine]
     _gather_and_report(folder, [point.id for point in requested], ids, len(missing), len(elsewhere), one=one)
-    return ids
 
 
 def _train_fleets(plan: SweepPlan, launch: Launch, *, trains_here: bool) -> set[str]:
@@ -225,12 +221,6 @@ def _warn(text: str) -> None:
     say(f"lab: {text}", error=True)
 
 
-def report_finished(folder: Path, ids: Sequence[str], *, command: str, question: str, one: bool) -> None:
-    """Note the command of a request all of whose points, given by id, are recorded already, and report."""
-    store.note_command(folder, command, question)
-    _gather_and_report(folder, ids, ids, 0, 0, one=one)
-
-
 def _gather_and_report(
     folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, elsewhere: int, *, one: bool
 ) -> None:
@@ -241,7 +231,7 @@ def _gather_and_report(
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
         summary = _report(folder)
-        if not one:  # a table of one run has nothing to compare
+        if summary and not one:  # a table of one run has nothing to compare
             say(summary)
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
@@ -256,15 +246,16 @@ def _gather_and_report(
 
 
 def _report(folder: Path) -> str:
-    """Gather the records and draw the report, unless the present one is of the same records; returns its summary."""
-    from lab.report import stamp
+    """Gather the records and draw the report, unless one was drawn since the tables were written; returns its summary.
 
-    if (summary := stamp.current_summary(folder)) is not None:
-        return summary
+    The summary of a report that is left as it is, is empty.
+    """
     from lab.report import build
 
     if store.digest_of_tables(folder) is None:
         store.gather(folder)
+    elif build.is_newer_than_tables(folder):
+        return ""
     return build.make_report([folder])[1]
 
 

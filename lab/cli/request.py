@@ -1,0 +1,299 @@
+"""From the words of a command line to a request: they are read and parsed once, and what makes no sense is refused."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import Any, NoReturn
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.core.errors import RequestError, nearest
+from lab.core.files import quoted, read_text
+from lab.core.shipped import data_folder, load, question, sweeps
+
+OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
+# Groups of which a file may choose none, by an empty list or mapping.
+MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "response")
+MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
+# Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
+SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
+SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
+# Characters by which a choice of files could leave the config folders, or put a file into Hydra's own settings.
+ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
+# A swept key: names joined by dots, or by slashes where a group lies in a group.
+SWEPT_KEY = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request: everything that a command line asks for.
+
+    Attributes:
+        words: its overrides: keys of runs, and settings of Hydra's launcher and sweeper.
+        config_dir: the folder of --config-dir, which is searched for configs, too; None without one.
+        files: the contents of files that were given by their paths, by config group.
+        show: ``help``, ``config`` or ``resolved`` to show that of the first point instead of training; else empty.
+        dry_run: ``summary`` or ``full`` to only estimate the cost; else empty.
+        shard: ``i/n`` trains the i-th of n parts.
+        one: whether it is a single run, and the values that a sweep file sweeps are left out.
+        command: the command line as the user can type it again.
+        question: the question that the sweep file asks in its first comment; empty without one.
+    """
+
+    words: Sequence[Word] = ()
+    config_dir: Path | None = None
+    files: Mapping[str, DictConfig] = field(default_factory=dict)
+    show: str = ""
+    dry_run: str = ""
+    shard: str = "1/1"
+    one: bool = False
+    command: str = ""
+    question: str = ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Parser of the options of a request; its errors are refusals."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RequestError(message.removeprefix("argument "))
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--config-dir", "-cd", type=_folder)
+    parser.add_argument("--dry-run", nargs="?", const="summary", default="", choices=["summary", "full"])
+    return parser
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise RequestError(f"--config-dir names no folder: {text!r}")
+    return Path(text).absolute()
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a request; ``words`` are its overrides.
+
+    Raises:
+        RequestError: an option is unknown, or lacks its value; a word is no override.
+    """
+    given, unknown = _parser().parse_known_intermixed_args(list(arguments))
+    if unknown:
+        raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
+    for word in given.words:
+        if not is_override(word):
+            hint = f"; {word}=VALUE sets it" if word in known_keys() else ""
+            raise RequestError(f"unknown word {word!r}; a request takes key=value and options such as --dry-run{hint}")
+    return given
+
+
+def is_override(word: str) -> bool:
+    """Whether a word is an override, ``key=value`` or the deletion ``~key``."""
+    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+
+
+def read_request(
+    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, one: bool = False
+) -> Request:
+    """Read and check the arguments of a request.
+
+    Args:
+        arguments: overrides and options.
+        command: the command line as the user can type it again.
+        name: names the default results folder, ``runs/NAME``.
+        sweep: the sweep file, if any.
+        one: whether it is a single run unless ``-m`` is given.
+
+    Raises:
+        RequestError: the request cannot be carried out.
+    """
+    given = read_options(arguments)
+    content = read_sweep(sweep) if sweep else OmegaConf.create()
+    files = {"sweeps": content} if sweep else {}
+    texts, shard = [f"sweeps={GIVEN}"] * bool(sweep), "1/1"
+    for text in given.words:
+        key, _, value = text.partition("=")
+        if key == "shard":  # an option of the sweep, not of a run
+            shard = value
+        elif key.lstrip("+") == "ledger" and Path(value).suffix in (".yaml", ".yml"):
+            files["ledger"] = _read_ledger(Path(value))
+            texts.append(f"ledger={GIVEN}")
+        else:
+            texts.append(text)
+    if "out" not in content and not any(text.lstrip("+").startswith("out=") for text in texts):
+        texts.insert(0, f"out={quoted(Path('runs', name))}")
+    words = parse(texts, given.config_dir)
+    for word in words:
+        if word.key.split(".")[0] == "fleet":
+            raise RequestError("key 'fleet' is the sweeper's own")
+        if re.match(r"hydra\b", word.key) and (word.override.is_delete() or not SETTINGS.fullmatch(word.key)):
+            settings = "hydra/launcher=NAME, hydra.launcher.KEY and hydra.sweeper.KEY can be set"
+            raise RequestError(f"{word.key}: a request may not change it; {settings}")
+    show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
+    asked = question(read_text(sweep)) if sweep else ""
+    is_one = one and not given.multirun
+    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_one, command, asked)
+
+
+def find_sweep(name: str) -> Path:
+    """The file of a sweep, given by name or by path.
+
+    Raises:
+        RequestError: there is no such sweep.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RequestError(f"no sweep file {path}")
+        return path
+    if name not in sweeps():
+        raise RequestError(f"unknown sweep {name!r}; {nearest(name, sweeps())}; or give a FILE.yaml")
+    return sweeps()[name]
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command line of these words; the program is ``lab``, or a user's script that ends in ``lab.main()``."""
+    path = sys.argv[0]
+    is_script = path.endswith(".py") and Path(path).name != "__main__.py"
+    return shlex.join([*(["python", path] if is_script else ["lab"]), *words])
+
+
+def read_sweep(path: Path) -> DictConfig:
+    """A sweep file as Hydra will compose it, ``intervention: [z_loss]`` and the like as choices among its defaults.
+
+    Hydra cannot merge a list with keys and values, and by an empty mapping it would change nothing.
+
+    Raises:
+        RequestError: the file makes no sense, or sets more of Hydra than what is swept, see ``check_settings``.
+    """
+    sweep = _read_yaml(path)
+    tree: Any = OmegaConf.to_container(sweep)
+    chosen: dict[str, Any] = {}
+    for key in sorted({*groups(), *MAY_BE_NONE} & tree.keys()):
+        value = tree[key]
+        if key == "intervention" and (value == {} or _are_names(value)):
+            chosen[key] = [*value]
+        elif key in MAY_BE_NONE and value in ([], {}):
+            chosen[key] = None
+        elif value is not None and not isinstance(value, dict):
+            hint = f"; 'override /{key}: {value}' among the defaults chooses a file" if isinstance(value, str) else ""
+            raise RequestError(f"{path}: {key} must hold keys and values, not {value!r}{hint}")
+    _check_settings(tree, path)
+    if not chosen:
+        return sweep
+    kept = {key: value for key, value in tree.items() if key not in chosen}
+    others = [entry for entry in tree.get("defaults", []) if not {f"override /{key}" for key in chosen} & {*entry}]
+    return OmegaConf.create({**kept, "defaults": [*others, *({f"override /{key}": chosen[key]} for key in chosen)]})
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _check_settings(tree: Mapping[str, Any], path: Path) -> None:
+    """Check that a sweep file, which may be a stranger's, sets nothing of Hydra but what is swept.
+
+    Hydra's other settings make objects, import modules and write files. Its defaults choose config files by their
+    names, so that no file from elsewhere is read.
+
+    Raises:
+        RequestError: it sets more, or its values have another form.
+    """
+    place: Any = tree
+    for key in ("hydra", "sweeper", "params"):
+        place = place.get(key, {})
+        if not isinstance(place, Mapping):
+            raise RequestError(f"{path}: {key} (of hydra.sweeper.params) must hold keys and values, not {place!r}")
+    settings = tree.get("hydra", {})
+    others = [key for key in settings if key != "sweeper"]
+    others += [f"sweeper.{key}" for key in settings.get("sweeper", {}) if key not in SWEEP_FILE_SETTINGS]
+    if others:
+        raise RequestError(
+            f"hydra.{others[0]}: a file may not set it; only {' and '.join(SWEEP_FILE_SETTINGS)} of hydra.sweeper"
+        )
+    defaults = tree.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise RequestError(f"{path}: defaults must be a list, not {defaults!r}")
+    if escape := ESCAPE.search(str(defaults)) or re.search("hydra", str(defaults)):
+        raise RequestError(f"defaults must choose files by their names, without {escape[0]}: {defaults}")
+
+
+def check_swept(params: Mapping[str, Any], config_dir: Path | None) -> None:
+    """Check that a sweep file, by its resolved ``params``, sweeps keys of a run, and chooses files by their names.
+
+    Raises:
+        RequestError: it does not.
+    """
+    own_groups = groups(config_dir)
+    known = {*load(data_folder("conf") / "config.yaml")} - {"defaults", "fleet", "hydra"} | own_groups
+    for key, value in params.items():
+        match = SWEPT_KEY.fullmatch(key)
+        if not match or match[1] not in known:
+            alike = nearest(key.lstrip("+~").split(".")[0], known)
+            raise RequestError(f"hydra.sweeper.params holds {key}, which is no key of a run; {alike}")
+        if match[1] in own_groups and "." not in key and ESCAPE.search(str(value)):
+            raise RequestError(f"hydra.sweeper.params.{key} must choose files by their names, not {value}")
+
+
+def _read_ledger(path: Path) -> DictConfig:
+    """Read a restart log, the file of ``ledger=FILE.yaml``: at which steps a run is restarted with other settings.
+
+    Raises:
+        RequestError: the file does not exist, or has an unknown key.
+    """
+    if not path.is_file():
+        raise RequestError(f"no restart log {path}, the file of ledger=FILE.yaml")
+    content = _read_yaml(path)
+    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
+
+    if unknown := unknown_key(content):
+        raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")
+    named = OmegaConf.merge({"name": path.stem}, content)
+    assert isinstance(named, DictConfig)
+    return named
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    """The keys and values of a file.
+
+    Raises:
+        RequestError: the file is not YAML, holds no mapping, is empty, has a key that is no text, or is too large.
+    """
+    try:
+        text = read_text(path)
+        values = _count_values(yaml.compose(text, yaml.SafeLoader), {})
+        content = OmegaConf.load(io.StringIO(text)) if values <= MOST_VALUES else None
+    except Exception as error:  # the YAML reader raises errors of many types
+        raise RequestError(f"{path} is not YAML: {shorten(str(error), 300)}") from None
+    if content is None:
+        raise RequestError(f"{path} holds more than {MOST_VALUES:,} values, with all aliases written out")
+    if not isinstance(content, DictConfig) or not content:
+        raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
+    check_keys(OmegaConf.to_container(content), f"{path}: ")
+    return content
+
+
+def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:
+    """How many values a YAML node holds, with aliases written out; infinite if it holds itself."""
+    if id(node) not in counts:
+        counts[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = [each for pair in inner for each in pair] if isinstance(node, yaml.MappingNode) else inner
+        counts[id(node)] = 1 + sum(_count_values(each, counts) for each in flat)
+    return counts[id(node)]
