@@ -520,7 +520,7 @@ def test_the_figure_shows_every_comparable_arm_with_its_verdict() -> None:
     assert {name for name, _ in verdicts} == {
         row.name for row in board(effects, meanings()).rows if row.verdict != NOT_COMPARABLE
     }
-    with pytest.raises(NothingToDrawError, match="the 12 arms"):
+    with pytest.raises(NothingToDrawError, match="3 arms, of the 12 to 150 of a board"):
         FIGURES["leaderboard"](records({("z_loss",): 0.0, ("peri_ln", "z_loss"): -0.1, ("dyt", "z_loss"): 0.1}))
 
 

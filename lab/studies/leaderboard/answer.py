@@ -6,7 +6,7 @@ from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.sensitivity import Study
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.figures import FEWEST_ARMS, comparable
+from lab.studies.leaderboard.figures import comparable
 from lab.studies.leaderboard.listing import NONE
 
 CHANGE = Measure("Change of the instability part", "nats/token", own_points, by_column)
@@ -14,10 +14,8 @@ CHANGE = Measure("Change of the instability part", "nats/token", own_points, by_
 
 def contrasts(study: Study) -> list[Contrast]:
     """Of each arm in each panel, minus the arm that lacks its change; empty unless the records are a board."""
-    if study.points["arm"].nunique() < FEWEST_ARMS:
-        return []
     try:
-        names, panels = comparable(study.records, study.window)
+        names, panels = comparable(study.records, study.window, study.points["arm"].nunique())
     except NothingToDrawError:
         return []
     # a report speaks of the last column, which here is the panel without qk-layernorm

@@ -20,7 +20,8 @@ from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import HARMS, HELPS, MARGIN, NO_DIFFERENCE, OPEN, Board, Panel, Row
 from lab.studies.leaderboard.curves import PART, curves_of
 
-FEWEST_ARMS = 12  # of a board; fewer arms are compared by every other figure
+# Arms of a board. Fewer are compared by every other figure; more take long, and lab leaderboard --html draws them.
+FEWEST_ARMS, MOST_ARMS = 12, 150
 BLUE, ORANGE, GREEN = style.ARM_COLOURS[:3]
 LOOKS = {
     HELPS: {"color": BLUE, "marker": "o", "linestyle": ""},
@@ -38,9 +39,7 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
     Left of zero an arm is less sensitive to learning rates above the best one than the reference. Within the dotted
     lines differences count as none.
     """
-    if runs["arm"].nunique() < FEWEST_ARMS:
-        raise NothingToDrawError(f"nothing to draw: fewer than the {FEWEST_ARMS} arms that a board takes")
-    names, shown = comparable(records, window)
+    names, shown = comparable(records, window, runs["arm"].nunique())
     columns = layout.columns_for(len(shown), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(list(shown), [""], panels.rows_height(names), columns)
     for rows, (axes,) in zip(shown.values(), facet_axes, strict=True):
@@ -86,12 +85,17 @@ def _differences(axes: Axes, names: Sequence[str], rows: Mapping[str, Row]) -> N
     axes.set_xlabel("difference in the instability part\n(nats/token)")
 
 
-def comparable(records: Records, window: Window) -> tuple[list[str], dict[str, dict[str, Row]]]:
+def comparable(records: Records, window: Window, arms: int) -> tuple[list[str], dict[str, dict[str, Row]]]:
     """The names of the arms whose learning rate means the same, and their rows by panel, in order of the difference.
 
+    Args:
+        arms: the number of arms in these records.
+
     Raises:
-        NothingToDrawError: the records are no board, or one of few arms.
+        NothingToDrawError: the records are no board, or one of too few or too many arms.
     """
+    if not FEWEST_ARMS <= arms <= MOST_ARMS:
+        raise NothingToDrawError(f"nothing to draw: {arms} arms, of the {FEWEST_ARMS} to {MOST_ARMS} of a board")
     try:
         board = Board(curves_of(records, {}, window), meanings())
     except RequestError as refusal:
