@@ -28,7 +28,7 @@ from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.own_effects import five_stages_go_before
+from lab.studies.spikes.own_effects import excess_share_of_each_stage
 from lab.studies.spikes.own_spikes import (
     APART,
     OWN,
@@ -155,7 +155,7 @@ def test_shares_of_spikes_and_of_like_steps_are_of_their_own_counts() -> None:
     counts = {"spikes": 4.0, "controls": 2.0, "rate": 20.0}
     counts |= dict.fromkeys(STAGES, 3.0) | {f"{stage}_control": 1.0 for stage in STAGES}
     arm: Any = SimpleNamespace(top=0.1, column=lambda lr, traits, column: pd.DataFrame([[counts[column]]]))
-    effect = five_stages_go_before(arm, arm)
+    effect = excess_share_of_each_stage(arm, arm)
     assert isinstance(effect, Qualified)
     assert effect.table.to_numpy().tolist() == [[6 / 8 - 2 / 4] * len(STAGES)]
 

@@ -50,7 +50,7 @@ def _share(clean: ArmTables, bursts: Sequence[ArmTables], hits: pd.DataFrame) ->
     return share._replace(control=_spikes_of_bursts(clean, bursts))
 
 
-def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Effects:
+def lead_and_false_alarms_of_gradient_norms(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Median lead of the gradient norm's alarm minus 4.5 steps; and 1 minus its false alarms in 1000 clean steps.
 
     If the loss spikes without an alarm of the gradient norm, the lead counts as 0.
@@ -64,7 +64,7 @@ def gradient_norms_warn_of_the_spike(clean: ArmTables, *bursts: ArmTables) -> Ef
     return Qualified(parts(lead=lead - LEAST_LEAD + 0.5, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), 0.5)
 
 
-def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Effects:
+def share_of_spikes_with_gradient_norm_alarm(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Share of the bursts with a loss spike in which the gradient norm's alarm is raised, too, minus 0.9.
 
     The control: the loss spikes in more bursts than in runs without one.
@@ -72,7 +72,7 @@ def spikes_show_in_the_gradient_norm(clean: ArmTables, *bursts: ArmTables) -> Ef
     return _share(clean, bursts, _alarm(bursts, GRADIENT, "hit"))
 
 
-def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> Effects:
+def share_of_spikes_with_curvature_alarm(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """Share of the bursts with a loss spike in which the curvature's alarm is raised, too, minus 0.9.
 
     The control: the loss spikes in more bursts than in runs without one.
@@ -80,12 +80,12 @@ def spikes_pass_the_limit_of_stability(clean: ArmTables, *bursts: ArmTables) -> 
     return _share(clean, bursts, _alarm(bursts, CURVATURE, "hit"))
 
 
-def curvature_warns_before_large_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
+def share_of_curvature_alarms_no_later_than_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
     """How often the curvature's alarm is no later than that of large updates, and how seldom it is false.
 
     The first part is the share of the bursts with a loss spike in which it is no later, minus a half. The second part
     is 1 minus its false alarms in 1000 clean steps. The comparison is the lab's own. The control is that of
-    ``spikes_pass_the_limit_of_stability``.
+    ``share_of_spikes_with_curvature_alarm``.
     """
     delays = [_alarm(bursts, kind, "delay") for kind in (CURVATURE, UPDATES)]
     is_known = _alarm(bursts, CURVATURE, "hit").notna()

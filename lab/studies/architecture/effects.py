@@ -28,13 +28,13 @@ def one_intervention(group: ComparisonGroup, *names: str) -> list[ArmTables]:
     return group.arms(*({key: ON if other == name else None for other, key in keys.items()} for name in names))
 
 
-def deepnorm_trains_where_post_layernorm_is_lost(post: ArmTables, deep: ArmTables) -> Effects:
+def loss_difference_at_best_rate_of_second(post: ArmTables, deep: ArmTables) -> Effects:
     """Final loss with plain post-LayerNorm minus that with DeepNorm, at DeepNorm's best learning rate."""
     best = min(deep.lrs, key=lambda lr: float(deep.loss(lr).mean().iloc[-1]))
     return (post.loss(best) - deep.loss(best)).iloc[:, -1]
 
 
-def normformer_levels_gradients(plain: ArmTables, normformer: ArmTables) -> Effects:
+def log_ratio_of_gradient_spreads(plain: ArmTables, normformer: ArmTables) -> Effects:
     """Log10 of the ratio of the largest late gradient RMS of a block to the smallest, with NormFormer minus without.
 
     A mean over the MLP's first layer and the key projection, at the learning rate nearest to 0.01.
@@ -73,12 +73,12 @@ def _up_to_theirs(arm: ArmTables) -> list[float]:
     return [lr for lr in arm.lrs if lr <= highest]
 
 
-def more_decay_raises_the_loss_at_a_fifth(weak: ArmTables, strong: ArmTables) -> Effects:
+def loss_difference_at_a_fifth(weak: ArmTables, strong: ArmTables) -> Effects:
     """Held-out loss with the stronger decay minus that with the weaker, at each learning rate up to theirs."""
     return by_rate(_up_to_theirs(weak), lambda lr: held_out(strong, lr, FIFTH) - held_out(weak, lr, FIFTH))
 
 
-def more_decay_makes_the_loss_level_off_early(weak: ArmTables, strong: ArmTables) -> Effects:
+def difference_in_fall_after_a_fifth(weak: ArmTables, strong: ArmTables) -> Effects:
     """Fall of the held-out loss from a fifth of the budget to its end, with the weaker decay minus the stronger one.
 
     At each learning rate up to theirs.
@@ -96,7 +96,7 @@ def gradients_lie_between_the_epsilons(small: ArmTables, large: ArmTables) -> Ef
     return parts(small=gradient - math.log10(SMALL_EPS), large=math.log10(LARGE_EPS) - gradient)
 
 
-def a_larger_epsilon_widens_the_range(small: ArmTables, large: ArmTables) -> Effects:
+def difference_in_decades_to_costly_rate(small: ArmTables, large: ArmTables) -> Effects:
     """Decades from the best to the first costly learning rate, at the large epsilon minus those at the small one."""
     widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
     resolutions = [arm.resolution(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
@@ -121,7 +121,7 @@ def share_at_the_first_step(scaled: ArmTables, small: ArmTables) -> Effects:
     return _share(small, 0, 0) - _share(scaled, 0, 0)
 
 
-def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Effects:
+def log_share_of_embedding_gradient_early(*arms: ArmTables) -> Effects:
     """Log10 of the norm of the embedding's gradient over that of a block (root mean square over blocks).
 
     A geometric mean over the first fifth of the run, which is 200 steps of 1000. The control: it is larger than in the
@@ -133,7 +133,7 @@ def the_embeddings_gradient_is_larger_early_in_training(*arms: ArmTables) -> Eff
     return Qualified(pd.concat(early, axis=1) + per_block, control=exceeds(pd.concat(falls, axis=1), 0))
 
 
-def a_known_recipe_begins_higher_and_ends_lower(left: ArmTables, taken: ArmTables) -> Effects:
+def loss_differences_early_and_at_end(left: ArmTables, taken: ArmTables) -> Effects:
     """Held-out loss of run 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus 12.00's.
 
     The control: at equal learning rates, either of the two, 12.00 ends below 11.0, so that the rate alone is not the

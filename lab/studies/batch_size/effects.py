@@ -155,7 +155,7 @@ def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
     return Qualified(parts(**{name: one.spread().table for name, one in tuned.items()}))
 
 
-def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
+def distance_from_hyperbola(*arms: ArmTables) -> Effects:
     """Root mean square distance of log steps from S_min (1 + B_crit / B), for each optimizer.
 
     The control: the smallest batch takes over four times the steps of the largest.
@@ -165,7 +165,7 @@ def steps_lie_on_a_hyperbola(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.DataFrame(misfits), _largest_spread(tuned))
 
 
-def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
+def log_noise_scale_over_critical_batch(*arms: ArmTables) -> Effects:
     """Log10 of the noise scale (geometric mean over batches of several micro-batches) over B_crit, per optimizer.
 
     The control: the smallest batch takes over four times the steps of the largest.
@@ -177,7 +177,7 @@ def noise_scale_foretells_the_critical_batch(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.DataFrame(ratios), _largest_spread(tuned))
 
 
-def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
+def tokens_at_four_critical_batches(*arms: ArmTables) -> Effects:
     """Tokens to the target at 4 B_crit over those at B_crit, interpolated log-log between tuned batch sizes.
 
     The hyperbola predicts (1 + 4) / (1 + 1). The control: the smallest batch takes over four times the steps of the
@@ -195,7 +195,7 @@ def beyond_the_critical_batch_tokens_are_wasted(*arms: ArmTables) -> Effects:
     return _qualified(tuned, pd.Series(ratios), one.spread())
 
 
-def three_regimes(*arms: ArmTables) -> Effects:
+def slopes_of_steps_in_both_regimes(*arms: ArmTables) -> Effects:
     """Slopes of log steps over log batch, for each optimizer, so that both claimed regimes lie above zero.
 
     The first is -0.9 minus the slope at the three smallest batches, the second the slope at the three largest plus 0.1.
@@ -209,27 +209,27 @@ def three_regimes(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(**ends))
 
 
-def momentum_and_adam_use_larger_batches(*arms: ArmTables) -> Effects:
+def doublings_of_critical_batch_over_sgd(*arms: ArmTables) -> Effects:
     """Log2 of B_crit over that of SGD; at B_crit, twice the batch still saves a quarter of the steps."""
     tuned = _tuned(arms)
     critical = {name: np.log2(one.hyperbola("scale")) for name, one in tuned.items()}
     return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
 
 
-def best_rate_of_sgd_saturates(*arms: ArmTables) -> Effects:
+def distance_of_rate_exponents_of_sgd(*arms: ArmTables) -> Effects:
     """A quarter minus the distance of the exponent from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
     tuned = _tuned(arms)
     exponents = tuned[SGD].exponents()
     return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
 
 
-def best_rate_of_adam_rises_by_a_power(*arms: ArmTables) -> Effects:
+def exponent_of_best_rate_of_adam(*arms: ArmTables) -> Effects:
     """Slope of log best learning rate over log batch up to B_crit / 2."""
     tuned = _tuned(arms)
     return _qualified(tuned, tuned[ADAM].exponents()["small"])
 
 
-def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
+def largest_miss_of_rate_rules(*arms: ArmTables) -> Effects:
     """Log2 of the factor by which each rule misses the best learning rate at some batch of some optimizer.
 
     It is the least such factor over all starting points of the rule. The control: with each optimizer the best learning
@@ -243,7 +243,7 @@ def no_rule_for_the_rate_holds(*arms: ArmTables) -> Effects:
     return _qualified(tuned, parts(**misses), _changes_of_rate(tuned))
 
 
-def scaled_rates_cost_steps(*arms: ArmTables) -> Effects:
+def steps_with_scaled_rate_over_best(*arms: ArmTables) -> Effects:
     """Steps at the largest batch with the learning rate of the cheaper rule, over those with the best; per optimizer.
 
     If the rule's learning rate lies outside those that reached the target, the nearest of these counts, which makes the
@@ -294,14 +294,14 @@ def _by_budget(arms: Sequence[ArmTables]) -> dict[str, list[ArmTables]]:
     return {"equal_examples": list(arms[:second]), "equal_steps": list(arms[second:])}
 
 
-def larger_batches_end_higher_at_equal_examples_only(*arms: ArmTables) -> Effects:
+def loss_of_largest_batch_at_both_budgets(*arms: ArmTables) -> Effects:
     """Best loss of the largest batch minus that of the smallest at equal examples, and the reverse at equal steps."""
     best = {name: list(map(best_of_largest, group)) for name, group in _by_budget(arms).items()}
     examples, steps = best["equal_examples"], best["equal_steps"]
     return parts(equal_examples=examples[-1] - examples[0], equal_steps=steps[0] - steps[-1])
 
 
-def good_rates_narrow_at_equal_examples_only(*arms: ArmTables) -> Effects:
+def slope_of_width_of_good_rates(*arms: ArmTables) -> Effects:
     """Slope over log10 batch of the width of the range of learning rates within 5 % of the best loss.
 
     At equal examples it is the negative of that. The width is in doublings and ends where the grid does; the loss is
@@ -335,7 +335,7 @@ def _best_arm(arm: ArmTables) -> float:
     return min(arm.lrs, key=lambda lr: float(pd.Series(arm.loss(lr).to_numpy().ravel()).mean()))
 
 
-def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
+def growth_of_noise_scale(arm: ArmTables) -> Effects:
     """Two parts at each size, which lie above zero if the noise scale grows at least threefold as the loss falls.
 
     The first is -0.8 minus the rank correlation of loss and noise scale over tenths of training. The second is log10 of
@@ -346,7 +346,7 @@ def noise_scale_grows_as_the_loss_falls(arm: ArmTables) -> Effects:
     return pd.concat([-0.8 - rank, growth - math.log10(3)], axis=1, keys=["rank", "growth"])
 
 
-def noise_scale_depends_on_the_loss_not_the_size(arm: ArmTables) -> Effects:
+def ratio_of_noise_scales_over_size(arm: ArmTables) -> Effects:
     """Largest over smallest noise scale of the sizes, at three losses that all pass through, at the best learning rate.
 
     The control: the final losses of the smallest and the largest size differ by more than 0.05.
@@ -371,7 +371,7 @@ def fall_of_noise_scale_with_rate(arm: ArmTables) -> Effects:
     return pd.DataFrame({size: -slope(table) for size, table in sizes.items()})
 
 
-def larger_models_end_at_a_larger_noise_scale(arm: ArmTables) -> Effects:
+def slope_of_late_noise_scale_over_size(arm: ArmTables) -> Effects:
     """Slope over log10 size of log10 of the noise scale in the second half of training, at the best learning rate."""
     return slope(arm.probe(_best_arm(arm), "noise_scale", "", noise_late))
 
@@ -472,7 +472,7 @@ def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
     return float(after["loss"].iloc[0]) - float(loss_at(first, after["tokens"].iloc[0]))
 
 
-def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
+def tokens_and_steps_saved_by_ramp(palm: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
     """Share of tokens saved on the way to the constant batch's last loss; and share of the small batch's steps saved.
 
     A ramp that is never as low counts all tokens.
@@ -481,7 +481,7 @@ def doubling_saves_tokens_and_steps(palm: ArmTables, constant: ArmTables, quarte
     return parts(tokens=saved, steps=1 - _updates(palm) / _updates(quarter))
 
 
-def small_batches_lead_early_and_large_ones_late(quarter: ArmTables, constant: ArmTables) -> Effects:
+def leads_of_small_early_and_large_late(quarter: ArmTables, constant: ArmTables) -> Effects:
     """Lead of the small batch, at equal tokens, where PaLM first doubled its batch; final lead of the large batch."""
     early = partial(_ahead, tokens=FIRST_DOUBLING * _tokens(constant))
     return parts(
@@ -502,7 +502,7 @@ def leads_and_ends_level(ramp: ArmTables, constant: ArmTables, quarter: ArmTable
     return Qualified(level, control=exceeds(best_of_largest(quarter) - best_of_largest(ramp), 0.0))
 
 
-def following_the_noise_saves_tokens(adaptive: ArmTables, *constants: ArmTables) -> Effects:
+def tokens_saved_by_adaptive_batch(adaptive: ArmTables, *constants: ArmTables) -> Effects:
     """Share of tokens to the bigram model's loss that is saved, minus half the share by ``predicted_saving``.
 
     It is the saving over a constant batch of the same mean, whose tokens are interpolated log-log between the two that

@@ -99,9 +99,7 @@ def each_burst_with(group: ComparisonGroup, *changes: Config) -> list[ArmTables]
     return group.arms(*({**USUAL, **change, BURST: burst} for burst in bursts_of(group) for change in changes))
 
 
-def the_whole_recipe_is_no_worse_than_its_parts(
-    none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables
-) -> Effects:
+def spikes_of_better_part_minus_whole(none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables) -> Effects:
     """Spikes with the better of the two parts minus those with the whole recipe."""
     better = pd.concat([cost(skip, "spikes"), cost(lower, "spikes")], axis=1).min(axis=1, skipna=False)
     return better - cost(whole, "spikes")
@@ -116,14 +114,14 @@ def going_back_gains_beyond_the_rate(none: ArmTables, restart: ArmTables, lower:
     return parts(peak=cost(none, "peak") - LEAST_RISE, beyond_the_rate=beyond)
 
 
-def leaving_out_large_gradients_helps_little(none: ArmTables, leave_out: ArmTables) -> Effects:
+def larger_share_of_peak_or_batches(none: ArmTables, leave_out: ArmTables) -> Effects:
     """The larger of two shares: of the peak that stays, minus 0.5, and of the batches left out, minus 0.2."""
     stays = cost(leave_out, "peak") / cost(none, "peak") - HALF
     share = cost(leave_out, "skipped") / float(leave_out.setting(STEPS)) - LARGEST_SHARE
     return pd.concat([stays, share], axis=1).max(axis=1, skipna=False)
 
 
-def the_soft_guard_lowers_the_peak(*arms: ArmTables) -> Effects:
+def peak_and_loss_lowered_by_guard(*arms: ArmTables) -> Effects:
     """Peak without a response minus that with the guard, nats; and 1.02 times the final loss minus the guard's."""
     pairs = {str(none.setting(BURST)): (none, guard) for none, guard in zip(arms[::2], arms[1::2], strict=True)}
     lower = {f"peak of {name}": cost(none, "peak") - cost(guard, "peak") for name, (none, guard) in pairs.items()}
@@ -138,7 +136,7 @@ def interaction(own_burst: ArmTables, own: ArmTables, other_burst: ArmTables, ot
     return (cost(own_burst, "peak") - cost(own, "peak")) - (cost(other_burst, "peak") - cost(other, "peak"))
 
 
-def a_divided_sum_takes_a_larger_loss_scale(divided: ArmTables, undivided: ArmTables, exact: ArmTables) -> Effects:
+def doublings_of_loss_scale_by_early_division(divided: ArmTables, undivided: ArmTables, exact: ArmTables) -> Effects:
     """Log2 of the final loss scale with division before and after the sum, minus that with division after it.
 
     The control: a sum in fp32 takes a larger scale than the undivided sum, so that it is the sum that overflows.
@@ -194,7 +192,7 @@ def _final(arm: ArmTables) -> pd.DataFrame:
     return by_rate(arm.lrs, lambda lr: arm.loss(lr).iloc[:, -1])
 
 
-def the_final_loss_rises_with_the_number_of_bursts(*arms: ArmTables) -> Effects:
+def loss_added_by_each_burst(*arms: ArmTables) -> Effects:
     """Final loss with each number of bursts minus that with the next smaller one, at each learning rate."""
     finals = [_final(arm) for arm in arms]
     names = [str(arm.setting(REPEATS)) for arm in arms[1:]]
@@ -202,7 +200,7 @@ def the_final_loss_rises_with_the_number_of_bursts(*arms: ArmTables) -> Effects:
     return pd.concat(rises, axis=1)
 
 
-def damage_outlasts_the_spike_and_the_batches(
+def loss_beyond_last_burst_and_lost_batches(
     clean: ArmTables, shorter: ArmTables, last: ArmTables, most: ArmTables
 ) -> Effects:
     """Final loss with most bursts minus that with the last of them alone, minus the cost of as many batches fewer."""
@@ -255,17 +253,17 @@ def _trends(arms: Sequence[ArmTables], value: Callable[[ArmTables], pd.Series]) 
     return parts(**{burst: slope(pd.DataFrame(by_batch)) for burst, by_batch in tables.items()})
 
 
-def gradients_agree_more_in_larger_batches(*arms: ArmTables) -> Effects:
+def slope_of_gradient_cosine_over_batch(*arms: ArmTables) -> Effects:
     """Slope of the usual cosine of successive gradients over log10 of the batch size."""
     return _trends(arms, lambda arm: _trait(arm, "lag"))
 
 
-def updates_grow_with_the_batch(*arms: ArmTables) -> Effects:
+def slope_of_update_over_batch(*arms: ArmTables) -> Effects:
     """Slope of log10 of the usual RMS of the update over log10 of the batch size."""
     return _trends(arms, lambda arm: log10(_trait(arm, "rms").to_frame()).iloc[:, 0])
 
 
-def spikes_are_higher_in_larger_batches(*arms: ArmTables) -> Effects:
+def slope_of_peak_over_batch(*arms: ArmTables) -> Effects:
     """Slope of the peak excess of the held-out loss over log10 of the batch size."""
     return Qualified(_trends(arms, lambda arm: cost(arm, "peak")), PEAK_STEP)
 
@@ -284,17 +282,17 @@ def _below_half_the_usual(arms: Sequence[ArmTables], column: str) -> Qualified:
     return Qualified(parts(**less), control=exceeds(parts(**peaks), LEAST_RISE))
 
 
-def the_update_leaves_the_descent_as_the_loss_rises(*arms: ArmTables) -> Effects:
+def fall_of_descent_cosine_up_to_peak(*arms: ArmTables) -> Effects:
     """Half the usual cosine minus the mean from the first batch of the burst to the highest held-out loss."""
     return _below_half_the_usual(arms, "rising_cosine")
 
 
-def large_updates_leave_the_descent(*arms: ArmTables) -> Effects:
+def fall_of_descent_cosine_at_large_updates(*arms: ArmTables) -> Effects:
     """Half the usual cosine minus the mean over all large updates from the burst on, before and after the peak."""
     return _below_half_the_usual(arms, "large_cosine")
 
 
-def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
+def embedding_update_at_lowest_epsilon(*arms: ArmTables) -> Effects:
     """Usual RMS of the embedding's update at the lowest epsilon minus 0.05; a mean over batch sizes.
 
     The control: at the highest epsilon it is below 0.05.
@@ -304,7 +302,7 @@ def a_lower_epsilon_prevents_the_freeze(*arms: ArmTables) -> Effects:
     return Qualified(rms - FROZEN, control=Qualified(FROZEN - frozen))
 
 
-def a_lower_epsilon_lowers_the_peak(*arms: ArmTables) -> Effects:
+def peak_lowered_by_lowest_epsilon(*arms: ArmTables) -> Effects:
     """Peak excess at the highest epsilon minus that at the lowest, for each burst, a mean over batch sizes."""
     lower = {}
     for burst, of_burst in _by_burst(arms):
@@ -313,7 +311,7 @@ def a_lower_epsilon_lowers_the_peak(*arms: ArmTables) -> Effects:
     return Qualified(parts(**lower), PEAK_STEP)
 
 
-def larger_updates_take_longer_to_recover(*arms: ArmTables) -> Effects:
+def rank_correlation_of_update_and_recovery(*arms: ArmTables) -> Effects:
     """Rank correlation of the update's largest RMS and the recovery, over bursts and batch sizes; 0 if undefined."""
     if len(arms) < FEWEST_BURSTS:
         raise MissingRunsError(f"{len(arms)} bursts, an order takes {FEWEST_BURSTS}")

@@ -57,12 +57,12 @@ def _sum(arms: tuple[ArmTables, ...], column: str) -> pd.Series:
     return len(arms) * mean([_trait(arm, column) for arm in arms])
 
 
-def small_models_spike_by_themselves(*arms: ArmTables) -> Effects:
+def own_spikes_at_top_rate(*arms: ArmTables) -> Effects:
     """Spikes in 10,000 steps that the held-out loss shows as well, minus 1; mean over arms at the top rate."""
     return mean([_trait(arm, "rate") for arm in arms]) - FEW
 
 
-def spikes_grow_rarer_at_a_lower_rate(*arms: ArmTables) -> Effects:
+def third_of_spikes_at_highest_minus_lowest_rate(*arms: ArmTables) -> Effects:
     """A third of the spikes in 10,000 steps at the highest learning rate minus those at the lowest, mean over arms.
 
     The control: they are more than 10 at the highest.
@@ -76,24 +76,24 @@ def spikes_grow_rarer_at_a_lower_rate(*arms: ArmTables) -> Effects:
     return Qualified(highest / 3 - lowest, control=exceeds(highest, MANY))
 
 
-def qk_layernorm_does_not_prevent_them(without: ArmTables, with_it: ArmTables) -> Effects:
+def spikes_with_minus_half_without(without: ArmTables, with_it: ArmTables) -> Effects:
     """Spikes in 10,000 steps with qk-layernorm minus half of those without it; the control: those are more than 10."""
     rate, usual = _trait(with_it, "rate"), _trait(without, "rate")
     return Qualified(rate - HALF * usual, control=exceeds(usual, MANY))
 
 
-def the_change_makes_them_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+def difference_in_own_spikes(usual: ArmTables, changed: ArmTables) -> Effects:
     """Spikes in 10,000 steps of the recipe minus those after a change; the control: those are more than 10."""
     rate = _trait(usual, "rate")
     return Qualified(rate - _trait(changed, "rate"), control=exceeds(rate, MANY))
 
 
-def they_come_without_sampling(usual: ArmTables, full: ArmTables) -> Effects:
+def spikes_without_sampling(usual: ArmTables, full: ArmTables) -> Effects:
     """Spikes in 10,000 steps with the full batch minus 10; the control: the recipe has more than 10."""
     return Qualified(_trait(full, "rate") - MANY, control=exceeds(_trait(usual, "rate"), MANY))
 
 
-def first_layers_move_first(*arms: ArmTables) -> Effects:
+def excess_share_of_early_signals(*arms: ArmTables) -> Effects:
     """Share of spikes before which a signal crosses minus that of like steps without one, of two signals.
 
     They are the gradient of the embedding, and the update of the keys of the first block; and minus 0.5 each.
@@ -105,7 +105,7 @@ def first_layers_move_first(*arms: ArmTables) -> Effects:
     return Qualified(parts(**moved), control=_spikes(arms))
 
 
-def five_stages_go_before(*arms: ArmTables) -> Effects:
+def excess_share_of_each_stage(*arms: ArmTables) -> Effects:
     """Of each stage, the share of spikes that it goes before minus that of like steps without one."""
     return Qualified(
         parts(**{stage: _share(arms, stage) - _share(arms, stage, "_control") for stage in STAGES}),
@@ -114,7 +114,7 @@ def five_stages_go_before(*arms: ArmTables) -> Effects:
     )
 
 
-def the_gradient_of_the_embedding_returns(*arms: ArmTables) -> Effects:
+def excess_share_of_embedding_gradient(*arms: ArmTables) -> Effects:
     """Share of spikes at which the embedding's gradient has grown tenfold, minus that of like steps, minus 0.5."""
     returned = [_share(arms, "gradient_returns", suffix) for suffix in ("", "_control")]
     return Qualified(returned[0] - returned[1] - HALF, 1 / 100, control=_spikes(arms))
@@ -157,7 +157,7 @@ def _alarmed(arms: tuple[ArmTables, ...]) -> Qualified:
     return exceeds(mean([_alarm(arm, "spikes") for arm in arms]), 0.0)
 
 
-def gradient_norms_warn_of_own_spikes(*arms: ArmTables) -> Effects:
+def lead_of_gradient_norm_before_own_spikes(*arms: ArmTables) -> Effects:
     """Mean lead of the gradient norm's alarm minus 4.5 steps, and 1 minus its false alarms in 1000 clean steps.
 
     A spike that the alarm does not find has a lead of 0.
@@ -165,7 +165,7 @@ def gradient_norms_warn_of_own_spikes(*arms: ArmTables) -> Effects:
     return _warns(arms, "gradient_spike")
 
 
-def large_updates_warn_of_own_spikes(*arms: ArmTables) -> Effects:
+def lead_of_large_updates_before_own_spikes(*arms: ArmTables) -> Effects:
     """The same of the alarm of large updates."""
     return _warns(arms, "update_rms")
 
@@ -176,17 +176,17 @@ def _found(arms: tuple[ArmTables, ...], kind: str) -> Qualified:
     return found._replace(control=_alarmed(arms))
 
 
-def own_spikes_show_in_the_gradient_norm(*arms: ArmTables) -> Effects:
+def share_of_own_spikes_with_gradient_norm_alarm(*arms: ArmTables) -> Effects:
     """Share of spikes in which the alarm of the gradient norm sounds, minus 0.9."""
     return _found(arms, "gradient_spike")
 
 
-def own_spikes_pass_the_limit_of_stability(*arms: ArmTables) -> Effects:
+def share_of_own_spikes_with_curvature_alarm(*arms: ArmTables) -> Effects:
     """Share of spikes in which the alarm of the curvature sounds, minus 0.9."""
     return _found(arms, "curvature")
 
 
-def curvature_warns_before_updates_of_own_spikes(*arms: ArmTables) -> Effects:
+def share_of_own_spikes_with_early_curvature(*arms: ArmTables) -> Effects:
     """Share of spikes in which curvature is no later than large updates, minus 0.5; and 1 minus its false alarms."""
     first, spikes = _per_spike(arms, "curvature.first") - HALF, _spikes_of(arms)
     false = MOST_FALSE_ALARMS - _false(arms, "curvature")
@@ -222,7 +222,7 @@ def _one_spike(arm: ArmTables) -> float:
     return PER_STEPS / float(arm.setting(STEPS))
 
 
-def own_spikes_stay_away(same_batches: ArmTables, skip: ArmTables) -> Effects:
+def share_of_rewinds_without_return(same_batches: ArmTables, skip: ArmTables) -> Effects:
     """Share of rewinds after which no spike begins up to 20 updates after the one that was met, minus a half.
 
     The control: with the same batches one begins after more than half of them.
@@ -237,7 +237,7 @@ def _returned(arm: ArmTables) -> pd.Series:
     return (_remedy_trait(arm, "returned") / answered).where(answered != 0, 0.0)
 
 
-def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+def difference_in_further_spikes(usual: ArmTables, changed: ArmTables) -> Effects:
     """Spikes after the first, in 1,000 of the updates trained after it, of the first arm minus those of the second.
 
     The control: the first has more than 1.
@@ -246,13 +246,13 @@ def further_spikes_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
     return Qualified(rate - _remedy_trait(changed, "rate"), _one_spike(usual), control=exceeds(rate, FEW))
 
 
-def spikes_of_the_run_are_rarer(usual: ArmTables, changed: ArmTables) -> Effects:
+def difference_in_spikes_of_run(usual: ArmTables, changed: ArmTables) -> Effects:
     """Spikes in 1,000 updates trained, of the first arm minus those of the second; control as above."""
     rate = _remedy_trait(usual, "overall")
     return Qualified(rate - _remedy_trait(changed, "overall"), _one_spike(usual), control=exceeds(rate, FEW))
 
 
-def the_whole_recipe_has_no_more_own_spikes(
+def further_spikes_of_parts_minus_whole(
     none: ArmTables, whole: ArmTables, skip: ArmTables, lower: ArmTables
 ) -> Effects:
     """Further spikes in 1,000 updates with each part of a recipe minus those with all of it.
@@ -264,7 +264,7 @@ def the_whole_recipe_has_no_more_own_spikes(
     return Qualified(gained, _one_spike(none), control=exceeds(_remedy_trait(none, "rate") - rate, HALF))
 
 
-def own_spikes_are_frequent(none: ArmTables, *others: ArmTables) -> Effects:
+def further_spikes_beyond_one(none: ArmTables, *others: ArmTables) -> Effects:
     """A control: further spikes in 1,000 updates without a remedy, minus 1."""
     return _remedy_trait(none, "rate") - FEW
 
@@ -298,7 +298,7 @@ def _ranking(usual: ArmTables, names: list[str], ranking: pd.Index) -> list[str]
     return ranked(counts)
 
 
-def leaving_out_the_source_ranked_first_removes_spikes(usual: ArmTables, *without: ArmTables) -> Effects:
+def spikes_removed_by_source_ranked_first(usual: ArmTables, *without: ArmTables) -> Effects:
     """Half the gradient-norm spikes in 1000 steps minus those without one source; those without another minus half.
 
     The one is the source whose batches have most spikes, the other that with fewest.  Each seed with runs of every arm
@@ -331,7 +331,7 @@ def _late(arm: ArmTables, probe: str) -> pd.Series:
     return arm.probe(arm.top, probe, "", late).iloc[:, -1]
 
 
-def escapes_part_the_two_held_out_losses(clean: ArmTables, damaged: ArmTables) -> Effects:
+def parting_of_held_out_losses(clean: ArmTables, damaged: ArmTables) -> Effects:
     """Of damaged text, the fall of its own held-out loss and the rise of the clean one, each minus 0.1 nats/token.
 
     Both are from a tenth of the run to its last tenth. The control: with undamaged text the clean one falls by as much.
@@ -342,7 +342,7 @@ def escapes_part_the_two_held_out_losses(clean: ArmTables, damaged: ArmTables) -
     return Qualified(parts(own_falls=fall - LEAST, clean_rises=rise - LEAST), control=exceeds(usual, LEAST))
 
 
-def escapes_lower_the_loss_but_not_that_of_clean_text(clean: ArmTables, damaged: ArmTables) -> Effects:
+def late_loss_changes_by_escapes(clean: ArmTables, damaged: ArmTables) -> Effects:
     """Held-out losses in the last tenth: by how much damage lowers that of the corpus, and raises that of clean text.
 
     The first minus 0.1 nats/token.
@@ -382,13 +382,13 @@ def _kept(twin: tuple[pd.Series, pd.Series]) -> Qualified:
     return exceeds(1 - removed / spikes, HALF, spikes)
 
 
-def the_change_removes_the_spike(*arms: ArmTables) -> Effects:
+def share_of_spikes_removed(*arms: ArmTables) -> Effects:
     """Share of spikes that a change removes minus a half; the control: the twin keeps more than half of them."""
     twin, (removed, spikes) = _by_change(arms)
     return exceeds(removed / spikes, HALF, spikes)._replace(control=_kept(twin))
 
 
-def one_change_removes_more(*arms: ArmTables) -> Effects:
+def difference_of_shares_removed(*arms: ArmTables) -> Effects:
     """Share of spikes that the second change removes minus that of the first; the control is that of the twin."""
     twin, first, second = _by_change(arms)
     return Qualified(second[0] / second[1] - first[0] / first[1], KNOWN_TO, control=_kept(twin))

@@ -90,7 +90,7 @@ def _late_excess(arm: ArmTables, factor: float = 1.0) -> pd.Series:
     return arm.probe(lr, LOSS, "", late_excess, part=HALVED).iloc[:, -1]
 
 
-def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTables) -> Effects:
+def loss_and_spikes_after_quartered_rate(none: ArmTables, quarter: ArmTables) -> Effects:
     """Final loss without the restart minus that with it, at the highest learning rate; and 0.5 minus spikes after it.
 
     The control: without it, the training loss has risen by more than 0.1 nats when the restart comes.
@@ -102,7 +102,7 @@ def a_quarter_of_the_rate_saves_an_exploded_run(none: ArmTables, quarter: ArmTab
     return Qualified(parts(lower=lower, calm=calm), resolution, control=exceeds(risen, LEAST_RISE))
 
 
-def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, series: ArmTables) -> Effects:
+def loss_of_series_beside_halved_rate(none: ArmTables, series: ArmTables) -> Effects:
     """0.1 nats plus the final loss at half the highest learning rate minus that of the series from the highest one.
 
     The control: without restarts the highest learning rate ends more than 0.1 nats above the series.
@@ -111,7 +111,7 @@ def the_series_of_restarts_ends_as_low_as_its_lowest_rate(none: ArmTables, serie
     return Qualified(effect, control=exceeds(loss_at_top(none) - loss_at_top(series), LEAST_RISE))
 
 
-def half_the_rate_lowers_late_spikes(none: ArmTables, halved: ArmTables) -> Effects:
+def late_excess_lowered_by_halved_rate(none: ArmTables, halved: ArmTables) -> Effects:
     """Largest training loss after the restart minus the median there; without the restart minus with it.
 
     Both are at the highest learning rate. The control: without the restart it is more than 0.1 nats above that at a
@@ -139,7 +139,7 @@ def _jump(arm: ArmTables, unchanged: ArmTables) -> pd.DataFrame:
     return by_rate(arm.lrs, lambda lr: held_out(arm, lr, SWAP) - held_out(unchanged, lr, SWAP))
 
 
-def sgd_at_the_same_rate_makes_no_progress(adam: ArmTables, sgd: ArmTables, same: ArmTables) -> Effects:
+def share_of_progress_at_same_rate(adam: ArmTables, sgd: ArmTables, same: ArmTables) -> Effects:
     """Fall of the loss after the switch over its fall in the same steps without, at the lowest learning rate.
 
     In larger models the entries of the gradient are smaller, and so are the steps of SGD relative to Adam's. So the
@@ -150,7 +150,7 @@ def sgd_at_the_same_rate_makes_no_progress(adam: ArmTables, sgd: ArmTables, same
     return Qualified(_gain(sgd) / _gain(adam), control=exceeds(_gain(same) / _gain(adam), LITTLE))
 
 
-def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, faster: ArmTables) -> Effects:
+def share_of_progress_at_thousandfold_rate(adam: ArmTables, sgd: ArmTables, faster: ArmTables) -> Effects:
     """Fall of the loss with SGD at 1,000 times the lowest learning rate, over that with Adam at the lowest rate.
 
     The control: SGD at Adam's rate gains less than 5 % of it.
@@ -158,7 +158,7 @@ def sgd_makes_progress_at_a_thousandfold_rate(adam: ArmTables, sgd: ArmTables, f
     return Qualified(_gain(faster) / _gain(adam), control=exceeds(-_gain(sgd) / _gain(adam), -LITTLE))
 
 
-def relu_in_flight_raises_the_loss_at_once(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
+def jump_of_loss_at_switch(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
     """Held-out loss with ReLU minus that with GELU, for the same weights, at each learning rate.
 
     The control: a restart that changes nothing raises it by less than 0.05 nats.
@@ -166,7 +166,7 @@ def relu_in_flight_raises_the_loss_at_once(gelu: ArmTables, relu: ArmTables, sam
     return Qualified(_jump(relu, gelu), control=exceeds(-_jump(same, gelu), -AT_ONCE))
 
 
-def the_loss_is_back_after_relu_in_flight(gelu: ArmTables, relu: ArmTables) -> Effects:
+def updates_until_loss_is_back(gelu: ArmTables, relu: ArmTables) -> Effects:
     """Updates until the held-out loss is no higher than before the restart, at each learning rate.
 
     The control: the restart raises the loss at once.

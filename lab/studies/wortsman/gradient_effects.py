@@ -37,7 +37,7 @@ def smallest_at_the_corner(arm: ArmTables, *, probe: str, where: str) -> pd.Seri
     return cells.iloc[:, :-1].min(axis=1, skipna=False) - cells.iloc[:, -1]
 
 
-def gradients_reach_epsilon(arm: ArmTables) -> Effects:
+def log_gradient_over_epsilon(arm: ArmTables) -> Effects:
     """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR.
 
     The control: at the smallest size and LR it is over tenfold.
@@ -56,24 +56,24 @@ def _blocks(arm: ArmTables) -> list[str]:
     return blocks
 
 
-def block_output_rises_with_lr(arm: ArmTables) -> Effects:
+def slope_of_block_output_over_rate(arm: ArmTables) -> Effects:
     """Slope of the late log10 RMS over log10 LR, at each size."""
     return over_rate(late_log(arm, "block_rms", _blocks(arm)[-1]))
 
 
-def block_output_is_flat_over_size(arm: ArmTables) -> Effects:
+def slope_of_block_output_over_size(arm: ArmTables) -> Effects:
     """Slope of the late log10 RMS over log10 size, a mean over learning rates; control: over LR it is above 0.1."""
     heights = late_log(arm, "block_rms", _blocks(arm)[-1])
     return Qualified(over_size(heights), control=exceeds(over_rate(heights), 0.1))
 
 
-def block_output_grows_with_depth(arm: ArmTables) -> Effects:
+def log_growth_of_output_per_block(arm: ArmTables) -> Effects:
     """Log10 of the late RMS over that of the block before, a mean over learning rates, at each size."""
     heights = [mean([*late_log(arm, "block_rms", block).values()]) for block in _blocks(arm)]
     return pd.concat([after - before for before, after in pairwise(heights)], axis=1)
 
 
-def updates_halve_at_the_corner(arm: ArmTables) -> Effects:
+def update_ratio_at_the_corner(arm: ArmTables) -> Effects:
     """Late update RMS of the first MLP layer at the largest size and LR over that at the smallest size and LR."""
     cells = pd.concat(late_log(arm, "update_rms", MLP), axis=1)
     return 10 ** (cells.iloc[:, -1] - cells.iloc[:, 0])
@@ -89,7 +89,7 @@ REACHED = Presumption(
 )
 
 
-def updates_shrink_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Effects:
+def update_ratio_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Effects:
     """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
 
     Over all epsilons, LRs and sizes at which the gradient RMS is below epsilon.
@@ -109,7 +109,7 @@ def tiny_and_largest(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms({EPS: 1e-15}, {EPS: max(group.values(EPS))})
 
 
-def updates_are_level_without_epsilon(tiny: ArmTables, largest: ArmTables) -> Effects:
+def log_span_of_updates(tiny: ArmTables, largest: ArmTables) -> Effects:
     """Log10 of the largest over the smallest late update RMS (unscaled) of the first MLP layer, at each size.
 
     The control: with the largest epsilon it is more than a factor of two.
@@ -144,7 +144,7 @@ def _largest_update(arms: tuple[ArmTables, ...]) -> pd.Series:
     return largest
 
 
-def updates_halve_past_the_gradient(*arms: ArmTables) -> Effects:
+def update_ratio_past_the_gradient(*arms: ArmTables) -> Effects:
     """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
 
     Over all epsilons, LRs and sizes at which epsilon is at least the gradient RMS that the smallest epsilon leaves.
@@ -152,7 +152,7 @@ def updates_halve_past_the_gradient(*arms: ArmTables) -> Effects:
     return _largest_update(arms)
 
 
-def epsilon_over_gradient_tells_the_update(*arms: ArmTables) -> Effects:
+def margins_of_updates_by_epsilon_ratio(*arms: ArmTables) -> Effects:
     """A half minus the largest update at ratios from 1 on, and the smallest update at ratios up to 0.01 minus a half.
 
     The ratio is that of epsilon to the gradient RMS.
@@ -178,12 +178,12 @@ def past_the_gradient(group: ComparisonGroup) -> list[ArmTables]:
     return [smallest, *larger]
 
 
-def epsilon_past_the_gradient_raises_the_loss(smallest: ArmTables, *larger: ArmTables) -> Effects:
+def loss_added_by_larger_epsilons(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Loss at the top LR and largest size minus that at the smallest epsilon, for each larger epsilon."""
     return pd.concat([loss_at_top(arm) - loss_at_top(smallest) for arm in larger], axis=1)
 
 
-def epsilon_past_the_gradient_loses_training(smallest: ArmTables, *larger: ArmTables) -> Effects:
+def margin_over_costly_loss_by_epsilon(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Loss minus the best one + 0.3 at each larger epsilon, and the negative at the smallest; top LR, largest size."""
     lost = {f"epsilon {arm.setting(EPS):g}": arm.margin_over_costly_loss(arm.top).iloc[:, -1] for arm in larger}
     return parts(**lost, the_smallest=-smallest.margin_over_costly_loss(smallest.top).iloc[:, -1])
@@ -203,13 +203,13 @@ def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
     return [at_usual - at_large for at_usual, at_large in logs]
 
 
-def smaller_epsilon_keeps_the_last_blocks_gradients(usual: ArmTables, large: ArmTables) -> Effects:
+def log_fall_of_last_gradient(usual: ArmTables, large: ArmTables) -> Effects:
     """Log10 of the late gradient RMS of the last block's first MLP layer at 1e-8 over that at 1e-5, largest size."""
     _, last = _falls(usual, large, "grad_rms")
     return last
 
 
-def a_large_epsilon_stops_one_block_alone(usual: ArmTables, large: ArmTables) -> Effects:
+def falls_of_last_and_first_update(usual: ArmTables, large: ArmTables) -> Effects:
     """Decades by which the last block's update falls, minus 1; and 1 minus those by which the first block's falls."""
     first, last = _falls(usual, large, "update_rms")
     return parts(last=last - 1, first=1 - first)
@@ -219,7 +219,7 @@ def a_large_epsilon_stops_one_block_alone(usual: ArmTables, large: ArmTables) ->
 NEVER = 20.0
 
 
-def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
+def log_size_at_epsilon(arm: ArmTables) -> Effects:
     """Log10 of the size at which a straight line in log-log reaches ten epsilons; at most 20, which stands for never.
 
     The control: the gradient RMS falls with size.
@@ -234,7 +234,7 @@ def gradients_meet_epsilon_at_a_size(arm: ArmTables) -> Effects:
     return Qualified(size.mask(fall <= 0, NEVER).clip(0, NEVER), control=Qualified(fall))
 
 
-def full_mup_trains_at_one(full: ArmTables, standard: ArmTables) -> Effects:
+def margin_below_costly_loss_at_one(full: ArmTables, standard: ArmTables) -> Effects:
     """The best loss + 0.3 minus the loss at learning rate 1, at each size.
 
     The control: with the standard parametrization LR 1 is costly, at every size.
@@ -251,12 +251,12 @@ def _gain(root: ArmTables, inverse: ArmTables) -> pd.DataFrame:
     return root.table("best") - inverse.table("best")
 
 
-def inverse_scale_helps_the_smallest(root: ArmTables, inverse: ArmTables) -> Effects:
+def loss_of_root_minus_inverse_scale(root: ArmTables, inverse: ArmTables) -> Effects:
     """Best loss with 1/sqrt(head width) minus that with 1/head width."""
     return _gain(root, inverse).iloc[:, 0]
 
 
-def inverse_scale_hurts_the_largest(root: ArmTables, inverse: ArmTables) -> Effects:
+def loss_of_inverse_minus_root_scale(root: ArmTables, inverse: ArmTables) -> Effects:
     """Best loss with 1/head width minus that with 1/sqrt(head width)."""
     return -_gain(root, inverse).iloc[:, -1]
 
@@ -282,13 +282,13 @@ def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
     return arms
 
 
-def both_is_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
+def loss_of_single_minus_both(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
     """Best loss of depth, and of width, minus that of both."""
     best = best_of_largest(both)
     return parts(depth_alone=best_of_largest(deep) - best, width_alone=best_of_largest(wide) - best)
 
 
-def both_extrapolates_best(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
+def error_of_single_minus_both(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
     """Error of the largest size's best loss for growth in depth, and in width, minus that for growth in both.
 
     It is the absolute error of log10 of the loss, extrapolated by a straight line in log-log.
@@ -350,7 +350,7 @@ def batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(*({BATCH: value} for value in values))
 
 
-def decay_moves_the_optimum(*strengths: ArmTables) -> Effects:
+def slope_of_best_rate_over_decay(*strengths: ArmTables) -> Effects:
     """Slope of log10 eta* (vertex of a parabola) over log10 of the decay, without zero decay, at each size."""
     optima = at_each_size({arm.setting(DECAY): arm.table("log_best") for arm in strengths})
     resolutions = at_each_size({arm.setting(DECAY): arm.resolution("log_best") for arm in strengths})

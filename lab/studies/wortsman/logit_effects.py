@@ -34,7 +34,7 @@ from lab.analysis.probe_values import late, near, peak
 LOGIT, FIRST = "attention_logit_max", "block0"
 
 
-def qk_layernorm_saves_both_scales(off: ArmTables, on: ArmTables) -> Effects:
+def margins_over_costly_loss_off_and_on(off: ArmTables, on: ArmTables) -> Effects:
     """Loss at the top LR minus the best one + 0.3, without qk-layernorm; and the negative of that with it."""
     ends = [off.sizes[0], off.sizes[-1]]
     return parts(
@@ -49,7 +49,7 @@ def at_least_four_blocks(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(*({DEPTH: depth} for depth in depths))
 
 
-def first_block_has_the_largest_logits(*depths: ArmTables) -> Effects:
+def share_of_runs_with_largest_first_block(*depths: ArmTables) -> Effects:
     """Share of runs in which the first block's peak is the largest, minus the mean of 1/depth; four blocks or more."""
     shown = [(_first_is_largest(arm, lr), arm.setting(DEPTH)) for arm in depths for lr in arm.lrs if lr >= 0.1]
     if not shown:
@@ -74,12 +74,12 @@ def _growth(arm: ArmTables, *probes: str) -> pd.DataFrame:
     return log10(reduce(mul, ratios))
 
 
-def norms_grow(off: ArmTables) -> Effects:
+def log_growth_of_norms(off: ArmTables) -> Effects:
     """Log10 of the growth of query norm times key norm in the first block, end over start, at each size."""
     return _growth(off, "query_norm", "key_norm")
 
 
-def alignment_gives_little(off: ArmTables) -> Effects:
+def fifth_of_norm_growth_minus_alignment(off: ArmTables) -> Effects:
     """A fifth of the log growth of both norms times the mean |cosine|, minus the absolute log growth of that cosine.
 
     In the first block, end over start, at each size.
@@ -96,7 +96,7 @@ def _early(arm: ArmTables, lr: float) -> pd.DataFrame:
     return log10(arm.probe(lr, LOGIT, FIRST, near, part=0.1))
 
 
-def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
+def error_of_extrapolated_logit(off: ArmTables) -> Effects:
     """Predicted minus observed log10 logit, by a straight line in log-log, at the LR nearest 1e-2.
 
     The paper's line is quadratic. The control: the value of the largest of the smaller sizes predicts worse.
@@ -110,7 +110,7 @@ def early_logits_can_be_extrapolated(off: ArmTables) -> Effects:
     return Qualified(error, control=Qualified(unchanged.abs() - error.abs()))
 
 
-def early_logits_separate_lost_runs(off: ArmTables) -> Effects:
+def auc_beyond_learning_rate(off: ArmTables) -> Effects:
     """AUC of the logit a tenth into the run minus that of the learning rate alone.
 
     A run is lost if its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
@@ -146,7 +146,7 @@ def up_to_a_hundred_and_a_thousand(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0, 1000.0)))
 
 
-def kappa_up_to_a_hundred_is_harmless(one: ArmTables, *larger: ArmTables) -> Effects:
+def loss_added_by_kappa(one: ArmTables, *larger: ArmTables) -> Effects:
     """Best loss at every kappa above 1 and up to 100 minus that at 1; the control: at 1000 it is above 0.05."""
     *costs, harm = [arm.table("best") - one.table("best") for arm in larger]
     return Qualified(pd.concat(costs, axis=1), control=exceeds(harm, 0.05))
@@ -170,7 +170,7 @@ def largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms({VALUE: 1e4, DEPTH: 2}, no_blocks(group, group.values(STEPS)[0]))
 
 
-def largest_kappa_is_worse_than_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
+def loss_above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
     """Best loss at kappa 1e4 minus that of the zero-block model, at each width."""
     return above_no_blocks(blocks, zero_block)
 
@@ -215,7 +215,7 @@ def kappas(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(no_blocks(group, group.values(STEPS)[0]), *({VALUE: value, DEPTH: 2.0} for value in values))
 
 
-def blocks_lose_their_worth_at_a_kappa(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
+def log_kappa_at_no_blocks(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
     """Log10 of the smallest kappa with which the model is worse than the zero-block model, at each width.
 
     The control: at kappa 1 the model is better than one without blocks by more than 0.05 nats/token.
@@ -223,7 +223,7 @@ def blocks_lose_their_worth_at_a_kappa(zero_block: ArmTables, *kappas: ArmTables
     return Qualified(*_crossing(zero_block, *kappas), control=exceeds(-above_no_blocks(kappas[0], zero_block), 0.05))
 
 
-def that_kappa_rises_with_width(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
+def change_of_log_kappa_over_width(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
     """Log10 of that kappa at the largest width minus that at the smallest, read off the same grid of kappas."""
     crossings, _ = _crossing(zero_block, *kappas)
     if crossings.shape[1] < 2:
@@ -246,7 +246,7 @@ def kappas_after_fewest_and_most_steps(group: ComparisonGroup) -> list[ArmTables
     return group.arms(*choices)
 
 
-def that_kappa_rises_with_steps(*arms: ArmTables) -> Effects:
+def change_of_log_kappa_over_steps(*arms: ArmTables) -> Effects:
     """Log10 of that kappa after the most steps minus that after the fewest, at each width; on one grid of kappas."""
     half = len(arms) // 2
     few, many = (_crossing(*ends)[0] for ends in (arms[:half], arms[half:]))
@@ -301,7 +301,7 @@ def difference_of_differences(*arms: ArmTables, of: Quantity) -> pd.DataFrame | 
     return (bf16_off - fp32_off) - (bf16_on - fp32_on)
 
 
-def harm_follows_the_law(*arms: ArmTables) -> Effects:
+def log_harm_over_law(*arms: ArmTables) -> Effects:
     """Log10 of the ratio of the loss above that of 23 bits to the prediction of the law, in each of ``CELLS``.
 
     The law takes the final mean and spread over tokens of log Z. Losses are not capped at initialization.
