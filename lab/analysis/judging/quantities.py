@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 import lab.analysis.probe_values as probe_values
 from lab.analysis.events.costs import HELD_OUT, spike_costs
-from lab.analysis.judging.evidence import CURVE_QUANTITIES, ArmTables
+from lab.analysis.judging.evidence import ArmTables
 
 # ``NAME`` of a number of ``CurveSummary.values``, or the arguments of a function below, which their first key names.
 Quantity = str | Mapping[str, Any]
@@ -41,21 +40,6 @@ def resolution(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float
     """The resolution of ``quantity`` on the grid of learning rates, in decades; zero if no grid limits it."""
     name, size = (of, "") if isinstance(of, str) else (str(of.get("curve", "")), str(of.get("size", "")))
     return _at_size(arm.resolution(name), size) if name in ("log_best", "log_lost") else 0.0
-
-
-def check(of: Quantity) -> None:
-    """Check the quantity that a claim names.
-
-    Raises:
-        TypeError: there is no such quantity, or it does not take these arguments.
-    """
-    arguments = {"curve": of} if isinstance(of, str) else of
-    kind = next(iter(arguments))
-    if kind not in QUANTITIES:
-        raise TypeError(f"unknown quantity {kind!r}; known: {', '.join(QUANTITIES)}")
-    inspect.signature(QUANTITIES[kind]).bind(None, **arguments)
-    if kind == "curve" and arguments["curve"] not in ("best", *CURVE_QUANTITIES):
-        raise TypeError(f"unknown quantity {arguments['curve']!r}; known: best, {', '.join(CURVE_QUANTITIES)}")
 
 
 def _curve(arm: ArmTables, *, curve: str, largest: int = 0, size: str = "") -> pd.DataFrame | pd.Series:

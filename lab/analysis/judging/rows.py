@@ -1,10 +1,10 @@
-"""Claims as rows: read from the ``claims.yaml`` of a study; every name in them is checked."""
+"""Claims as rows, read from the ``claims.yaml`` of a study: fields in YAML, functions of arms in Python."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -12,18 +12,81 @@ from typing import Any
 
 from lab.analysis.judging import arms as arms_of_library
 from lab.analysis.judging import effects as effects_of_library
-from lab.analysis.judging import quantities
 from lab.analysis.judging.decision import ABOVE_ZERO
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
-from lab.analysis.judging.evidence import ArmTables, Config
-from lab.analysis.judging.verdicts import CLAIM, KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
+from lab.analysis.judging.verdicts import KINDS, PLAIN, SOURCES, WIDTH, Claim, Presumption
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
 Named = Mapping[str, Any]  # functions and presumptions by their names
-NEEDED = {"about", "figure", "sentence", "sweep"}
-KEYS = NEEDED | {"arms", "effect", "parts", "each", "control", "resolution", *Claim._field_defaults}
 _orders = count()
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The arms of a claim: a config for each, or a function that picks them, with its arguments."""
+
+    configs: tuple[Config, ...] = ()
+    pick: Any = None
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, group: ComparisonGroup) -> list[ArmTables]:
+        """Pick them from curves that differ in the keys that the claim frees."""
+        return list(self.pick(group, *self.arguments)) if self.pick else group.arms(*self.configs)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An effect of a claim: a function of its arms, with its arguments."""
+
+    function: EffectsOfArms
+    arguments: Mapping[str, Any]
+
+    def __call__(self, *arms: ArmTables) -> Qualified:
+        """Compute it."""
+        return qualified(self.function(*arms, **self.arguments))
+
+
+@dataclass(frozen=True)
+class RowEffects:
+    """The effects of a claim, as its row states them.
+
+    Attributes:
+        effects: the effect, or an effect for each part by its name.
+        control: an effect that must lie above zero, or above ``above``; None without one.
+        each: a key; effects and control are computed of the arms with each of its values, as parts named by the value.
+        resolution: of the effects, in their unit; None if they know it.
+    """
+
+    effects: Effect | Mapping[str, Effect]
+    control: Effect | None = None
+    above: float | None = None
+    each: str = ""
+    resolution: float | None = None
+
+    def __call__(self, *arms: ArmTables) -> Qualified:
+        """Compute them, with the control."""
+        effects = self._in_each(self._effects, arms)
+        if self.resolution is not None:
+            effects = effects._replace(resolution=self.resolution)
+        if self.control is None:
+            return effects
+        control = self._in_each(self.control, arms)
+        return effects._replace(control=control if self.above is None else exceeds(control.table, self.above))
+
+    def _effects(self, *arms: ArmTables) -> Qualified:
+        if isinstance(self.effects, Effect):
+            return self.effects(*arms)
+        return Qualified(parts(**{part: effect(*arms).table for part, effect in self.effects.items()}))
+
+    def _in_each(self, effect: EffectsOfArms, arms: tuple[ArmTables, ...]) -> Qualified:
+        if not self.each:
+            return qualified(effect(*arms))
+        groups: dict[str, list[ArmTables]] = {}
+        for arm in arms:
+            groups.setdefault(str(arm.setting(self.each)), []).append(arm)
+        return Qualified(parts(**{value: qualified(effect(*group)).table for value, group in groups.items()}))
 
 
 def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
@@ -36,8 +99,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
     - ``effect``: ``{NAME: ARGUMENTS}`` of an effect; by default the function with the claim's name. Or ``parts``,
       several effects by name.
     - ``control``: as ``effect``, with ``above`` if it must exceed another bound than zero.
-    - ``each``: a key; effect and control are computed for each of its values.
-    - ``resolution``: that of the effect, in its unit.
+    - ``each`` and ``resolution``, see ``RowEffects``.
     - ``presumes``: the name of a ``Presumption``.
 
     Args:
@@ -45,7 +107,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
         of_study: modules with the functions and presumptions of the study, besides those of the library.
 
     Raises:
-        RequestError: a row has an unknown field, or names an unknown function, sweep, source or kind.
+        RequestError: a row has an unknown field, or names an unknown function, argument, sweep, source or kind.
     """
     known = {
         name: named
@@ -63,41 +125,35 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
 
 
 def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
-    if missing := sorted(NEEDED - set(row)):
-        raise ValueError(f"no {missing[0]}")
-    answered = {key: tuple(row.get(key, ())) for key in ("affirms", "denies")}
-    for kind, names, all_names in (
-        ("key", row, KEYS),
-        ("sweep", [row["sweep"], *answered["affirms"], *answered["denies"]], shipped.sweeps()),
-        ("source", [row.get("source", SOURCES[0])], SOURCES),
-        ("kind", [row.get("kind", CLAIM)], KINDS),
-    ):
-        for each in names:
-            _check_name(kind, each, all_names)
-    frees = (WIDTH, *row.get("frees", ()))
+    effects, arms = _effects(name, row, known), _arms(row.pop("arms", [{}]), known)
+    own_frees = row.pop("frees", ())
+    frees = (WIDTH, *own_frees)
     plain = {key: value for key, value in PLAIN.items() if key not in frees}
-    others = {key: row[key] for key in Claim._field_defaults if key in row}
-    if "presumes" in row:
-        others["presumes"] = _get("presumption", row["presumes"], known)
-    derived = {
-        **answered,
-        "frees": frees,
-        "cause": tuple(row.get("cause", row.get("frees", [WIDTH]))),
-        "holds": {**plain, **_checked(row.get("holds", {}))},
-        "side": tuple(row.get("side", ABOVE_ZERO)),
-    }
-    arms, effects = _arms(row.get("arms", [{}]), known), _effects(name, row, known)
-    stated = {key: row[key] for key in NEEDED}
-    return Claim(name, **stated, arms=arms, effects=effects, order=next(_orders), **{**others, **derived})
-
-
-def _check_name(kind: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}; {nearest(str(name), list(known))}")
+    claim = Claim(
+        name=name,
+        arms=arms,
+        effects=effects,
+        order=next(_orders),
+        frees=frees,
+        cause=tuple(row.pop("cause", own_frees or [WIDTH])),
+        holds={**plain, **_checked(row.pop("holds", {}))},
+        side=tuple(row.pop("side", ABOVE_ZERO)),
+        presumes=_get("presumption", row.pop("presumes"), known) if "presumes" in row else None,
+        affirms=tuple(row.pop("affirms", ())),
+        denies=tuple(row.pop("denies", ())),
+        **row,
+    )
+    sweeps = shipped.sweeps()
+    for sweep in (claim.sweep, *claim.affirms, *claim.denies):
+        _get("sweep", sweep, sweeps)
+    _get("source", claim.source, dict.fromkeys(SOURCES))
+    _get("kind", claim.kind, dict.fromkeys(KINDS))
+    return claim
 
 
 def _get(kind: str, name: str, known: Named) -> Any:
-    _check_name(kind, name, known)
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}; {nearest(str(name), list(known))}")
     return known[name]
 
 
@@ -108,84 +164,38 @@ def _checked(config: Config) -> Config:
     return config
 
 
-def _arms(spec: Any, known: Named) -> ChooseArms:
+def _arms(spec: Any, known: Named) -> Arms:
     if isinstance(spec, list):
-        configs = [_checked(config) for config in spec]
-        return lambda group: group.arms(*configs)
+        return Arms(tuple(map(_checked, spec)))
     name, arguments = _split(spec)
-    pick, positional = _get("choice of arms", name, known), arguments if isinstance(arguments, list) else [arguments]
-    inspect.signature(pick).bind(None, *positional)
-    return lambda group: list(pick(group, *positional))
+    pick, arguments = _get("choice of arms", name, known), arguments if isinstance(arguments, list) else [arguments]
+    inspect.signature(pick).bind(None, *arguments)
+    return Arms(pick=pick, arguments=tuple(arguments))
 
 
 def _split(spec: Any) -> tuple[str, Any]:
     """The name and the arguments of ``name`` or ``{name: arguments}``."""
-    if isinstance(spec, str):
-        return spec, []
-    if not isinstance(spec, Mapping) or len(spec) != 1:
-        raise ValueError(f"{spec} must be NAME, or NAME: ARGUMENTS")
-    return next(iter(spec.items()))
+    ((name, arguments),) = [(spec, [])] if isinstance(spec, str) else spec.items()
+    return name, arguments
 
 
-def _effects(name: str, row: Mapping[str, Any], known: Named) -> EffectsOfArms:
-    if "parts" in row:
-        named = {part: _bound(spec, known) for part, spec in row["parts"].items()}
-        effect: EffectsOfArms = partial(_in_parts, named)
-    else:
-        effect = _bound(row.get("effect", name), known)
-    if "each" in row:
-        effect = partial(_in_each, row["each"], effect)
-    if not {"control", "resolution"} & set(row):
-        return effect
-    control = None
-    if "control" in row:
-        spec = row["control"]
-        above = spec.get("above") if isinstance(spec, Mapping) else None
-        control = _bound(spec if above is None else {key: spec[key] for key in spec if key != "above"}, known)
-        if "each" in row:
-            control = partial(_in_each, row["each"], control)
-        if above is not None:
-            control = partial(_exceeding, control, above)
-    return partial(_with, effect, control, row.get("resolution"))
+def _effects(name: str, row: dict[str, Any], known: Named) -> RowEffects:
+    effect, control, above = row.pop("effect", name), row.pop("control", None), None
+    several = {part: _effect(spec, known) for part, spec in row.pop("parts", {}).items()}
+    if isinstance(control, dict):
+        above = control.get("above")
+        control = {key: value for key, value in control.items() if key != "above"}
+    return RowEffects(
+        several or _effect(effect, known),
+        control=None if control is None else _effect(control, known),
+        above=above,
+        each=row.pop("each", ""),
+        resolution=row.pop("resolution", None),
+    )
 
 
-def _bound(spec: Any, known: Named) -> EffectsOfArms:
-    """An effect bound to its arguments, after checking them."""
+def _effect(spec: Any, known: Named) -> Effect:
     name, arguments = _split(spec)
-    effect, arguments = _get("effect", name, known), dict(arguments)
-    signature = inspect.signature(effect)
-    by_name = {key for key, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
-    for key in arguments:
-        _check_name(f"argument of {name}", key, by_name)
-    needed = {key for key in by_name if signature.parameters[key].default is inspect.Parameter.empty}
-    if missing := sorted(needed - set(arguments)):
-        raise ValueError(f"{name} takes {missing[0]}")
-    of = arguments.get("of", [])
-    for each in of if isinstance(of, list) else [of]:
-        quantities.check(each)
-    return partial(effect, **arguments) if arguments else effect
-
-
-def _in_parts(effects: Mapping[str, EffectsOfArms], *arms: ArmTables) -> Qualified:
-    return Qualified(parts(**{part: qualified(effect(*arms)).table for part, effect in effects.items()}))
-
-
-def _in_each(key: str, effect: EffectsOfArms, *arms: ArmTables) -> Qualified:
-    """The effects of the arms with each value of a key, as parts named by the value."""
-    groups: dict[str, list[ArmTables]] = {}
-    for arm in arms:
-        groups.setdefault(str(arm.setting(key)), []).append(arm)
-    return _in_parts({name: lambda group=group: effect(*group) for name, group in groups.items()})
-
-
-def _exceeding(control: EffectsOfArms, bound: float, *arms: ArmTables) -> Qualified:
-    return exceeds(qualified(control(*arms)).table, bound)
-
-
-def _with(
-    effect: EffectsOfArms, control: EffectsOfArms | None, resolution: float | None, *arms: ArmTables
-) -> Qualified:
-    made = qualified(effect(*arms))
-    if resolution is not None:
-        made = made._replace(resolution=resolution)
-    return made._replace(control=qualified(control(*arms))) if control else made
+    function, arguments = _get("effect", name, known), dict(arguments)
+    inspect.signature(function).bind_partial(**arguments)
+    return Effect(function, arguments)
