@@ -8,11 +8,9 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.analysis import Records
-from lab.analysis.curves import points
+from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.grouping import ways_to_grow
-from lab.analysis.sensitivity import judge
 from lab.core import files
 from lab.records import store
 from lab.studies.figures import FIGURES

@@ -17,15 +17,14 @@ from markupsafe import escape
 
 import planted
 from lab.__main__ import main
-from lab.analysis.curves import points
+from lab.analysis import all_pairs, findings, points, study
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html
-from lab.analysis.sensitivity import all_pairs, study
 from lab.analysis.text import plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.report import build, findings
+from lab.report import build
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all, read
 from lab.studies.figures import FIGURES

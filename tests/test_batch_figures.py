@@ -8,14 +8,13 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.curves import points
+from lab.analysis import Records, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import Study, judge
 from lab.analysis.text import format_value
-from lab.records.store import Records
 from lab.studies.batch_size import FIRST_FIGURES
 from lab.studies.batch_size.answer import cautions as batch_cautions
 from lab.studies.claims import CLAIMS
@@ -63,12 +62,6 @@ def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
             continue
         drawn.append(name)
     assert drawn[0] == HEADLINES[sweep]
-
-
-@pytest.mark.parametrize("name", FIRST_FIGURES[:3])
-def test_other_sweeps_have_no_figures_of_batches(name: str) -> None:
-    with pytest.raises(NothingToDrawError):
-        FIGURES[name](planted("steps"))
 
 
 def test_a_dropped_batch_size_is_told_of_wherever_the_others_are() -> None:

@@ -18,13 +18,12 @@ from matplotlib.axes import Axes
 import planted
 from drawn_texts import complaints
 from lab.__main__ import main
-from lab.analysis import Records, load
-from lab.analysis.curves import points
+from lab.analysis import Records, judge, load, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.sensitivity import HIGH, LOW, judge
+from lab.analysis.sensitivity import HIGH, LOW
 from lab.analysis.statistics import student_t
 from lab.records import store
 from lab.report.build import first_figures

@@ -19,8 +19,7 @@ import planted
 import planted_board
 from drawn_texts import complaints
 from lab.__main__ import main
-from lab.analysis import leaderboard, sensitivity, study, transfer
-from lab.analysis.curves import points
+from lab.analysis import leaderboard, points, sensitivity, study, transfer
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.statistics import student_t
 from lab.core.errors import RequestError
@@ -93,14 +92,6 @@ def test_two_seeds_decide_nothing() -> None:
     found = row(board({("peri_ln", "z_loss"): -0.5}, seeds=(10, 11)), "peri_ln")
     assert found.verdict == OPEN
     assert math.isnan(found.p)
-
-
-def test_work_beside_one_seed_does_not_change_a_cost() -> None:
-    runs = planted.table(planted_board.cards({PLAIN: 0.0, ("peri_ln", "z_loss"): 0.0}))
-    is_arm = runs["intervention"] == "peri_ln+z_loss"
-    runs["wall_seconds"] = 2.0 + runs["seed"] % 5 + is_arm.astype(float)
-    runs.loc[is_arm & (runs["seed"] == 11), "wall_seconds"] = 200.0
-    assert row(Board(curves_of(Records(runs, NO_METRICS), {}), {}), "peri_ln").cost == pytest.approx(3 / 2)
 
 
 def test_a_window_of_higher_learning_rates_gives_the_board_of_their_sensitivity(
@@ -277,15 +268,6 @@ def test_every_optimizer_of_the_sweep_is_described_and_every_other_is_left_out()
     assert files == described | (set(left_out()) - set(INTERVENTIONS))
 
 
-def test_the_sweep_of_optimizers_names_those_of_another_unit_or_optimum_as_the_board_does() -> None:
-    text = (data_folder("sweeps") / "leaderboard_optimizers.yaml").read_text(encoding="utf-8").replace("\n#  ", "")
-    for kind, meaning in (("unit", "other"), ("optimum", "shifted")):
-        found = re.search(rf"another {kind} \(([\w, ]+)\)", text)
-        assert found
-        names = {name for name, card in arm_cards().items() if card.is_optimizer and card.lr == meaning}
-        assert set(found[1].replace(" ", "").split(",")) == names
-
-
 @pytest.mark.parametrize("name", arm_cards())
 def test_an_arm_says_what_it_is(name: str) -> None:
     card = arm_cards()[name]
@@ -335,14 +317,6 @@ def test_a_folder_without_the_reference_is_refused(tmp_path: Path, capsys: pytes
     line = refusal(capsys, "leaderboard", str(written(tmp_path, cards)))
     assert "the reference is missing" in line
     assert "z_loss" in line
-
-
-def test_in_a_place_with_results_but_no_board_it_asks_for_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planted.write(tmp_path / "results" / "quickstart", list(planted.cards())[:4])
-    monkeypatch.chdir(tmp_path)
-    assert "no results of the leaderboard in results" in refusal(capsys, "leaderboard")
 
 
 def test_all_pairs_of_a_board_measure_each_arm_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,18 +374,6 @@ def test_the_headline_says_where_there_is_too_little_to_take_off() -> None:
     assert headline(alone) == "none of 1 arms is shown to help; 6 seeds"
 
 
-def test_the_index_finds_an_optimizer_by_itself_and_with_its_schedule() -> None:
-    cards = [*planted_board.cards({PLAIN: 0.0, NORMED: 0.0})]
-    arm = {"optimizer": "schedule_free", "optimizer.name": "schedule_free", "schedule.name": "constant"}
-    cards += planted_board.cards({PLAIN: -0.1}, **arm)
-    made = Board(curves_of(Records(planted.table(cards), NO_METRICS), {}), meanings())
-    pages = markdown_pages(made, {})
-    index = {line.split("(")[0]: line for line in pages["index.md"].splitlines() if line.startswith("| [")}
-    assert index["| [schedule_free]"].endswith("| not comparable | not trained |")
-    assert index["| [adamw_qk_clip]"].endswith("| not trained | not applicable |")
-    assert "schedule_free.svg" in pages
-
-
 def test_a_drawing_of_an_arm_has_both_curves_of_each_panel() -> None:
     """In the plant an arm that helps ends lower than its reference at high learning rates, where y grows downwards."""
     made = board({("peri_ln", "z_loss"): -0.2, ("peri_ln", "qk_layernorm", "z_loss"): 0.0, NORMED: 0.0}, spread=0.0)
@@ -461,13 +423,6 @@ def test_a_page_shows_a_hostile_command_as_text(tmp_path: Path) -> None:
     made = board_page(board_of([tmp_path]))
     assert "<script>alert" not in made
     assert "&lt;script&gt;alert(1)" in made
-
-
-@pytest.mark.parametrize("name", [name for name, card in arm_cards().items() if not card.is_optimizer])
-def test_an_arm_says_beside_which_intervention_of_the_recipe_it_cannot_stand(name: str) -> None:
-    pairs = [(name, "qk_layernorm"), ("qk_layernorm", name)]
-    excludes = [other for one, other in pairs if other in getattr(INTERVENTIONS[one], "excludes", ())]
-    assert bool(arm_cards()[name].not_beside) == bool(excludes)
 
 
 def test_folders_with_references_of_their_own_are_families_of_their_own(tmp_path: Path) -> None:

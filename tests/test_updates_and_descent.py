@@ -12,12 +12,11 @@ import pytest
 import planted
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.drawing.registry import NothingToDrawError
+from lab.analysis import Records
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.records import store
-from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import update_traits
@@ -145,22 +144,3 @@ def test_the_figure_can_be_read_and_holds_what_was_planted(page: style.Page) -> 
         assert steps.max() <= 300
         assert values[steps < 240] == pytest.approx(0.06, rel=0.01)
         assert values[(steps > 244) & (steps < 265)] == pytest.approx(-0.05, rel=0.01)
-
-
-def test_without_the_cosines_there_is_nothing_to_draw() -> None:
-    records = planted_claims.records(planted_claims.cards("spike_responses", SEEDS))
-    with pytest.raises(NothingToDrawError, match="no run has a burst and recorded update_descent_cosine"):
-        FIGURES["updates_and_descent"](records)
-
-
-def test_epsilons_without_gradients_are_nothing_to_draw() -> None:
-    """A sweep over epsilon that recorded updates only."""
-    cards = [
-        planted.card(**{"optimizer.eps": eps, "optimizer.lr": 1e-2, "seed": seed})
-        for eps in (1e-8, 1e-4, 1e-2)
-        for seed in range(3)
-    ]
-    rows: list[Any] = [(card["id"], step, "update_rms", "block0.mlp_up", 0.2) for card in cards for step in (0, 399)]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    with pytest.raises(NothingToDrawError, match="no run recorded grad_rms of an MLP layer"):
-        FIGURES["updates_by_epsilon"](Records(planted.table(cards), metrics))
