@@ -100,18 +100,6 @@ def test_the_residual_stream_is_in_fp16_in_company(other: str) -> None:
         assert torch.equal(out_rbtd, as_fp16(out_rbtd)), kind
 
 
-@pytest.mark.parametrize("other", ["embedding_layernorm", "embedding_scale", "learned_positions"])
-def test_the_shrink_changes_gradients_of_the_embedding_alone(other: str) -> None:
-    gradients = []
-    for names in ((other,), (other, "embedding_gradient_shrink")):
-        whole = made(*names)
-        whole(tokens(0))[0].square().sum().backward()
-        gradients.append({name: weight.grad for name, weight in weights_of(whole).items()})
-    alpha = HOOKED["embedding_gradient_shrink"].alpha
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient * (alpha if name == "embedding" else 1))
-
-
 def test_the_scale_is_on_normalized_tokens_not_on_positions() -> None:
     names = ("embedding_layernorm", "embedding_scale", "learned_positions", "fp16_residual")
     for order in (names, names[::-1]):

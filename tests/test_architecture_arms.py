@@ -267,16 +267,6 @@ def by_hand(block: Any, x_rbtd: Tensor, part: str, bias_o: Tensor) -> Tensor:
     return made
 
 
-@pytest.mark.parametrize("name", ["split_qk_scaling", "late_qk_scaling", "pb_relax"])
-def test_where_the_attention_is_scaled_makes_no_difference_in_fp32(name: str) -> None:
-    rows_rbt = tokens(0, vocabulary=101)
-    plain, moved = (
-        made(rows_rbt)[0]
-        for made in (model(0, dtype=torch.float32, **WIDE), changed(name, dtype=torch.float32, **WIDE))
-    )
-    assert (plain - moved).abs().max() < 1e-5 * plain.abs().max()
-
-
 def test_queries_and_keys_share_the_scale() -> None:
     """Largest entries before the product: both by d ** -1/4, or the query alone by d ** -1/2, or neither."""
     sizes = {}

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +51,7 @@ def assert_refused(folder: Path, said: str, capsys: pytest.CaptureFixture[str]) 
     return code
 
 
-@pytest.mark.parametrize("first", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in range(19) if n != 6)])
+@pytest.mark.parametrize("first", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 12))])
 def test_whichever_write_fails_first_the_rest_is_made_with_space(
     first: int,
     tmp_path: Path,
@@ -110,7 +109,7 @@ def a_disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [4, 8, 12, 16, 20])
+@pytest.mark.parametrize("pages", [4, 12, 20])
 def test_a_disk_that_is_full_is_said_and_with_space_the_rest_is_made(
     pages: int, a_disk: Disk, whole: store.Records, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,16 +131,3 @@ def test_a_disk_that_may_not_be_written_is_refused_before_anything_trains(
     assert lab(*MINI, f"out={a_disk.place / 'there'}") == 0, "what finished before needs no writing"
     assert {path: path.read_bytes() for path in a_disk.place.rglob("*") if path.is_file()} == before
     a_disk.become("rw")
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_under_jobs_of_their_own_costs_their_runs_alone(a_disk: Disk) -> None:
-    a_disk.become("size=80k")
-    words = [sys.executable, "-m", "lab", *MINI, "hydra/launcher=local", f"out={a_disk.place / 'out'}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode in (1, 2)
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
-    a_disk.become("size=8m")
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
-    assert set(store.statuses(a_disk.place / "out").values()) == {"finished"}

@@ -112,13 +112,13 @@ def formats() -> dict[str, Operands | None]:
     )
 
 
-@pytest.mark.parametrize("name", ["nothing", *HOOKED])
+@pytest.mark.parametrize("names", [(), *companies(HOOKED)], ids=lambda names: names[0] if names else "nothing")
 def test_no_token_sees_the_future_in_any_precision(
-    name: str, formats: dict[str, Operands | None], monkeypatch: pytest.MonkeyPatch
+    names: tuple[str, ...], formats: dict[str, Operands | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given the largest entry of an operand, which fp8 and NVFP4 take over all tokens at once."""
     monkeypatch.setattr(low_precision, "magnitude", lambda x_r: x_r.new_full(x_r.shape[:1], 8.0))
-    changes = {} if name == "nothing" else {name: intervention(name)}
+    changes = {name: intervention(name) for name in names}
     rows_rbt, known = tokens(0), 4
     other_rbt = rows_rbt.clone()
     other_rbt[..., known:] = (other_rbt[..., known:] + 1) % 11
@@ -129,11 +129,13 @@ def test_no_token_sees_the_future_in_any_precision(
         assert not torch.equal(one_rbtv[..., known:, :], other_rbtv[..., known:, :]), precision
 
 
-@pytest.mark.parametrize("name", HOOKED)
-def test_interventions_build_a_module_at_each_hook_point(name: str) -> None:
-    entry, config = intervention(name), ModelConfig("small", 8, 2, 4)
-    for kind in entry.hook_points:
-        assert isinstance(entry.attach(HookPoint(kind, "block0.attention", 4), 2, config), nn.Module), kind
+def test_interventions_build_a_module_at_each_hook_point() -> None:
+    config = ModelConfig("small", 8, 2, 4)
+    for name in HOOKED:
+        entry = intervention(name)
+        for kind in entry.hook_points:
+            module = entry.attach(HookPoint(kind, "block0.attention", 4), 2, config)
+            assert isinstance(module, nn.Module), f"{name} at {kind}"
 
 
 def config_of(parametrization: str, *names: str, precision: str = "fp32") -> RunConfig:

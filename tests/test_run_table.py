@@ -16,7 +16,6 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import from_frame, study
-from lab.core.errors import RequestError
 from lab.records import run_table, store
 from lab.studies.figures import FIGURES
 
@@ -213,15 +212,6 @@ def test_trained_records_are_never_replaced(tmp_path: Path) -> None:
     records = store.read(tmp_path / "out")
     store.write_imported(tmp_path / "out", records._replace(runs=records.runs.assign(versions="lab 0.1.0")))
     assert import_it(tmp_path, table(seeds=2), "--replace") == 2
-
-
-def test_a_size_is_any_number(tmp_path: Path) -> None:
-    sizes = from_frame(table().assign(n_params=lambda runs: runs["n_params"].map({100_000: 1, 400_000: 16}))).points[
-        "size"
-    ]
-    assert sorted(sizes.unique()) == [1, 16]
-    with pytest.raises(RequestError, match="the size -1 is not above 0"):
-        from_frame(table().assign(n_params=-1))
 
 
 @pytest.mark.usefixtures("undrawn")
