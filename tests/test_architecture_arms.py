@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -225,46 +224,29 @@ def test_relu_replaces_gelu() -> None:
     torch.testing.assert_close(block.mlp(x_rbtd), block.mlp_down(block.mlp_up(x_rbtd).relu()))
 
 
-@pytest.mark.parametrize("part", ["query", "key", "value", "output", "mlp_up", "mlp_down"])
-def test_a_bias_is_added_to_the_output_of_its_linear_layer(part: str) -> None:
-    """A bias on the outputs is a row of the weight matrix on an input that is always one."""
+def test_biases_are_added_to_the_outputs_of_linear_layers() -> None:
+    """Weights of attention sum to one, so a bias on values passes it whole."""
     made, x_rbtd = changed("biases"), torch.randn(1, 2, 5, 8, dtype=torch.float64)
-    names = {"output": "attention_output", "mlp_down": "mlp_output"}
-    owner = "block0." if part in ("output", "mlp_up", "mlp_down") else "block0.attention."
-    bias = weights_of(made)[f"{owner}{names.get(part, part)}.biases"]
-    assert bias.eq(0).all()
-    block = made.get_submodule("block0")
+    block, biases = made.get_submodule("block0"), weights_of(made)
+    names = {name.split(".")[-2]: name for name in biases if name.startswith("block0") and name.endswith("biases")}
+    assert set(names) == {"query", "key", "value", "attention_output", "mlp_up", "mlp_output"}
+    assert all(biases[name].eq(0).all() for name in names.values())
+    bare_rbtd = block.attend(x_rbtd)
     with torch.no_grad():
-        bias.copy_(torch.arange(1.0, bias.numel() + 1).view_as(bias))
-        x_rbtd = x_rbtd if part.startswith("mlp") else block.attention_norm(x_rbtd)
-        moved = block.mlp(x_rbtd) if part.startswith("mlp") else block.attend(x_rbtd)
-        bias_o, bare = bias.flatten().clone(), bias.zero_()
-        weight = getattr(block if part.startswith("mlp") else block.attention, part).weight
-        # the same by hand: an input that is one, appended to the ones there are
-        assert bare.eq(0).all()
-    expected = by_hand(block, x_rbtd, part, bias_o)
-    assert weight.shape[-1] == len(bias_o)
-    torch.testing.assert_close(moved, expected)
-
-
-def by_hand(block: Any, x_rbtd: Tensor, part: str, bias_o: Tensor) -> Tensor:
-    """A block's branch with a bias at one of its linear layers, by a forward hook on the layer or on the projection."""
-    if part in ("query", "key", "value"):
-        project = block.attention.project
-
-        def biased(x: Tensor) -> tuple[Tensor, ...]:
-            parts = dict(zip(("query", "key", "value"), project(x), strict=True))
-            parts[part] = parts[part] + bias_o.view(2, 1, 4)
-            return tuple(parts.values())
-
-        block.attention.project = biased
-    else:
-        layer = getattr(block.attention if part == "output" else block, part)
-        layer.register_forward_hook(lambda module, given, out: out + bias_o)
-    branch: Mapping[bool, Any] = {True: block.mlp, False: block.attend}
-    with torch.no_grad():
-        made: Tensor = branch[part.startswith("mlp")](x_rbtd)
-    return made
+        for part in ("value", "attention_output", "mlp_up", "mlp_output"):
+            biases[names[part]].normal_()
+    up_h, down_d, value_k, output_d = (
+        biases[names[part]].flatten() for part in ("mlp_up", "mlp_output", "value", "attention_output")
+    )
+    hidden_rbth = F.gelu(block.mlp_up(x_rbtd) + up_h, approximate="tanh")
+    torch.testing.assert_close(block.mlp(x_rbtd), block.mlp_down(hidden_rbth) + down_d)
+    passed_rbtd = block.attention.output(value_k.expand(1, 1, 1, 8)) + output_d
+    torch.testing.assert_close(block.attend(x_rbtd), bare_rbtd + passed_rbtd)
+    for part in ("query", "key"):
+        with torch.no_grad():
+            before_rbtd = block.attend(x_rbtd)
+            biases[names[part]].normal_()
+        assert not torch.allclose(block.attend(x_rbtd), before_rbtd)
 
 
 def test_queries_and_keys_share_the_scale() -> None:
