@@ -90,6 +90,7 @@ def parse(texts: Sequence[str], config_dir: Path | None = None) -> list[Word]:
             words += parse([f"{override.get_key_element()}=[]"])
             continue
         is_group = key == "sweeps" or any((folder / key).is_dir() for folder in config_folders(config_dir))
+        is_group &= key != "hydra"
         chooses_file = is_group and not isinstance(value, dict)
         if chooses_file and not (isinstance(value, str | list) or override.is_delete() or override.is_sweep_override()):
             given = "null" if value is None else "a number"

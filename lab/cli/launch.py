@@ -7,13 +7,14 @@ import math
 import os
 import shutil
 import sys
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
-from lab.cli.planning import show_planning
 from lab.cli.request import Request, check_swept, read_options
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
@@ -36,7 +36,10 @@ from lab.sweeping import pipeline
 if TYPE_CHECKING:
     from lab.sweeping.planner import SweepPlan
 
+Item = TypeVar("Item")
+
 LR = "optimizer.lr"
+LOG_AFTER = 10.0  # seconds of planning
 ALONG_AN_ARM = (LR, "seed", "data.seed")  # keys in which the runs of an arm differ
 
 
@@ -136,6 +139,23 @@ def compose_points(arguments: Sequence[str]) -> list[Tree]:
     with hydra_configs():
         composer = Composer(given.config_dir)
         return [composer.tree(point) for point in expand(words, given.config_dir)]
+
+
+def show_planning(trees: Iterable[Item], count: int) -> Generator[Item, None, None]:
+    """Yield ``trees`` and show that ``count`` points are planned: a bar in a terminal, elsewhere a line after 10 s."""
+    text = f"planning {count:,} point{'s' * (count > 1)}"
+    if sys.stderr.isatty():
+        from rich.console import Console  # here, since a log needs none of it
+        from rich.progress import track
+
+        yield from track(trees, text, total=count, console=Console(stderr=True), transient=True)
+        return
+    due = time.monotonic() + LOG_AFTER
+    for tree in trees:
+        if time.monotonic() >= due:
+            say(text, error=True)
+            due = math.inf
+        yield tree
 
 
 def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[int, float]:

@@ -76,24 +76,23 @@ def _parser() -> _Parser:
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--config-dir", "-cd", type=_folder)
+    parser.add_argument("--config-dir", "-cd", nargs="?", const="")
     parser.add_argument("--dry-run", nargs="?", const="summary", default="", choices=["summary", "full"])
     return parser
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise RequestError(f"--config-dir names no folder: {text!r}")
-    return Path(text).absolute()
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a request; ``words`` are its overrides.
 
     Raises:
-        RequestError: an option is unknown, or lacks its value; a word is no override.
+        RequestError: an option is unknown or lacks its value, a word is no override, or the folder of --config-dir
+            does not exist.
     """
     given, unknown = _parser().parse_known_intermixed_args(list(arguments))
+    if given.config_dir is not None:
+        if not given.config_dir or not Path(given.config_dir).is_dir():
+            raise RequestError(f"--config-dir names no folder: {given.config_dir!r}")
+        given.config_dir = Path(given.config_dir).absolute()
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
     for word in given.words:

@@ -103,13 +103,6 @@ def make_report(folders: Sequence[Path], window: Window = WINDOW) -> tuple[Repor
     return write_report(read, folders), summary(read)
 
 
-def is_newer_than_tables(folder: Path) -> bool:
-    """Whether the report of a folder was written after its tables, and after the last command was noted."""
-    page, sources = folder / "report.html", [*folder.glob("*.parquet"), folder / "requests.json"]
-    written = [path.stat().st_mtime_ns for path in (page, *sources) if path.exists()]
-    return page.exists() and written[0] == max(written)
-
-
 def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
     """Write the report of these runs of a folder in which a sweep still trains; it reloads itself.
 

@@ -1,4 +1,4 @@
-"""The live display of a sweep: progress of its fleets, and a sketch of loss against learning rate in text."""
+"""The live display of a sweep in a terminal: a bar for each fleet, and a sketch of loss against learning rate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
 
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.core.printing import printable
@@ -17,8 +23,8 @@ from lab.training.identity import columns
 from lab.training.recorder import ranges
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-# Labels are cut down to this width to make room for numbers; if that is not enough, numbers are left out.
-NARROW_LABEL = 16
+LABEL, NUMBER = 16, 7  # characters; where there is no room for both, the sketch leaves out numbers
+NARROWEST_BAR, WIDEST_BAR = 8, 24
 
 Cell = tuple[str, float]  # a curve, by size and arm, and a learning rate
 
@@ -41,8 +47,8 @@ def cells(configs: Sequence[RunConfig]) -> list[Cell]:
     ]
 
 
-def sketch(losses: Mapping[Cell, Sequence[float]], width: int) -> list[str]:
-    """Draw losses in lines of at most ``width`` characters: a block per learning rate, and a number if there is room.
+def sketch(losses: Mapping[Cell, Sequence[float]], width: int) -> Table:
+    """Sketch losses in at most ``width`` characters: a block per learning rate, and a number if there is room.
 
     Numbers are means over seeds with finite loss. An x marks a cell where a seed diverged.
     """
@@ -50,47 +56,30 @@ def sketch(losses: Mapping[Cell, Sequence[float]], width: int) -> list[str]:
     means = {cell: fmean(finite) for cell, values in losses.items() if (finite := list(filter(math.isfinite, values)))}
     low = min(means.values(), default=0.0)
     high = min(max(means.values(), default=0.0), 2 * low)  # higher losses would flatten the rest
-    header = [_short(rate) for rate in rates]
-    column = max(5, *map(len, header)) + 1
-    longest = max(map(len, curves))
-    roomy = min(longest, NARROW_LABEL) + column * len(rates) <= width
-    head = "".join(f"{rate:>{column}}" for rate in header) if roomy else f" {header[0]}..{header[-1]}"
-    label = max(1, min(longest, width - max(len(head), len(rates) + 1)))
+    is_roomy = LABEL + NUMBER * len(rates) <= width
 
-    def mark(cell: Cell) -> str:
+    def entry(cell: Cell) -> str:
         values = losses.get(cell)
         if not values:
             return " " if values is None else "·"
-        if not all(map(math.isfinite, values)):
-            return "x"
-        return BLOCKS[round(min(1, (means[cell] - low) / (high - low)) * 7) if high > low else 0]
+        mark = "x"
+        if all(map(math.isfinite, values)):
+            mark = BLOCKS[round(min(1, (means[cell] - low) / (high - low)) * 7) if high > low else 0]
+        return f"{mark}{means[cell]:.3g}" if is_roomy and cell in means else mark
 
-    lines = [fit("loss so far", label) + head]
+    heads = [f"{rate:g}" for rate in rates]
+    table = Table(Column("loss so far"), box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    for head in heads if is_roomy else [f"{heads[0]} to {heads[-1]}"]:
+        table.add_column(Text(head, no_wrap=True), justify="right" if is_roomy else "left", no_wrap=True)
     for curve in curves:
-        row = [(curve, rate) for rate in rates]
-        numbered = [mark(cell) + (_number(means[cell]) if cell in means else "") for cell in row]
-        text = "".join(f"{entry:>{column}}" for entry in numbered) if roomy else " " + "".join(map(mark, row))
-        lines.append(fit(curve, label) + text)
-    return [line[:width].rstrip() for line in lines]
+        entries = [entry((curve, rate)) for rate in rates]
+        row = [Text(mark, style="red" if mark.startswith("x") else "") for mark in entries]
+        table.add_row(_label(curve), *(row if is_roomy else [Text.assemble(*row)]))
+    return table
 
 
-def fit(text: str, width: int) -> str:
-    """Pad or cut text to exactly ``width`` characters."""
-    return f"{text:{width}}" if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _short(rate: float) -> str:
-    """``0.003 -> 3e-3``."""
-    digits, power = f"{rate:.2e}".split("e")
-    return f"{float(digits):g}e{int(power)}"
-
-
-def _number(loss: float) -> str:
-    """A loss in at most four characters."""
-    return f"{loss:.2f}"[:4].rstrip(".") if loss < 1000 else _short(float(f"{loss:.0e}"))
-
-
-NARROWEST_BAR, WIDEST_BAR = 8, 24
+def _label(text: str) -> Text:
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 class Scene(NamedTuple):
@@ -99,24 +88,23 @@ class Scene(NamedTuple):
     fleets: Sequence[tuple[str, Sequence[Cell]]]
     earlier: Sequence[tuple[Cell, float]]
 
-    def lines(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> list[str]:
-        """The display, in lines of at most ``width``; ``done`` is a share of the work, ``elapsed`` in seconds."""
-        head = summary(progress, len(self.fleets), done, elapsed)
-        lines = [head, *self.under_way(progress, width), "", *sketch(self.losses(progress), width)]
-        return [line[:width].rstrip() for line in lines]
-
-    def under_way(self, progress: Mapping[int, FleetProgress], width: int) -> list[str]:
-        """A bar and numbers for each running fleet."""
-        step = max((len(f"{fleet.steps}/{fleet.steps}") for fleet in progress.values()), default=4)
-        head = f"{'step':>{step}}{'steps/s':>8}{'left':>8}{'diverged':>9}"
-        longest = max(len(label) for label, _ in self.fleets)
-        label = max(8, min(longest, width - len(head) - NARROWEST_BAR - 2))
-        bar = max(0, min(WIDEST_BAR, width - len(head) - label - 2))
-        return [f"{fit('under way', label)} {'':{bar}} {head}"] + [
-            f"{fit(self.fleets[index][0], label)} {_bar(fleet, bar)} {_numbers(fleet, step)}"
-            for index, fleet in sorted(progress.items())
-            if not fleet.verdict
-        ]
+    def drawn(self, progress: Mapping[int, FleetProgress], done: float, elapsed: float, width: int) -> Group:
+        """The display; ``done`` is a share of the work, ``elapsed`` in seconds."""
+        head = Text(summary(progress, len(self.fleets), done, elapsed), no_wrap=True, overflow="crop")
+        under_way = {index: _numbers(fleet) for index, fleet in sorted(progress.items()) if not fleet.verdict}
+        room = width - max(map(len, under_way.values()), default=0) - 1
+        longest = min(max(len(label) for label, _ in self.fleets), max(LABEL, room - NARROWEST_BAR - 1))
+        shown: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if room - longest > NARROWEST_BAR:
+            shown.append(BarColumn(min(WIDEST_BAR, room - longest - 1)))
+        numbers = TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(no_wrap=True))
+        bars = Progress(*shown, numbers, auto_refresh=False)
+        for index, text in under_way.items():
+            label = _label(self.fleets[index][0])
+            label.truncate(longest, overflow="ellipsis", pad=True)
+            steps = progress[index].steps
+            bars.add_task(label.plain, total=steps, completed=progress[index].step, numbers=text)
+        return Group(head, bars.get_renderable(), "", sketch(self.losses(progress), width))
 
     def losses(self, progress: Mapping[int, FleetProgress]) -> dict[Cell, list[float]]:
         """The losses so far in each cell of the sketch."""
@@ -142,26 +130,17 @@ def scene(fleets: Sequence[Sequence[Point]], earlier: Sequence[tuple[Point, floa
     return Scene(labeled, [(cell_of[point.id], loss) for point, loss in earlier])
 
 
-def _bar(fleet: FleetProgress, width: int) -> str:
-    filled = round(width * fleet.step / fleet.steps)
-    return "━" * filled + "╌" * (width - filled)
-
-
-def _numbers(fleet: FleetProgress, width: int) -> str:
-    left = "?" if fleet.left is None else clock(fleet.left)
-    steps, runs = f"{fleet.step}/{fleet.steps}", len(fleet.losses)
-    rate = f"{fleet.rate:.{fleet.rate < 10:d}f}" if fleet.rate else "?"
-    diverged = f"{fleet.diverged}/{runs}" if fleet.diverged else ""
-    return f"{steps:>{width}}{rate:>8}{left:>8}{diverged:>9}"
+def _numbers(fleet: FleetProgress) -> str:
+    rate = f"{fleet.rate:.{fleet.rate < 10:d}f}/s" if fleet.rate else ""
+    left = "" if fleet.left is None else f"{clock(fleet.left)} left"
+    diverged = f"{fleet.diverged}/{len(fleet.losses)} diverged" if fleet.diverged else ""
+    return "  ".join(filter(None, [f"step {fleet.step}/{fleet.steps}", rate, left, diverged]))
 
 
 class Terminal:
     """A display at the bottom of a terminal, redrawn in place; printed lines scroll by above it."""
 
     def __init__(self, file: TextIO, scene: Scene) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self.scene = scene
         self.console = Console(file=file, highlight=False, markup=False, emoji=False)
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -172,14 +151,8 @@ class Terminal:
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
         """Redraw the display."""
-        from rich.text import Text
-
-        lines = self.scene.lines(fleets, done, elapsed, self.console.width)
-        text = Text(printable("\n".join(lines)), no_wrap=True)
-        text.highlight_regex("━+", "cyan")
-        text.highlight_regex(r"(?<= )x[\d.]*(?= |$)", "red")
         self.live.start()
-        self.live.update(text, refresh=True)
+        self.live.update(self.scene.drawn(fleets, done, elapsed, self.console.width), refresh=True)
 
     def close(self) -> None:
         """Clear the display and show the cursor again."""
