@@ -36,7 +36,7 @@ def shown(said):
     return contrasts.table(said.contrasts).set_index("arm")
 
 
-def test_every_arm_stands_beside_the_stated_reference_and_the_best_one_is_named():
+def test_every_arm_stands_beside_the_reference():
     made = study(cards())
     said = answer(made)
     assert said.text.startswith("LR sensitivity at 98.6k parameters is lowest with qk-layernorm: 0.")
@@ -140,7 +140,7 @@ def test_an_arm_that_never_learns_is_not_said_to_be_robust():
     assert shown(said).loc["with post-layernorm", ["difference", "n"]].tolist() == ["none", "0"]
 
 
-def test_arms_whose_learning_rates_mean_different_things_are_compared_by_their_losses():
+def test_arms_of_other_units_are_compared_by_their_losses():
     def study_of(name):
         made = [
             card for each in ("standard", name) for card in cards(BOTH[1:], (32,), **{"parametrization.name": each})
@@ -155,7 +155,7 @@ def test_arms_whose_learning_rates_mean_different_things_are_compared_by_their_l
     assert shown(said).loc["mup_full", "difference"] == "+0.100 [+0.100, +0.100]"
 
 
-def test_a_question_that_a_measure_decides_begins_with_yes_no_or_cannot_tell():
+def test_a_decided_question_begins_with_yes_or_no():
     """Does the schedule change sensitivity, and does a batch that grows end below a constant one?"""
 
     def made(key, changes, **others):
@@ -269,7 +269,7 @@ def test_dates_are_those_on_record_and_never_left_out(tmp_path):
     assert dates([new]) == f"2024-02-29 to {today}"
 
 
-def test_where_no_run_beat_the_bigram_model_there_is_no_unstable_learning_rate() -> None:
+def test_no_unstable_rate_where_no_run_beat_the_bigram() -> None:
     """One arm learns nothing, at any rate; the other one does."""
     idle = {"loss_bigram": 1.0}
     runs = [card | (idle if card["intervention"] == BOTH[0] else {}) for card in cards(widths=(32,))]

@@ -111,7 +111,7 @@ def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
 ARCHITECTURES = ("z_loss", "normformer+z_loss", "post_layernorm+z_loss")
 
 
-def test_gradients_of_deep_models_are_shown_by_block_but_for_arms_that_never_learn():
+def test_gradients_of_deep_models_are_shown_by_block():
     loss = lambda card: 3.0 if "post" in card["intervention"] else 2.0  # noqa: E731
     made = cards(loss=loss, **{DEPTH: (4,), "intervention": ARCHITECTURES})
     figure = FIGURES["gradient_with_depth"](records(made, everything))
@@ -139,7 +139,7 @@ def test_the_loss_against_a_setting_carries_the_planted_values():
     assert line(below)[0][1] == pytest.approx([gradient] * 3), "geometric mean over seeds"
 
 
-def test_what_changes_with_the_batch_is_named_and_no_setting_of_its_own():
+def test_what_changes_with_the_batch_is_no_setting():
     made = cards(batch_size=(16, 32, 64))
     for card in made:
         card["steps"] = 6400 // card["batch_size"]
@@ -197,7 +197,7 @@ def test_the_best_loss_is_foretold_by_the_power_law_of_smaller_sizes():
     assert list(right.get_lines()[0].get_ydata()) == pytest.approx([1e-2] * 4)
 
 
-def test_lines_over_the_steps_carry_the_planted_values_and_their_outcome():
+def test_lines_over_the_steps_carry_the_planted_values():
     def values(card, step):
         broken = card["seed"] == 1 and card[LR] == 0.1 and step > 20
         yield ("train_loss", "", 3 + card[LR] + card["seed"])

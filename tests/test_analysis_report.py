@@ -368,7 +368,7 @@ MADE = build.make_report
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_folder_that_fails_is_a_line_of_the_index_and_the_others_have_their_pages(tmp_path, capsys, monkeypatch):
+def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(build, "make_report", broken)
     for name in ("damaged", "faulty", "good"):
         planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))

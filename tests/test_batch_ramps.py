@@ -85,7 +85,7 @@ def test_a_run_over_its_tokens_leaves_out_the_last_record() -> None:
     assert math.isnan(float(loss_at(run, 249 * 128 * 32)))
 
 
-def test_analyses_read_the_updates_that_an_adaptive_run_made_and_not_its_steps() -> None:
+def test_analyses_read_the_updates_of_an_adaptive_run() -> None:
     """Of 1000 steps it made fewer than 400 updates, and its records end with them."""
     tables = records(("adaptive",))
     name = run_of("adaptive", tables)
@@ -126,7 +126,7 @@ def test_the_figure_can_be_read(page: style.Page, seeds: int) -> None:
     assert ("intervals" in drawing.caption) == (seeds == 3)
 
 
-def test_without_a_constant_batch_or_with_other_settings_there_is_no_figure() -> None:
+def test_without_a_constant_batch_there_is_no_figure() -> None:
     with pytest.raises(NothingToDrawError, match="beside a constant one"):
         FIGURES["batch_ramps"](records(("palm", "quarter")))
     tables = records(("palm", "constant"))
@@ -176,7 +176,7 @@ def test_a_schedule_whose_best_learning_rate_ends_the_grid_is_not_judged() -> No
 
 
 @pytest.mark.parametrize("name", ["glm_130b", "mt_nlg", "gpt3"])
-def test_where_small_batches_win_throughout_no_ramp_can_show_that_growth_helps(name: str) -> None:
+def test_where_small_batches_win_no_ramp_shows_that_growth_helps(name: str) -> None:
     (claim,) = [one for one in CLAIMS.values() if one.sweep == "batch_ramps" and one.source == SOURCE_OF[name]]
     runs = planted_claims.cards("batch_ramps", dict.fromkeys(range(3), True))
     for run, _ in runs:

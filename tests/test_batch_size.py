@@ -192,7 +192,7 @@ def steps_to_target(rise: float = 0.0) -> Records:
     return records
 
 
-def test_lab_batch_of_a_sweep_of_batch_sizes_also_says_what_steps_to_a_target_say(
+def test_lab_batch_says_what_steps_to_a_target_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = steps_to_target()

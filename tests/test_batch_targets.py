@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_number_is_no_crossing() -> None:
     assert all(map(math.isnan, crossing([], [], 2.0)))
 
 
-def test_each_run_is_held_to_the_bigram_of_its_text_and_the_last_record_is_left_out() -> None:
+def test_each_run_is_held_to_the_bigram_of_its_text() -> None:
     """The last record is on other held-out text."""
     runs = [card(seed=seed, loss_bigram=bigram, steps=400) for seed, bigram in ((0, 2.0), (1, 3.0), (2, 1.0))]
     losses = ((0, 4.0), (100, 3.0), (200, 2.0), (300, 1.5), (399, 0.5), (400, 0.1))
@@ -104,7 +104,7 @@ def batch_runs(best_lrs: dict[int, float]) -> Records:
     return records(runs, rows)
 
 
-def test_tuned_batch_sizes_lie_on_their_hyperbola_and_say_which_are_dropped() -> None:
+def test_tuned_batch_sizes_lie_on_their_hyperbola() -> None:
     (tuned,) = tuned_steps(batch_runs({1: 0.001, 4: 0.02, 16: 0.03, 64: 0.04, 256: 0.05, 1024: 0.5}))
     assert list(tuned.batches) == [4, 16, 64, 256]
     assert tuned.fit.scale == pytest.approx(32, rel=0.1)
@@ -125,7 +125,7 @@ def test_optimizers_come_in_one_order_whichever_run_is_first() -> None:
         assert [tuned.name for tuned in tuned_steps(several._replace(runs=shuffled))] == ["Adam", "momentum", "SGD"]
 
 
-def test_runs_that_differ_in_more_than_batch_and_learning_rate_are_not_one_curve() -> None:
+def test_runs_that_differ_in_more_are_not_one_curve() -> None:
     both = batch_runs({4: 0.02, 16: 0.03})
     twice = both._replace(runs=pd.concat([both.runs, both.runs.assign(intervention="none")]))
     assert tuned_steps(both)

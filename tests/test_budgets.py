@@ -47,7 +47,7 @@ def test_a_run_of_so_many_tokens_is_the_run_of_as_many_steps() -> None:
     assert in_tokens.trained_tokens == (112 + 2 * 64) * 12
 
 
-def test_an_id_does_not_depend_on_the_unit_of_the_budget_nor_on_steps_being_what_schedules_run_over() -> None:
+def test_an_id_does_not_depend_on_the_unit_of_the_budget() -> None:
     old = config("steps=5")
     assert (
         run_id(old, "data")
@@ -60,7 +60,7 @@ def test_an_id_does_not_depend_on_the_unit_of_the_budget_nor_on_steps_being_what
     assert run_id(over_tokens, "data") != run_id(old, "data")
 
 
-def test_tokens_replace_the_default_steps_of_a_request_but_no_steps_that_it_gives() -> None:
+def test_tokens_replace_only_default_steps() -> None:
     (default,) = compose_points(["tokens=20480"])
     assert default["steps"] is None
     assert run_config(default).steps == 20480 // (16 * 32)
@@ -123,7 +123,7 @@ def test_presets_are_those_of_the_papers_at_their_size() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_small_run_has_the_same_ramp_by_fractions_whether_its_length_is_in_tokens_or_steps(name: str) -> None:
+def test_fractions_give_one_ramp_in_tokens_and_steps(name: str) -> None:
     in_tokens = config(TOKENS, "tokens=768000", f"batch={name}")
     assert in_tokens.batch is not None
     share = {"palm": 18 / 74, "glm_130b": 0.025, "mt_nlg": 12 / 270, "gpt3": 0.04}[name]
@@ -217,7 +217,7 @@ def test_an_adaptive_batch_follows_the_noise_and_ends_after_its_tokens() -> None
     assert trained(0)[0].runs()[0][1] == rows
 
 
-def test_the_adaptive_size_is_the_root_of_exchange_times_noise_scale_in_whole_micro_batches() -> None:
+def test_the_adaptive_size_follows_its_formula() -> None:
     rule = Adaptive(micro_batch=4, start=8, exchange=100, memory=10)
     assert rule.adapted(trace=50.0, squared_norm=2.0, batch_size=64) == 48  # of sqrt(100 * 25) = 50
     assert rule.adapted(trace=1e9, squared_norm=1.0, batch_size=64) == 64

@@ -164,7 +164,7 @@ def card(text: Path) -> dict[str, object]:
     return run_card(point.id, point.config, outcome)
 
 
-def test_the_store_refuses_a_card_whose_data_or_config_is_not_that_of_its_id(folder: Path, text: Path) -> None:
+def test_the_store_refuses_a_card_of_another_id(folder: Path, text: Path) -> None:
     honest = card(text)
     for key, value in {"data_fingerprint": "0" * 16, "optimizer.lr": 0.5, "seed": 7}.items():
         with pytest.raises(RequestError, match=f"run {honest['id']} is not a run of this config and data"):

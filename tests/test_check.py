@@ -76,7 +76,7 @@ def of_recipe(folder: Path, lr: float) -> Path:
     ("lr", "code", "verdict"),
     [(0.03, 1, "regression"), (0.015, 0, "drift"), (0.01, 0, "ok"), (0.003, 0, "drift")],
 )
-def test_a_learning_rate_of_the_recipe_that_is_closer_to_instability_is_a_regression(
+def test_a_recipe_closer_to_instability_is_a_regression(
     lr: float, code: int, verdict: str, tmp_path: Path, run: Run
 ) -> None:
     assert run("baseline", "save", of_recipe(tmp_path / "before", 0.01), tmp_path / "b.json")[0] == 0
@@ -93,9 +93,7 @@ def test_a_learning_rate_of_the_recipe_that_is_closer_to_instability_is_a_regres
     assert not [change for change in changes if change["verdict"] == "regression" and change not in headrooms]
 
 
-def test_a_baseline_without_a_learning_rate_of_the_recipe_says_so_and_fails_nothing(
-    saved: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_baseline_without_the_rate_of_its_recipe_says_so(saved: Path, tmp_path: Path, run: Run) -> None:
     code, out, _ = run("check", of_recipe(tmp_path / "now", 0.1), "--baseline", saved)
     assert (code, out.split(":")[0]) == (0, "ok")
     why = "the recipe's own learning rate is on record on one side only; save the baseline anew"
@@ -410,7 +408,7 @@ def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     assert "<script" not in summary.read_text()
 
 
-def test_without_a_run_that_beat_the_bigram_model_no_unstable_rate_is_compared(tmp_path: Path) -> None:
+def test_without_a_run_below_the_bigram_no_rate_is_compared(tmp_path: Path) -> None:
     idle = cards(arms=BOTH[:1], widths=(32,), loss_bigram=1.0)
     folder = baseline.from_folder(write(tmp_path / "idle", list(idle)))
     comparison = compare.compare_baselines(folder, folder, 0.05)

@@ -33,7 +33,7 @@ def evidence(cards, name="made") -> Evidence:
 
 
 @pytest.mark.parametrize(("at_the_top", "verdict"), [(0.3, "inconclusive"), (0.4, "contradicted"), (0.2, "reproduced")])
-def test_a_loss_at_the_limit_of_a_lost_run_counts_neither_as_lost_nor_as_kept(at_the_top: float, verdict: str) -> None:
+def test_a_loss_at_the_limit_counts_for_neither_side(at_the_top: float, verdict: str) -> None:
     """A loss has no margin there, which is not the lack of a difference between two runs."""
     runs = list(planted.cards())
     for card in runs:
@@ -52,7 +52,7 @@ def test_values_known_to_steps_only_are_no_more_certain_than_the_steps() -> None
     assert (coarse.high - 1.1333333) ** 2 == pytest.approx((exact.high - 1.1333333) ** 2 + half**2, rel=1e-5)
 
 
-def test_the_step_of_a_slope_is_the_spread_that_errors_within_the_steps_give_it() -> None:
+def test_the_step_of_a_slope_is_its_spread() -> None:
     steps = pd.DataFrame([[0.5, 0.4, 0.3, 0.5]], columns=[1e4, 3e4, 2e5, 1e6])
     errors = np.random.default_rng(0).uniform(-0.5, 0.5, (100_000, 4)) * steps.to_numpy()
     slopes = effects.slope(pd.DataFrame(errors, columns=steps.columns))
@@ -80,9 +80,7 @@ def arm_of_losses(losses: dict[float, float]) -> ArmTables:
         ({1e-3: 2.0, 1e-2: 1.9, 1e-1: 2.1, 0.2: 2.15}, math.log10(0.2) + math.log10(2), math.log10(2)),
     ],
 )
-def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_of_the_grid(
-    losses: dict[float, float], log_lost: float, step: float
-) -> None:
+def test_eta_div_is_known_to_a_step_of_the_grid(losses: dict[float, float], log_lost: float, step: float) -> None:
     arm = arm_of_losses(losses)
     assert arm.table("log_lost").to_numpy() == pytest.approx(log_lost)
     assert arm.resolution("log_lost").to_numpy() == pytest.approx(step)
@@ -90,7 +88,7 @@ def test_eta_div_is_where_the_loss_crosses_the_best_one_and_is_known_to_a_step_o
     assert interval.high - log_lost == pytest.approx(4.302653 * step / math.sqrt(12) / math.sqrt(3))
 
 
-def test_a_learning_rate_is_lost_by_what_its_loss_exceeds_the_best_one_plus_three_tenths() -> None:
+def test_margin_over_the_best_loss_plus_three_tenths() -> None:
     arm = arm_of_losses({1e-3: 2.6, 1e-2: 1.9, 1e-1: 2.15, 0.3: 2.3, 1.0: 2.9})
     assert arm.margin_over_costly_loss(0.3).to_numpy() == pytest.approx(0.1)
     assert arm.margin_over_costly_loss(0.1).to_numpy() == pytest.approx(-0.05)
@@ -130,7 +128,7 @@ def test_what_is_equal_but_for_the_arithmetic_is_equal() -> None:
     assert verdict.reason.startswith("no effect that counts: within 0.02 nats/token of 0; tried: ")
 
 
-def test_a_claim_is_judged_on_its_own_sweep_and_elsewhere_only_where_that_has_no_group() -> None:
+def test_a_claim_is_judged_on_its_own_sweep_first() -> None:
     small, large = evidence(planted.cards(widths=[32]), "results/qk_layernorm"), evidence(planted.cards(), "large")
     verdict = judge_claim(BOUNDS, [large, small])
     assert (verdict.folder, verdict.sweep, verdict.parameters) == (small.name, "qk_layernorm", [24_736])
@@ -139,7 +137,7 @@ def test_a_claim_is_judged_on_its_own_sweep_and_elsewhere_only_where_that_has_no
     assert (verdict.folder, verdict.sweep, verdict.steps) == ("large", "large", [400])
 
 
-def test_a_folder_belongs_to_the_sweeps_of_its_commands_else_to_its_name() -> None:
+def test_a_folder_belongs_to_the_sweeps_of_its_commands() -> None:
     tables = planted.records(list(planted.cards(widths=[32])))
     commands = ["lab train steps=3", "lab sweep qk_layernorm out=mine", "lab sweep my/steps.yaml"]
     assert Evidence("mine", tables, commands).sweeps == ["qk_layernorm", "steps"]
@@ -148,7 +146,7 @@ def test_a_folder_belongs_to_the_sweeps_of_its_commands_else_to_its_name() -> No
     assert judge_claim(BOUNDS, [named, mine]).folder == "mine"
 
 
-def test_values_of_a_probe_are_reduced_once_by_each_function_even_of_one_name_or_of_none() -> None:
+def test_values_of_a_probe_are_reduced_once_by_each_function() -> None:
     runs, calls = evidence(planted.cards(widths=[32], seeds=[0])), list[str]()
     peak, end = lambda *args: probe_values.peak(*args), lambda *args: probe_values.near(*args, part=1.0)
     start = partial(lambda *args, part: calls.append("start") or probe_values.near(*args, part), part=0.0)
@@ -161,13 +159,13 @@ def test_values_of_a_probe_are_reduced_once_by_each_function_even_of_one_name_or
     assert calls == ["start"]
 
 
-def test_of_equals_the_group_with_most_runs_is_judged_and_the_earlier_folder() -> None:
+def test_of_equals_the_group_with_most_runs_is_judged() -> None:
     small, large = evidence(planted.cards(widths=[32]), "small"), evidence(planted.cards(), "large")
     assert judge_claim(BOUNDS, [small, large]).folder == "large"
     assert judge_claim(BOUNDS, [large, evidence(planted.cards(), "as large")]).folder == "large"
 
 
-def test_a_trend_of_an_undertrained_arm_settles_nothing_but_its_instability_part_does() -> None:
+def test_a_trend_of_an_undertrained_arm_settles_nothing() -> None:
     """Tiny runs on bytes: S falls with size, since more and more learning rates train in time."""
     runs = evidence(planted.cards(widths=[32, 64, 128]))
     total = judge_claim(CLAIMS["sensitivity_rises_without"], [runs])
@@ -292,7 +290,7 @@ def test_effect_sizes_are_paired() -> None:
     assert math.isnan(student_t([1.0, 1.0, 1.0]).dz)
 
 
-def test_a_curve_that_is_lost_nowhere_counts_as_lost_one_step_beyond_its_grid() -> None:
+def test_a_curve_lost_nowhere_counts_one_step_further() -> None:
     made = planted.cards(("none",), (32,), (1e-3, 1e-2, 1e-1), (0,), final_val_loss=2.0)
     (summary,) = curve_summaries(judge(points(planted.table(made))))
     assert summary.values["log_lost"] == pytest.approx(0)

@@ -171,7 +171,7 @@ def calm(sweep: str, where: str, *, good: bool) -> list[Evidence]:
     return [Evidence(sweep, planted_claims.records(runs))]
 
 
-def test_all_claims_on_the_drift_of_output_logits_presume_that_it_does_harm() -> None:
+def test_claims_on_drift_presume_that_it_does_harm() -> None:
     assert {name for name in NAMES if CLAIMS[name].sweep == "output_logits"} == ON_DRIFT
     assert len(ON_DRIFT) == 7
     assert ON_DRIFT >= PRESUME_THEMSELVES
@@ -179,7 +179,7 @@ def test_all_claims_on_the_drift_of_output_logits_presume_that_it_does_harm() ->
 
 @pytest.mark.parametrize("where", CALM)
 @pytest.mark.parametrize("name", PRESUMING)
-def test_where_a_setting_lacks_what_a_claim_presumes_the_claim_is_not_testable(name: str, where: str) -> None:
+def test_without_what_it_presumes_a_claim_is_not_testable(name: str, where: str) -> None:
     """Its trouble must show at every size, in all seeds; the reason has the interval of the weakest size."""
     claim = CLAIMS[name]
     verdict = judge_claim(claim, calm(claim.sweep, where, good=True))
@@ -207,7 +207,7 @@ def test_what_is_not_testable_is_so_whatever_its_own_effect_says(name: str, good
 
 
 @pytest.mark.parametrize("name", sorted(ON_EPSILON))
-def test_what_a_large_epsilon_does_is_not_testable_where_gradients_stay_above_it(name: str) -> None:
+def test_a_large_epsilon_is_not_testable_below_gradients(name: str) -> None:
     """In the planted sweep they are 1e-7, a tenth of epsilon."""
     runs = [
         (run, {key: 1e3 * values if key[0] == "grad_rms" else values for key, values in recorded.items()})
@@ -287,7 +287,7 @@ def undertrained(claim: Claim, is_slow: Callable[[Config], bool]) -> Verdict:
 
 
 @pytest.mark.parametrize("name", READS_SENSITIVITY)
-def test_a_claim_on_sensitivity_that_only_under_training_speaks_against_is_inconclusive(name: str) -> None:
+def test_under_training_alone_is_inconclusive(name: str) -> None:
     verdict = undertrained(CLAIMS[name], READS_SENSITIVITY[name])
     assert verdict.verdict == "inconclusive"
     assert verdict.reason.startswith("undertrained: contradicted by S, but reproduced by its instability part, ")
@@ -295,12 +295,12 @@ def test_a_claim_on_sensitivity_that_only_under_training_speaks_against_is_incon
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "LR sensitivity" in CLAIMS[name].sentence])
-def test_a_claim_on_sensitivity_is_decided_where_under_training_is_alike_everywhere(name: str) -> None:
+def test_like_under_training_decides_on_sensitivity(name: str) -> None:
     verdict = undertrained(CLAIMS[name], lambda run: True)
     assert (verdict.verdict, verdict.reason) == ("reproduced", "")
 
 
-def test_a_ratio_of_sensitivities_without_instability_is_called_undefined() -> None:
+def test_a_ratio_without_instability_is_undefined() -> None:
     """Every curve falls up to the largest learning rate."""
     claim = CLAIMS["steps_change_little"]
     falling = [
@@ -338,7 +338,7 @@ def test_a_restated_claim_names_a_claim_of_the_paper_on_its_figure() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4])
-def test_harm_of_a_large_epsilon_is_judged_under_as_much_decay_as_the_papers(decay: float) -> None:
+def test_harm_of_a_large_epsilon_is_judged_under_decay(decay: float) -> None:
     runs = planted_claims.cards("epsilon", HOLDS)
     weak = [(planted.card(**{**run, "optimizer.weight_decay": decay, "id": None}), recorded) for run, recorded in runs]
     verdict = judge_claim(
@@ -385,7 +385,7 @@ def test_what_no_run_of_a_sweep_can_test_is_said_to_be_so(name: str, world: dict
     assert judge_claim(claim, []).verdict == "not run"
 
 
-def test_a_restart_that_gains_no_more_than_its_lower_rate_is_not_testable() -> None:
+def test_a_restart_that_gains_too_little_is_not_testable() -> None:
     claim = CLAIMS["restarts_with_lower_rates_end_lower"]
     runs = planted_claims.cards(claim.sweep, HOLDS)
     for run, _ in runs:
@@ -397,7 +397,7 @@ def test_a_restart_that_gains_no_more_than_its_lower_rate_is_not_testable() -> N
     assert re.search(r"(conflicting labels|rare tokens) beyond the rate, -0\.0(1|0999) ", verdict.reason)
 
 
-def test_without_the_probe_that_a_table_of_runs_is_made_of_there_is_no_verdict() -> None:
+def test_without_its_probe_a_table_has_no_verdict() -> None:
     claim = CLAIMS["gradients_agree_more_in_larger_batches"]
     records = planted_claims.records(planted_claims.cards(claim.sweep, HOLDS))
     without = records._replace(metrics=records.metrics[records.metrics["probe"] != DESCENT])

@@ -106,7 +106,7 @@ def test_without_other_text_nothing_is_counted() -> None:
     assert not any("other text" in line for line in scoreboard.tallies([ScoreboardRow(FALLS, verdict("reproduced"))]))
 
 
-def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning_rate() -> None:
+def test_decay_times_steps_is_of_independent_decay() -> None:
     independent = planted.cards(widths=[32], **{"optimizer.weight_decay": 0.01})
     records = planted.records(list(independent))
     judged = judge_claim(CLAIMS["qk_layernorm_bounds_the_logits"], [Evidence("qk_layernorm", records)])
@@ -116,7 +116,7 @@ def test_decay_times_steps_is_that_of_decay_that_does_not_depend_on_the_learning
     assert judge_claim(claim, [Evidence("qk_layernorm", coupled)]).decay_times_steps == []
 
 
-def test_what_we_restated_stands_after_its_original_is_marked_and_counted_apart() -> None:
+def test_restated_claims_are_marked_and_counted_apart() -> None:
     rows = scoreboard.judge_all([], ["10"])
     figures = [row.figure for row in rows]
     after = [row.claim.sentence for row in rows].index(KAPPA.sentence) + 1
@@ -197,7 +197,7 @@ def test_a_decision_on_the_fewest_seeds_is_called_a_screening() -> None:
     assert scoreboard.table(rows)["seeds"].tolist() == [few, more, few, more, "3", "4"]
 
 
-def test_what_fails_at_this_size_and_what_is_only_asked_is_not_called_contradicted() -> None:
+def test_what_is_only_asked_is_not_called_contradicted() -> None:
     constant, question = FALLS._replace(kind="constant"), FALLS._replace(kind="question", ours=True)
     words = ("reproduced", "contradicted", "inconclusive")
     rows = [ScoreboardRow(claim, verdict(word)) for claim in (FALLS, constant, question) for word in words]

@@ -66,7 +66,7 @@ def test_a_key_given_here_replaces_the_sweeps_values() -> None:
     assert set(runs["intervention"]) == {"none"}
 
 
-def test_a_folder_knows_the_learning_rate_of_the_recipe_that_the_swept_ones_replace() -> None:
+def test_a_folder_knows_the_learning_rate_of_its_recipe() -> None:
     def recorded(lr: str, *words: str) -> dict[str, float]:
         Path("mine.yaml").write_text(
             f"optimizer: {{lr: {lr}}}\nhydra: {{sweeper: {{params: {{optimizer.lr: '1e-2,1e-1', seed: '0,1'}}}}}}\n"
@@ -109,7 +109,7 @@ def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.Cap
     assert not list(Path().iterdir())
 
 
-def test_a_floor_that_makes_each_learning_rate_an_arm_is_said_before_anything_runs(
+def test_a_floor_that_makes_learning_rates_arms_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lab.sweeping.dry_run.estimate", lambda *_, **__: ["estimated"])
@@ -238,7 +238,7 @@ def test_what_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "texts/b.txt is not text: its byte 6 is NUL; data.path must name text files" in error
 
 
-def test_a_key_that_a_file_sets_to_null_is_named_with_what_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_a_file_sets_to_null_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     for content, named in (
         ("intervention: null", "intervention is null; to leave it out say intervention=[], or"),
         ("guest: {a: null}", "guest.a is null; to leave it out say guest=[], or"),
@@ -314,7 +314,7 @@ def test_an_empty_list_or_mapping_in_a_file_chooses_none(none: str, capsys: pyte
         assert shown.data.name == "trigram"
 
 
-def test_a_list_in_a_file_chooses_interventions_as_one_on_the_command_line_does(
+def test_a_list_in_a_file_chooses_interventions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("mine.yaml").write_text("intervention: [relu, z_loss]\n")
@@ -461,7 +461,7 @@ def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
     ids=repr,
 )
 @pytest.mark.parametrize("place", ["lab.sweeping.planner.plan_sweep", "lab.sweeping.local_jobs.choose_slots"])
-def test_an_error_of_ours_is_no_refusal_whatever_its_type_and_the_name_of_the_function(
+def test_an_error_of_ours_is_no_refusal(
     place: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(place, raising(error, name, compose.__file__))

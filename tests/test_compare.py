@@ -160,7 +160,7 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
     assert "step 100 of 400, and no sign for 1:00:00: killed, or cut off from this folder" in output
 
 
-def test_a_failed_run_that_trains_again_counts_as_running_and_no_longer_as_failed(tmp_path: Path) -> None:
+def test_a_failed_run_that_trains_again_is_running(tmp_path: Path) -> None:
     place, (plan, *_) = under_way(tmp_path)
     plans.write_progress(place, plan, 0, plans.read_progress(place, plan)[1])
     status = read_status(place)

@@ -143,7 +143,7 @@ def test_depth_fails_by_the_last_block_unless_branches_are_scaled(capsys: pytest
     assert scaled.high < 0.5 < 0.8 < alone.low
 
 
-def test_the_slope_is_the_power_and_its_whole_interval_must_lie_below_the_bound() -> None:
+def test_the_whole_interval_of_a_power_lies_below_the_bound() -> None:
     (row,) = coordinate_check.slopes(planted(0.1, 0.01)).itertuples()
     assert row.slope.mean == pytest.approx(0.1)
     assert row.holds

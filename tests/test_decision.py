@@ -63,7 +63,7 @@ def test_parts_are_told_apart_and_the_one_against_the_claim_is_shown() -> None:
     assert decide([up, weak], ABOVE_ZERO).shown == weak
 
 
-def test_any_part_may_speak_against_a_claim_so_each_is_tested_at_its_share() -> None:
+def test_each_part_of_a_claim_is_tested_at_its_share() -> None:
     """A part whose 95 % interval lies just on the other side contradicts alone, and does not beside two others."""
     against = student_t([-0.5, -2.2, -3.0, -2.1, -0.3])
     assert -0.2 < against.high < 0
@@ -158,9 +158,7 @@ def test_alpha_is_spent_once() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "fresh"])
-def test_a_claim_read_until_it_is_decided_is_decided_falsely_in_one_of_twenty_cases_at_most(
-    count: int, pooled: bool
-) -> None:
+def test_repeated_readings_err_in_one_of_twenty_cases(count: int, pooled: bool) -> None:
     """Six readings of four seeds each, all effects zero, so both `reproduced` and `contradicted` are false.
 
     By the plain 95 % interval of each reading it would be one in five with one part, and more with more.
@@ -178,7 +176,7 @@ def test_a_claim_read_until_it_is_decided_is_decided_falsely_in_one_of_twenty_ca
     assert plain > 2 * chance
 
 
-def test_only_readings_that_left_a_claim_undecided_cost_alpha_and_take_a_wider_interval() -> None:
+def test_only_undecided_readings_cost_alpha() -> None:
     claim = CLAIMS["qk_layernorm_lowers_sensitivity"]
     cards = list(planted.cards())
     for card in cards:  # seeds that differ so much that the first reading just decides

@@ -110,7 +110,7 @@ def test_the_architecture_page_finds_what_it_names() -> None:
         assert re.search(rf"^(?:def |class )?{name}\b", (HOME / file).read_text(), re.MULTILINE), (file, name)
 
 
-def test_the_architecture_page_has_the_table_of_packages_that_the_house_test_checks() -> None:
+def test_the_architecture_page_has_the_table_of_packages() -> None:
     from test_house import PACKAGES, TRAINING_PARTS
 
     page = text_of(HOME / "docs/architecture.md")
@@ -245,7 +245,7 @@ def test_make_draws_the_reports_of_folders_that_changed_and_no_others(tmp_path: 
     assert sorted(drawn()) == ["one", "two"]
 
 
-def test_figures_on_white_turn_dark_with_the_site_and_no_word_of_code_is_broken() -> None:
+def test_figures_on_white_turn_dark_with_the_site() -> None:
     style = (HOME / "docs/_static/wide.css").read_text(encoding="utf-8")
     drawn = [name for page in ("README.md", "results/README.md") for name in FIGURE.findall(text_of(HOME / page))]
     dark = re.findall(r"body[^{]*\{\s*filter: invert[^}]*\}", style)

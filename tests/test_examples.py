@@ -50,9 +50,7 @@ def estimated(fleet: Fleet, micro_batches: list[torch.Tensor]) -> tuple[float, f
 KEYS = ("trace", "squared_norm")
 
 
-def test_the_estimate_is_exact_in_the_mean_over_all_ways_to_split_the_data(
-    fleet: Fleet, windows_nt: torch.Tensor
-) -> None:
+def test_the_estimate_is_exact_in_the_mean_over_splits(fleet: Fleet, windows_nt: torch.Tensor) -> None:
     """In each way it errs, so the mean is no accident of equal terms; micro-batches of one need no mean."""
     exact = example_noise(fleet.step_function.gradients_of, fleet.state.weights, windows_nt)
     estimates = [estimated(fleet, split) for split in pairings(windows_nt)]

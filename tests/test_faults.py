@@ -86,7 +86,7 @@ def test_a_probe_that_raises_is_silent_and_the_run_goes_on(
     assert all(outcome["notes"] is None and len(rows) == 2 for outcome, rows in fine)
 
 
-def test_a_probe_that_raises_while_a_step_is_traced_leaves_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_raises_leaves_the_traced_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **how: graph)
     monkeypatch.setitem(PROBES._entries, "broken", Probe("broken", "scores", break_off))
     monkeypatch.setitem(PROBES._entries, "fine", Probe("fine", "scores", lambda scores: scores.amax(1)))

@@ -350,7 +350,7 @@ def test_arms_are_overlaid_in_the_panel_of_their_size() -> None:
         assert {"without qk-layernorm", "with qk-layernorm"} <= {text.get_text() for text in figure.key_texts}
 
 
-def test_keys_take_no_width_from_the_panels_and_short_names_stand_at_their_lines() -> None:
+def test_keys_take_no_width_from_the_panels() -> None:
     """One arm: its sizes are lines, and their names stand at their ends."""
     figure = FIGURES["learning_rate_sensitivity"](recorded(cards(arms=("z_loss",))))
     panel = figure.axes[0]

@@ -124,7 +124,7 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("every", [5, 1])
-def test_on_the_way_the_held_out_loss_is_heard_before_the_update_of_its_step(every: int) -> None:
+def test_the_held_out_loss_is_heard_before_the_update(every: int) -> None:
     """On the same rows at every step at which probes fire, which may be each."""
     wanted = configs(*PER_RUN[:2], shared=(f"probes.every={every}", "steps=12"))
     heard = {result.step: result.probe_values for result in train(brief(Fleet(wanted)))}

@@ -130,9 +130,7 @@ def scores(entry: float, width: int, query_factor: float, key_factor: float, fac
 
 
 @pytest.mark.parametrize(("width", "late", "split"), [(64, 32.0, 90.5), (128, 22.6, 76.1)])
-def test_split_scaling_moves_the_largest_query_by_the_fourth_root_of_the_width(
-    width: int, late: float, split: float
-) -> None:
+def test_split_scaling_moves_the_largest_query(width: int, late: float, split: float) -> None:
     fourth = width**-0.25
     assert scores(40.0, width, 1, 1, width**-0.5) == math.inf
     assert scores(40.0, width, fourth, fourth, 1) == pytest.approx(1600 * width**0.5, rel=1e-3)
@@ -284,7 +282,7 @@ def probe(run: Run, name: str) -> list[float]:
     return [value for _, probe_name, _, value in run.metrics if probe_name == name]
 
 
-def test_an_overflow_leaves_the_update_out_and_halves_the_scale_of_its_run_alone() -> None:
+def test_an_overflow_halves_the_scale_of_its_run_alone() -> None:
     shared = (FP16, "loss_scale=torch", "probes.every=1", "probes.names=[loss_scale,train_loss]", "schedule.warmup=0")
     start = after(0, *shared)
     large = Fleet(configs("seed=0", "seed=0", shared=shared))
@@ -305,7 +303,7 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale_of_its_run_alone
     assert max(probe(scaled, "loss_scale")) == 2.0 ** (24 - scaled.outcome["skipped_batches"])
 
 
-def test_an_overflow_is_left_out_before_a_response_begins_to_leave_out_updates() -> None:
+def test_an_overflow_is_left_out_before_a_response_begins() -> None:
     shared = (FP16, "loss_scale=torch", "loss_scale.init=1e30", "response=skip_update", "response.start=5")
     fleet = Fleet(configs("", shared=shared))
     before = {name: weight.clone() for name, weight in fleet.state.weights.items()}

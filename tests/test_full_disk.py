@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_is_said_and_with_space_the_rest_is_made(
 
 
 @pytest.mark.slow
-def test_a_disk_that_may_not_be_written_is_refused_before_anything_trains(
+def test_a_read_only_disk_is_refused_before_anything_trains(
     a_disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(a_disk.place / "there")

@@ -46,7 +46,7 @@ def updated(report: GrowingReport, ended: set[int], left: float | None = LONG) -
     return line
 
 
-def test_a_report_is_drawn_once_for_each_seed_that_is_complete_but_the_last(drawn: list[Any]) -> None:
+def test_a_report_is_drawn_once_for_each_complete_seed(drawn: list[Any]) -> None:
     report = GrowingReport(Path("out"), POINTS, [[each] for each in POINTS])
     assert updated(report, {0, 2, 4}) == ""  # a learning rate of each
     assert updated(report, {0, 1, 2, 4}) == "report of 1 of 3 seeds: out/report.html"
@@ -74,7 +74,7 @@ def test_seeds_that_were_there_before_are_counted_and_not_drawn_again(drawn: lis
     assert [len(ids) for _, ids, _ in drawn] == [4]
 
 
-def test_a_growing_page_rests_on_its_seeds_says_so_and_reloads_until_the_last_is_there(tmp_path: Path) -> None:
+def test_a_growing_page_reloads_until_its_last_seed(tmp_path: Path) -> None:
     cards = list(planted.cards(arms=("none", "z_loss"), widths=(32,), seeds=(0, 1, 2)))
     folder = planted.write(tmp_path / "sweep", cards)
     growing.draw(folder, frozenset(card["id"] for card in cards if card["seed"] == 0), "1 of 3 seeds")

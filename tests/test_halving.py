@@ -70,7 +70,7 @@ def plant(
     "fault",
     [pytest.param(fault, id=name, marks=() if name == "cpu" else pytest.mark.slow) for name, fault in FULL.items()],
 )
-def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
+def test_a_fleet_too_large_for_memory_is_halved(
     fault: Callable[[], Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = leave(tmp_path / "whole", 5)
@@ -89,9 +89,7 @@ def test_a_fleet_too_large_for_memory_is_halved_and_its_records_are_the_same(
     assert [line.split(";")[0] for line in told] == [f"out of memory with {size} runs in a fleet" for size in (5, 3)]
 
 
-def test_a_run_that_does_not_fit_alone_has_failed_and_takes_no_other_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_fit_alone_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda fleet: 1 in fleet.config.seed, FULL["cpu"])
     runs = leave(tmp_path, 3).runs
     assert runs["status"].tolist() == ["finished", "failed", "finished"]
@@ -112,7 +110,7 @@ def test_the_first_half_is_left_behind_before_the_second_is_trained(
     assert left == [0, 0, 2]
 
 
-def test_what_the_allocators_say_is_understood_and_other_faults_are_not_taken_for_it() -> None:
+def test_what_the_allocators_say_is_understood() -> None:
     for take in (torch.empty, np.empty):
         with pytest.raises((RuntimeError, MemoryError)) as refused:
             take(2**58, dtype=(torch if take is torch.empty else np).uint8)

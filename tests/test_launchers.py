@@ -61,7 +61,7 @@ class SlurmLauncher(LocalLauncher):
     """Named as that of submitit, whose package need not be there."""
 
 
-def test_slurm_is_refused_where_there_is_none_before_anything_is_written(
+def test_slurm_is_refused_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ def spikes_at(lrs: Mapping[str, float], count: int) -> Any:
     return lambda run: count if run["optimizer.lr"] == lrs[run["intervention"]] else 10
 
 
-def test_spikes_are_counted_at_half_the_smallest_unstable_rate_of_each_arm() -> None:
+def test_spikes_are_counted_at_half_the_smallest_unstable_rate() -> None:
     cards = runs({PLAIN: 1e-1, RELU: 3e-1})
     at = {"z_loss": 3e-2, "relu+z_loss": 1e-1}
     made = Board(

@@ -55,7 +55,7 @@ def test_the_law_is_what_rounding_costs(level: float, bits: int) -> None:
     assert float(rounding_cost(level, bits)) == pytest.approx(rounding_loss(level, bits), rel=0.1)
 
 
-def test_logits_of_formats_with_scales_stay_fp32_unless_the_ends_are_kept_in_bf16() -> None:
+def test_logits_of_scaled_formats_stay_fp32() -> None:
     precisions = ("fp32", "bf16", "nvfp4", "mxfp8")
     runs = pd.DataFrame({"id": precisions, "precision": precisions})
     assert mantissa_bits_by_run(runs).to_dict() == {"fp32": 23, "bf16": 7, "nvfp4": 23, "mxfp8": 23}
@@ -79,7 +79,7 @@ def test_the_mean_over_tokens_is_that_of_drawn_tokens() -> None:
     assert float(mean_rounding_cost(250, 0, 7)) == pytest.approx(float(rounding_cost(250, 7)), rel=1e-9)
 
 
-def test_a_format_costs_a_hundredth_from_the_power_of_two_that_is_said_and_not_below() -> None:
+def test_a_format_costs_a_hundredth_from_its_power_of_two() -> None:
     for bits in (2, 7, 10, 23):
         level = level_at_cost(0.01, bits)
         assert float(rounding_cost(level, bits)) >= 0.01 > float(rounding_cost(level * 0.999, bits))
@@ -138,7 +138,7 @@ def test_the_figure_shows_every_number_of_bits_and_the_published_runs() -> None:
         FIGURES["logit_rounding"](small("one size"))
 
 
-def test_the_page_of_results_says_what_the_published_runs_lose_and_where_a_format_begins_to_cost() -> None:
+def test_the_page_of_results_says_what_formats_cost() -> None:
     words = " ".join((Path(__file__).parents[1] / "results" / "README.md").read_text().split())
     high = published().query("lr >= 0.1")
     share = high["loss_minus_mu_centering"] / mean_rounding_cost(

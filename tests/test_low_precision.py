@@ -80,7 +80,7 @@ def test_codes_of_published_numbers() -> None:
     assert rounded_to(torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), E2M1).tolist() == [0, 1, 1, 2, 2, 4, 4]
 
 
-def test_a_block_saturates_where_its_largest_mantissa_is_above_that_of_the_format() -> None:
+def test_a_block_saturates_above_the_largest_mantissa() -> None:
     kept, scale = mx_blocks(torch.tensor([[1.9, 0.1, -1.9]]), -1, E4M3)
     assert (kept[0, 0].item(), kept[0, 2].item(), scale.item()) == (1.75, -1.75, 2.0**-8)
     assert mx_blocks(torch.tensor([[1.7, 0.1]]), -1, E4M3)[0][0, 0] == 1.75
@@ -400,7 +400,7 @@ def test_attention_rounds_its_operands_to_bf16_and_none_of_its_results(precision
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_the_products_of_attention_have_their_precision_only_where_they_are_asked_for() -> None:
+def test_attention_has_its_precision_only_where_asked_for() -> None:
     """The operands that a step rounds to it, as probes hear of them."""
     heard = {}
     for attention in ("bf16", "same"):
@@ -447,7 +447,7 @@ def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:
     assert not plain - usual
 
 
-def test_a_power_of_two_ahead_of_the_loss_changes_nothing_where_gradients_are_scaled() -> None:
+def test_a_power_of_two_ahead_of_the_loss_changes_nothing() -> None:
     """What a loss scale cures in fp16, formats with scales do not have."""
 
     def after(precision: str, scale: float) -> Tensor:

@@ -89,7 +89,7 @@ def test_the_question_of_formats_is_answered_by_the_instability_part_of_each() -
     assert changes["with GELU alone"] > 0.1 > abs(changes["with SwiGLU alone"])
 
 
-def test_the_question_of_attention_sets_each_format_with_rounded_attention_beside_the_others() -> None:
+def test_the_question_of_attention_compares_formats() -> None:
     said = answer(study_of(world("attention_products")), ["attention_products"])
     (one,) = said.contrasts
     assert one.reference == "fp32"

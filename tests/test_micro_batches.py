@@ -175,7 +175,7 @@ def test_a_linear_ramp_grows_in_whole_micro_batches() -> None:
     assert ramp.micro_batches(10, 12).tolist() == [1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5]
 
 
-def test_a_growing_batch_trains_and_is_measured_where_it_has_several_micro_batches() -> None:
+def test_a_growing_batch_is_measured_in_micro_batches() -> None:
     ramp = ("batch=increments", "batch.micro_batch=1", "batch.start=1", "batch.increment=3", "batch.ramp=2")
     recorder = trained(*ramp, NOISE)
     first = {

@@ -242,7 +242,7 @@ def variation(roots_spn: Tensor) -> Tensor:
     return (roots_spn.std(0) / roots_spn.mean(0)).nanmean(1)
 
 
-def test_from_step_348_on_the_growing_memory_makes_the_better_estimate_at_any_probability() -> None:
+def test_the_growing_memory_estimates_better_from_step_348() -> None:
     """The squared coefficient of variation of v is (1 - p) / p times the sum of the squared weights of its average.
 
     At step 317 the growing memory becomes longer than 100 steps; the shorter ones before still have weights.

@@ -54,7 +54,7 @@ def test_what_claims_and_the_board_read_comes_with_the_package(
 
 
 @pytest.mark.slow
-def test_a_sweep_and_the_committed_results_are_there_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_wheel_holds_sweeps_and_results(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path / "wheel"), str(HOME)], check=True)
     (wheel,) = (tmp_path / "wheel").glob("*.whl")

@@ -29,7 +29,7 @@ SCRIPT = runpy.run_path(str(RESULTS / "power.py"))
 
 
 @pytest.mark.parametrize(("effect", "reading"), [(1.0, 1), (0.6, 1), (1.0, 2)])
-def test_so_many_seeds_decide_in_four_of_five_worlds_and_one_less_does_not(effect: float, reading: int) -> None:
+def test_so_many_seeds_decide_in_four_of_five_worlds(effect: float, reading: int) -> None:
     count = seeds_for(effect, 1.0, alpha_of(reading))
 
     def share(seeds: int) -> float:
@@ -118,7 +118,7 @@ def test_one_of_two_parts_speaks_against_a_claim_at_half_of_alpha() -> None:
     assert seeds == seeds_for(0.2, 0.3, alpha_of(1) / 2) > seeds_for(0.2, 0.3, alpha_of(1))
 
 
-def test_a_weak_control_takes_seeds_and_one_on_the_other_side_takes_none() -> None:
+def test_a_weak_control_takes_seeds() -> None:
     strong, weak = [1.0, 1.1], [0.01, 0.01]
     assert opened(strong, weak, control=[0.3, -0.1, 0.2, 0.1])[0] == seeds_for(
         0.125, np.std([3, -1, 2, 1], ddof=1) / 10, 0.05
@@ -143,6 +143,6 @@ def test_a_header_names_the_open_claims_once_and_changes_nothing_else() -> None:
 
 @pytest.mark.slow
 @in_one_process
-def test_headers_and_the_readme_name_the_open_claims_of_the_committed_results() -> None:
+def test_headers_and_the_readme_name_open_claims() -> None:
     for path, text in SCRIPT["written"](list(open_claims(judged(), read([RESULTS])))):
         assert path.read_text() == text, path.name

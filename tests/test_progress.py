@@ -139,7 +139,7 @@ def test_time_left_counts_the_last_evaluation() -> None:
     assert standing(100, rate=0.0, verdict="done").share == 1
 
 
-def test_a_run_that_ends_worse_than_it_began_counts_as_diverged_everywhere(tmp_path: Path) -> None:
+def test_a_run_that_ends_worse_than_it_began_diverged(tmp_path: Path) -> None:
     """Its loss is finite; the line of its fleet, the header and the sketch still say the same."""
     ends = [{"status": "finished", "final_val_loss": 2.0}, {"status": "diverged", "final_val_loss": 9.0}]
     verdict = fleet_summary([Run(end, []) for end in ends])

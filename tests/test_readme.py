@@ -125,7 +125,7 @@ def test_a_check_names_the_pages_that_differ(
 
 @pytest.mark.slow
 @in_one_process
-def test_the_verdicts_that_come_with_the_lab_are_those_of_the_committed_results() -> None:
+def test_shipped_verdicts_are_those_of_the_results() -> None:
     for shipped, row in zip(scoreboard.committed(), judged(), strict=True):
         assert shipped.claim == row.claim
         assert shipped.verdict[1:4] == pytest.approx(row.verdict[1:4], nan_ok=True)

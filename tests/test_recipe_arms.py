@@ -116,7 +116,7 @@ def test_runs_whose_embedding_begins_as_usual_get_no_figure_of_its_gradient() ->
         FIGURES["embedding_gradient"](shown("z_loss", "qk_layernorm"))
 
 
-def test_a_curve_that_moves_as_a_whole_raises_the_lost_rate_and_widens_no_range() -> None:
+def test_a_curve_that_moves_as_a_whole_widens_no_range() -> None:
     """As a larger epsilon that is nothing but a lower learning rate: best and lost rates are ten times as high."""
     runs = planted_claims.cards("decay_and_epsilon", dict.fromkeys(range(4), True))
     for run, _ in runs:

@@ -138,7 +138,7 @@ def test_arms_whose_order_turns_are_found() -> None:
     assert {(change.arm, change.quantity) for change in order} == {(ON_LABEL, f"sensitivity of {OFF_LABEL} above it")}
 
 
-def test_an_arm_that_gets_better_and_so_turns_the_order_is_none_the_worse() -> None:
+def test_an_arm_that_gets_better_is_no_regression() -> None:
     def cured(card: Card) -> dict[str, Any]:
         return {"final_val_loss": 2.0 + 0.001 * card["seed"]} if card["intervention"] == BOTH[0] else {}
 
@@ -219,7 +219,7 @@ def test_a_loss_at_initialization_that_is_no_number_cannot_be_judged() -> None:
     assert f"{OFF_LABEL} at 24.7k parameters: a loss at initialization is no number in now" in comparison.reasons
 
 
-def test_learning_rates_outside_the_window_leave_sensitivity_out_and_say_so() -> None:
+def test_rates_outside_the_window_leave_sensitivity_out() -> None:
     high = curves(lambda card: {"optimizer.lr": 1e4 * card["optimizer.lr"]}, "then")
     comparison = compare.compare_baselines(high, high, 0.05)
     assert comparison.verdict == "ok"
@@ -346,7 +346,7 @@ def test_a_drift_is_certain_within_the_margin_and_fails_only_if_strict() -> None
     assert (unclear.verdict, unclear.exit_code) == ("ok", 0)
 
 
-def test_a_change_that_may_be_beyond_the_margin_or_within_is_a_drift_if_it_is_certain() -> None:
+def test_a_certain_change_near_the_margin_is_a_drift() -> None:
     changes = check(shifted(0.1), seeds=(7, 8, 9, 10)).changes
     of_best_loss = [change for change in changes if change.quantity == "best loss" and change.arm == ON_LABEL]
     assert all(change.low < change.margin < change.high for change in of_best_loss)
@@ -452,7 +452,7 @@ def test_a_test_without_a_p_changes_no_other(place: int) -> None:
     assert difference(old, new).p(0.3) == 1.0
 
 
-def test_of_unlike_seeds_each_side_has_its_own_rounding_and_the_effect_pools_by_degrees_of_freedom() -> None:
+def test_unlike_seeds_pool_by_degrees_of_freedom() -> None:
     old = pd.Series([1.0, 2.0, 4.0], index=list("abc"))
     new = pd.Series([1.1, 2.3, 4.2, 3.0, 9.0], index=list("defgh"))
     variances, rounding = (old.var(), new.var()), 0.6**2 / 12
@@ -462,7 +462,7 @@ def test_of_unlike_seeds_each_side_has_its_own_rounding_and_the_effect_pools_by_
     assert difference(old, new).effect == pytest.approx((new.mean() - old.mean()) / pooled)
 
 
-def test_an_arm_whose_interventions_all_are_there_but_set_otherwise_has_no_match() -> None:
+def test_an_arm_with_other_numbers_has_no_match() -> None:
     def with_coefficients(*coefficients: float) -> Baseline:
         key = "intervention.z_loss.coefficient"
         made = [card for each in coefficients for card in cards(arms=BOTH[:1], widths=(32,), **{key: each})]

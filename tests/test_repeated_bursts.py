@@ -81,7 +81,7 @@ def test_the_last_held_out_loss_is_of_other_text_and_no_peak() -> None:
     assert costs(1.0, ONSETS[:1], spiking((202, 210, 2.5), (398, 400, 9.0)), steps=399) == pytest.approx((0.5, 10))
 
 
-def test_a_burst_that_a_run_meets_again_after_going_back_is_no_other_burst() -> None:
+def test_a_burst_that_is_met_again_is_no_other_burst() -> None:
     both = spiking((202, 210, 2.5), (302, 340, 3.0))
     assert costs(3.0, (*ONSETS[:2], ONSETS[1], ONSETS[2]), both) == costs(3.0, ONSETS, both)
     assert costs(math.nan, (ONSETS[0], ONSETS[0]), both) == costs(math.nan, ONSETS[:1], both)

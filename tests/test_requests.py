@@ -18,9 +18,7 @@ HOME = Path(__file__).parents[1]
     ("warmup", "steps", "share"),
     [("500", 100, "20%"), ("100", 100, "99%"), ("101", 100, "98%"), ("0.999", 100, "99%"), ("0.5", 1, "0%")],
 )
-def test_a_warm_up_that_lasts_to_the_end_of_its_run_is_said_with_the_peak_it_reaches(
-    warmup: str, steps: int, share: str
-) -> None:
+def test_a_warm_up_to_the_end_is_said_with_its_peak(warmup: str, steps: int, share: str) -> None:
     requested = configs("schedule.warmup=0", f"schedule.warmup={warmup}", shared=(f"steps={steps}",))
     [line] = find_cautions(requested[1:] if steps == 1 else requested)
     assert line.startswith(f"the warm-up lasts to the end of 1 of {1 if steps == 1 else 2} runs: one of ")
@@ -154,7 +152,7 @@ def test_an_interrupt_ends_in_one_line_whatever_is_going_on(moment: str, code: i
     assert (ended.returncode, ended.stderr) == (code, error)
 
 
-def test_tab_completion_and_status_load_neither_torch_nor_what_completion_does_not_need() -> None:
+def test_completion_and_status_load_no_torch() -> None:
     program = (
         "import sys; from lab.__main__ import main; main(sys.argv[2:]); sys.exit(any(m in sys.modules for m in %r))"
     )

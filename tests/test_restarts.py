@@ -130,7 +130,7 @@ def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     return np.array(fell), [outcome["ending"] for outcome in outcomes[SEEDS:]]
 
 
-def test_a_fresh_loss_scale_ends_stalls_of_a_collapsed_scale_and_none_of_lasting_overflows() -> None:
+def test_a_fresh_loss_scale_ends_stalls_of_a_collapsed_one() -> None:
     """As in runs 12.17 to 12.34 of OPT-175B, where it helped some runs."""
     kept, endings = stalls({"optimizer.beta1": 0.9})
     reset, endings_after_reset = stalls({"loss_scale": "fresh"})
@@ -138,7 +138,7 @@ def test_a_fresh_loss_scale_ends_stalls_of_a_collapsed_scale_and_none_of_lasting
     assert endings == endings_after_reset == ["stalled"] * SEEDS
 
 
-def test_the_recipe_of_welm_goes_back_leaves_out_batches_lowers_the_rate_and_rescales() -> None:
+def test_the_recipe_of_welm() -> None:
     recipe = RewindAndRescale(rewind=4, skip=5, lr_factor=0.5, snapshot_every=2, snapshots=4)
     calm, spike = (Reading(9, 2.0, 1.0, spike_begins=begins) for begins in (False, True))
     assert recipe.act(calm, {}) is None

@@ -35,9 +35,7 @@ def test_a_sweep_killed_and_resumed_equals_one_left_alone(tmp_path: Path, alone:
 
 
 @pytest.mark.slow
-def test_a_command_line_killed_with_its_jobs_and_resumed_equals_one_left_alone(
-    tmp_path: Path, alone: tuple[Path, store.Records]
-) -> None:
+def test_a_killed_command_resumes_to_the_same_records(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
     sweep = begin(tmp_path, "local")
     wait_for_runs(tmp_path, 3, lambda: sweep.poll() is None)
     sweep.kill()

@@ -94,7 +94,7 @@ def test_a_report_is_drawn_again_if_its_records_or_commands_are_newer(
         assert pipeline._report(reported) == ""
 
 
-def test_a_short_validation_has_about_as_many_tokens_as_the_run_trains_on() -> None:
+def test_a_short_validation_has_as_many_tokens_as_training() -> None:
     trees = [
         tree(f"validation={kind}", f"steps={steps}") for kind, steps in [("whole", 12), ("short", 12), ("short", 99)]
     ]
@@ -146,7 +146,7 @@ def here(folder: Path) -> store.Records:
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 
 
-def test_an_interrupt_leaves_a_checkpoint_from_which_the_only_fleet_goes_on(
+def test_an_interrupted_fleet_goes_on_from_its_checkpoint(
     tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plans, "thaw", lambda *_: pytest.fail("the process that planned the fleet read it back"))
@@ -170,7 +170,7 @@ def test_an_interrupt_leaves_a_checkpoint_from_which_the_only_fleet_goes_on(
     assert "2 trained, 0 already there" in capsys.readouterr().out
 
 
-def test_a_disk_that_fills_up_under_the_only_fleet_costs_its_runs_and_one_line(
+def test_a_disk_that_fills_up_costs_runs_and_one_line(
     tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: Any) -> None:

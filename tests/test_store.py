@@ -251,7 +251,7 @@ def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
     assert plans.thaw(folder, name, 1) == fleets[1]
 
 
-def test_a_gathered_run_whose_metrics_are_not_gathered_is_read_from_its_own_files(folder: Path) -> None:
+def test_a_run_without_gathered_metrics_is_read_from_its_files(folder: Path) -> None:
     leave(folder, "a")
     store.gather(folder)
     before = (folder / "metrics.parquet").read_bytes()
@@ -278,9 +278,7 @@ def test_events_of_an_attempt_that_failed_are_gone_with_it(folder: Path) -> None
     assert store.read(folder).events.empty
 
 
-def test_tables_that_another_replaces_while_they_are_gathered_are_gathered_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_replaced_while_gathered_are_gathered_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave(folder, "a")
     write, others = files.write_table, [1]
 

@@ -61,7 +61,7 @@ def test_a_link_less_in_the_chain_is_another_run() -> None:
         ),
     ],
 )
-def test_numbers_of_the_file_that_another_chain_lacks_links_for_are_left_out(words: str, without: str) -> None:
+def test_numbers_without_a_link_are_left_out(words: str, without: str) -> None:
     assert ids(words) == ids(f"{words} {without}")
 
 
@@ -95,7 +95,7 @@ def grid(seeds: int, rates: int, arms: tuple[str, ...]) -> list[Point]:
 
 
 @pytest.mark.parametrize(("seeds", "rates", "max_runs"), [(3, 2, 8), (3, 2, 4), (2, 3, 1), (2, 2, 3)])
-def test_fleets_hold_every_point_once_share_a_shape_and_keep_seeds_first(seeds: int, rates: int, max_runs: int) -> None:
+def test_fleets_hold_every_point_once_and_share_a_shape(seeds: int, rates: int, max_runs: int) -> None:
     asked = grid(seeds, rates, ("[]", "[z_loss]"))
     fleets = pack(asked, lambda _: max_runs)
     assert sorted(point.id for fleet in fleets for point in fleet) == sorted(point.id for point in asked)

@@ -32,7 +32,7 @@ HARD = [pytest.param("escape_characters", "paper"), pytest.param("ledgers", "toy
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_opens_with_question_hypothesis_source_expectation_and_cost(name: str) -> None:
+def test_a_sweep_opens_with_its_question(name: str) -> None:
     header = [line[2:] for line in SWEEPS[name].read_text().splitlines() if line.startswith("# ")]
     assert header[0].endswith("?")
     assert [heading for line in header for heading in HEADINGS if line.startswith(heading)] == list(HEADINGS)

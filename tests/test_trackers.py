@@ -127,7 +127,7 @@ def test_a_tracker_hears_what_the_store_holds() -> None:
     assert sorted(runs["status"]) == ["diverged", "finished"]
 
 
-def test_a_folder_of_tensorboard_says_what_the_run_is_and_ends_in_its_id(tmp_path: Path) -> None:
+def test_a_folder_of_tensorboard_ends_in_the_id_of_its_run(tmp_path: Path) -> None:
     config = columns(run_config(tree("optimizer.lr=3e-3", "seed=7", "intervention=[z_loss,qk_layernorm]")))
     words = "qk_layernorm+z_loss,standard,adamw,cosine,width=16,depth=2,lr=0.003,seed=7"
     assert readable_name("0123456789abcdef", config) == f"{words},0123456789abcdef"
@@ -321,7 +321,7 @@ READERS = {"tensorboard": in_tensorboard, "wandb": in_wandb, "trackio": in_track
 
 @pytest.mark.extras
 @pytest.mark.parametrize("name", READERS)
-def test_a_tracker_holds_what_the_store_holds_when_trained_and_when_exported(name: str, tmp_path: Path) -> None:
+def test_a_tracker_holds_what_the_store_holds(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
     out = [] if name == "trackio" else ["--out", "exported"]
     said = spoken("train", *TWO, "out=two", f"tracker={name}", WANDB_MODE="offline", TRACKIO_DIR="two/trackio")

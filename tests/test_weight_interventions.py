@@ -113,7 +113,7 @@ def test_refusals(overrides: str, complaint: str) -> None:
         configs(overrides)
 
 
-def test_each_run_rounds_to_its_own_bits_with_its_own_bits_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_rounds_to_its_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MULTIPLIES_BF16", False)
     bits = (
         "mantissa_bits=2",
