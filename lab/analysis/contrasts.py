@@ -125,11 +125,19 @@ def contrast(
     arms = list(dict.fromkeys(map(str, points["arm"])))
     measured = (table.groupby(level="arm").count() > 0).sum()
     columns = [str(column) for column in table if measured[str(column)] > 1 or measured.max() == 1]
+    pairs = [name for name in measure.pairs if name in points]
+    by_arm = points.groupby("arm")[list(dict.fromkeys([*pairs, "size"]))]
+    runs_of = {str(arm): set(runs.itertuples(index=False)) for arm, runs in by_arm}
+    alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]
+    together = measure.reduce(points[points["arm"].isin(alike)], window) if len(alike) > 1 else table
     differences = {}
     for arm in arms:
         if reference and arm != reference:
-            shared = _shared(points, measure.pairs, (arm, reference))
-            pair = measure.reduce(shared, window) if len(shared) else table.iloc[:0]
+            if arm in alike:
+                pair = together
+            else:
+                shared = _shared(points, pairs, (arm, reference))
+                pair = measure.reduce(shared, window) if len(shared) else table.iloc[:0]
             differences[arm] = {
                 column: student_t(_seeds(pair, arm, column) - _seeds(pair, reference, column), level)
                 for column in columns
@@ -149,7 +157,7 @@ def _seeds(table: pd.DataFrame, arm: str, column: str) -> pd.Series:
 def _shared(points: pd.DataFrame, pairs: Sequence[str], arms: tuple[str, str]) -> pd.DataFrame:
     """The points of two arms at the sizes, seeds, learning rates and columns that both have."""
     both = points[points["arm"].isin(arms)]
-    return both[both.groupby([name for name in pairs if name in points])["arm"].transform("nunique") == 2]
+    return both[both.groupby(list(pairs))["arm"].transform("nunique") == 2]
 
 
 def table(contrasts: Sequence[Contrast]) -> pd.DataFrame:
