@@ -120,9 +120,9 @@ def test_notes_name_arms_that_never_acted_and_arms_that_never_trained() -> None:
     is_dyt = made.runs["intervention"] == "dyt+z_loss"
     made.runs.loc[is_dyt, "final_val_loss"] = made.runs["loss_bigram"] + 0.1
     notes = [note for note in board_notes(Board(curves_of(made, {}), {})) if "qk-layernorm, " in note]
-    assert notes[0].startswith("Without qk-layernorm, runs of peri_ln end as those of the reference do")
+    assert notes[0].startswith("Without qk-layernorm, runs of peri_ln end exactly as")
     assert notes[1].startswith("Without qk-layernorm, no run of dyt ended better than a bigram model")
-    assert notes[2].startswith("With qk-layernorm, runs of dyt end as those")
+    assert notes[2].startswith("With qk-layernorm, runs of dyt end exactly as")
     assert len(notes) == 3
 
 

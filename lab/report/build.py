@@ -39,21 +39,21 @@ from lab.studies.figures import FIGURES
 SENSITIVITY = """Sensitivity is the mean regret over the learning rates from {}: final loss minus that of the best
 learning rate (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). It has two parts. Learning rates below
 the best one were too low for this number of steps (under-training), those above it too high (instability). ± is a 95 %
-Student-t interval over n seeds; below three seeds the values are shown. eta_div is the smallest learning rate at which
-a run diverged or, above its best learning rate, ended worse than a bigram model."""
+Student-t interval over n seeds; with fewer than three seeds, their values are shown. eta_div is the smallest learning
+rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
 BESIDE = "The row of the reference has its values; the other rows have differences from it, paired by seed."
 INTERVALS = "Brackets hold 95 % intervals over n seeds."
 DIFFERENCES = """The first arm's number minus the second arm's, seed by seed. Equal seeds have the same order of data,
 and the same initial values of the weights that both arms have. A difference is significant if its interval does not
 contain zero; intervals are not corrected for the number of comparisons."""
-LOSSES = """Mean over seeds of the final held-out loss, nats/token, at most that at initialization. * some seed was
-unstable: above its best learning rate, and worse than a bigram model. † some seed diverged: its loss was non-finite,
-or no lower than at initialization."""
+LOSSES = """Mean over seeds of the final held-out loss (nats/token), capped at the loss at initialization. * marks an
+unstable seed, which has a learning rate above the best one and ended worse than a bigram model. † marks a diverged
+seed, whose loss was non-finite or no lower than at initialization."""
 ABOUT_CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A
 claim is reproduced if the intervals of all its parts lie inside the claimed range. It is contradicted if some part
-certainly lies outside and none certainly inside, and holds in part if some certainly lie inside. No effect means that
-it certainly is too small to count. A claim about a remedy is not testable here if these runs do not show the trouble
-that it should prevent. Everything else is inconclusive."""
+certainly lies outside and none certainly inside, and it holds in part if some parts certainly lie inside. No effect
+means that the effect certainly is too small to count. A claim about a remedy is not testable here if these runs do not
+show the trouble that the remedy should prevent. Everything else is inconclusive."""
 
 CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 

@@ -75,7 +75,7 @@ def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = W
         window: as for ``show``.
 
     Returns:
-        A row for each arm below that of the reference: verdict, differences from the reference in nats per token with
+        A row for the reference, then a row for each arm: verdict, differences from the reference in nats per token with
         95 % intervals over seeds, ranks and counts.
 
     Raises:

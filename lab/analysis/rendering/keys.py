@@ -90,7 +90,7 @@ def _sample(entry: Any, left: float, middle: float) -> Any:
         sample = Rectangle((left, middle - thick / 2), width, thick)
         sample.update_from(entry)
     sample.set_gid(colour_id(SAMPLE_ID, entry))
-    sample.set_clip_path(None)  # that of the panel of its entry
+    sample.set_clip_path(None)  # the panel of its entry would clip it
     sample.set_clip_box(None)
     return sample
 

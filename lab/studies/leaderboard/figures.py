@@ -50,11 +50,11 @@ def leaderboard(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
 
 @layout.styled
 def panel_of_board(panel: Panel, rows: Sequence[Row]) -> Sheet:
-    """Instability part of LR sensitivity minus that of the reference, and the time of a run over that of the reference.
+    """Differences from the reference in the instability part of LR sensitivity, and the relative time of a run.
 
     Differences are paired by seed, and bars are 95 % intervals. A pair of arms is compared with its better half. Within
-    the dotted lines differences count as none. Times are each the shortest over seeds; ignore small differences, since
-    other work ran on the machine.
+    the dotted lines differences count as none. The time of an arm is its shortest over seeds; ignore small
+    differences in time, since other work ran on the machine.
     """
     by_name = {row.name: row for row in rows}
     names, height = list(by_name), panels.rows_height(by_name)
