@@ -7,10 +7,10 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -29,9 +29,6 @@ MOST_KEYS = 9
 MOST_COLUMNS = 4
 MOST_FINE_CORNERS = 15  # shapes with more corners are rounded to fewer digits
 PNG_DPI = 300
-SVG, LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
-ElementTree.register_namespace("", SVG)
-ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 # In multiples of the size of text: about the room for labels left of the panels; the least width of a panel, and the
 # greatest by number of columns; around each panel with its labels; from one line of text to the next.
 LABELS, NARROWEST, PAD, LINE = 7.0, 9.5, 0.7, 1.2
@@ -314,30 +311,24 @@ def svg(figure: Drawing, name: str) -> str:
     texts_by_id = {f"marks-{number}": points.drawn_texts() for number, points in enumerate(figure.points)}
     for group_id, points in zip(texts_by_id, figure.points, strict=True):
         points.line.set_gid(group_id)
-    with style.drawn_for(style.page()), io.BytesIO() as file:
+
+    def with_texts(group: re.Match[str]) -> str:
+        texts = iter(texts_by_id[group[1]])
+        return re.sub("<use ", lambda _: f'<use data-hover="{_attribute(next(texts))}" ', group[0])
+
+    with style.drawn_for(style.page()), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        # comments hold the text of labels, whose letters are drawn as paths
-        keeping = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
-        root = ElementTree.fromstring(file.getvalue(), keeping)
-    for group in root.iter(f"{{{SVG}}}g"):
-        group_id = group.attrib.pop("id", "")  # nothing refers to groups
-        if group_id in texts_by_id:
-            for mark, text in zip(group.iter(f"{{{SVG}}}use"), texts_by_id[group_id], strict=True):
-                mark.set("data-hover", printable(text))
-        kind, _, colour = group_id.partition("-")
-        if kind in ("key", "sample"):
-            group.attrib |= {"class": kind, "data-colour": f"#{colour}"}
-    for element in root.iter():
-        if "id" in element.attrib:
-            element.set("id", f"{name}-{element.attrib['id']}")
-        for reference in {LINK, "clip-path"} & set(element.attrib):
-            element.set(reference, element.attrib[reference].replace("#", f"#{name}-", 1))
-        if "d" in element.attrib:
-            element.set("d", _shorten(element.attrib["d"]))
-        if element.text is not None and not element.text.strip():
-            element.text = None
-        element.tail = "\n"
-    return ElementTree.tostring(root, encoding="unicode")
+        drawn = file.getvalue()
+    drawn = re.sub(r'<g id="(marks-\d+)">.*?(?=<g id="|\Z)', with_texts, drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    drawn = re.sub(r'<g id="(key|sample)-([0-9a-f]+)"', r'<g class="\1" data-colour="#\2"', drawn)
+    drawn = re.sub(r'(<g) id="[^"]*"', r"\1", drawn)  # nothing refers to groups
+    drawn = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", drawn)
+    return re.sub(r'(?<= d=")[^"]+', _shorten, re.sub(r"\n +", "\n", drawn))
+
+
+def _attribute(text: str) -> str:
+    """Plain text escaped as the value of an attribute; line breaks are kept, in HTML and in XML."""
+    return escape(printable(text)).replace("\n", "&#10;")
 
 
 def png(figure: Drawing, dpi: int) -> bytes:
@@ -358,8 +349,8 @@ def save(figure: Drawing, path: Path, *, within: Path | None = None) -> None:
         figure.savefig(temporary, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
 
 
-def _shorten(path: str) -> str:
+def _shorten(path: re.Match[str]) -> str:
     """Round a path to a hundredth of a point, or to a tenth if it has many corners; both are finer than print."""
-    digits = 1 if path.count("L") > MOST_FINE_CORNERS else 2
-    rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", path)
+    digits = 1 if path[0].count("L") > MOST_FINE_CORNERS else 2
+    rounded = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.{digits}f}", path[0])
     return re.sub(r"\s*([A-Zz])\s*", r"\1", rounded).strip()

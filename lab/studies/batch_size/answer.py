@@ -90,7 +90,7 @@ MEASURES = (
         asked_by=("learning_rate_and_batch",),
     ),
     Measure(
-        "Best loss of the largest batch minus the best loss of the smallest",
+        "Best loss of the largest batch minus that of the smallest",
         "nats/token",
         points=lambda study: _at_budgets(study, rates=False),
         reduce=by_column,
