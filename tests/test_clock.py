@@ -13,7 +13,6 @@ import torch
 from lab.core import machine
 from lab.core.detectors import STALLED_FOR
 from lab.core.registry import RESPONSES
-from lab.records import store
 from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard
@@ -290,17 +289,6 @@ def test_a_run_that_goes_back_again_keeps_its_lower_learning_rate() -> None:
     assert control(made).clock.lr_factor_r.tolist() == [0.5]
 
 
-def test_a_reset_forgets_the_moments_of_its_own_run_alone() -> None:
-    made = fleet("seed=0", "seed=1")
-    for name, tensor in made.tensors().items():
-        if name.startswith("adam."):
-            tensor.fill_(7.0)
-    control(made).carry_out(0, Action(reset="moments"))
-    moments = [tensor for name, tensor in made.tensors().items() if name.startswith("adam.")]
-    assert all(not tensor[0].any() for tensor in moments)
-    assert all((tensor[1] == 7).all() for tensor in moments)
-
-
 def test_an_update_of_nan_that_is_left_out_leaves_no_trace() -> None:
     weight = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     before = weight.clone()
@@ -356,18 +344,6 @@ def test_a_compiled_fleet_goes_back_as_an_eager_one_does() -> None:
     again = fleet("seed=0", "seed=0", actions={0: Action(rewind=4)}, shared=("engine=compiled",))
     repeated, once = records(again)
     assert repeated.metrics == once.metrics
-
-
-def test_events_are_written_gathered_and_damaged_ones_detected(tmp_path: Path) -> None:
-    card = {"id": "a", "status": "finished"}
-    store.write_run(tmp_path, card, [(0, "val_loss", "", 1.0)], [(6, 11, "rewind", 4.0, "from step 10")])
-    store.write_run(tmp_path, {"id": "b", "status": "finished"}, [(0, "val_loss", "", 1.0)])
-    assert store.gather(tmp_path).events.values.tolist() == [["a", 6, 11, "rewind", 4.0, "from step 10"]]
-    assert store.read(tmp_path).events["kind"].tolist() == ["rewind"]
-    for table in ("runs.parquet", "metrics.parquet", "events.parquet"):
-        (tmp_path / table).unlink()
-    (tmp_path / "runs" / "a" / "events.parquet").unlink()
-    assert store.read(tmp_path).runs["id"].tolist() == ["b"]
 
 
 def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
