@@ -104,7 +104,7 @@ class SpikeWatch:
             self.median = median
         if math.isfinite(deviation):
             self.deviation = deviation
-        self.begins = self.first < 0 and self._is_new(_is_high(loss, median, deviation))
+        self.begins = self.first < 0 and self._is_new(loss, median, deviation)
         if self.begins:
             self.first, self.usual, self.above = self.row, self.median, 0
             self.calm = self.median + max(BACK * self.deviation, 0.0)
@@ -114,8 +114,10 @@ class SpikeWatch:
         """Drop the spike under way, and the last one: training went back to before them."""
         self.first, self.last = -1, self.row - MERGE
 
-    def _is_new(self, is_high: bool) -> bool:
+    def _is_new(self, loss: float, median: float, deviation: float) -> bool:
         """Whether a row outside a spike begins one; a high row soon after the last spike still belongs to it."""
+        is_above = loss > median + DEVIATIONS * deviation and loss - median > LEAST_RISE
+        is_high = is_above or not math.isfinite(loss)
         if is_high and self.row - self.last < MERGE:
             self.last = self.row
             return False
@@ -135,10 +137,6 @@ class SpikeWatch:
         span = Span(self.first, self.row, self.usual, ending, self.row)
         self.first = -1
         return span
-
-
-def _is_high(loss: float, median: float, deviation: float) -> bool:
-    return not math.isfinite(loss) or (loss > median + DEVIATIONS * deviation and loss - median > LEAST_RISE)
 
 
 def before(value_n: Numbers) -> tuple[Numbers, Numbers]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,6 +23,7 @@ else:
     PerRun = Annotated[float, "per run"]  # data sources have such fields, and reading them must load no torch
 PerRunSeed = Annotated[int | tuple[int, ...], "per run"]
 
+WITHIN = {"above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le}
 Config = TypeVar("Config")
 Leaf = tuple[str, Any, bool]
 
@@ -166,19 +168,14 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if hint is int else "a number"
         raise RequestError(f"{where} must be {kind}, not {value!r}") from None
-    above, at_least, below, at_most = (bounds.get(name) for name in ("above", "at least", "below", "at most"))
     if math.isnan(number):
         raise RequestError(f"{where} is NaN")
     if math.isinf(number) and not bounds.get("infinite"):
         raise RequestError(f"{where} must be finite, not {value}")
-    if above is not None and not exact > above:
-        raise RequestError(f"{where} must be above {above:g}, not {value}")
-    if at_least is not None and not exact >= at_least:
-        raise RequestError(f"{where} must be at least {at_least:g}, not {value}")
-    if below is not None and not exact < below:
-        raise RequestError(f"{where} must be below {below:g}, not {value}")
-    if at_most is not None and not exact <= at_most:
-        raise RequestError(f"{where} must be at most {at_most:g}, not {value}")
+    for bound, holds in WITHIN.items():
+        limit = bounds.get(bound)
+        if limit is not None and not holds(exact, limit):
+            raise RequestError(f"{where} must be {bound} {limit:g}, not {value}")
     if hint is float and 0 < abs(number) < sys.float_info.min:
         raise RequestError(f"{where} is {value}, which training rounds to 0; the least is {sys.float_info.min:.3g}")
     if hint is float:

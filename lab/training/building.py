@@ -58,20 +58,24 @@ def check_ranks(config: RunConfig) -> None:
     Raises:
         RequestError: the number of ranks does not divide the batch size or a weight.
     """
-    if config.guest and distributed.world_size() > 1:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
-    alone = [name for name in config.probes.names if PROBES[name].event in ("descent", "adam_direction")]
-    if alone and distributed.world_size() > 1:
-        raise RequestError(f"probe {alone[0]} measures in one process; leave it out, or start without torchrun")
-    whole = [name for name, link in config.optimizer.links.items() if link.needs_whole_weights]
-    if whole and distributed.world_size() > 1 and config.ranks == "fsdp":
-        raise RequestError(f"ranks=fsdp shares weights, and optimizer link {whole[0]} needs them whole; say ranks=ddp")
-    if distributed.world_size() > 1 and config.precision in low_precision.PRECISIONS:
-        raise RequestError(f"precision={config.precision} takes its scales in one process; start it without torchrun")
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
-    if config.response and distributed.world_size() > 1:
+    if distributed.world_size() == 1:
+        return
+    if config.guest:
+        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
+    for name in config.probes.names:
+        if PROBES[name].event in ("descent", "adam_direction"):
+            raise RequestError(f"probe {name} measures in one process; leave it out, or start without torchrun")
+    if config.precision in low_precision.PRECISIONS:
+        raise RequestError(f"precision={config.precision} takes its scales in one process; start it without torchrun")
+    if config.response:
         raise RequestError(f"response={config.response.name} trains in one process; start it without torchrun")
-    if distributed.world_size() > 1 and config.ranks == "fsdp":
+    if config.ranks == "fsdp":
+        for name, link in config.optimizer.links.items():
+            if link.needs_whole_weights:
+                raise RequestError(
+                    f"ranks=fsdp shares weights, and optimizer link {name} needs them whole; say ranks=ddp"
+                )
         with torch.device("meta"):
             model = build_model(config, 1)
         check_divisible({name: weight.shape for name, weight in model.weights().items()})

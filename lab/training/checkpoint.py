@@ -52,7 +52,7 @@ class Checkpointer:
         """
         rest, self.saved = {**rest, "done": done, "ids": self.ids}, time.monotonic()
         try:
-            _first_rank(self._write_card)
+            _first_rank(lambda: files.write_text(self.folder / "fleet.json", json.dumps(self.ids), within=self.root))
             if distributed.is_joined():
                 self._save_shards(self.folder / str(done), tensors, rest)
             else:
@@ -63,9 +63,6 @@ class Checkpointer:
         if distributed.is_first_rank():
             with suppress(OSError):  # another process that trains the same may have removed them all
                 self._remove_older()
-
-    def _write_card(self) -> None:
-        files.write_text(self.folder / "fleet.json", json.dumps(self.ids), within=self.root)
 
     def _remove(self, path: Path) -> None:
         files.remove(path, within=self.root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -206,7 +205,14 @@ class Fleet:
         shared = distribute(self.model, blocks, config.ranks, self.device)
         factors = self.model.factors(config.parametrization.entry, config.model.width, partial(role_lr, config))
         self.model.initialize(config.seed, factors)
-        self.evaluation = Evaluation(config, self.model, self.corpus, self.device, self._averages, self._rounding)
+        self.evaluation = Evaluation(
+            config,
+            self.model,
+            self.corpus,
+            self.device,
+            averages=lambda: self.config.optimizer.evaluated(self.state.links),
+            rounding=lambda: self.step_function.rounding(self.state.links),
+        )
         lr_factor = {name: factor.lr for name, factor in factors.items()}
         roles = self.model.roles()
         self.step_function = StepFunction(config, self.model, shared, lr_factor, roles, self.evaluation.slice)
@@ -237,15 +243,6 @@ class Fleet:
         self.shape_sr = lr_shape(config, self.feed.seen_before_s())
         self.engine.forget()
         self.summing.forget()
-
-    def _averages(self) -> Mapping[str, Tensor]:
-        """Weights that are evaluated in place of those that are trained, by name."""
-        averages: Mapping[str, Tensor] = self.config.optimizer.evaluated(self.state.links)
-        return averages
-
-    def _rounding(self) -> AbstractContextManager[Any]:
-        """Within the block products round with the state of the fleet."""
-        return self.step_function.rounding(self.state.links)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by which the next step depends on those before, by name, for a checkpoint."""
