@@ -39,11 +39,6 @@ def load_plugins() -> None:
         _load(point)
 
 
-def has_plugins(plural: str) -> bool:
-    """Whether installed packages add entries to the registry of this plural."""
-    return any(point.group in (f"lab.{plural}", "lab.plugins") for point in points_of_others())
-
-
 def packages_of_others() -> set[str]:
     """The top-level modules of installed packages that add to the lab."""
     return {point.module.split(".")[0] for point in points_of_others()}
@@ -95,10 +90,6 @@ class Registry(Generic[Entry]):
             load_plugins()
             for point in points_of_others().select(group=f"lab.{self.plural}"):
                 _load(point)
-
-    def find_loaded(self, name: str) -> Entry | None:
-        """The entry of this name if it is there without importing what installed packages add, which may take long."""
-        return self._entries.get(name)
 
     def __getitem__(self, name: str) -> Entry:
         self._load_external()
