@@ -8,7 +8,6 @@ import pytest
 
 import lab.data
 import lab.records.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
-from lab.cli import listing
 from lab.core import registry
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line
@@ -16,7 +15,6 @@ from lab.core.schema import build
 from lab.model.config import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
-from lab.studies.figures import FIGURES
 from pieces import CONF, recipe
 
 FILLED = [entries for kind, entries in KINDS.items() if kind != "model"]  # custom models are users' own
@@ -130,11 +128,3 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
         {*PROBES} - {"head_common_mode", "log_z_std", "loss_scale", *OF_DATA, *OF_UPDATES, *OF_ROUNDING}
     )
     assert recipe("probes", "none")["names"] == []
-
-
-def test_lists_read_from_the_sources_are_those_of_the_registries() -> None:
-    filled = {name: one for name, one in vars(registry).items() if isinstance(one, Registry)} | {"FIGURES": FIGURES}
-    for name, one in filled.items():
-        entries = {each: getattr(one[each], "measure", one[each]) for each in one}
-        own = {each: first_line(entry) for each, entry in entries.items() if entry.__module__.startswith("lab.")}
-        assert listing._own_entries()[name] == own, name
