@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from lab import Fleet
 from lab.core import axes, distributed, machine
 from lab.optim.links import clipping
 from lab.probes import activations, updates
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from pieces import recipe

@@ -15,11 +15,11 @@ import lab.optim.schedule
 import lab.probes.activations
 import lab.probes.updates
 import lab.training.config  # noqa: F401  (these fill the registries)
+from lab import Standard
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
 from lab.model.config import ModelConfig
 from lab.model.layers import Operands
-from lab.model.parametrization import Standard
 from lab.model.transformer import Transformer
 from lab.optim.optimizer import Optimizer, build_optimizer
 

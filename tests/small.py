@@ -13,12 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from lab import Fleet, RunConfig, run_config
 from lab.core import machine
 from lab.core.shipped import data_folder
 from lab.data import corpus
-from lab.training.config import RunConfig, run_config
 from lab.training.evaluation import PASS_TOKENS
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 

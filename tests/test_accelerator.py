@@ -13,8 +13,8 @@ from torch.utils import _pytree as trees
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lab.training.fleet
+from lab import Fleet
 from lab.training.engine import Captured, Compiled
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from small import brief, configs
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.core.axes import per_run_rms
+from lab import Fleet, per_run_rms
 from lab.core.hooks import listening
 from lab.interventions.blocks import HeadGain
 from lab.interventions.embedding import sinusoids
@@ -18,7 +18,6 @@ from lab.model.layers import LayerNorm
 from lab.model.transformer import Transformer
 from lab.optim.links import Now
 from lab.optim.links.clipping import ShrinkEmbedding
-from lab.training.fleet import Fleet
 from pieces import intervention, model, tokens, weights_of
 from small import configs
 from test_model import gradients

@@ -15,6 +15,7 @@ from torch import Tensor
 import planted_claims
 import planted_own_spikes
 from drawn_texts import complaints
+from lab import Fleet
 from lab.analysis.curves import points
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
@@ -28,7 +29,6 @@ from lab.studies.figures import FIGURES
 from lab.studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 from small import brief, configs

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab import Fleet, RunConfig, run_config
 from lab.cli.launch import compose_points
 from lab.core.errors import RequestError
 from lab.optim.batch_schedule import Adaptive, Increments, LinearSamples, Steps, resolve
@@ -19,8 +20,6 @@ from lab.sweeping.cautions import find_cautions
 from lab.sweeping.job import train_resumably
 from lab.sweeping.planner import training_flops
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.config import RunConfig, run_config
-from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id
 from lab.training.loop import train
 from lab.training.recorder import Recorder

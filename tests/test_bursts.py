@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab import Fleet
 from lab.core.registry import BURSTS
 from lab.data.bursts import Burst
 from lab.data.synthetic import Synthetic
-from lab.training.fleet import Fleet
 from lab.training.identity import columns, identify
 from lab.training.loop import train
 from small import brief, configs, trained

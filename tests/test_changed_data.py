@@ -12,13 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from lab.__main__ import main
+from lab import Fleet, main
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.sweeping import job
 from lab.sweeping.planner import points
 from lab.training.engine import ProbeValues
-from lab.training.fleet import Fleet
 from lab.training.recorder import run_card
 from small import forget_data, tree
 

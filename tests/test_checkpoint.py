@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from lab import Fleet, RunConfig
 from lab.core import files, machine
 from lab.records import plans, store
 from lab.sweeping.job import train_resumably
 from lab.sweeping.planner import points, unfinished_fleets
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.config import RunConfig
-from lab.training.fleet import Fleet
 from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, Row
 from lab.training.shards import ShardedReader

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab import Fleet
 from lab.core import machine
 from lab.core.detectors import STALLED_FOR
 from lab.core.registry import RESPONSES
@@ -22,7 +23,6 @@ from lab.training.checkpoint import Checkpointer
 from lab.training.clock import Clock, Snapshots
 from lab.training.control import Control
 from lab.training.engine import can_compile
-from lab.training.fleet import Fleet
 from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
 from lab.training.step import TrainingState, begin_readings, update_kept

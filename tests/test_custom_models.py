@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cap import Cap, HiddenQuartic
+from lab import Fleet, PerRun, RunConfig, run_config
 from lab.analysis.curves import name_arms
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
-from lab.core.schema import PerRun
 from lab.model.custom import check_custom_model
 from lab.training.building import check_custom
-from lab.training.config import RunConfig, run_config
-from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
 from small import configs, trained, tree
 from test_checkpoint import go_on

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from lab import Fleet
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
-from lab.training.fleet import Fleet
 from lab.training.shards import ShardedReader, write_shards
 from small import configs
 from sweeping import assert_same

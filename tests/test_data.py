@@ -17,12 +17,13 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 
+from lab import Corpus, PackedCorpus
 from lab.core import schema
 from lab.core.errors import RequestError
 from lab.core.registry import DATA
 from lab.data import synthetic
-from lab.data.corpus import BACKOFF, Corpus, bigram_loss, count_pairs
-from lab.data.packing import HELD_OUT_EVERY, PackedCorpus
+from lab.data.corpus import BACKOFF, bigram_loss, count_pairs
+from lab.data.packing import HELD_OUT_EVERY
 from lab.data.synthetic import (
     KINDS,
     Echo,

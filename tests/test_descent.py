@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from example_noise import example_noise
+from lab import Fleet
 from lab.probes.updates import HeldOutLoss, distance_from_init, update_curvature
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from lab.training.step import StepFunction

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab import Fleet
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.engine import can_compile
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 from small import brief, configs

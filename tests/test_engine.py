@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cap import HiddenQuartic, LogitOfTarget
+from lab import Fleet, RunConfig
 from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed
@@ -23,8 +24,6 @@ from lab.records import store
 from lab.sweeping import pipeline
 from lab.sweeping.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
 from lab.training import engine
-from lab.training.config import RunConfig
-from lab.training.fleet import Fleet
 from lab.training.identity import static_key
 from lab.training.loop import train
 from sampling import few

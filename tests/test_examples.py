@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from example_noise import example_noise
+from lab import Fleet
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 from lab.training import accumulation
-from lab.training.fleet import Fleet
 from small import configs
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.__main__ import main
-from lab.core.hooks import Probe, announce
+from lab import Probe, main
+from lab.core.hooks import announce
 from lab.core.registry import PROBES
 from lab.records import store
 from lab.training.engine import Compiled

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lab.training.fleet
-from lab.data.corpus import Corpus, Tokens
-from lab.data.packing import PackedCorpus
+from lab import Corpus, PackedCorpus
+from lab.data.corpus import Tokens
 from lab.data.synthetic import Synthetic
 from lab.training.fleet import BatchLoader
 from pieces import CPU

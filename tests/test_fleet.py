@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from cap import Cap, HiddenQuartic
+from lab import Fleet
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.training.building import pick_device
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from lab.training.recorder import outcome
 from sampling import few

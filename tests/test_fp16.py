@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab import Fleet
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.number_formats import rounded
@@ -18,7 +19,6 @@ from lab.model.layers import product
 from lab.optim.loss_scale import LossScale, MetaseqScale, TorchScale
 from lab.training import accumulation
 from lab.training.accumulation import SumInFP16, divisor_before
-from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
+from lab import Fleet
 from lab.core.machine import is_out_of_memory
 from lab.records import plans, store
 from lab.sweeping import job
 from lab.sweeping.planner import points
 from lab.training.engine import ProbeValues
-from lab.training.fleet import Fleet
 from small import tree
 
 TOLD_OTHERWISE = ["wall_seconds", "model_steps_per_second", "notes"]

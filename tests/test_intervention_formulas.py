@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.core.hooks import HookPoint, Predictions, listening
+from lab import Predictions
+from lab.core.hooks import HookPoint, listening
 from lab.interventions.weights import spectral_norm
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer

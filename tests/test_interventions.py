@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.core.hooks import HookIntervention, HookPoint, listening
+from lab import Fleet, HookIntervention, RunConfig, run_config
+from lab.core.hooks import HookPoint, listening
 from lab.core.registry import INTERVENTIONS, PARAMETRIZATIONS
 from lab.model import low_precision
 from lab.model.config import ModelConfig
@@ -17,8 +18,6 @@ from lab.model.layers import Operands
 from lab.responses.within_step import ActivationClamp
 from lab.sweeping.cautions import find_cautions
 from lab.training.building import FORMATS, operand_format
-from lab.training.config import RunConfig, run_config
-from lab.training.fleet import Fleet
 from pieces import intervention, model, recipe, tokens, weights_of
 from small import configs, tree
 from test_model import companies

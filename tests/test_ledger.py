@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from lab import Fleet, RunConfig, run_config
 from lab.core import machine
 from lab.core.shipped import data_folder
 from lab.sweeping.capacity import Host, most_runs
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
-from lab.training.config import RunConfig, run_config
-from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
 from lab.training.loop import train
 from lab.training.recorder import Recorder

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cap import HiddenQuartic, LogitOfTarget
+from lab import LossTerm, Predictions
 from lab.core.axes import mean_over_tokens
 from lab.core.errors import RequestError
-from lab.core.hooks import LossTerm, Predictions, listening
+from lab.core.hooks import listening
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import build, stack
 from lab.interventions.loss_terms import ZLoss

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab import Fleet
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.number_formats import (
@@ -30,7 +31,6 @@ from lab.model.layers import product
 from lab.model.low_precision import HISTORY, LowPrecision, RoundingPass, hadamard, rounded_gain, rounding_pass
 from lab.probes.activations import saturation
 from lab.training.building import operand_format
-from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from pieces import model, tokens
 from small import brief, configs, trained

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab import Fleet
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.optim.batch_schedule import BatchSchedule, Increments, LinearSamples, Steps
 from lab.probes.listener import Listener
 from lab.studies.batch_size import noise_scale
 from lab.training import accumulation
-from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import Recorder

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.core.hooks import HookIntervention, HookPoint, listening
+from lab import HookIntervention, Role
+from lab.core.hooks import HookPoint, listening
 from lab.core.registry import INTERVENTIONS
-from lab.core.roles import Role
 from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import losses
 from lab.model.transformer import Transformer, rotate

@@ -12,17 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.core.axes import over
+from lab import Link, PerRun, Role, bounded, over, run_config
 from lab.core.errors import RequestError
 from lab.core.hooks import announce, listening
 from lab.core.registry import LINKS, SCHEDULES
-from lab.core.roles import Role
-from lab.core.schema import PerRun, bounded, build, stack
+from lab.core.schema import build, stack
 from lab.model.parametrization import MuPSimple
-from lab.optim.links import Link, Now
+from lab.optim.links import Now
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Constant, Cosine
-from lab.training.config import run_config
 from lab.training.identity import columns, run_id, static_key
 from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 from small import tree

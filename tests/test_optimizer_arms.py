@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab import Link
 from lab.core.schema import stack
-from lab.optim.links import Link, Now
+from lab.optim.links import Now
 from lab.optim.links.adam import Adam, AdamBeta2Ramp
 from lab.optim.links.clipping import Clip, ClipRelative, ClipUpdate
 from lab.optim.links.learning_rate import DecayLRSquared

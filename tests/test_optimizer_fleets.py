@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from lab import Fleet, Link, RunConfig
 from lab.core.errors import RequestError
 from lab.core.registry import LINKS
-from lab.optim.links import Link
 from lab.optim.optimizer import build_optimizer
 from lab.sweeping.capacity import bytes_asked
 from lab.training.building import check_ranks
-from lab.training.config import RunConfig
-from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
 from pieces import CONF, recipe
 from sampling import few, some

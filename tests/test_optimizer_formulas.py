@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import _muon
 
-from lab.core.roles import Role
+from lab import Link, Role
 from lab.core.schema import stack
-from lab.optim.links import Link, Now
+from lab.optim.links import Now
 from lab.optim.links.adam import Adam, AdamAtan2, AdEMAMix, Adopt, GIAdam, Spam, StableAdam
 from lab.optim.links.clipping import AdaGC, Gate, SkipSigma, StableSpam, ZClip
 from lab.optim.links.learning_rate import Cautious, CautiousDecay, CorrectedDecay, Decay, ToWeightNorm

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab import Fleet, Role, Standard
 from lab.core.hooks import listening
 from lab.core.registry import PARAMETRIZATIONS
-from lab.core.roles import Role
 from lab.model.layers import Linear, draw
-from lab.model.parametrization import MuPFull, Standard
-from lab.training.fleet import Fleet
+from lab.model.parametrization import MuPFull
 from pieces import recipe
 from small import configs, trained
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lab import HookIntervention
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, HookPoint, listening
+from lab.core.hooks import HookPoint, listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss

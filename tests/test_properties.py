@@ -16,13 +16,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab import run_config
 from lab.cli.compose import expand, parse
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.shipped import data_folder
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
-from lab.training.config import run_config
 from lab.training.identity import columns, run_id, static_key
 from lab.training.rules import SWITCHES
 from sampling import few

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab import Fleet, run_config
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.responses.between_steps import RewindAndRescale
 from lab.responses.response import Action, Reading
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
-from lab.training.config import run_config
-from lab.training.fleet import Fleet
 from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
 from small import configs, tree

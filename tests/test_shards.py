@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
 from lab.training.identity import static_key

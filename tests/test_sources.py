@@ -10,7 +10,7 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.__main__ import main
+from lab import main
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.effects import qualified

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from tokenizers import decoders
 
+from lab import PackedCorpus
 from lab.core.errors import RequestError
 from lab.data import packing, tokenizer
 from lab.data.corpus import BACKOFF
-from lab.data.packing import PackedCorpus
 from lab.data.text import StandardLibrary, Text
 from lab.data.tokenizer import Pieces, learned
 from small import forget_data

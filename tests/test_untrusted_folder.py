@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import planted
-from lab.__main__ import main
+from lab import main
 from lab.analysis.rendering.layout import Drawing
 from lab.core import files
 from lab.core.errors import RequestError

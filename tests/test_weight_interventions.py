@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab import Fleet
 from lab.core.errors import RequestError
 from lab.model import layers
 from lab.training.building import count_parameters
-from lab.training.fleet import Fleet
 from small import brief, configs, trained
 from test_checkpoint import go_on
 

@@ -11,11 +11,11 @@ from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 
+from lab import PerRun, PerRunSeed, RunConfig
 from lab.core.registry import DATA, INTERVENTIONS, LINKS, PARAMETRIZATIONS, PROBES, SCHEDULES, TRACKERS
 from lab.core.roles import TUNABLE_ROLES
-from lab.core.schema import PerRun, PerRunSeed
 from lab.training.checkpoint import CheckpointConfig
-from lab.training.config import LOW_PRECISIONS, RunConfig
+from lab.training.config import LOW_PRECISIONS
 from lab.training.rules import SWITCHES
 from small import tree
 
