@@ -241,13 +241,3 @@ def test_a_target_that_no_run_reached_is_refused(
     assert "learning rates reached the target" in message
     assert message.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_without_the_probe_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without = planted()._replace(metrics=planted().metrics.iloc[:0])
-    monkeypatch.setattr("lab.studies.batch_size.advice.load", lambda _: without)
-    assert main(["batch", str(tmp_path)]) == 2
-    assert "no run recorded the probe noise_scale" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

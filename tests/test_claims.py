@@ -249,13 +249,6 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.Captur
     assert (len(counts), sum(counts)) == (3, len(heads))
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", str(tmp_path / "absent")]) == 2
-    assert "no results folder" in capsys.readouterr().err
-    assert main(["claims", "--jsno"]) == 2
-    assert "nearest: --json" in capsys.readouterr().err
-
-
 def test_every_figure_named_is_ours() -> None:
     from lab.studies.figures import FIGURES
 

@@ -106,10 +106,6 @@ def test_a_window_of_learning_rates_has_a_board_of_its_own(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert expected[1] in shown
     assert "Sensitivity is a mean over learning rates from 0.003 to 3." in shown
-    assert main(["leaderboard", str(high), "--pairs", "--window", "3e-3", "3"]) == 2
-    assert "--window does not go with --recipe or --pairs" in capsys.readouterr().err
-    assert main(["leaderboard", str(high), "--window", "10", "20"]) == 2
-    assert "lies from 10 to 20; theirs are" in capsys.readouterr().err
 
 
 def test_notes_name_arms_that_never_acted_and_arms_that_never_trained() -> None:

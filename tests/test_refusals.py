@@ -152,6 +152,10 @@ FILES = [
     ("a.txt", "0123456789", "train data=text data.path=a.txt", "9 bytes"),
     ("a.txt", 640 * "x", "train data=text data.path=a.txt seq_len=64", "seq_len=64", "seq_len=63"),
     ("pictures/a.png", 999 * "x", "train data=text data.path=pictures", "pictures"),
+    # baselines
+    ("b.json", "{", "baseline show b.json", "b.json"),
+    ("b.json", '{"baseline_version": 99}', "baseline show b.json", "version 99"),
+    ("b.json", '{"baseline_version": 2, "curves": [3]}', "baseline show b.json", "b.json"),
     # published orderings
     ("my.csv", "a,b\nrelu,\n", "transfer my.csv", "'outcome'"),
     ("my.csv", "a,b,outcome\nrelo,,a\n", "transfer my.csv", "'relo'", "nearest: relu"),
@@ -268,6 +272,24 @@ CLAIMS = [
     ("import --tensorboard nowhere out=new", "nowhere"),
     ("leaderboard nowhere", "nowhere"),
     ("leaderboard pilot --window 10 20", "10 to 20"),
+    ("leaderboard pilot --pairs --window 3e-3 3", "--window"),
+    ("claims --jsno", "nearest: --json"),
+    ("batch pilot", "noise_scale"),
+    ("compare pilot", "lab compare A B"),
+    ("status", "lab status DIR"),
+    ("status nowhere", "nowhere"),
+    ("check pilot", "--baseline"),
+    ("check pilot pilot --baseline pilot", "--baseline"),
+    ("check pilot --baselin pilot", "nearest: --baseline"),
+    ("check pilot --baseline pilot --margin five", "--margin"),
+    ("check pilot --baseline pilot --margin=-1%", "--margin"),
+    ("check pilot --baseline pilot --margin nan", "--margin"),
+    ("check pilot --baseline --json", "--baseline"),
+    ("check pilot --baseline pilot --junit=", "--junit"),
+    ("check pilot --baseline pilot --json=yes", "--json"),
+    ("baseline save pilot few.json", "2 whole seeds"),
+    ("baseline drop pilot", "lab baseline save"),
+    ("baseline diff pilot", "lab baseline diff"),
 ]
 
 
