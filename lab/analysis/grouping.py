@@ -130,14 +130,14 @@ class Facets(NamedTuple):
         """The look of the lines of each value of ``line``: that of its arm, or a shade."""
         values = pd.concat([panel_runs for _, panel_runs in self.panels])[self.line]
         if self.line == "arm":
-            return {arm: panels.arm_look(position) for position, arm in enumerate(values.unique())}
+            return panels.arm_looks(values.unique())
         return {value: {"color": shade} for value, shade in style.shades(values, style.SIZE_SHADES).items()}
 
     @property
     def keys(self) -> list[Line2D]:
         """Key entries of the lines."""
         if self.line == "arm":
-            return [panels.arm_key(arm, look) for arm, look in self.looks.items()]
+            return panels.arm_keys(self.looks)
         return layout.line_keys({value: look["color"] for value, look in self.looks.items()}, self.spell)
 
 

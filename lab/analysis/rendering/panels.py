@@ -128,6 +128,11 @@ def arm_look(position: int) -> dict[str, Any]:
     }
 
 
+def arm_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The looks of these arms, or of whatever else differs in colour and mark, by name."""
+    return {name: arm_look(position) for position, name in enumerate(names)}
+
+
 def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
     """Key entry of an arm."""
     return Line2D([], [], markersize=5, label=arm, **look)

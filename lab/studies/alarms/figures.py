@@ -35,7 +35,7 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: there are no runs with a burst, or none without")
     summary = summarize(scores)
     bursts = sorted(planted["burst"].unique())
-    looks = {LABELS[score.kind][0]: panels.arm_look(number) for number, score in enumerate(summary)}
+    looks = panels.arm_looks(LABELS[score.kind][0] for score in summary)
     height, columns = panels.rows_height(looks), layout.columns_for(2, panels.NARROWEST_ROWS)
     below = [height, BURST_HEIGHT * len(bursts)]
     sheet, ((shares,), (leads,)) = layout.facets(["", ""], [""], height, columns, below=below)

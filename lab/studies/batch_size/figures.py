@@ -269,7 +269,7 @@ def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     best = _best(records, runs)
     names = list(dict.fromkeys(best["batch"]))
-    looks = {name: panels.arm_look(position) for position, name in enumerate(names)}
+    looks = panels.arm_looks(names)
     curves = _curves(records, best)
     rows = [name for name in names if name != CONSTANT]
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)

@@ -72,7 +72,7 @@ def panel_of_board(panel: Panel, rows: Sequence[Row]) -> Sheet:
         panels.level(times, 1.0, "reference", upright=True)
         times.set_xlabel("time of a run, over that\nof the reference")
     verdicts = {row.verdict for row in rows}
-    sheet.keys(("verdict", [panels.arm_key(word, look) for word, look in LOOKS.items() if word in verdicts]))
+    sheet.keys(("verdict", panels.arm_keys({word: look for word, look in LOOKS.items() if word in verdicts})))
     return sheet
 
 

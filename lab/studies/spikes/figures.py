@@ -105,9 +105,9 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
     names = list(dict.fromkeys(costs["name"].loc[ranks.sort_values(kind="stable").index]))
     differences = [cost.column for cost in panels_of if cost.is_difference]
     costs = costs.assign(**{column: costs[column].where(costs["name"] != reference) for column in differences})
-    looks = {burst: panels.arm_look(position) for position, burst in enumerate(sorted(costs["burst"].unique()))}
+    looks = panels.arm_looks(sorted(costs["burst"].unique()))
     sheet = cost_rows(costs, panels_of, names, "burst", looks)
-    sheet.keys(("burst", [panels.arm_key(burst.replace("_", " "), look) for burst, look in looks.items()]))
+    sheet.keys(("burst", panels.arm_keys({burst.replace("_", " "): look for burst, look in looks.items()})))
     return sheet
 
 
@@ -285,7 +285,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no run went back to an earlier state at a burst")
     states = [STATES[kept] for kept in zip(table["weights"], table["moments"], strict=True)]
     table = table.assign(name=states, batches=table["data"].map(BATCHES))
-    looks = {batches: panels.arm_look(position) for position, batches in enumerate(BATCHES.values())}
+    looks = panels.arm_looks(BATCHES.values())
     names = list(STATES.values())
     shown = [(burst, cost) for burst in bursts for cost in STATE_COSTS]
     titles = [f"burst of {burst}".replace("_", " ") for burst, _ in shown]

@@ -89,7 +89,7 @@ def typical_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no run without bad data had a spike and was measured at every step")
     chosen = _typical(pd.DataFrame(spikes), runs).head(layout.columns_for(len(spikes)))
     sheet, facet_axes = layout.facets(chosen["title"].tolist(), list(PANELS), PANEL_HEIGHT, len(chosen), share_y=False)
-    looks = {name: {"color": panels.arm_look(place)["color"], "linewidth": 1} for place, name in enumerate(LINES)}
+    looks = {name: {"color": look["color"], "linewidth": 1} for name, look in panels.arm_looks(LINES).items()}
     for row, of_spike in zip(chosen.to_dict("records"), facet_axes, strict=True):
         step = int(row["step"])
         for axes, lines in zip(of_spike, PANELS.values(), strict=True):
@@ -170,7 +170,7 @@ def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
     of_change = {name: rows for name, rows in of_change.items() if len(rows)}
     names = sorted(of_change, key=lambda name: (name != CHANGE_NAMES[SAME], -of_change[name]["removed"].mean()))
     sheet, (shares, waits) = panels.row_panels(names, 2)
-    looks = {name: panels.arm_look(place) for place, name in enumerate((REMOVED, AT_ONCE_NAME))}
+    looks = panels.arm_looks((REMOVED, AT_ONCE_NAME))
     columns_of = {REMOVED: "removed", AT_ONCE_NAME: "at_once"}
     groups = [
         (look, {row: _share(name, of_change[name][columns_of[kind]], kind) for row, name in enumerate(names)})
@@ -241,7 +241,7 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
     means = costs[costs["spikes"] == OWN_SPIKES].groupby("name")["more"].mean()
     names = sorted(means.index, key=lambda name: (name != NO_REMEDY, means[name]))
     kinds = sorted(costs["spikes"].unique(), key=lambda kind: (kind != OWN_SPIKES, kind))
-    looks = {kind: panels.arm_look(place) for place, kind in enumerate(kinds)}
+    looks = panels.arm_looks(kinds)
     sheet = cost_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
     if len(kinds) > 1:
         sheet.keys(("spikes", panels.arm_keys(looks)))

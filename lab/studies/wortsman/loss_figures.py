@@ -108,8 +108,9 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
     sheet, ((losses,), (rates,)) = layout.facets(["", ""], [""], 17.0, layout.columns_for(2, OWN_LABELS), share_y=False)
-    for position, (_, best_of_arm) in enumerate(arms):
-        look = panels.arm_look(position)
+    looks = panels.arm_looks(arm for arm, _ in arms)
+    for arm, best_of_arm in arms:
+        look = looks[arm]
         sizes: dict[Any, pd.DataFrame] = dict(list(best_of_arm.groupby("size")))
         for axes, value, quantity in ((losses, "capped", BEST_LOSS), (rates, "lr", BEST_LR)):
             seeds = [group[value].to_numpy(dtype=float) for group in sizes.values()]
@@ -125,7 +126,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     losses.set_ylabel("best held-out loss\n(nats/token)")
     scales.lr_ticks(rates, runs["lr"], best["lr"])
     rates.set_ylabel("best peak learning rate")
-    sheet.keys(("", [panels.arm_key(arm, panels.arm_look(position)) for position, (arm, _) in enumerate(arms)]))
+    sheet.keys(("", panels.arm_keys(looks)))
     sheet.explain(
         POWER_LAW,
         "A dashed line is a power law fitted to the losses of all sizes of an arm except the largest. The hollow mark "
@@ -180,7 +181,7 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
         _sensitivity_lines(bottom, curves, runs, size_name(records))
         bottom.set_ylabel(f"{quantity}\n(nats/token)")
         if shown.line != "arm":
-            sheet.keys(("arm", [panels.arm_key(arm, panels.arm_look(position)) for position, arm in enumerate(arms)]))
+            sheet.keys(("arm", panels.arm_keys(panels.arm_looks(arms))))
     else:
         by_size = style.shades(sizes, style.SIZE_SHADES if shown.line == "size" else style.LR_SHADES)
         _sensitivity_rows(bottom, curves, runs, by_size)

@@ -180,8 +180,8 @@ def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
     mean over seeds. The flatter a line, the more equal are the gradients of the blocks.
     """
     deep = _deep(records, runs)
-    arms = list(dict.fromkeys(deep["arm"]))
-    idle = [arm for arm in dict.fromkeys(runs["arm"]) if arm not in arms]
+    looks = panels.arm_looks(deep["arm"].unique())
+    idle = [arm for arm in runs["arm"].unique() if arm not in looks]
     sheet, facet_axes = layout.facets(list(TENSORS.values()), ["gradient RMS"], 14.5)
     for (axes,), tensor in zip(facet_axes, TENSORS, strict=True):
         by_block = [
@@ -191,13 +191,12 @@ def gradient_with_depth(records: Records, runs: pd.DataFrame) -> Sheet:
         table = pd.concat(by_block).dropna(subset=["value"])
         if table.empty:
             raise NothingToDrawError("nothing to draw: no gradients of blocks are on record")
-        for position, arm in enumerate(arms):
-            of_arm = table[table["arm"] == arm]
-            panels.over(axes, of_arm, "block", "value", GRADIENT, **panels.arm_look(position))
+        for arm, look in looks.items():
+            panels.over(axes, table[table["arm"] == arm], "block", "value", GRADIENT, **look)
         axes.set_xticks(range(1, 1 + len(by_block)))
         axes.set_xlabel("block")
     scales.probe_axis(facet_axes[0][0])
-    sheet.keys(("", [panels.arm_key(arm, panels.arm_look(n)) for n, arm in enumerate(arms)]))
+    sheet.keys(("", panels.arm_keys(looks)))
     if idle:
         sheet.note(f"Left out, since they never beat a bigram model: {listed(idle)}.")
     return sheet
