@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lab.core.axes import over
-from lab.core.hooks import HookIntervention, HookPoint, LossTerm, Predictions
-from lab.core.schema import PerRun, bounded
+from lab import HookIntervention, LossTerm, PerRun, Predictions, bounded, over
+from lab.core.hooks import HookPoint
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import composing
+from lab import Fleet
 from lab.core import machine
 from lab.records import store
-from lab.training.fleet import Fleet
 from small import brief
 from sweeping import finish
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lab.__main__ import main
+from lab import main
 from lab.core import machine
 from lab.records import store
 

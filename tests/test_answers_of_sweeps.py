@@ -9,10 +9,10 @@ import pytest
 import planted
 import planted_claims
 import planted_damage
-from lab.analysis import contrasts
+from lab.analysis import Study, contrasts
 from lab.analysis.contrasts import ANY_SWEEP
 from lab.analysis.judging.evidence import Evidence
-from lab.analysis.sensitivity import Study, study_of
+from lab.analysis.sensitivity import study_of
 from lab.core import shipped
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from lab import Fleet, RunConfig
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import plans
@@ -19,9 +20,7 @@ from lab.sweeping import dry_run, job
 from lab.sweeping.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
 from lab.sweeping.dry_run import Trial, run_trials
 from lab.sweeping.planner import points
-from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
-from lab.training.fleet import Fleet
 from lab.training.loop import train
 from small import configs, tree
 

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab import PackedCorpus
 from lab.core.errors import RequestError
 from lab.data import huggingface, text, tokenizer
 from lab.data.huggingface import HuggingFace
-from lab.data.packing import PackedCorpus
 from lab.data.text import JsonLines, Parquet, Text
 from small import forget_data
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from lab.analysis import study
 from lab.core.errors import RequestError
 from lab.records import event_files, store, trackers

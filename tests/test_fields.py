@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.core.axes import over, per_run_max, per_run_mean, per_run_norm, per_run_rms
-from lab.core.schema import PerRun, PerRunSeed, bounded, build, leaves, one_of, stack
+from lab import PerRun, PerRunSeed, bounded, one_of, over, per_run_max, per_run_mean, per_run_norm, per_run_rms
+from lab.core.schema import build, leaves, stack
 from pieces import CPU
 
 

@@ -17,12 +17,12 @@ import pytest
 
 import lab
 import lab.analysis
+from lab import Fleet
 from lab.analysis import study
 from lab.cli import compose, in_python, launch
 from lab.core import registry
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.training.fleet import Fleet
 
 HERE = {"hydra/launcher": "basic"}
 TOY = ("scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1")

@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from lab import Fleet
 from lab.core import machine
 from lab.records import leases, store
 from lab.sweeping import pipeline
 from lab.sweeping.job import train_fleet
 from lab.sweeping.planner import plan_sweep
-from lab.training.fleet import Fleet
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes
 

@@ -14,12 +14,11 @@ import pytest
 import planted
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis import Records
+from lab.analysis import Records, study
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.sensitivity import study
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
 from lab.report.answers import answer

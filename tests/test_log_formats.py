@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from lab.analysis.events.log_formats import TEXTS, given_columns, known_formats
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError

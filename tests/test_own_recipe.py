@@ -18,13 +18,12 @@ import pytest
 import torch
 
 import lab
-from lab.__main__ import main
+from lab import Fleet, main
 from lab.core import hooks, machine, registry
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
 from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES
 from lab.records import store
-from lab.training.fleet import Fleet
 from small import configs
 
 HOME = Path(__file__).parents[1]

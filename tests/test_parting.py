@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from lab.analysis.events.following import Alarm, Follower
 from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
 from lab.analysis.events.logs import read_logs

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planted
-from lab.__main__ import main
+from lab import main
+from lab.analysis import Records
 from lab.analysis.forecast import fits, output_logits
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
@@ -22,7 +23,6 @@ from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.records.store import Records
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)

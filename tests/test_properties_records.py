@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planted
-from lab.analysis import curves
-from lab.analysis.sensitivity import PARTS, best_lr_fine, by_curve, per_seed, split, spread
+from lab.analysis import Records, by_curve, curves, per_seed
+from lab.analysis.sensitivity import PARTS, best_lr_fine, split, spread
 from lab.records import store
-from lab.records.store import Records
 
 
 def card(name: str, status: str, more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from planted import cards, heard, write
 from test_watch import bump, calm
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from lab.__main__ import main
+from lab import main
 from lab.analysis import from_frame, study
 from lab.records import run_table, store
 from lab.studies.figures import FIGURES

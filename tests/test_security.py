@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import planted
-from lab.__main__ import main
+from lab import main
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer

@@ -24,7 +24,7 @@ import pyarrow
 import pytest
 
 import planted
-from lab.__main__ import main
+from lab import main
 from lab.analysis.rendering import html
 from lab.cli.commands import COMMANDS
 from lab.core.printing import say

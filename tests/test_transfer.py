@@ -13,11 +13,12 @@ from scipy.stats import binomtest, spearmanr
 
 import planted
 import planted_board
-from lab.__main__ import main
+from lab import main
+from lab.analysis import Records
 from lab.analysis.judging.verdicts import Verdict
 from lab.analysis.statistics import Interval
 from lab.records import store
-from lab.records.store import NO_METRICS, Records
+from lab.records.store import NO_METRICS
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.arms import arm_cards, meanings

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.__main__ import main
+from lab import main
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
 from lab.analysis.events.logs import logs_of
