@@ -7,11 +7,10 @@ import sys
 
 def printable(text: str) -> str:
     """Escape control characters, surrogates and marks that change the direction of writing."""
-    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
-
-
-def _escaped(letter: str) -> str:
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def say(text: str, *, error: bool = False) -> None:

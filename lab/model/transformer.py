@@ -278,8 +278,11 @@ class Transformer(nn.Module):
         if self.at_readout.changes:
             del self.head
             self.ends = ("embedding",)
-        for name, layer in self.layers():
-            self._round(layer, name)
+        for name, layer in self.layers():  # its own, and those of interventions
+            if isinstance(layer, Linear) and not name.endswith(OF_QKV):
+                layer.operands = rounding_at(self.operands, name)
+            if isinstance(self.operands, LowPrecision) and self.operands.rounds_gain(name):
+                layer.gain_rounding = self.operands
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``[r b t v]`` and the hidden states ``[r b t d]`` before the head."""
@@ -289,13 +292,6 @@ class Transformer(nn.Module):
         hidden_rbtd: Tensor = self.final_norm(x_rbtd)
         logits_rbtv: Tensor = self.at_logits(self.at_readout(hidden_rbtd, self).to(x_rbtd.dtype))
         return logits_rbtv, hidden_rbtd
-
-    def _round(self, layer: Layer, name: str) -> None:
-        """Let a layer round as the model does, whether it is the model's own or of an intervention."""
-        if isinstance(layer, Linear) and not name.endswith(OF_QKV):
-            layer.operands = rounding_at(self.operands, name)
-        if isinstance(self.operands, LowPrecision) and self.operands.rounds_gain(name):
-            layer.gain_rounding = self.operands
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer that owns a weight, by the weight's name (``block0.attention.query``)."""

@@ -164,12 +164,11 @@ def gain_code(gains: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The same measure in every precision, whether the model rounds its gains or not (arXiv:2506.20752).
     """
-    return {name: _largest_share(_as_mxfp8(gain_r)) for name, gain_r in gains.items()}
-
-
-def _as_mxfp8(gain_r: Tensor) -> Tensor:
-    kept_r, _ = mx_blocks(split(gain_r.float(), -1, MX_BLOCK), -1, E4M3)
-    return joined(kept_r, -1, gain_r.shape[-1])
+    shares = dict[str, Tensor]()
+    for name, gain_r in gains.items():
+        kept_r, _ = mx_blocks(split(gain_r.float(), -1, MX_BLOCK), -1, E4M3)
+        shares[name] = _largest_share(joined(kept_r, -1, gain_r.shape[-1]))
+    return shares
 
 
 def _largest_share(value_r: Tensor) -> Tensor:

@@ -160,7 +160,12 @@ def update_bimodality(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     gradients whose correlation outlasts a hundred steps give an RMS near 1 and still a single mode.  Read it together
     with ``update_rms`` and ``update_large``.  A tensor of equal entries has none (NaN).
     """
-    return {name: _bimodality(direction) for name, direction in directions.items()}
+    bimodality = dict[str, Tensor]()
+    for name, direction in directions.items():
+        centred_r = direction - over(per_run_mean(direction), direction)
+        square_r, cube_r, fourth_r = (per_run_mean(centred_r**power) for power in (2, 3, 4))
+        bimodality[name] = (cube_r.square() / square_r**3 + 1) * square_r.square() / fourth_r
+    return bimodality
 
 
 @probe(event="descent")
@@ -224,12 +229,6 @@ def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dic
 def _is_large(direction: Tensor) -> Tensor:
     """1 or 0, and NaN where an entry is not a number."""
     return torch.where(direction.isnan(), direction, (direction.abs() > LARGE).to(direction.dtype))
-
-
-def _bimodality(tensor_r: Tensor) -> Tensor:
-    centred_r = tensor_r - over(per_run_mean(tensor_r), tensor_r)
-    square_r, cube_r, fourth_r = (per_run_mean(centred_r**power) for power in (2, 3, 4))
-    return (cube_r.square() / square_r**3 + 1) * square_r.square() / fourth_r
 
 
 @probe(event="noise")

@@ -60,13 +60,10 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
     names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
-    return {**flat, **names, **_order(config), **_custom_model(config)}
-
-
-def _order(config: RunConfig) -> dict[str, str]:
-    """The orders in which interventions act, before and after restarts, where they are not those of their names."""
+    # in which interventions act, before and after restarts, where it is not the order of their names
     orders = set().union(*(unlike_names(hook_interventions(phase)) for phase in config.phases))
-    return {store.ORDER: ", ".join(sorted(orders))} if orders else {}
+    order = {store.ORDER: ", ".join(sorted(orders))} if orders else {}
+    return {**flat, **names, **order, **_custom_model(config)}
 
 
 def _spike_lab(config: RunConfig) -> dict[str, str]:
