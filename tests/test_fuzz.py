@@ -39,12 +39,10 @@ def split(text: str) -> list[str]:
 
 # Of Hydra's own, keys that are nowhere, and no keys at all.
 KEYS = split("""
-hydra hydra.mode hydra.job.name hydra.job.chdir hydra.job.num hydra.job.env_set hydra.run.dir hydra.sweep.dir
-hydra.searchpath hydra.verbose hydra.output_subdir hydra.callbacks hydra.callbacks.x._target_
-hydra.job_logging.version hydra.sweeper hydra.sweeper.max_runs hydra.sweeper.params hydra.sweeper.params.seed
-hydra.sweeper._target_ hydra.sweeper._recursive_
+hydra hydra.mode hydra.job.chdir hydra.searchpath hydra.callbacks.x._target_
+hydra.sweeper hydra.sweeper.max_runs hydra.sweeper.params hydra.sweeper.params.seed hydra.sweeper._target_
 hydra.launcher hydra.launcher._target_ hydra.launcher.processes hydra.launcher.devices
-hydra.launcher.timeout_minutes hydra.launcher.x hydra.overrides.task hydra.runtime.cwd fleet shard _target_
+hydra.launcher.timeout_minutes hydra.launcher.x fleet shard _target_
 data._target_ model._target_ foo a.b model. .x é optimizer.links defaults model@model model@hydra.callbacks
 data@_global_ optimizer.lr@x seed: intervention.z_loss.coefficient data.path data.tokenizer data.vocabulary
 data.tokens schedule.cooldown parametrization.base_width tracker.project
@@ -63,9 +61,8 @@ shuffle(1,2) sort(2,1) tag(a,1) int(a) float(x) str([1]) extend_list(1) [ ] { ( 
 """)
 ODD += ["'\ud800'", "'\x1b[2J'", "'\u202e'", "a\tb", "'\n'", " "]
 FLAGS = split("""
---help --cfg --cfg=job --cfg=x --info --info=x --package --package=model --resolve --version --run -r --multirun -m
--c -p --config-dir --config-dir=nowhere --config-dir=. -cd --config-path=/ --config-name=x --experimental-rerun=x
---dry-run --shell --dry-run=1 -i -x -- -
+--help --cfg --cfg=job --cfg=x --info --package=model --resolve --multirun -m -c --config-dir --config-dir=nowhere
+--config-dir=. -cd --config-path=/ --dry-run --dry-run=1 -x -- -
 """)
 
 

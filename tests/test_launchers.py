@@ -14,7 +14,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.local_launcher.local_launcher import LocalLauncher
+from hydra_plugins.instability_lab import LocalLauncher
 from lab.__main__ import main
 from lab.core import machine
 from lab.core.errors import RequestError

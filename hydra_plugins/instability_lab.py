@@ -1,8 +1,8 @@
-"""Hydra's launcher for isolated processes on one machine."""
+"""What the lab adds to Hydra: the settings of a sweep, and a launcher for isolated processes on one machine."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,18 @@ from omegaconf import DictConfig
 
 
 @dataclass
+class FleetSweeperConf:
+    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet.
+
+    Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
+    and fewer where cores or GPUs would otherwise be idle.
+    """
+
+    params: dict[str, Any] = field(default_factory=dict)
+    max_runs: int | None = None
+
+
+@dataclass
 class LocalLauncherConf:
     """How many jobs at once, where, and for how long.
 
@@ -24,12 +36,13 @@ class LocalLauncherConf:
     ``timeout_minutes`` after which a job is taken for hung and killed; null means never.
     """
 
-    _target_: str = "hydra_plugins.local_launcher.local_launcher.LocalLauncher"
+    _target_: str = "hydra_plugins.instability_lab.LocalLauncher"
     processes: int = 0
     devices: list[Any] | None = None
     timeout_minutes: float | None = None
 
 
+ConfigStore.instance().store(group="hydra/sweeper", name="fleet", node=FleetSweeperConf, provider="instability-lab")
 ConfigStore.instance().store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="instability-lab")
 
 

@@ -1,1 +1,0 @@
-"""The sweeper that packs points into fleets."""
