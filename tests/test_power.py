@@ -63,7 +63,7 @@ def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
     assert first == "LR sensitivity is lower with qk-layernorm, at every size (Wortsman 2023, 1), in nats/token"
     assert head.split()[0] == "part"
     assert [line.split()[:2] for line in parts] == [["24.7k", "parameters"], ["98.6k", "parameters"]]
-    assert pilot == "pilot of 3 seeds; the interval is that of reading 1, 96.0%"
+    assert pilot == "pilot of 3 seeds; an interval of reading 1 has a level of 96.0%"
     assert last.endswith(f" each: {max(int(line.split()[-1]) for line in parts)}")
     spreads = [float(line.split()[3]) for line in parts]
     assert [int(line.split()[-1]) for line in parts] == [seeds_for(0.02, spread, alpha_of(1)) for spread in spreads]

@@ -1,4 +1,4 @@
-"""Contrasts: a quantity of every arm, and its difference from that of a reference arm, paired by seed."""
+"""Contrasts: a quantity of every arm, and its difference from a reference arm, paired by seed."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Contrast(NamedTuple):
     Attributes:
         reference: the arm with which the others are compared; empty if there is none.
         levels: the interval of the quantity, by arm and column.
-        differences: that of the difference of each other arm from the reference, over the seeds and learning rates that
-            both ran; by arm and column.
+        differences: the interval of each other arm's difference from the reference, over the seeds and learning rates
+            that both ran; by arm and column.
     """
 
     measure: Measure
@@ -119,7 +119,7 @@ def contrast(
 
     Args:
         points: made by the ``points`` of the measure. With several arms, columns that only one arm has are left out.
-        level: the confidence level of the intervals of differences; those of values are at 95 %.
+        level: the confidence level of the intervals of differences; intervals of values are at 95 %.
     """
     table = measure.reduce(points, window)
     arms = list(dict.fromkeys(map(str, points["arm"])))
@@ -240,7 +240,7 @@ def of_curves(quantity: str) -> Reduce:
             worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
             values = inside.mask(worse).to_dict()  # if nothing was learned, no learning rate made it worse
         else:
-            values = {(one.curve, one.seed): one.values[quantity] for one in curve_summaries(points)}
+            values = {(summary.curve, summary.seed): summary.values[quantity] for summary in curve_summaries(points)}
         keys = zip(points["curve"], points["seed"], strict=True)
         return by_size(points.assign(value=[values[key] for key in keys]))
 

@@ -114,7 +114,7 @@ def mantissa_bits_of(text: str) -> int:
 
 
 def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
-    """Stored mantissa bits of the logits of each run, by run id; those of bf16 if the records do not have them."""
+    """Stored mantissa bits of the logits of each run, by run id; bf16's if the records do not say."""
     by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits", "kept_in_bf16"])
     chosen = pd.to_numeric(by_id["mantissa_bits"], errors="coerce").where(by_id["precision"] == "mantissa")
     fp32 = by_id["precision"].isin(RESULTS_IN_FP32) & (by_id["kept_in_bf16"] != "ends")
@@ -127,7 +127,7 @@ def published() -> pd.DataFrame:
     """Published runs of 16 to 221 million parameters in bf16, a row each.
 
     Columns: ``size`` (parameters) and ``lr``; ``mean_logit`` and its ``mean_logit_std_over_tokens``;
-    ``loss_minus_mu_centering``: the final loss minus that of the run with a centred head, in which logits stay small,
+    ``loss_minus_mu_centering``: the final loss minus the loss with a centred head, in which logits stay small, in
     nats per token.
 
     References:

@@ -12,7 +12,7 @@ from lab.records.store import Records
 
 TRAIN = "train_loss"
 
-# The probe of the distance from initialization, and the part of the model where it measures that of learned positions.
+# The probe of the distance from initialization, and the part of the model where it measures learned positions.
 DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
 FEW = 20  # measurements over which ``rise`` takes means
 
@@ -114,9 +114,9 @@ def log_last(records: Records, probe: str) -> pd.Series:
 
 
 def embedding_share(records: Records) -> pd.DataFrame:
-    """Norm of the embedding's gradient over that of all other weights together; columns ``id``, ``step``, ``value``.
+    """Norm of the embedding's gradient over the norm of all other gradients; columns ``id``, ``step``, ``value``.
 
-    The gradient of a tied embedding is that of both its uses. NaN if either norm is, or if no other weight has one.
+    The gradient of a tied embedding comes from both its uses. NaN if either norm is, or if no other weight has one.
     """
     runs = records.runs.set_index("id")
     tables = 2 - runs["intervention"].str.contains("tied_head", regex=False).astype(int)

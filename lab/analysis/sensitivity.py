@@ -161,7 +161,7 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
 
 
 def untrained(points: pd.DataFrame) -> pd.MultiIndex:
-    """Arms and sizes of ``judge(points)`` no run of which ended better than the bigram model, so none is stable."""
+    """Arms and sizes of ``judge(points)`` where no run ended better than the bigram model, so that none is stable."""
     best = points.groupby(["arm", "size"])[["capped", "loss_bigram"]].min()
     return pd.MultiIndex.from_tuples(best.index[best["capped"] > best["loss_bigram"]], names=["arm", "size"])
 
@@ -182,7 +182,7 @@ def has_sensitivity(curves: pd.DataFrame) -> bool:
 
 
 def paired(points: pd.DataFrame, first: str, second: str, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
-    """Sensitivity of arm ``first`` minus that of arm ``second``, one row per size that both have.
+    """Sensitivity of arm ``first`` minus sensitivity of arm ``second``, one row per size that both have.
 
     Differences are taken per seed, over the learning rates that both arms ran. Equal seeds have the same order of data,
     and the same initial values of the weights that both arms have.
@@ -414,7 +414,7 @@ def from_frame(
         loss: column of final losses; an empty or non-finite one is a diverged run, which counts at its initial loss.
         size: column of numbers of parameters, or the number for all runs.
         seed: column of seeds; without one all runs have the same seed.
-        arm: columns that distinguish arms; by default those of which each value occurs with three learning rates.
+        arm: columns that distinguish arms; by default the columns whose every value occurs with three learning rates.
         initial_loss: column of losses at initialization, or the loss for all runs.
         steps: column of numbers of training steps, or the number for all runs.
         window: as for ``study``.

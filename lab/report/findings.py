@@ -89,7 +89,7 @@ def undertrained(study: Study) -> str:
 
 
 def _below_half(curves: pd.DataFrame) -> pd.Series:
-    return curves["below"].map(lambda one: one.mean) > curves["total"].map(lambda one: one.mean) / 2
+    return curves["below"].map(lambda interval: interval.mean) > curves["total"].map(lambda interval: interval.mean) / 2
 
 
 def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:

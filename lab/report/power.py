@@ -69,16 +69,20 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
     low, high = claim.side
     reading = next_reading(arms[0].evidence, name)
     alpha = alpha_of(reading)
-    means = [one.mean if wanted is None else wanted for one in intervals]
-    spreads = [_spread(one) for one in intervals]
+    means = [interval.mean if wanted is None else wanted for interval in intervals]
+    spreads = [_spread(interval) for interval in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
     seeds = [seeds_for(distance, spread, alpha) for distance, spread in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"
-    table = {"part": effects.parts, "pilot mean": [one.mean for one in intervals], "spread over seeds": spreads}
+    table = {
+        "part": effects.parts,
+        "pilot mean": [interval.mean for interval in intervals],
+        "spread over seeds": spreads,
+    }
     table |= {"distance to the bound": distances}
     rounded = pd.DataFrame(table).map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
-    yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(each) for each in seeds]}))
-    yield f"pilot of {intervals[0].n} seeds; the interval is that of reading {reading}, {1 - alpha:.1%}"
+    yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(seeds_of) for seeds_of in seeds]}))
+    yield f"pilot of {intervals[0].n} seeds; an interval of reading {reading} has a level of {1 - alpha:.1%}"
     yield f"seeds for every part to lie where it is claimed, with {POWER:.0%} probability each: {_count(max(seeds))}"
 
 
@@ -112,7 +116,7 @@ class OpenClaim(NamedTuple):
         seeds: number of fresh seeds so far; on fresh seeds the rule of the claim was not made.
         more: number of seeds needed besides; infinite if ``MOST_SEEDS`` are too few, NaN if seeds cannot decide it.
         hours: core-hours of these seeds for the whole sweep.
-        longer: the number of steps for which these seeds must be trained, if those of today are too few; else 0.
+        longer: the number of steps for which these seeds must be trained, if today's runs are too short; else 0.
     """
 
     row: ScoreboardRow
@@ -169,14 +173,22 @@ def _seeds_to_decide(row: ScoreboardRow, effects: Qualified, alpha: float) -> fl
     """
     claim = row.claim
     if row.verdict.reason.startswith(CONTROLLED):
-        weak = [one for one in effects.control_intervals() if not one.low > 0]
-        return max(seeds_for(one.mean, _spread(one), ALPHA) if one.mean > 0 else math.nan for one in weak)
+        weak = [interval for interval in effects.control_intervals() if not interval.low > 0]
+        return max(
+            seeds_for(interval.mean, _spread(interval), ALPHA) if interval.mean > 0 else math.nan for interval in weak
+        )
     (low, high), intervals = claim.side, effects.intervals()
     margin = MARGINS.get(claim.unit, 0.0) if claim.side == ABOVE_ZERO else 0.0
-    inside = [seeds_for(min(one.mean - low, high - one.mean), _spread(one), alpha) for one in intervals]
-    none = [seeds_for(margin - abs(one.mean), _spread(one), alpha) for one in intervals]
+    inside = [
+        seeds_for(min(interval.mean - low, high - interval.mean), _spread(interval), alpha) for interval in intervals
+    ]
+    none = [seeds_for(margin - abs(interval.mean), _spread(interval), alpha) for interval in intervals]
     against = [
-        seeds_for(max(low - one.mean, one.mean - high, margin - abs(one.mean)), _spread(one), alpha / len(intervals))
-        for one in intervals
+        seeds_for(
+            max(low - interval.mean, interval.mean - high, margin - abs(interval.mean)),
+            _spread(interval),
+            alpha / len(intervals),
+        )
+        for interval in intervals
     ]
     return min(max(inside), max(none), min(against))

@@ -42,7 +42,7 @@ COLUMNS_OF_PAGE = (
     *("parameters", "steps", "λT", "on other text"),
 )
 PROSE = ("claim", EFFECT, "why not", "stated in", "about")
-# What verdicts on claims of a kind are called; the words of claims and those of questions, in the order of columns.
+# What verdicts on claims of a kind are called, and the words of claims and of questions in the order of columns.
 NOT_HERE, YES, NO = "not at this size", "answered yes", "answered no"
 WORD_OF_KIND = {(CONSTANT, CONTRADICTED): NOT_HERE, (QUESTION, REPRODUCED): YES, (QUESTION, CONTRADICTED): NO}
 WORDS = (*VERDICTS[:3], NOT_HERE, *VERDICTS[3:])
@@ -138,7 +138,7 @@ def judge_all(
     other_text: Sequence[Evidence] = (),
     sweeps: Collection[str] | None = None,
 ) -> list[ScoreboardRow]:
-    """Judge claims on these folders, and separately on ``other_text``; those of the first source come by figure.
+    """Judge claims on these folders, and separately on ``other_text``; the first source's claims are ordered by figure.
 
     Args:
         figures: figures of the first source to which the claims are limited; empty for every claim of every source.
@@ -249,7 +249,7 @@ def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format
 
 
 def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:
-    """The output of ``lab claims``: all claims, or those of one source, figure or verdict, as text or in a ``style``.
+    """The output of ``lab claims``: all claims, or one source's, figure's or verdict's, as text or in a ``style``.
 
     Without folders the verdicts are the committed ones.
 

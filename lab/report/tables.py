@@ -31,9 +31,9 @@ def sensitivities(study: Study) -> pd.DataFrame:
         pairs = zip(study.curves[name], is_undefined, strict=True)
         seeds = [pd.Series([] if undefined else values, dtype=float) for values, undefined in pairs]
         ends = {
-            "least": [each.min() for each in seeds],
-            "greatest": [each.max() for each in seeds],
-            "seeds": [each.count() for each in seeds],
+            "least": [seeds_of.min() for seeds_of in seeds],
+            "greatest": [seeds_of.max() for seeds_of in seeds],
+            "seeds": [seeds_of.count() for seeds_of in seeds],
         }
         numbers = numbers.assign(**{f"{name}_{end}": values for end, values in ends.items()})
     return numbers[[*numbers.columns.drop("n"), "n"]]

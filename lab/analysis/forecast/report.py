@@ -249,7 +249,7 @@ def _check_scored(records: Records) -> None:
 
 
 def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines; for runs imported from a table, those of ``sizes.say``.
+    """Forecasts of both quantities in every arm, as lines; for runs imported from a table, the lines of ``sizes.say``.
 
     Raises:
         RequestError: no arm has two sizes, or neither quantity was recorded.

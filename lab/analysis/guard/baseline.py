@@ -39,14 +39,14 @@ class Baseline(NamedTuple):
     Attributes:
         source: the file or results folder from which they come.
         runs: one row per run, as ``curves.points`` makes them, with a column per key of ``PROBES``; NaN if it was not
-            recorded. All of these are log10, to six digits. ``logit_growth`` is that of the largest attention logit of
-            the run over the one at its first step; ``grad_norm_clipped`` that of the largest value of the run; the
-            others are those of the last recorded value, a mean over weight tensors if there is one for each.
+            recorded. All of these are log10, to six digits: ``logit_growth`` of the run's largest attention logit over
+            the one at its first step, ``grad_norm_clipped`` of the run's largest value, and the others of the last
+            recorded value, a mean over weight tensors if there is one for each.
         curves: config of each curve by its number: plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
         window: the learning rates over which sensitivity is a mean.
-        recipe_lrs: the learning rate of the recipe itself, which those of the sweep replace, by number of the curve;
-            without curves of which it is not on record.
+        recipe_lrs: the learning rate of the recipe itself, which the sweep replaces, by number of the curve; a curve
+            whose learning rate is not on record is left out.
     """
 
     source: str

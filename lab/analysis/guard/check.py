@@ -54,7 +54,7 @@ def check_folder(
         baseline: a baseline file or another results folder.
         margin: share of the best loss by which losses may rise.
         strict: whether a drift fails, too.
-        window: the learning rates over which sensitivity is a mean; those of the baseline by default.
+        window: the learning rates over which sensitivity is a mean; by default the baseline's.
 
     Returns:
         The comparison (see ``compare_baselines``). A folder or file that cannot be read is not an error: the verdict

@@ -43,7 +43,7 @@ class Change(NamedTuple):
     Attributes:
         size: parameters without embeddings.
         before: the mean of the baseline. The quantities that change in grid steps are learning rates, and their mean is
-            geometric, as is that of the headroom; infinite if no learning rate of some seed was unstable.
+            geometric, as is the mean headroom; infinite if no learning rate of some seed was unstable.
         now: likewise of the new curves.
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
@@ -314,7 +314,7 @@ def _orders(
     now: Mapping[int, pd.DataFrame],
     limits: Mapping[int, Mapping[str, float]],
 ) -> Iterator[Change]:
-    """Changes of order, for pairs of arms of one size of which the first was less sensitive by more than the margin."""
+    """Changes of order, for pairs of arms of one size whose first was less sensitive by more than the margin."""
     for first, second in permutations(arms, 2):
         (arm, size), (other_arm, other_size) = arms[first], arms[second]
         old_gap, new_gap = ((table[second]["total"] - table[first]["total"]).dropna() for table in (before, now))

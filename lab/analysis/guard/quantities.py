@@ -25,7 +25,7 @@ class GuardedQuantity(NamedTuple):
     Attributes:
         unit: the unit of its change.
         worse: the sign of a change that is worse; 0 if either is.
-        rate: the column of the learning rate of which it is the place in the grid; empty if it is none.
+        rate: the column of the learning rate whose place in the grid it is; empty for other quantities.
     """
 
     name: str
@@ -34,7 +34,7 @@ class GuardedQuantity(NamedTuple):
     rate: str = ""
 
     def mean(self, seeds: pd.DataFrame, column: str) -> float:
-        """Its mean over the seeds of a table of ``measured``; that of learning rates is geometric.
+        """Its mean over the seeds of a table of ``measured``, which is geometric for learning rates.
 
         A seed without such a learning rate counts as infinite.
         """

@@ -20,7 +20,7 @@ from lab.core.errors import RequestError
 
 # Name and unit of what is compared, by column of ``measured``.
 COMPARED = {"best": ("best loss", NATS), "total": ("LR sensitivity", NATS), "unstable_lr_index": ("eta_div", STEPS)}
-RULE = "Differences are B minus A with their 90 % interval; those of eta_div are in steps of the learning-rate grid."
+RULE = "Differences are B minus A with their 90 % interval; for eta_div they are in steps of the learning-rate grid."
 
 
 class ComparedQuantity(NamedTuple):

@@ -74,18 +74,18 @@ def decide(intervals: Sequence[Interval], side: tuple[float, float], margin: flo
         return Decision(INCONCLUSIVE, min(few, key=lambda interval: interval.n), math.nan)
     alpha, count, (low, high) = alpha_of(reading), len(intervals), side
     zone = (-margin, margin) if side == ABOVE_ZERO else (0.0, 0.0)
-    inside = [one.p_outside(*side) for one in intervals]
-    none = [one.p_outside(*zone) for one in intervals]
-    against = [min(one.p_inside(*side), absent) for one, absent in zip(intervals, none, strict=True)]
+    inside = [interval.p_outside(*side) for interval in intervals]
+    none = [interval.p_outside(*zone) for interval in intervals]
+    against = [min(interval.p_inside(*side), absent) for interval, absent in zip(intervals, none, strict=True)]
     ps = {REPRODUCED: max(inside), NO_EFFECT: max(none), CONTRADICTED: min(1.0, count * min(against))}
     p = min(1.0, min(ps.values()) * ALPHA / alpha)
     parts = range(count)
     holds = tuple(part for part in parts if inside[part] < alpha / count)
     fails = tuple(part for part in parts if against[part] < alpha / count)
-    weakest = max(intervals, key=lambda one: max(low - one.low, one.high - high))
-    loudest = max(intervals, key=lambda one: max(low - one.high, one.low - high))
+    weakest = max(intervals, key=lambda interval: max(low - interval.low, interval.high - high))
+    loudest = max(intervals, key=lambda interval: max(low - interval.high, interval.low - high))
     if ps[NO_EFFECT] < alpha:
-        return Decision(NO_EFFECT, max(intervals, key=lambda one: abs(one.mean)), p, (), tuple(parts))
+        return Decision(NO_EFFECT, max(intervals, key=lambda interval: abs(interval.mean)), p, (), tuple(parts))
     if ps[REPRODUCED] < alpha:
         return Decision(REPRODUCED, weakest, p, tuple(parts))
     if fails:

@@ -78,7 +78,7 @@ class Qualified(NamedTuple):
 
         Args:
             earlier: effects by table and part (rows) and seed (columns).
-            name: the name of this table there; those of resolution, control and presumption begin with it.
+            name: the name of this table there, with which the names of resolution, control and presumption begin.
         """
 
         def both(name: str, now: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
@@ -97,7 +97,7 @@ class Qualified(NamedTuple):
         )
 
     def _known(self) -> pd.Index[str]:
-        tables = [pd.DataFrame(one.table) for one in (self, self.control, self.presumed) if one]
+        tables = [pd.DataFrame(effects.table) for effects in (self, self.control, self.presumed) if effects]
         return pd.concat(tables, axis=1).replace([-math.inf, math.inf], math.nan).dropna().index
 
 
@@ -114,20 +114,20 @@ def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval
         return []
     values_ps = np.atleast_2d(effects.table.to_numpy(dtype=float).T)
     resolutions_ps, trials_ps = (
-        np.broadcast_to(np.atleast_2d(np.asarray(one, dtype=float).T), values_ps.shape)
-        for one in (effects.resolution, effects.trials)
+        np.broadcast_to(np.atleast_2d(np.asarray(table, dtype=float).T), values_ps.shape)
+        for table in (effects.resolution, effects.trials)
     )
     known = effects.table.index.isin(seeds)
-    made = []
+    intervals = []
     for values_s, resolutions_s, trials_s in zip(
         values_ps[:, known], resolutions_ps[:, known], trials_ps[:, known], strict=True
     ):
         if np.isfinite(trials_s).any():
-            made.append(share_of_clusters((values_s + effects.minus) * trials_s, trials_s, effects.minus))
+            intervals.append(share_of_clusters((values_s + effects.minus) * trials_s, trials_s, effects.minus))
         else:
             resolution = max(10**-DIGITS, math.sqrt(np.mean(resolutions_s**2)) if known.any() else 0)
-            made.append(student_t(values_s.round(DIGITS), resolution=resolution))
-    return made
+            intervals.append(student_t(values_s.round(DIGITS), resolution=resolution))
+    return intervals
 
 
 Effects = pd.DataFrame | pd.Series | Qualified
@@ -198,18 +198,18 @@ def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: flo
 def difference(
     *arms: ArmTables, of: Quantity | list[Quantity], between: Sequence[int] = (0, 1), absolute: bool = False
 ) -> Qualified:
-    """A quantity of one arm minus that of another; with two quantities, the first of one arm minus the second."""
+    """Difference of a quantity between two arms; with two quantities, the first of one arm minus the second."""
     first, second = of if isinstance(of, list) else (of, of)
-    one, other = (arms[number] for number in between)
-    table = quantity(one, first) - quantity(other, second)
-    step = (resolution(one, first) ** 2 + resolution(other, second) ** 2) ** 0.5
+    left, right = (arms[number] for number in between)
+    table = quantity(left, first) - quantity(right, second)
+    step = (resolution(left, first) ** 2 + resolution(right, second) ** 2) ** 0.5
     return Qualified(table.abs() if absolute else table, step)
 
 
 def ratio(*arms: ArmTables, of: Quantity, between: Sequence[int] = (0, 1)) -> Qualified:
-    """A quantity of one arm over that of another."""
-    one, other = (quantity(arms[number], of) for number in between)
-    return Qualified(one / other)
+    """Ratio of a quantity between two arms."""
+    left, right = (quantity(arms[number], of) for number in between)
+    return Qualified(left / right)
 
 
 def slope_over_size(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1) -> Qualified:
@@ -231,11 +231,11 @@ def slope_of_difference(first: ArmTables, second: ArmTables, *, of: list[Quantit
 
 
 def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
-    """Decades by which eta* (vertex of a parabola over log LR) of each larger size lies above that of the smallest."""
-    one = arms[arm]
-    if len(one.sizes) < 2:
+    """Decades by which eta* (vertex of a parabola over log LR) of each larger size lies above eta* of the smallest."""
+    chosen = arms[arm]
+    if len(chosen.sizes) < 2:
         raise MissingRunsError("models of one size only")
-    best, squared_resolution = one.table("log_best"), one.resolution("log_best") ** 2
+    best, squared_resolution = chosen.table("log_best"), chosen.resolution("log_best") ** 2
     step = squared_resolution.iloc[:, 1:].add(squared_resolution.iloc[:, 0], axis=0) ** 0.5
     return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step)
 
@@ -245,10 +245,10 @@ def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
 
     The control of a claim that eta* stays in place: in the arm without the remedy it must not.
     """
-    one = arms[arm]
-    if len(one.sizes) < 2:
+    chosen = arms[arm]
+    if len(chosen.sizes) < 2:
         raise MissingRunsError("models of one size only")
-    best, step = one.table("log_best"), one.resolution("log_best")
+    best, step = chosen.table("log_best"), chosen.resolution("log_best")
     moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
     return Qualified(moved - 0.5, (step.iloc[:, -1] ** 2 + step.iloc[:, 0] ** 2) ** 0.5)
 
@@ -258,14 +258,14 @@ def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
 
     Of one arm, at each size, times ``sign``. Above zero some learning rate is costly.
     """
-    one = arms[arm]
-    best, lrs = one.table("log_best"), [lr for lr in one.lrs if lr <= HIGH] or [one.top]
-    losses = np.stack([one.margin_over_costly_loss(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
+    chosen = arms[arm]
+    best, lrs = chosen.table("log_best"), [lr for lr in chosen.lrs if lr <= HIGH] or [chosen.top]
+    losses = np.stack([chosen.margin_over_costly_loss(lr).where(best < math.log10(lr), -LOST) for lr in lrs])
     return Qualified(sign * pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna()))
 
 
 def coincide(first: ArmTables, second: ArmTables) -> Qualified:
-    """Loss of the second arm minus that of the first, a mean over learning rates up to a tenth of the first's eta_div.
+    """Mean loss of the second arm minus the first's, over learning rates up to a tenth of the first's eta_div.
 
     There is one at each size, nats/token. The eta_div, where the loss crosses the best one + 0.3, is the smallest over
     seeds. The control: at the top learning rate the first arm's loss is higher by more than 0.02, at every size.

@@ -289,7 +289,9 @@ class ArmTables:
     def without_undertraining(self) -> ArmTables:
         """The same arm, with the instability part of each S in place of S."""
         arm = copy(self)
-        arm.complete = [one._replace(values=one.values | _instability_parts(one.values)) for one in self.complete]
+        arm.complete = [
+            summary._replace(values=summary.values | _instability_parts(summary.values)) for summary in self.complete
+        ]
         return arm
 
     def setting(self, key: str) -> Any:

@@ -104,7 +104,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
 
     Args:
         path: the file.
-        of_study: modules with the functions and presumptions of the study, besides those of the library.
+        of_study: modules with the functions and presumptions of the study, besides the library's.
 
     Raises:
         RequestError: a row has an unknown field, or names an unknown function, argument, sweep, source or kind.

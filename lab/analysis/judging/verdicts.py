@@ -144,8 +144,8 @@ class Verdict(NamedTuple):
     """The verdict on a claim.
 
     Attributes:
-        effect: that of the part with the strongest evidence against the claim, as are ``low`` and ``high``; NaN if no
-            part has one.
+        effect: the effect in the part with the strongest evidence against the claim, and ``low`` and ``high`` its
+            interval; NaN if no part has one.
         sweep: the sweep that was judged, or that would train the runs.
         parameters: parameters of the models judged, in rising order.
         steps: numbers of training steps of the runs judged, in rising order.
@@ -225,7 +225,7 @@ def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
 
 
 def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = "effect") -> Qualified:
-    """Effects per seed, with those of earlier seeds of the same config."""
+    """Effects per seed, including earlier seeds of the same config."""
     effects, earlier = qualified(claim.effects(*arms)), arms[0].evidence.earlier_seeds
     if claim.presumes:
         effects = effects._replace(presumed=qualified(claim.presumes.effects(*arms)))
@@ -241,7 +241,7 @@ def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
     decision = _decide(claim, effects, reading)
     verdict, shown, p, *_ = decision
-    weak = [one for one in effects.control_intervals() if not one.low > 0]
+    weak = [interval for interval in effects.control_intervals() if not interval.low > 0]
     reason = ""
     if shown.n < FEWEST_SEEDS:
         reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
@@ -250,7 +250,7 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: i
     elif caution := _undertrained(claim, arms, verdict, reading):
         verdict, reason = INCONCLUSIVE, caution
     elif verdict in DECIDED and weak:
-        control = min(weak, key=lambda one: one.low)
+        control = min(weak, key=lambda interval: interval.low)
         verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, effects, arms)
     elif verdict != REPRODUCED:
         relation = f"{_relation(claim, decision, effects, alpha_of(reading))}{_open_parts(decision, effects)}"
@@ -295,10 +295,10 @@ def _open_parts(decision: Decision, effects: Qualified) -> str:
 
 def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
     """The reason why the setting does not meet the presumption of the claim; empty if it does."""
-    weak = [one for one in effects.presumed_intervals() if not one.low > 0]
+    weak = [interval for interval in effects.presumed_intervals() if not interval.low > 0]
     if not claim.presumes or not weak:
         return ""
-    return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda one: one.low)))}; tried: {extent(arms)}"
+    return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda interval: interval.low)))}; tried: {extent(arms)}"
 
 
 def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: int) -> str:

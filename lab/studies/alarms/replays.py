@@ -137,10 +137,10 @@ def twin_cause(spike: Event, log: Log, twins: Sequence[tuple[Log, Sequence[Event
     until = (spike.step if spike.end is None else spike.end) + apart
     shared = [
         any(
-            each.kind == "spike"
-            and each.step <= until
-            and (each.step if each.end is None else each.end) >= spike.step - apart
-            for each in events
+            event.kind == "spike"
+            and event.step <= until
+            and (event.step if event.end is None else event.end) >= spike.step - apart
+            for event in events
         )
         for events in covering
     ]

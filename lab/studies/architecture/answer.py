@@ -31,7 +31,7 @@ def _early_and_late(study: Study) -> pd.DataFrame:
 
 
 def _parts(study: Study, values: dict[str, pd.Series]) -> pd.DataFrame:
-    return pd.concat([valued(study, each).assign(column=name) for name, each in values.items()])
+    return pd.concat([valued(study, value).assign(column=name) for name, value in values.items()])
 
 
 MEASURES = (

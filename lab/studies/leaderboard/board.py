@@ -199,15 +199,15 @@ class Board:
     def _find_base_keys(self) -> dict[str, Hashable]:
         """Keys of the reference besides its interventions; of several candidates, those that most curves share."""
         wanted = self.reference
-        fits = [one for one in self.curves if one.interventions - {QK} == wanted.interventions]
-        fits = [one for one in fits if one.keys.get("optimizer.name") in (wanted.optimizer, None)]
+        fits = [curve for curve in self.curves if curve.interventions - {QK} == wanted.interventions]
+        fits = [fit for fit in fits if fit.keys.get("optimizer.name") in (wanted.optimizer, None)]
         if not fits:
             names = "+".join(sorted(wanted.interventions)) or "no intervention"
             raise RequestError(
                 f"the reference is missing: no run has {names} and optimizer {wanted.optimizer} alone, with which the "
                 "board compares every arm; add it to the sweep, or give the folder that holds it"
             )
-        others, choices = ([_recipe_keys(one.keys) for one in curves] for curves in (self.curves, fits))
+        others, choices = ([_recipe_keys(curve.keys) for curve in curves] for curves in (self.curves, fits))
         return max(choices, key=lambda choice: others.count(choice))
 
     @cached_property
@@ -231,7 +231,9 @@ class Board:
 
     def _base(self, curves: Iterable[Curve], *, has_qk: bool) -> Curve | None:
         wanted = self.reference.interventions | ({QK} if has_qk else set())
-        fits = (one for one in curves if one.interventions == wanted and _recipe_keys(one.keys) == self._base_keys)
+        fits = (
+            curve for curve in curves if curve.interventions == wanted and _recipe_keys(curve.keys) == self._base_keys
+        )
         return next(fits, None)
 
     @property
@@ -298,10 +300,10 @@ class Board:
         return found if len(found) == len(added) and _recipe_keys(curve.keys) == self._base_keys else None
 
     def _panel(self, base: Base) -> Panel:
-        mine = [one for one in base.curves if (QK in one.interventions) == (QK in base.curve.interventions)]
-        mine = [one for one in mine if self.members(one, base) is None]
+        mine = [curve for curve in base.curves if (QK in curve.interventions) == (QK in base.curve.interventions)]
+        mine = [curve for curve in mine if self.members(curve, base) is None]
         mine += [base.with_qk] if base.with_qk is not None else []
-        changes = _distinct([change for one in mine if (change := self.compared(one, base.curve)) is not None])
+        changes = _distinct([change for curve in mine if (change := self.compared(curve, base.curve)) is not None])
         drafts = [self.draft(base.title, *change, grid=base.curve.lrs) for change in changes]
         ranked, rank = _ranked(judged(drafts), base.curve)
         return Panel(base.title, base.curve, rank, ranked)
@@ -394,8 +396,8 @@ def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]
 
     By pairwise 95 % intervals, which are not corrected for the number of pairs.
     """
-    seeds = sorted(set().union(*(one.seeds.index for one in curves)))
-    values_as = np.array([one.seeds[PART].reindex(seeds).to_numpy(dtype=float) for one in curves])
+    seeds = sorted(set().union(*(curve.seeds.index for curve in curves)))
+    values_as = np.array([curve.seeds[PART].reindex(seeds).to_numpy(dtype=float) for curve in curves])
     lower = np.zeros((len(curves), len(curves)), dtype=bool)
     for index, values_s in enumerate(values_as):
         for other, differences_s in enumerate(values_as - values_s):

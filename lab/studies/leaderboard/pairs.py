@@ -35,11 +35,11 @@ def pair_panels(board: Board) -> list[Panel]:
 
 
 def _draft(board: Board, base: Base, title: str, curve: Curve, members: Mapping[str, Curve]) -> Row:
-    values = [one.seeds[PART] for one in (curve, *members.values(), base.curve)]
+    values = [value.seeds[PART] for value in (curve, *members.values(), base.curve)]
     seeds = values[0].index
     for one in values[1:]:
         seeds = seeds.intersection(one.index)
-    pair_s, first_s, second_s, base_s = (one.loc[seeds].astype(float) for one in values)
+    pair_s, first_s, second_s, base_s = (value.loc[seeds].astype(float) for value in values)
     better = min(members, key=lambda name: float(members[name].seeds[PART].reindex(seeds).mean()))
     row = board.draft(title, "+".join(members), curve, members[better], grid=base.curve.lrs)
     return row._replace(pair=Pair(better, student_t(pair_s - first_s - second_s + base_s)))

@@ -87,7 +87,7 @@ def best_pairs(board: Board) -> list[PanelPairs]:
         raise RequestError(f"pairs are trained in one setting, and this board has several: {titles}")
     bases = {base.title: base for base in board.bases}
     found = [_pairs(panel, bases[panel.title]) for panel in board.panels]
-    if not any(one.pairs for one in found):
+    if not any(row.pairs for row in found):
         raise RequestError(
             f"no pair to train: no panel has two single interventions with {FEWEST_SEEDS} seeds whose mean is not "
             "above the reference"
@@ -102,7 +102,7 @@ def _pairs(panel: Panel, base: Base) -> PanelPairs:
     best, others = not_worse[:BEST], not_worse[BEST:]
     tied = [row for row in others if row.ranks is not None and row.ranks[0] <= BEST]
     deviations = [float(np.std(row.differences[PART].values, ddof=1)) for row in ranked]
-    seconds = [float(one.seconds.median()) for one in base.curves if len(one.seconds)]
+    seconds = [float(curve.seconds.median()) for curve in base.curves if len(curve.seconds)]
     return PanelPairs(
         title=panel.title,
         recipe=base.curve.interventions,
