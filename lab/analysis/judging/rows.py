@@ -96,8 +96,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
 
     - ``arms``: a config for each arm, or ``{NAME: ARGUMENTS}`` of a function that picks them; by default one arm of all
       curves.
-    - ``effect``: ``{NAME: ARGUMENTS}`` of an effect; by default the function with the claim's name. Or ``parts``,
-      several effects by name.
+    - ``effect``: ``{NAME: ARGUMENTS}`` of an effect; or ``parts``, several effects by name.
     - ``control``: as ``effect``, with ``above`` if it must exceed another bound than zero.
     - ``each`` and ``resolution``, see ``RowEffects``.
     - ``presumes``: the name of a ``Presumption``.
@@ -125,7 +124,7 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
 
 
 def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
-    effects, arms = _effects(name, row, known), _arms(row.pop("arms", [{}]), known)
+    effects, arms = _effects(row, known), _arms(row.pop("arms", [{}]), known)
     own_frees = row.pop("frees", ())
     frees = (WIDTH, *own_frees)
     plain = {key: value for key, value in PLAIN.items() if key not in frees}
@@ -179,8 +178,8 @@ def _split(spec: Any) -> tuple[str, Any]:
     return name, arguments
 
 
-def _effects(name: str, row: dict[str, Any], known: Named) -> RowEffects:
-    effect, control, above = row.pop("effect", name), row.pop("control", None), None
+def _effects(row: dict[str, Any], known: Named) -> RowEffects:
+    effect, control, above = row.pop("effect", ""), row.pop("control", None), None
     several = {part: _effect(spec, known) for part, spec in row.pop("parts", {}).items()}
     if isinstance(control, dict):
         above = control.get("above")

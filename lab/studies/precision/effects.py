@@ -65,17 +65,17 @@ def _difference_in_spikes(first: ArmTables, second: ArmTables, rates: int) -> pd
     return mean([spikes_in_1000(first, lr) - spikes_in_1000(second, lr) for lr in first.lrs[-rates:]])
 
 
-def quantized_gains_raise_the_number_of_spikes(gains: ArmTables, exact: ArmTables) -> Effects:
+def spikes_of_gains_minus_exact(gains: ArmTables, exact: ArmTables) -> Effects:
     """Loss spikes in 1000 updates with rounded gains minus those with exact ones, mean of two learning rates."""
     return _difference_in_spikes(gains, exact, 2)
 
 
-def small_loss_scales_raise_the_number_of_spikes(small: ArmTables, large: ArmTables) -> Effects:
+def spikes_of_small_minus_large_scale(small: ArmTables, large: ArmTables) -> Effects:
     """Loss spikes in 1000 updates at the smallest loss scale minus those at the largest."""
     return _difference_in_spikes(small, large, 1)
 
 
-def small_loss_scales_freeze_the_first_block(small: ArmTables, large: ArmTables) -> Effects:
+def log_update_ratio_of_small_minus_large(small: ArmTables, large: ArmTables) -> Effects:
     """Log10 of the update of the first block over that of the head, smallest loss scale minus largest."""
 
     def ratio(arm: ArmTables) -> pd.Series:
