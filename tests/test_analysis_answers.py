@@ -15,8 +15,7 @@ from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
 from lab.report import tables
-from lab.report.answers import answer, dates, questions
-from lab.report.comparisons import nearest, reference_arm
+from lab.report.answers import answer, dates, nearest, questions, reference_arm
 from planted import BOTH, LRS, cards
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lab.analysis.judging.verdicts import Verdict
-from lab.report.question import yes_or_no
+from lab.report.answers import yes_or_no
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
 

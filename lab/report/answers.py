@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,17 +13,110 @@ import pandas as pd
 from lab.analysis import contrasts
 from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
+from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, NOT_TESTABLE, REPRODUCED
+from lab.analysis.judging.verdicts import LOG10
 from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import arm_phrase, count, format_value, listed
+from lab.analysis.text import alike, arm_phrase, count, format_value, listed
 from lab.core import shipped
 from lab.core.files import read_text
+from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.report.comparisons import recipe_of, reference_arm
 from lab.report.findings import PART_SUBJECTS, part_subjects
-from lab.report.question import yes_or_no
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
+
+AGAINST = (CONTRADICTED, NO_EFFECT)
+
+
+def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[str, str]:
+    """The word, and a text with each claim on which it rests, its effect and its interval.
+
+    Args:
+        rows: claims judged on these runs.
+        sweeps: the sweeps that trained them.
+
+    Returns:
+        Two empty texts if no claim answers the question, such as one that asks which or how much.
+    """
+    answering = [row for row in rows if row.verdict.folder and set(sweeps) & {*row.claim.affirms, *row.claim.denies}]
+    if not answering:
+        return "", ""
+    says = [_says(row, sweeps) for row in answering]
+    word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Undecided"
+    text = "; ".join(map(_part, answering))
+    return word, f"{text[:1].upper()}{text[1:]}."
+
+
+def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
+    verdict, denies = row.verdict.verdict, bool(set(sweeps) & set(row.claim.denies))
+    if verdict == REPRODUCED or verdict in AGAINST:
+        return "Yes" if (verdict == REPRODUCED) != denies else "No"
+    return "In part" if verdict == IN_PART else "Undecided"
+
+
+def _part(row: ScoreboardRow) -> str:
+    verdict, sentence = row.verdict.verdict, row.claim.sentence
+    seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}{', a screening' * row.is_screening}"
+    shown = f" ({_effect(row)}, {seeds})" if row.effect else f" ({seeds})"
+    if verdict == REPRODUCED:
+        return f"{sentence}{shown}"
+    if verdict in AGAINST:
+        return f"it is not the case that {sentence}{shown}"
+    if verdict == IN_PART:
+        return f"it holds in part that {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+    if verdict == NOT_TESTABLE:
+        return f"these runs cannot test whether {sentence}"
+    return f"it is open whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+
+
+def _effect(row: ScoreboardRow) -> str:
+    """The effect with its interval in equal decimals, and its unit; a log of a number is shown as that number."""
+    verdict, unit = row.verdict, row.claim.unit
+    if unit.startswith(LOG10):
+        return row.effect
+    effect, low, high = alike([verdict.effect, verdict.low, verdict.high])
+    interval = "" if math.isnan(verdict.low) else f" [{low}, {high}]"
+    return f"{effect}{interval} {unit}".rstrip()
+
+
+Factors = Mapping[str, Mapping[str, Hashable]]
+# The values of config groups that the default recipe does not set.
+UNSET: Mapping[str, str] = {"batch.name": "constant", "burst": "none", "response": "none"}
+
+
+def recipe_of(study: Study) -> Mapping[str, str | float]:
+    """The default recipe, with the numbers of the scale of these runs."""
+    scales = set(study.records.runs.get("scale.name", pd.Series(dtype=str)).dropna())
+    return {**UNSET, **(default_recipe(str(scales.pop())) if len(scales) == 1 else default_recipe())}
+
+
+def reference_arm(factors: Factors, recipe: Mapping[str, str | float]) -> str:
+    """The arm that is most like the default recipe.
+
+    Args:
+        factors: the settings in which each arm differs, as ``curves.arm_factors`` gives them.
+        recipe: the recipe, as ``default_recipe`` gives it.
+    """
+    return max(factors, key=lambda arm: len(_usual(factors, recipe)[arm]))  # of equals the first
+
+
+def _usual(factors: Factors, recipe: Mapping[str, str | float]) -> dict[str, set[str]]:
+    """The keys in which each arm has the recipe's value, or the nearest one that was run; by arm."""
+    keys = next(iter(factors.values()))
+    values = {key: nearest([factors[arm][key] for arm in factors], recipe.get(key)) for key in keys}
+    return {arm: {key for key in keys if factors[arm][key] == values[key]} for arm in factors}
+
+
+def nearest(values: list[Hashable], usual: Hashable) -> Hashable:
+    """The value nearest to the usual one; numbers are compared by ratio, and else the first value is taken."""
+    if usual in values:
+        return usual
+    numbers = [value for value in values if isinstance(value, float) and value > 0]
+    if not isinstance(usual, float) or usual <= 0 or not numbers:
+        return values[0]
+    return min(numbers, key=lambda value: abs(math.log(value / usual)))
+
 
 MOST_VALUES = 4  # with more arms, a sentence names only the lowest and the highest
 FALSE_WORDS = 0.05  # largest chance of a false word, over the intervals of all arms together
