@@ -22,10 +22,9 @@ from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.board import Board
-from lab.studies.leaderboard.curves import curves_of
+from lab.studies.leaderboard.curves import counted_at, curves_of, spike_rate
 from lab.studies.leaderboard.listing import lines, table
 from lab.studies.leaderboard.planted_spikes import CLAIM, planted_durations
-from lab.studies.leaderboard.spikes import counted_at, spike_rate
 
 PLAIN, RELU = ("z_loss",), ("relu", "z_loss")
 RESULTS = Path(__file__).parents[1] / "results"
