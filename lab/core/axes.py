@@ -43,7 +43,7 @@ def _replicated(tensor_r: Tensor, number_r1: Tensor) -> Tensor:
 
 
 def select_per_run(is_so_r: Tensor, tensor_r: Tensor, other_r: Tensor | float) -> Tensor:
-    """The part of one tensor for runs of which it is so, and of the other for the rest."""
+    """The first tensor for the runs where the mask holds, and the second for the others."""
     return torch.where(_replicated(tensor_r, is_so_r.view(-1, *(1,) * (tensor_r.ndim - 1))), tensor_r, other_r)
 
 

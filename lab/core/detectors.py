@@ -20,7 +20,7 @@ WINDOW, FEWEST, DEVIATIONS, LEAST_RISE = 100, 20, 7.0, 0.1
 MERGE = 20
 # A spike has recovered when the loss is back within so many deviations, in so many measurements.
 BACK, PATIENCE = 2.0, 300
-# Diverged: so many measurements in a row above the loss at the start, which is that of a uniform guess.
+# Diverged: so many measurements in a row above the loss at the start, where the model guesses uniformly.
 LOST_FOR = 100
 # Stalled: so many measurements in a row at the floor or without an update; or overflows at the floor, in training.
 STALLED_FOR, FLOOR_FOR = 100, 20

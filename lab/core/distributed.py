@@ -64,7 +64,7 @@ def rank_device(kind: str) -> torch.device:
 
 
 def batch_rows(batch_size: int, key: str = "batch_size") -> slice:
-    """The rows of a batch that this rank trains on; ``key`` is that of the config which sets them.
+    """The rows of a batch that this rank trains on; ``key`` is the config key that sets them.
 
     Raises:
         RequestError: the ranks do not divide the batch.

@@ -32,7 +32,7 @@ MIB = 2**20
 LARGEST_JSON = 32 * MIB
 LARGEST_FILE = 256 * MIB  # a table, a plan, a log
 MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
-MOST_COLUMNS = 2_000  # settings of a run, including those of all interventions
+MOST_COLUMNS = 2_000  # settings of a run and of all its interventions
 
 
 def quoted(text: str | Path) -> str:

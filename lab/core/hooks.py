@@ -23,7 +23,7 @@ TENSOR_POINTS = (
 PART_POINTS = ("norm", "weight", "rotation", "attention_gate", "activation", "mlp_gate", "residual", "readout")
 # Kinds of hook points that a model may have.
 HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
-# Kinds of announcements in a step: those of tensors at hook points, and values that cannot be changed.
+# Kinds of announcements in a step: tensors at hook points, and values that cannot be changed.
 ANNOUNCEMENTS = (
     *TENSOR_POINTS,
     *("query_key", "log_z", "train_loss", "val_loss", "clean_val_loss"),
@@ -149,7 +149,7 @@ class HookIntervention(ABC):
         """
 
     def initial_std(self, weight: str, std: float, config: Any) -> float:
-        """Standard deviation at initialization of the weight of this name, given that of the parametrization."""
+        """Initial standard deviation of the weight of this name, given the one that the parametrization chooses."""
         return std
 
     @property

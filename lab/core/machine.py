@@ -65,7 +65,7 @@ def _is_exact() -> bool:
 def multiplies_bf16() -> bool:
     """Whether this processor has fast bf16 products: oneDNN's, which on x86 need AVX-512.
 
-    Torch's own take ten times as long as those of fp32.
+    Torch's own bf16 products take ten times as long as fp32 products.
     """
     import torch
 

@@ -113,7 +113,7 @@ def mx_blocks(blocks: Tensor, axis: int, kept_in: NumberFormat, noise: Tensor | 
     2**-110 becomes 0, as denormal numbers are flushed.
 
     Args:
-        blocks: numbers, those of a block along ``axis``.
+        blocks: numbers; ``axis`` runs over the numbers of a block.
         axis: counted from the end.
         kept_in: the format of the elements.
         noise: as in ``rounded_to``.
@@ -148,7 +148,7 @@ def nv_scales(largest: Tensor, of_tensor: Tensor) -> Tensor:
 
 
 def nv_blocks(blocks: Tensor, scale: Tensor, noise: Tensor | None = None) -> Tensor:
-    """Round numbers to E2M1 times the ``scale`` of their block; those of a block with scale 0 become 0."""
+    """Round numbers to E2M1 times the ``scale`` of their block; where the scale is 0, they become 0."""
     scaled = blocks * torch.where(scale == 0, 0.0, 1 / scale)
     return within(scaled, E2M1, noise).clamp_(-E2M1.largest, E2M1.largest).mul_(scale)
 

@@ -1,4 +1,4 @@
-"""Registries: the lab's own entries and those of installed packages, by name."""
+"""Registries of the entries, by name, that the lab and installed packages add."""
 
 from __future__ import annotations
 

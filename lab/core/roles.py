@@ -8,7 +8,7 @@ from enum import StrEnum
 class Role(StrEnum):
     """The role of a weight in the model; every weight has exactly one.
 
-    ``matrix`` and ``query`` are the matrices of the blocks; those of learned positions count as ``embedding``.
+    ``matrix`` and ``query`` are the matrices of the blocks; learned positions count as ``embedding``.
     """
 
     EMBEDDING = "embedding"

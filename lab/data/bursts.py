@@ -79,7 +79,7 @@ class Burst(ABC):
         return np.isin(np.arange(batch_size), order[:count])
 
     def batch(self, corpus: Corpus, seed: int, batch: int, batch_size: int, seq_len: int, steps: int) -> Tokens:
-        """The windows ``[batch_size, seq_len + 1]`` of a batch: those of the corpus, but for the burst's sequences."""
+        """The windows ``[batch_size, seq_len + 1]`` of a batch, the corpus's but for the burst's sequences."""
         windows_nt = corpus.batch(seed, batch, batch_size, seq_len)
         if not self.covers(batch, steps):
             return windows_nt

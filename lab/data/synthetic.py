@@ -38,7 +38,7 @@ COUNTED_SEQ_LEN = 64  # of the rows that the bigram model is counted on
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndlessCorpus(Corpus):
-    """Rows of a language, those of batches, of validation and of the bigram model from streams of their own.
+    """Rows of a language; batches, validation and the bigram model draw from a stream each.
 
     Attributes:
         held_out_targets: predicted tokens of a validation; few, so that it costs a short run less than training.
@@ -385,7 +385,7 @@ def open_echo(letters: int, distance: int = 3, fresh: int = 1, echoes: int = 1, 
     return corpus.identified(np.array([letters, distance, fresh, echoes, *[rows] * bool(rows)], dtype=np.int64))
 
 
-BACKSLASH = TRIGRAM_VOCABULARY  # the token after those of the text
+BACKSLASH = TRIGRAM_VOCABULARY  # the token after the tokens of the text
 ESCAPED = 8  # tokens below this one, such as quotation marks, are escaped
 
 

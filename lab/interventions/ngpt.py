@@ -29,7 +29,7 @@ class NGPT(HookIntervention, WeightIntervention):
 
     After each update the vectors of model width in all matrices have unit norm.  A branch moves the hidden state along
     the sphere: ``h <- n(h + alpha (n(branch(h)) - h))``, where n divides by the norm and alpha is learned per channel,
-    0.05 at first.  Queries and keys are those of ``qk_l2norm``; the MLP's hidden layer and the logits have learned
+    0.05 at first.  Queries and keys are as in ``qk_l2norm``; the MLP's hidden layer and the logits have learned
     gains.  Train it without weight decay, which the next normalization undoes.
     """
 

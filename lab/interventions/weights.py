@@ -56,7 +56,7 @@ class ZeroInitProjections(InitialValues):
 @INTERVENTIONS.register("small_init")
 @dataclass(frozen=True)
 class SmallInit(InitialValues):
-    """Std sqrt(2/(5 width)) everywhere, that of the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2)."""
+    """Std sqrt(2/(5 width)) everywhere, and for the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2)."""
 
     excludes: ClassVar = ("deepnorm", "embedding_init", "head_init", "zero_init_projections")
 
@@ -74,7 +74,7 @@ class SigmaReparam(HookIntervention):
     """Divide each matrix of the blocks by its spectral norm, times a learned number (arXiv:2303.06296, sec. 3).
 
     The number starts at 1 + sqrt(outputs / inputs), the spectral norm of a wide random matrix of std 1/sqrt(inputs), so
-    a model begins nearly as it would without.  A matrix of zeros, as that of the queries is at first in ``mup_full``,
+    a model begins nearly as it would without.  A matrix of zeros, such as the queries' at first in ``mup_full``,
     is divided by 1 (as in ``flax.linen.SpectralNorm``); it has a norm from its first update on.
     """
 

@@ -36,7 +36,7 @@ class CustomModel(nn.Module):
         runs: size of the run axis.
         interventions: hook interventions by name; only the hook point ``logits`` exists.
         config: the shape of the model, for the interventions.
-        operands: the precision of ``torch.autocast`` in the forward pass; the logits keep that of the weights.
+        operands: the precision of ``torch.autocast`` in the forward pass; the logits keep the precision of the weights.
 
     Raises:
         RequestError: an intervention has weights.
@@ -96,7 +96,7 @@ class CustomModel(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seeds: Sequence[int], factors: Mapping[str, Factors]) -> None:
-        """Set the weights of run i to those of a module built from seed i alone."""
+        """Give run i the weights of a module built from seed i alone."""
         weights = self.weights()
         for run, seed in enumerate(seeds):
             for name, value in build_from_seed(self.make, seed).named_parameters():

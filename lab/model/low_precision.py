@@ -41,7 +41,7 @@ from lab.core.number_formats import (
 )
 
 PRECISIONS = ("fp8_current", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4")
-HISTORY = 1024  # steps of which delayed scaling knows the largest magnitudes
+HISTORY = 1024  # steps whose largest magnitudes delayed scaling knows
 LARGEST_SCALE = 2.0**60  # so that the product of two is a number of fp32
 OPERANDS = ("left", "right", "gradient")
 OF_ATTENTION = (".attention.scores", ".attention.mixing")  # queries times keys, weights times values
@@ -139,7 +139,7 @@ class RoundingPass:
             self.keys_ro = mixed_bits(state["random"][:, None] ^ numbers_o)
 
     def largest(self, operand: str, now_r: Tensor) -> Tensor:
-        """The largest magnitude of earlier steps ``[r]``, 0 without any; that of this step is noted for later ones."""
+        """The largest magnitude of earlier steps ``[r]``, 0 without any; it notes this step's for later ones."""
         index = self.low.operands[operand]
         self.seen[index] = torch.where(now_r.isfinite(), now_r, 0.0)
         return self.largest_ro[:, index]

@@ -21,7 +21,7 @@ from lab.model.low_precision import LowPrecision
 from lab.model.parametrization import Factors
 
 ROPE_BASE = 10_000.0
-PRODUCTS = ("qkv", "scores", "mixing")  # of attention, beside that of its output
+PRODUCTS = ("qkv", "scores", "mixing")  # of attention, besides its output projection
 OF_QKV = ("attention.query", "attention.key", "attention.value")  # layers that share a product
 
 

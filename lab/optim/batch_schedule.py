@@ -27,8 +27,8 @@ class BatchSchedule(ABC):
 
     Attributes:
         micro_batch: sequences in a forward and backward pass; memory depends on these alone.
-        of_batch: fields in sequences, of which a value below 1 is a fraction of ``batch_size``.
-        of_run: fields in sequences, of which a value below 1 is a fraction of all that the run sees.
+        of_batch: fields in sequences, where a value below 1 is a fraction of ``batch_size``.
+        of_run: fields in sequences, where a value below 1 is a fraction of all that the run sees.
     """
 
     of_batch: ClassVar[tuple[str, ...]] = ()

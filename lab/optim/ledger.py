@@ -15,7 +15,7 @@ from lab.optim.optimizer import link_kinds, reached
 KEYS = ("name", "restarts")
 LOSS_SCALE, FRESH = "loss_scale", "fresh"
 CHAIN = "optimizer.chain"
-GROUPS = ("optimizer", "schedule", "intervention")  # of which a restart may change keys
+GROUPS = ("optimizer", "schedule", "intervention")  # whose keys a restart may change
 SWITCH = "intervention.NAME"
 SPELLED = {True: "on", False: "off"}
 
@@ -27,7 +27,7 @@ class Restart(NamedTuple):
 
     Attributes:
         step: updates made before it.
-        groups: the groups of the config that differ from those of the beginning, from there on.
+        groups: the groups of the config that differ, from there on, from the groups with which the run began.
         fresh_loss_scale: whether the loss scale begins anew.
     """
 
@@ -68,7 +68,7 @@ def build_ledger(
         values: ``name``, and ``restarts``, a list of mappings with ``step`` (below 1, a share of the steps) and dotted
             keys, which take their values for the rest of the run: numbers of optimizer, schedule and interventions;
             ``optimizer.chain``, whose links take the numbers that they have fields for; ``intervention.NAME``, on or
-            off.  ``loss_scale: fresh`` puts the state of the loss scale back to that of a run that begins.
+            off.  ``loss_scale: fresh`` puts the loss scale back to its initial state.
         tree: plain values of the run before the first restart.
         steps: of the run.
         build: builds groups of the config from plain values, and refuses what does not go with the rest of the run.

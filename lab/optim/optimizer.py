@@ -203,7 +203,7 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     of_file, taken = optimizer_numbers(name), {field.name for kind in kinds.values() for field in fields(kind)}
 
     def asked_for(given: Mapping[str, Any], prefix: str = "", is_taken: bool = True) -> dict[str, Any]:
-        """The numbers but those of the file that no link takes."""
+        """The numbers, without the ones of the file that no link takes."""
         return {
             key: value
             for key, value in given.items()

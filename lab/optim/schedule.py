@@ -18,7 +18,7 @@ from lab.core.schema import PerRun, bounded
 
 
 def _ramp(step_s1: Tensor, steps: float, warmup: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return the warm-up in steps, of which a value below 1 is a fraction, and the ramp ``[s r]`` up to 1."""
+    """Return the warm-up in steps (a value below 1 is a fraction of them) and the ramp ``[s r]`` up to 1."""
     warmup_r = torch.as_tensor(warmup, dtype=step_s1.dtype, device=step_s1.device)
     warmup_r = torch.where(warmup_r < 1, warmup_r * steps, warmup_r)
     return warmup_r, torch.where(step_s1 < warmup_r, step_s1 / warmup_r, 1.0)
@@ -67,7 +67,7 @@ class Cosine:
 @SCHEDULES.register("linear")
 @dataclass(frozen=True)
 class LinearDecay:
-    """Linear warm-up, then a straight line down to a floor, given as that of the cosine."""
+    """Linear warm-up, then a straight line down to a floor, which is given as in ``cosine``."""
 
     warmup: PerRun = bounded(at_least=0)
     floor: PerRun = bounded(at_least=0)
@@ -101,7 +101,7 @@ class ReciprocalSquareRoot:
 class WarmupStableDecay:
     """Linear warm-up, then the peak, then a straight line down to a floor (Hu et al. 2024, sec. 4).
 
-    The floor is given as that of the cosine.
+    The floor is given as in ``cosine``.
     """
 
     warmup: PerRun = bounded(at_least=0)

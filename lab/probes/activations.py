@@ -116,7 +116,7 @@ def block_rms(x_rbtd: Tensor) -> Tensor:
 
 
 def _share(is_so_r: Tensor, of_r: Tensor) -> Tensor:
-    """Share of the entries of a tensor of which it is so; NaN where one is not a number."""
+    """Share of the entries of a tensor where the mask holds; NaN where an entry is not a number."""
     return per_run_mean(torch.where(of_r.isnan(), of_r, is_so_r.to(of_r.dtype)))
 
 

@@ -202,7 +202,7 @@ def update_curvature(
 
 @probe(event="successive_gradients")
 def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cosine of the gradient with that of the step before, per tensor and of all weights together.
+    """Cosine of the gradients of this step and the one before, per tensor and of all weights together.
 
     Each gradient is of its own batch at the weights of its own step, before clipping: the correlation in time of
     Molybog et al. 2023.  At fixed weights it would be about 1 / (1 + B_simple / B) for batches of B sequences and

@@ -22,7 +22,7 @@ TABLE = re.compile(r"(?:runs|metrics|events)(?:\.([1-9]\d{0,2}))?\.parquet")
 
 
 class Part(NamedTuple):
-    """The files of one part; that of the events is absent without any."""
+    """The files of one part; without events the last is absent."""
 
     runs: Path
     metrics: Path
@@ -41,7 +41,7 @@ def written(folder: Path) -> list[Part]:
 
 
 def counts(part: Part) -> dict[str, int]:
-    """The number of rows of each table beside that of the runs; 0 where it is absent."""
+    """The number of rows of each table besides the runs; 0 where it is absent."""
     beside = {"metrics": part.metrics, "events": part.events}
     return {name: files.read_footer(path)[0] if path.exists() else 0 for name, path in beside.items()}
 
@@ -49,7 +49,7 @@ def counts(part: Part) -> dict[str, int]:
 def _check_counts(part: Part) -> None:
     """Check that each table beside the runs has the rows that the table of runs notes; an older one notes nothing.
 
-    More rows are those of a gathering that was killed before it wrote the runs.
+    More rows are left by a gathering that was killed before it wrote the runs.
 
     Raises:
         OSError, ValueError: a table has fewer rows, or cannot be read.

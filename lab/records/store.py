@@ -65,7 +65,7 @@ RUN_COLUMNS = {
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
     "parameters": "Int64",
-    "parameters_without_embeddings": "Int64",  # without those of tokens and the head, but with those of positions
+    "parameters_without_embeddings": "Int64",  # without the token embedding and the head, but with positions
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
     "wall_seconds": "float64",  # of the fleet, divided by its runs
     "notes": "string",  # probes that failed, and sizes of fleets that ran out of memory
@@ -80,7 +80,7 @@ DEFAULTS = {
     **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "same"},
     **{"schedule.floor_share": 0.0},
 }
-# The order in which interventions act where it is not that of their names, which was the order of older records.
+# The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
 SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
@@ -135,7 +135,7 @@ def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None,
     """Write a table of metrics; returns the digest of the file.  See ``files.atomic_write``.
 
     Args:
-        level: the compression level of zstd, 1 to 22; that of pyarrow by default.
+        level: the compression level of zstd, 1 to 22; by default pyarrow's.
     """
     # similar numbers compress to half the size byte by byte, and steps to almost nothing as differences
     encoding = {"step": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"}
@@ -235,7 +235,7 @@ def requests(folder: Path) -> dict[str, RecordedCommand]:
 
 
 def recipe_lrs(folder: Path) -> dict[str, float]:
-    """The learning rates of recipes by run, as in ``RecordedCommand``; those of the newest command come last."""
+    """The learning rates of recipes by run, as in ``RecordedCommand``; the newest command comes last."""
     return {run: lr for request in requests(folder).values() for run, lr in request.recipe_lrs.items()}
 
 
@@ -265,7 +265,7 @@ def write_run(
     Do nothing if the folder holds an intact run of the same id that did not fail.
 
     Raises:
-        RequestError: the id is not a valid name, or not that of the config and data on the card; or the folder cannot
+        RequestError: the id is not a valid name, or not the id of the config and data on the card; or the folder cannot
             be written.
     """
     if not re.fullmatch(parts.NAME, card["id"]):
@@ -331,7 +331,7 @@ def find(folder: Path) -> Records | None:
 
 @contextmanager
 def _refusing_nonsense(folder: Path) -> Iterator[None]:
-    """Refuse records of which a column, or a value in it, is none of a record."""
+    """Refuse records with a column, or a value in one, that no record has."""
     try:
         yield
     except RequestError:
@@ -434,7 +434,7 @@ def _run_folders(folder: Path) -> dict[str, Path]:
 def gather(folder: Path) -> Records:
     """Write the runs that have a folder in ``runs/`` into the newest part of the tables, and return all runs.
 
-    A part of which no run has a folder stays as it is, and another one follows it.  Rows are sorted, so that equal runs
+    A part without any run in ``runs/`` stays as it is, and another one follows it.  Rows are sorted, so that equal runs
     give equal bytes: runs by id; metrics by id, step, probe and where; events by id, each run's as they happened.
 
     Raises:

@@ -160,7 +160,7 @@ class EarlierState(Response):
 
     def __post_init__(self) -> None:
         for key, updates in (("rewind_weights", self.rewind_weights), ("rewind_moments", self.rewind_moments)):
-            if not isinstance(updates, Tensor):  # those of a fleet were checked before they were stacked
+            if not isinstance(updates, Tensor):  # a fleet's numbers were checked before they were stacked
                 check_reach(self, key, updates)
 
     def act(self, reading: Reading, memory: Memory) -> Action | None:

@@ -41,7 +41,7 @@ class Action(NamedTuple):
         reset: all ``moments`` of the optimizer and their age; or the ``first_moment`` alone, while the age goes
             on; or the ``second_moment`` alone, with which the age begins anew.
         lr_factor: multiply the learning rate by this from now on, whatever it was multiplied by before; None leaves it.
-        fresh_loss_scale: put the state of the loss scale back to that of a run that begins.
+        fresh_loss_scale: put the loss scale back to its initial state.
         rewind_weights: put the weights alone where they were at least so many updates ago; None and 0 leave them.
         rewind_moments: the same of the optimizer's state and its age.
         eps: Adam's epsilon from now on; None leaves it.

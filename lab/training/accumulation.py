@@ -28,7 +28,7 @@ class Accumulation(NamedTuple):
             noise is measured.
         noise: sums over the steps since the last measurement: ``trace.GROUP``, ``squared_norm.GROUP``, ``steps``.
         smoothed: of an adaptive batch, exponential averages over steps of ``trace`` and ``squared_norm`` of all
-            weights, from 0 on, of which only the ratio means something; empty for any other.
+            weights, from 0 on, where only the ratio means something; empty for any other schedule.
     """
 
     gradients: dict[str, Tensor]

@@ -100,7 +100,7 @@ class Checkpointer:
                 rest, fill_all = self._open(path, tensors)
             except Exception as error:  # a damaged file fails in many ways
                 message = (str(error) or type(error).__name__).splitlines()[0]
-                if type(error).__name__ == "UnpicklingError":  # of which torch says how to read it unchecked
+                if type(error).__name__ == "UnpicklingError":  # torch's own message says how to read it unchecked
                     message = "it is damaged, or holds more than tensors and plain values"
                 note(f"checkpoint {path} is not used: {message}")
             if not distributed.highest_on_any_rank(message is not None):

@@ -108,7 +108,7 @@ class RunLog:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> RunLog:
-        """The log of which a checkpoint stored the fields."""
+        """The log whose fields a checkpoint stored."""
         return cls(**{**state, "watch": SpikeWatch(**state["watch"])})
 
     def note(self, at: At, kind: str, value: float, note: str = "") -> None:

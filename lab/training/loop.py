@@ -91,7 +91,7 @@ def _train_controlled(fleet: Fleet, control: Control) -> Iterator[StepResult]:
 
 
 def _evaluate_slices(fleet: Fleet, listener: Listener, *, at_an_end: bool = False) -> None:
-    """Measure held-out losses on slices of their text; at an end of the run that of the corpus is measured on all."""
+    """Measure held-out losses on slices of their text, but at either end of the run not the loss of the corpus."""
     if listener.measures("val_loss") and not at_an_end:
         listener("val_loss", "", fleet.evaluation.loss(whole=False))
     if listener.measures("clean_val_loss"):

@@ -149,7 +149,7 @@ def _faults_of_interventions(config: Any) -> Iterator[str]:
                 )
         if isinstance(entry, WeightIntervention) and config.guest:
             yield (
-                f"intervention {name} acts on weights by their role, which those of a custom model lack; "
+                f"intervention {name} acts on weights by their role, which weights of a custom model lack; "
                 "say intervention=[]"
             )
         if isinstance(entry, LossTerm):

@@ -181,7 +181,7 @@ class StepFunction:
         model: of the fleet.
         shared: the module that a step calls on several ranks, which averages gradients over them.
         lr_factor: what the learning rate of each weight is multiplied by.
-        roles: of the weights, by name; those of a custom model are unknown.
+        roles: of the weights, by name; the roles of a custom model's weights are unknown.
         held_out: the held-out windows ``[n t+1]`` on which probes may measure a step.
     """
 

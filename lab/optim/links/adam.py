@@ -210,7 +210,7 @@ class AdEMAMix(TwoMoments):
     """Adam whose first moment is joined by ``slow_share`` times a far slower one (arXiv:2409.03137, eq. 4).
 
     The slow average has no bias correction.  In the first ``slow_warmup`` of the run, a share of it, its own
-    share rises along a line, and its half-life from that of beta1 to that of beta3.
+    share rises along a line, and its half-life from the half-life of beta1 to that of beta3.
     """
 
     beta1: PerRun = bounded(above=0, below=1)

@@ -103,7 +103,7 @@ class ClipUpdate(Link):
 class ZClip(Link):
     """Clip a run's gradient whose norm is far above the usual, by its z-score (ZClip, arXiv:2504.02507, alg. 1).
 
-    Mean mu and variance of the norm are those of the first ``z_warmup`` steps, then moving averages with ``z_memory``,
+    Mean mu and variance of the norm cover the first ``z_warmup`` steps, then are moving averages with ``z_memory``,
     which clipped norms enter as clipped.  A norm whose z-score is above ``z_threshold`` becomes mu plus
     ``z_threshold`` ** 2 / z standard deviations, so the larger a spike the nearer to mu.  No norm exceeds ``clip``.
     """
@@ -256,7 +256,7 @@ class Gate(Link):
 class SkipSigma(Gate):
     """Leave out updates whose loss or gradient norm is ``skip_sigmas`` standard deviations above the mean (OLMo 2).
 
-    Mean and deviation are those of the last ``skip_window`` updates that were made; the first ``skip_fewest`` are all
+    Mean and deviation are taken over the last ``skip_window`` updates that were made; the first ``skip_fewest`` are all
     made.  What is left out does not count, so a limit stays while an event lasts.  A loss or norm that is not finite
     is always left out.
     """
@@ -291,7 +291,7 @@ class SkipSigma(Gate):
         return dict(updates)
 
     def _limit(self, past_rw: Tensor, count_r: Tensor) -> Tensor:
-        """Mean plus so many standard deviations ``[r]`` of those of the window that are filled, the last ones."""
+        """Mean plus so many standard deviations ``[r]`` of the filled places of the window, which are the last ones."""
         filled_r1 = count_r.clamp(max=self.skip_window)[:, None]
         is_filled_rw = torch.arange(self.skip_window, 0, -1, device=past_rw.device) <= filled_r1
         mean_r1 = torch.where(is_filled_rw, past_rw, 0.0).sum(1, keepdim=True) / filled_r1

@@ -52,7 +52,7 @@ class Link(ABC):
         roles: of the tensors it acts on; other tensors pass by.  A tensor also passes by while its update is of a kind
             that the link does not take.
         events: kinds of announcements of the forward pass that it reads.
-        needs_whole_weights: whether it reads a weight as a whole, of which ``ranks=fsdp`` gives it shards.
+        needs_whole_weights: whether it reads a weight as a whole; ``ranks=fsdp`` would give it shards.
     """
 
     takes: ClassVar[tuple[str, ...]]

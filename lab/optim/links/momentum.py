@@ -55,7 +55,7 @@ class Momentum(Link):
 class Lion(Link):
     """The sign of ``beta1`` m + (1 - ``beta1``) g, where m averages gradients with ``beta2`` (Chen et al. 2023).
 
-    Its RMS is 1 whatever the gradient, several times that of Adam, so its learning rate is 3 to 10 times lower
+    Its RMS is 1 whatever the gradient, several times Adam's, so its learning rate is 3 to 10 times lower
     (arXiv:2302.06675, sec. 5).
     """
 

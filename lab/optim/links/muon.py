@@ -1,4 +1,4 @@
-"""Muon: momentum of matrices, made orthogonal by products of matrices, those of all runs at once."""
+"""Muon: momentum of matrices, made orthogonal by matrix products for all runs at once."""
 
 from __future__ import annotations
 
