@@ -13,18 +13,14 @@ import pytest
 
 import planted
 import planted_claims
-from drawn_texts import complaints
 from lab.analysis import Records, study
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
-from lab.analysis.rendering import style
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
-from test_figure_contract import COLUMN
 
 BURST = {"burst": "shift", "burst.start": 0.6, "burst.length": 10.0, "burst.fraction": 0.3}  # steps 240 to 249
 FLAT = np.ones(400)
@@ -138,18 +134,6 @@ def sweep() -> Records:
     is_first = (metrics["probe"] == "grad_norm") & (metrics["step"] == 243)
     metrics.loc[metrics["id"].isin(shifts) & is_first, "value"] = 1.0
     return made._replace(metrics=metrics)
-
-
-@pytest.mark.parametrize("page", [style.SCREEN, COLUMN], ids=["screen", "column"])
-def test_the_figure_can_be_read_and_says_what_was_scored(sweep: Records, page: style.Page) -> None:
-    with style.drawn_for(page):
-        figure = FIGURES["detector_scores"](sweep)
-        assert not complaints(figure)
-    texts = [text for points in figure.points for text in points.texts]
-    assert "gradient spike\nfound 12 of 12 bursts\n95 % interval 0.74 to 1.00" in texts
-    assert "gradient spike\nmedian lead 10 steps\nquartiles 8 to 12\n12 bursts with both alarms" in texts
-    assert "gradient spike\n1 false alarms in 5,280 steps\n95 % interval 0.0048 to 1.06" in texts
-    assert "12 runs have a burst; 5,280 steps lie outside." in figure.caption
 
 
 def test_one_long_warning_does_not_stand_for_others() -> None:
