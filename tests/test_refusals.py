@@ -22,6 +22,55 @@ from lab.__main__ import main
 RUN = ["data=synthetic", "model.width=16", "steps=12", "batch_size=4", "seq_len=12", "validation=short"]
 
 KEYS = [
+    # words and keys
+    ("swep", "'swep'", "nearest: sweep"),
+    ("sweep", "name"),
+    ("sweep quickstrat", "'quickstrat'", "nearest: quickstart"),
+    ("sweep none.yaml", "none.yaml"),
+    ("train foo", "'foo'"),
+    ("train lr=0.1", "'lr'", "nearest: optimizer.lr"),
+    ("train stepz=3", "'stepz'", "nearest: steps"),
+    ("train +optimizer.lrr=3", "'optimizer.lrr'", "nearest: lr"),
+    ("train scale=toy optimizer.lr=-1", "optimizer.lr", "scale=toy"),
+    ("train scale=toy -m optimizer.nope=1,2", "optimizer.nope", "scale=toy"),
+    ("train optimizer.momentum=0.9", "'optimizer.momentum'", "optimizer=momentum"),
+    ("train +schedule.cooldown=1", "'schedule.cooldown'", "schedule=wsd"),
+    ("train +model.depth=1", "'model.depth'"),
+    ("train schedule=constant schedule.floor=0", "'schedule.floor'"),
+    ("train intervention=null", "intervention"),
+    ("train intervention.z_loss=null", "intervention.z_loss"),
+    ("train model=3", "group"),
+    ("train '+optimizer={1:2}'", "'optimizer.1'"),
+    ("coordcheck '+optimizer={1:2}'", "'optimizer.1'"),
+    ("train model=d65", "'d65'", "nearest: d64"),
+    ("train intervention=[z_los]", "'z_los'", "nearest: z_loss"),
+    ("train intervention=[qk_layernorm,qk_layernorm_model]", "qk_layernorm_model", "exclude"),
+    ("train probes.names=[val_los]", "'val_los'", "nearest: val_loss"),
+    ("train seed=0,1", "lab train -m"),
+    ("train -m optimizer.lr=interval(0,1)", "optimizer.lr"),
+    ("train seed=[1", "seed=[1"),
+    ("train -m out=a,b", "out"),
+    ("train out=", "out"),
+    (f"train out={300 * 'a'} --dry-run", "out", "too long"),
+    ("train device=mps", "device=mps"),
+    (f"train seed={2**63}", "seed"),
+    ("train fleet=3", "'fleet'"),
+    ("train ~fleet", "'fleet'"),
+    ("train ~nothing --cfg job", "'nothing'"),
+    ("train ~optimizer.clip", "'optimizer.clip'"),
+    ("train data.path=~/x", "data.path"),
+    ("coordcheck ~optimizer.clip", "'optimizer.clip'"),
+    ("coordcheck model.width=32,1048576", "model.width=1048576"),
+    ("train hydra.sweeper.max_runs=abc", "hydra.sweeper.max_runs"),
+    ("train hydra.sweeper.max_runs=0", "max_runs"),
+    ("train hydra.launcher.timeout_minutes=-1", "hydra.launcher.timeout_minutes"),
+    ("train hydra.launcher.devices=[none]", "hydra.launcher.devices"),
+    ("train hydra/launcher=locl", "'locl'", "nearest: local"),
+    ("sweep smoke shard=0/4", "shard", "'0/4'"),
+    ("sweep smoke shard=1/2,2/2", "shard"),
+    ("report", "folder"),
+    ("report nowhere", "nowhere"),
+    ("list sweps", "'sweps'", "nearest: sweeps"),
     # values of the wrong kind or out of bounds
     ("train steps=8.5", "steps", "8.5"),
     ("train steps=many", "steps", "'many'"),
@@ -141,7 +190,25 @@ FILES = [
         "train ledger=my.yaml",
         "restarts[1].step",
     ),
+    # sweep files
+    ("my.yaml", "# a question, and nothing else\n", "sweep my.yaml", "my.yaml"),
+    ("my.yaml", "5: 6", "sweep my.yaml", "my.yaml", "'5'"),
+    ("my.yaml", "optimizer: {lr: {1: 2}}", "sweep my.yaml", "'optimizer.lr.1'"),
+    ("my.yaml", "restarts: [{step: 3, 5: 6}]", "train ledger=my.yaml", "'restarts.0.5'"),
+    ("my.yaml", "hydra: {sweeper: {params: {5: '0,1'}}}", "sweep my.yaml", "'hydra.sweeper.params.5'"),
+    ("my.yaml", "hydra: {sweeper: {params: abc}}", "sweep my.yaml", "'abc'"),
+    ("my.yaml", "hydra: abc", "sweep my.yaml", "hydra", "'abc'"),
+    ("my.yaml", "optimizer: lion", "sweep my.yaml", "'override /optimizer: lion'"),
+    ("my.yaml", "intervention: [5]", "sweep my.yaml", "intervention"),
+    ("my.yaml", "intervention: null\ndefaults: [override /data: synthetic]", "sweep my.yaml", "intervention"),
+    ("my.yaml", "defaults: abc", "sweep my.yaml", "defaults"),
+    ("my.yaml", "steps: [1\n" + 999 * "x: [\n", "sweep my.yaml", "my.yaml"),
+    ("my.yaml", "a: &a {b: *a}", "sweep my.yaml", "my.yaml", "10,000"),
+    # in the place of a folder of results
+    ("file", "in the way", "train out=file", "out=file"),
+    ("file", "in the way", "coordcheck data=synthetic out=file/in/side", "out=file/in/side"),
     # documents
+    ("a.txt", 9 * "text\0", "train data=text data.path=a.txt", "a.txt", "NUL"),
     ("a.jsonl", '{"text": "a"}\n{"text": ', "train data=jsonl data.path=a.jsonl", "a.jsonl, line 2"),
     ("a.jsonl", '{"text": "a"}\n["text"]', "train data=jsonl data.path=a.jsonl", "a.jsonl, line 2"),
     ("a.jsonl", '{"txt": "a", "id": 3}', "train data=jsonl data.path=a.jsonl", "line 1", "'text'", "nearest: txt"),
@@ -195,6 +262,8 @@ def test_files(name: str, content: str, words: str, named: tuple[str, ...], caps
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text(content)
     line = refusal(capsys, words)
+    assert len(line) < 500
+    assert Path(name).read_text() == content
     assert [part for part in named if part not in line] == [], line
 
 
