@@ -68,6 +68,7 @@ def test_pages_quote_the_committed_verdicts_and_board() -> None:
     rows = scoreboard.committed()
     for path, text in SCRIPT["pages"](rows):
         assert path.read_text(encoding="utf-8") == text, path.name
+    assert scoreboard.to_commit(rows) == (RESULTS / "verdicts.json").read_text(encoding="utf-8")
     assert len(SCRIPT["BOARD"].findall(README)) == len(SCRIPT["TRANSFER"].findall(README)) == 1
 
 

@@ -126,7 +126,7 @@ def contrast(
     measured = (table.groupby(level="arm").count() > 0).sum()
     columns = [str(column) for column in table if measured[str(column)] > 1 or measured.max() == 1]
     pairs = [name for name in measure.pairs if name in points]
-    by_arm = points.groupby("arm")[list(dict.fromkeys([*pairs, "size"]))]
+    by_arm = points.groupby("arm")[[name for name in dict.fromkeys([*pairs, "size"]) if name in points]]
     runs_of = {str(arm): set(runs.itertuples(index=False)) for arm, runs in by_arm}
     alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]
     together = measure.reduce(points[points["arm"].isin(alike)], window) if len(alike) > 1 else table

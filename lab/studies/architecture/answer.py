@@ -10,10 +10,6 @@ from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share, near
 from lab.analysis.sensitivity import Study
 
 
-def _distance(study: Study) -> pd.DataFrame:
-    return valued(study, np.log10(near(study.records, DISTANCE, POSITIONS, 1.0)))
-
-
 def _shares(study: Study) -> pd.DataFrame:
     shares = embedding_share(study.records)
     steps = {"at the first step": shares["step"].min(), "at the last step": shares["step"].max()}
@@ -38,7 +34,7 @@ MEASURES = (
     Measure(
         "Distance of positions from their initial values",
         "",
-        points=_distance,
+        points=lambda study: valued(study, np.log10(near(study.records, DISTANCE, POSITIONS, 1.0))),
         reduce=by_rate,
         is_log=True,
         asked_by=("learned_positions",),

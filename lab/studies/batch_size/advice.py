@@ -93,13 +93,9 @@ def advise(records: Records) -> list[BatchAdvice]:
             f"no run recorded the probe {PROBE}; train with batch=constant 'probes.names=[train_loss,val_loss,{PROBE}]'"
         )
     sums = noise_sums(records)
-    table = points(records.runs).merge(_shapes(records.runs), on="id")
+    table = points(records.runs).merge(records.runs[["id", "batch_size", "seq_len", "steps"]], on="id")
     table = table[table["id"].isin(sums.index.get_level_values("id"))]
     return [_advice(group, sums) for _, group in table.groupby(["arm", "size", "lr"], sort=False)]
-
-
-def _shapes(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs[["id", "batch_size", "seq_len", "steps"]]
 
 
 def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
@@ -109,20 +105,20 @@ def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
     edges = np.linspace(0, steps, STAGES + 1)
     ratios = np.array(
         [
-            [ratio_of_means(one[(one.index >= low) & (one.index < high)]) for low, high in pairwise(edges)]
-            for one in by_run
+            [ratio_of_means(run[(run.index >= low) & (run.index < high)]) for low, high in pairwise(edges)]
+            for run in by_run
         ]
     )
     return BatchAdvice(
-        str(first["arm"]),
-        int(first["size"]),
-        float(first["lr"]),
-        int(first["batch_size"]),
-        int(first["seq_len"]),
-        steps,
-        float(runs["loss"].mean()),
-        tuple(map(_interval, ratios.T)),
-        _interval(ratios.mean(axis=1)),
+        arm=str(first["arm"]),
+        size=int(first["size"]),
+        lr=float(first["lr"]),
+        batch_size=int(first["batch_size"]),
+        seq_len=int(first["seq_len"]),
+        steps=steps,
+        loss=float(runs["loss"].mean()),
+        stages=tuple(map(_interval, ratios.T)),
+        critical=_interval(ratios.mean(axis=1)),
     )
 
 
@@ -146,14 +142,14 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
         raise RequestError(f"no batch size of {folder} has a learning rate to advise from; {name}: {refusals[-1]}")
     advice = advise(records)
     # with a single micro-batch there is no noise scale, and so no advice
-    measured = [one for one in advice if math.isfinite(one.critical.mean)] or advice
-    best = min(measured, key=lambda one: one.loss if math.isfinite(one.loss) else math.inf)
+    measured = [curve for curve in advice if math.isfinite(curve.critical.mean)] or advice
+    best = min(measured, key=lambda curve: curve.loss if math.isfinite(curve.loss) else math.inf)
     if as_json:
         yield json.dumps(_plain(advice, best, tuned), indent=1, allow_nan=False)
         return
     picture = folder / "batch.svg"
     files.write_text(picture, layout.svg(noise_figure(measured), "batch"))
-    yield from plain_text(pd.DataFrame([_row(one) for one in measured]))
+    yield from plain_text(pd.DataFrame([_row(curve) for curve in measured]))
     yield ""
     if unmeasured := len(advice) - len(measured):
         yield f"Left out: {unmeasured} of {len(advice)} curves, whose noise scale cannot be estimated."
@@ -164,6 +160,8 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
 
 def _row(advice: BatchAdvice) -> dict[str, Any]:
     quarters = {f"quarter {n}": _spell(stage) for n, stage in enumerate(advice.stages, 1)}
+    critical = advice.critical
+    ends = "" if math.isnan(critical.low) else f" [{critical.low:.3g}, {critical.high:.3g}]"
     return {
         "arm": advice.arm,
         "parameters": count(advice.size),
@@ -171,17 +169,13 @@ def _row(advice: BatchAdvice) -> dict[str, Any]:
         "batch": advice.batch_size,
         "loss": f"{advice.loss:.3f}",
         **quarters,
-        "noise scale [95 %], sequences": _spell_interval(advice.critical),
+        "noise scale [95 %], sequences": f"{_spell(critical)}{ends}",
         "seeds": advice.critical.n,
     }
 
 
 def _spell(interval: Interval) -> str:
     return "" if math.isnan(interval.mean) else f"{interval.mean:.3g}"
-
-
-def _spell_interval(interval: Interval) -> str:
-    return _spell(interval) + ("" if math.isnan(interval.low) else f" [{interval.low:.3g}, {interval.high:.3g}]")
 
 
 def _recommendation(best: BatchAdvice) -> Iterator[str]:
@@ -239,14 +233,14 @@ def noise_figure(advice: Sequence[BatchAdvice]) -> Sheet:
 
     Dots are geometric means over seeds, bars their 95 % intervals. The dashed line is the batch size of the run.
     """
-    curves = list(dict.fromkeys((one.arm, one.size) for one in advice))
-    shades = style.shades((one.lr for one in advice), style.LR_SHADES)
+    curves = list(dict.fromkeys((curve.arm, curve.size) for curve in advice))
+    shades = style.shades((curve.lr for curve in advice), style.LR_SHADES)
     titles = [f"{arm}, {count(size)} parameters" for arm, size in curves]
     sheet, facet_axes = layout.facets(titles, ["noise scale, sequences"], 19.0)
     for (arm, size), (axes,) in zip(curves, facet_axes, strict=True):
-        for one in (one for one in advice if (one.arm, one.size) == (arm, size)):
-            _line(axes, one, shades[one.lr])
-            axes.axhline(one.batch_size, color=style.INK, linestyle="--", linewidth=1)
+        for curve in (curve for curve in advice if (curve.arm, curve.size) == (arm, size)):
+            _line(axes, curve, shades[curve.lr])
+            axes.axhline(curve.batch_size, color=style.INK, linestyle="--", linewidth=1)
         axes.set_yscale("log")
         axes.set_xlim(0, 100)
         axes.set_xlabel("training, %")
@@ -263,18 +257,18 @@ def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
 
 
 def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps]) -> dict[str, Any]:
-    def interval(one: Interval) -> dict[str, float | None]:
-        return {"mean": finite(one.mean), "low": finite(one.low), "high": finite(one.high)}
+    def interval(of: Interval) -> dict[str, float | None]:
+        return {"mean": finite(of.mean), "low": finite(of.low), "high": finite(of.high)}
 
     rows = [
         {
-            **{name: getattr(one, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
-            "loss": finite(one.loss),
-            "seeds": one.critical.n,
-            "noise_scale_by_quarter": [interval(stage) for stage in one.stages],
-            "critical_batch_size": interval(one.critical),
+            **{name: getattr(curve, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
+            "loss": finite(curve.loss),
+            "seeds": curve.critical.n,
+            "noise_scale_by_quarter": [interval(stage) for stage in curve.stages],
+            "critical_batch_size": interval(curve.critical),
         }
-        for one in advice
+        for curve in advice
     ]
     recommended = {
         "arm": best.arm,

@@ -43,14 +43,6 @@ def _peaks(study: Study, costs: pd.DataFrame) -> pd.DataFrame:
     return points if points["arm"].nunique() > 1 else points.head(0)
 
 
-def _by_response(study: Study) -> pd.DataFrame:
-    return _peaks(study, named_costs(study.records))
-
-
-def _by_optimizer(study: Study) -> pd.DataFrame:
-    return _peaks(study, arm_costs(study.records))
-
-
 def _by_change(study: Study) -> pd.DataFrame:
     """Whether the spike was removed, 1 or 0, by what was changed before it."""
     table = changes(study.records).set_index("id")
@@ -67,10 +59,6 @@ def _further_spikes(study: Study) -> pd.DataFrame:
     """Spikes after the first, in 1,000 updates trained after it, by the remedy."""
     names = pd.Series(remedy_names(study.records.runs.to_dict("records")), dtype=object)
     return valued(study, remedy_traits(study.records)["rate"].reindex(names.index), arm=names)
-
-
-def _own_peaks(study: Study) -> pd.DataFrame:
-    return valued(study, spike_costs(study.records)["peak"])
 
 
 def _traits(study: Study, trait: str) -> pd.DataFrame:
@@ -99,10 +87,6 @@ def _by_state(study: Study) -> pd.DataFrame:
     ]
     rows = pd.concat(parts)
     return rows.assign(column="of " + rows["burst"].astype(str).str.replace("_", " "), seed=rows["seed"].astype(str))
-
-
-def _loss_scales(study: Study) -> pd.DataFrame:
-    return valued(study, np.log10(near(study.records, "loss_scale", "", 1.0)))
 
 
 def _by_source(study: Study) -> pd.DataFrame:
@@ -141,7 +125,15 @@ MEASURES = (
     Measure(
         "Final loss", NATS, final_losses, by_rate, "lower", reference="ledger none", asked_by=("ledgers", "hot_swaps")
     ),
-    Measure("Loss scale at the end", "", _loss_scales, by_size, "higher", True, asked_by=("fp16_sums",)),
+    Measure(
+        "Loss scale at the end",
+        "",
+        lambda study: valued(study, np.log10(near(study.records, "loss_scale", "", 1.0))),
+        by_size,
+        "higher",
+        is_log=True,
+        asked_by=("fp16_sums",),
+    ),
     Measure(
         "Rise of the held-out loss", NATS, _by_state, by_column, reference=STATES["data"], asked_by=("state_and_data",)
     ),
@@ -181,12 +173,17 @@ MEASURES = (
         asked_by=("source_filter",),
     ),
     Measure(
-        "Peak of the held-out loss above the usual one", NATS, _own_peaks, by_size, "lower", asked_by=("new_data",)
+        "Peak of the held-out loss above the usual one",
+        NATS,
+        lambda study: valued(study, spike_costs(study.records)["peak"]),
+        by_size,
+        "lower",
+        asked_by=("new_data",),
     ),
     Measure(
         "Peak of the held-out loss above the usual one",
         NATS,
-        _by_optimizer,
+        lambda study: _peaks(study, arm_costs(study.records)),
         by_column,
         "lower",
         reference=RECIPE,
@@ -195,7 +192,7 @@ MEASURES = (
     Measure(
         "Peak of the held-out loss above the usual one",
         NATS,
-        _by_response,
+        lambda study: _peaks(study, named_costs(study.records)),
         by_column,
         "lower",
         reference=NO_RESPONSE,

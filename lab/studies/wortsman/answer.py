@@ -74,14 +74,6 @@ def _beside_no_blocks(study: Study) -> pd.DataFrame:
     return points[points["depth"] > 0]
 
 
-def _ways_to_grow(study: Study) -> pd.DataFrame:
-    return ways_to_grow(study.records.runs, study.points)
-
-
-def _with_sensitivity(study: Study) -> pd.DataFrame:
-    return study.points if compares_sensitivity(study) else study.points.head(0)
-
-
 KAPPA = "intervention.kappa_transplant.kappa"
 LARGEST_STABLE = Measure(
     "Largest stable learning rate",
@@ -186,11 +178,18 @@ MEASURES = (
     Measure(
         "LR sensitivity",
         "nats/token per decade",
-        points=_ways_to_grow,
+        points=lambda study: ways_to_grow(study.records.runs, study.points),
         reduce=slope_over_size("total"),
         asked_by=("depth_width",),
         pairs=("seed", "lr"),
     ),
-    Measure("LR sensitivity", NATS, _with_sensitivity, of_curves("total"), "lower", asked_by=(ANY_SWEEP,)),
+    Measure(
+        "LR sensitivity",
+        NATS,
+        lambda study: study.points if compares_sensitivity(study) else study.points.head(0),
+        of_curves("total"),
+        "lower",
+        asked_by=(ANY_SWEEP,),
+    ),
     Measure("Best loss over learning rates", NATS, own_points, of_curves("best"), "lower", asked_by=(ANY_SWEEP,)),
 )
