@@ -215,6 +215,13 @@ def test_lines_over_the_steps_carry_the_planted_values():
     assert marks == {"x": 20.0}
 
 
+def test_logits_that_are_zero_are_drawn_without_a_warning():
+    def values(card, step):
+        return [("train_loss", "", 3.0), ("attention_logit_max", "block0", 0.0)]
+
+    assert FIGURES["loss_over_steps"](records(cards(), values)).axes
+
+
 def test_the_cost_of_a_drift_is_the_loss_above_the_lowest_of_any_run():
     def values(card, step):
         yield from (("log_z_square", "", 1.0 + step), ("head_common_mode", "head", 0.5))

@@ -101,7 +101,7 @@ def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("sweep", "quickstart", *TOY, "--dry-run") == 0
+    assert lab("sweep", "quickstart", "--dry-run", *TOY) == 0
     said = capsys.readouterr().out
     assert said.startswith("to train: 4 runs in 2 fleets; 0 already there")  # both widths are 16, so equal points
     for word in ("parameters each", "FLOPs", "min", "GB of memory", "  optimizer.lr: 0.001, 0.1"):

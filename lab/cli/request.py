@@ -77,7 +77,7 @@ def _parser() -> _Parser:
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--config-dir", "-cd", nargs="?", const="")
-    parser.add_argument("--dry-run", nargs="?", const="summary", default="", choices=["summary", "full"])
+    parser.add_argument("--dry-run", default="", choices=["summary", "full"])
     return parser
 
 
@@ -88,7 +88,9 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         RequestError: an option is unknown or lacks its value, a word is no override, or the folder of --config-dir
             does not exist.
     """
-    given, unknown = _parser().parse_known_intermixed_args(list(arguments))
+    # argparse would take the word after --dry-run for its value
+    words = ["--dry-run=summary" if word == "--dry-run" else word for word in arguments]
+    given, unknown = _parser().parse_known_intermixed_args(words)
     if given.config_dir is not None:
         if not given.config_dir or not Path(given.config_dir).is_dir():
             raise RequestError(f"--config-dir names no folder: {given.config_dir!r}")

@@ -110,7 +110,9 @@ def probe_axis(axes: Axes, scale: str = "log") -> None:
     """
     axes.set_yscale(scale)
     low, high = axes.get_ylim()
-    if scale == "linear":
+    if scale == "log" and low <= 0:  # no value is positive, such as logits of queries that are zero
+        axes.set_yscale("linear")
+    elif scale == "linear":
         axes.set_ylim(bottom=min(0.0, low))
     elif scale == "asinh":
         _asinh_ticks(axes)
