@@ -33,9 +33,9 @@ def pages() -> dict[str, str]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    made = pages()
+    texts = pages()
     for old in FOLDER.iterdir():
-        if old.name not in made:
+        if old.name not in texts:
             old.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         FOLDER.joinpath(name).write_text(text, encoding="utf-8")

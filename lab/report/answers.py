@@ -184,7 +184,7 @@ class Answer(NamedTuple):
     @property
     def speaks_of_sensitivity(self) -> bool:
         """Whether it quotes a sensitivity."""
-        return "sensitiv" in " ".join([self.text, *(one.measure.name for one in self.contrasts)])
+        return "sensitiv" in " ".join([self.text, *(contrast.measure.name for contrast in self.contrasts)])
 
 
 def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[ScoreboardRow] = ()) -> Answer:
@@ -206,9 +206,9 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
     return Answer(word, text, found)
 
 
-def _no_sensitivity(study: Study, one: Contrast) -> str:
+def _no_sensitivity(study: Study, contrast: Contrast) -> str:
     """Why the best losses over several learning rates are compared, and no sensitivities; empty for anything else."""
-    if ANY_SWEEP not in one.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
+    if ANY_SWEEP not in contrast.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
         return ""
     if not with_scaled_steps(study).empty:
         return " LR sensitivities are not compared, since a learning rate does not mean the same in all arms."
@@ -219,14 +219,21 @@ def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     """The quantities that these sweeps ask about, or else the first that these runs have; for every arm."""
     rooms = modules("answer")
     measures = [measure for room in rooms for measure in getattr(room, "MEASURES", ())]
-    asked = [one for measure in measures if set(sweeps) & set(measure.asked_by) for one in _measured(study, measure)]
+    asked = [
+        contrast
+        for measure in measures
+        if set(sweeps) & set(measure.asked_by)
+        for contrast in _measured(study, measure)
+    ]
     if asked:
         return asked
     for room in rooms:
         if hasattr(room, "contrasts") and (found := room.contrasts(study)):
             return list(found)
-    general = (one for measure in measures if ANY_SWEEP in measure.asked_by for one in _measured(study, measure))
-    return [one] if (one := next(general, None)) else []
+    general = (
+        contrast for measure in measures if ANY_SWEEP in measure.asked_by for contrast in _measured(study, measure)
+    )
+    return [contrast] if (contrast := next(general, None)) else []
 
 
 def _measured(study: Study, measure: Measure) -> Iterator[Contrast]:
@@ -234,9 +241,9 @@ def _measured(study: Study, measure: Measure) -> Iterator[Contrast]:
     if measure.name == PART_SUBJECTS["total"]:
         measure = measure._replace(name=part_subjects(study.window)["total"])
     if len(points):
-        one = contrasts.contrast(measure, points, _reference(study, measure, points), study.window)
-        if any(cell.n for cells in one.levels.values() for cell in cells.values()):
-            yield one
+        contrast = contrasts.contrast(measure, points, _reference(study, measure, points), study.window)
+        if any(cell.n for cells in contrast.levels.values() for cell in cells.values()):
+            yield contrast
 
 
 def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
@@ -268,80 +275,86 @@ def _one_run(run: pd.Series) -> str:
     )
 
 
-def _sentence(study: Study, one: Contrast) -> str:
+def _sentence(study: Study, contrast: Contrast) -> str:
     """A sentence with the leading arms, or with the values if no arm is better."""
-    cells = [cell for each in (one.differences or one.levels).values() for cell in each.values()]
+    cells = [cell for of_arm in (contrast.differences or contrast.levels).values() for cell in of_arm.values()]
     seeds = max(cell.n for cell in cells)
     if not seeds:
-        return f"No arm has runs of the same size, seed and learning rate as {_noun(one.reference)} to compare with."
+        return (
+            f"No arm has runs of the same size, seed and learning rate as {_noun(contrast.reference)} to compare with."
+        )
     if seeds < FEWEST_SEEDS:
         few = "one seed" if seeds == 1 else f"{seeds} seeds"
-        return f"{_values(one)[:-1]}, from {few}: too few for an interval, or to distinguish a difference from noise."
-    return _leading(study, one) if one.differences and one.measure.better else _values(one)
+        return (
+            f"{_values(contrast)[:-1]}, from {few}: too few for an interval, or to distinguish a difference from noise."
+        )
+    return _leading(study, contrast) if contrast.differences and contrast.measure.better else _values(contrast)
 
 
-def _values(one: Contrast) -> str:
+def _values(contrast: Contrast) -> str:
     """A sentence with the lowest and the highest value in the last column, or with all if they are few.
 
     For a single arm, it has the values in the first and in the last column.
     """
-    measure, last = one.measure, one.columns[-1]
-    if len(one.levels) == 1:
-        ((arm, cells),) = one.levels.items()
-        ends = [f"{measure.with_unit(cells[column])} {column}".strip() for column in (one.columns[0], last)]
+    measure, last = contrast.measure, contrast.columns[-1]
+    if len(contrast.levels) == 1:
+        ((arm, cells),) = contrast.levels.items()
+        ends = [f"{measure.with_unit(cells[column])} {column}".strip() for column in (contrast.columns[0], last)]
         return f"{measure.name} {arm_phrase(arm)} is {listed(dict.fromkeys(ends))}."
-    known = {arm: cells[last] for arm, cells in one.levels.items() if cells[last].n}
+    known = {arm: cells[last] for arm, cells in contrast.levels.items() if cells[last].n}
     rising = sorted(known, key=lambda arm: known[arm].mean)
     shown = known if len(known) <= MOST_VALUES else [rising[0], rising[-1]]
     values = [f"{measure.with_unit(known[arm])} {arm_phrase(arm)}" for arm in shown]
     if len(shown) < len(known):
-        return f"{_place(one, last)} is from {' to '.join(values)}."
-    return f"{_place(one, last)} is {listed(values)}."
+        return f"{_place(contrast, last)} is from {' to '.join(values)}."
+    return f"{_place(contrast, last)} is {listed(values)}."
 
 
-def _place(one: Contrast, column: str) -> str:
-    return f"{one.measure.name} {column}".rstrip()
+def _place(contrast: Contrast, column: str) -> str:
+    return f"{contrast.measure.name} {column}".rstrip()
 
 
-def _leading(study: Study, one: Contrast) -> str:
+def _leading(study: Study, contrast: Contrast) -> str:
     """A sentence with the best arm, arms not significantly worse, and the reference, for each column asked about."""
-    columns = one.columns if one.measure.reduce is by_column else one.columns[-1:]
-    return " ".join(_leading_in(study, one, column) for column in columns)
+    columns = contrast.columns if contrast.measure.reduce is by_column else contrast.columns[-1:]
+    return " ".join(_leading_in(study, contrast, column) for column in columns)
 
 
-def _leading_in(study: Study, one: Contrast, column: str) -> str:
-    measure, sign = one.measure, 1 if one.measure.better == "lower" else -1
-    known = {arm: cells[column] for arm, cells in one.levels.items() if cells[column].n}
+def _leading_in(study: Study, contrast: Contrast, column: str) -> str:
+    measure, sign = contrast.measure, 1 if contrast.measure.better == "lower" else -1
+    known = {arm: cells[column] for arm, cells in contrast.levels.items() if cells[column].n}
     best = min(known, key=lambda arm: sign * known[arm].mean)
     beside = contrasts.contrast(measure, measure.points(study), best, study.window).differences
     ties = [arm for arm in known if arm != best and not sign * _side(beside[arm][column]) > 0]
     tied = f", tied with {listed(map(_noun, ties))}" if ties else ""
     most = "lowest" if sign > 0 else "highest"
-    text = f"{_place(one, column)} is {most} {arm_phrase(best)}{tied}: {measure.with_unit(known[best])}"
-    if one.reference == best or one.reference not in known:
+    text = f"{_place(contrast, column)} is {most} {arm_phrase(best)}{tied}: {measure.with_unit(known[best])}"
+    if contrast.reference == best or contrast.reference not in known:
         return f"{text}."
-    return f"{text}, against {measure.level(known[one.reference])} {arm_phrase(one.reference)}, the reference."
+    return (
+        f"{text}, against {measure.level(known[contrast.reference])} {arm_phrase(contrast.reference)}, the reference."
+    )
 
 
-def _decided(study: Study, one: Contrast) -> tuple[str, str] | None:
+def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
     """Yes if some arm is certainly what the question asks for, no if certainly none is; and the evidence for that.
 
     Certain means by intervals that hold together at 95 %. None if the question is another, or seeds are too few.
     """
-    measure, column, others = one.measure, one.columns[-1], list(one.differences)
-    if not measure.affirmed_by or not any(cells[column].n >= FEWEST_SEEDS for cells in one.differences.values()):
+    measure, column, others = contrast.measure, contrast.columns[-1], list(contrast.differences)
+    if not measure.affirmed_by or not any(cells[column].n >= FEWEST_SEEDS for cells in contrast.differences.values()):
         return None
     level = 1 - FALSE_WORDS / len(others)
-    joint = contrasts.contrast(measure, measure.points(study), one.reference, study.window, level).differences
+    joint = contrasts.contrast(measure, measure.points(study), contrast.reference, study.window, level).differences
     sides = {arm: _side(joint[arm][column]) for arm in others}
     lower, higher = ([arm for arm in others if sides[arm] == side] for side in (-1, 1))
     affirming = lower if measure.affirmed_by == "lower" else [*lower, *higher]
     name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
-    beside = f"Against {_noun(one.reference)}, {name}"
+    beside = f"Against {_noun(contrast.reference)}, {name}"
     if not affirming and set(higher) != set(others):
         return "Undecided", f"{beside} is not certainly {measure.affirmed_by} with any arm."
     shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
-    changes = listed(f"{measure.change(one.differences[arm][column])} {arm_phrase(arm)}" for arm in shown)
+    changes = listed(f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown)
     if affirming:
         return "Yes", f"{beside} certainly changes by {changes} ({measure.unit})."
     return "No", f"{beside} is certainly higher with every other arm, at least by {changes} ({measure.unit})."

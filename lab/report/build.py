@@ -129,20 +129,20 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     title = " and ".join(path.resolve().name for path in paths)
     evidence = read_evidence(out, study.records, _commands(paths))
     rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
-    said = answer(study, evidence.sweeps, rows)
+    reply = answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
-    question, counts = " ".join(questions(paths)) or said.subject, _counts(claims)
+    question, counts = " ".join(questions(paths)) or reply.subject, _counts(claims)
     first, *others = [*_figures(study, out), Markup()]
     body = [
-        html.paragraph(said.text, "lead", said.word),
+        html.paragraph(reply.text, "lead", reply.word),
         *_growing(growth),
         *_partial(study),
-        *_compared(study, said),
+        *_compared(study, reply),
         *_verdicts(counts),
         first,
         *_facts(study, paths),
         *_claims(study, claims),
-        *_tables(study, out, folded=bool(said.contrasts)),
+        *_tables(study, out, folded=bool(reply.contrasts)),
         *others,
         *_cautions(study),
         *_provenance(study, paths),
@@ -150,7 +150,7 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
     room = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
-    return Report(out / "report.html", room, question, str(said), counts, thumbnail)
+    return Report(out / "report.html", room, question, str(reply), counts, thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path, str]) -> Path:
@@ -160,9 +160,9 @@ def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path,
         failures: results folders without a report, each with the reason.
     """
     titles = {room.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(room))[0] for room in rooms()}
-    by_study = {name: [each for each in reports if each.study == name] for name in [*titles, ""]}
+    by_study = {name: [report for report in reports if report.study == name] for name in [*titles, ""]}
     sections = [
-        html.section(titles.get(name, "Others"), html.cards(_tile(each, folder) for each in group))
+        html.section(titles.get(name, "Others"), html.cards(_tile(report, folder) for report in group))
         for name, group in sorted(by_study.items(), key=lambda item: (item[0] == "", -len(item[1])))
         if group
     ]
@@ -184,16 +184,16 @@ def _tile(report: Report, folder: Path) -> html.Card:
     return html.Card(page, report.question or name, name, report.answer, thumbnail, verdicts)
 
 
-def _compared(study: Study, said: Answer) -> Iterator[Markup]:
+def _compared(study: Study, reply: Answer) -> Iterator[Markup]:
     """Yield cautions about a sensitivity that the answer quotes, then the quantities of the question for every arm."""
-    if said.speaks_of_sensitivity and (slow := undertrained(study)):
+    if reply.speaks_of_sensitivity and (slow := undertrained(study)):
         yield html.paragraph(slow, "warning")
-    if said.contrasts:
-        first, *others = said.contrasts
+    if reply.contrasts:
+        first, *others = reply.contrasts
         title = "" if others else f"{first.title()}. "
         beside = f"{BESIDE} " if first.reference else ""
         yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
-        yield html.table(contrasts.table(said.contrasts))
+        yield html.table(contrasts.table(reply.contrasts))
 
 
 def _growing(growth: str) -> Iterator[Markup]:

@@ -84,7 +84,7 @@ def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = W
     from lab.studies.leaderboard import listing
 
     board = listing.board_of([Path(folder)], window_of(window))
-    panels = {each.title: each for each in listing.all_panels(board)}
+    panels = {shown.title: shown for shown in listing.all_panels(board)}
     if panel and panel not in panels:
         raise RequestError(f"no panel {panel!r}; {nearest(panel, panels)}")
     return listing.table(panels[panel or next(iter(panels))]).set_index("arm")

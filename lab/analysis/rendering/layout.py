@@ -139,7 +139,7 @@ class Sheet:
 
     def _name_ends(self, entries: Sequence[Any]) -> bool:
         """Name lines at their ends in the upper right panel, and return whether there is room."""
-        axes = max(self._cells, key=lambda each: (-self._cells[each].row, self._cells[each].last))
+        axes = max(self._cells, key=lambda axes: (-self._cells[axes].row, self._cells[axes].last))
         texts = keys.name_ends(axes, self.heights[self._cells[axes].row], entries)
         self.figure.key_texts += texts
         return bool(texts)
@@ -269,7 +269,7 @@ def facets(
     bands = -(-len(titles) // columns)
     sheet = Sheet(columns, [*[height] * bands * len(labels), *below], room)
     first: dict[str, Axes] = {}
-    made = []
+    facet_axes = []
     for index, title in enumerate(titles):
         band, column = divmod(index, columns)
         panels = list[Axes]()
@@ -284,8 +284,8 @@ def facets(
             panels.append(axes)
         if title:
             panels[0].set_title(style.wrapped(title, sheet.column_width))
-        made.append(panels)
-    return sheet, made
+        facet_axes.append(panels)
+    return sheet, facet_axes
 
 
 def styled(draw: Callable[..., Sheet]) -> Callable[..., Drawing]:

@@ -182,15 +182,15 @@ def dots(table: pd.DataFrame, column: str, quantity: Quantity, names: Iterable[s
         names: the names of the rows.
         *others: further lines for the hover text of each dot.
     """
-    made = {}
+    dots_by_row = {}
     for row, name in enumerate(names):
         runs = table[table["name"] == name]
         values = runs[column].to_numpy(dtype=float)
         values = values[np.isfinite(values)]
         if len(values):
             text = hover.HoverText(runs).point(slice(None), quantity, values, name, *others)
-            made[row] = Dot(student_t(values), text)
-    return made
+            dots_by_row[row] = Dot(student_t(values), text)
+    return dots_by_row
 
 
 def rows_height(names: Iterable[str]) -> float:
@@ -257,7 +257,8 @@ def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, 
     xy = (means, x) if sideways else (x, means)
     bars: dict[str, Any] = {"fmt": "none", "xerr" if sideways else "yerr": np.abs(ends - means)}
     drawn = axes.errorbar(*xy, **bars, ecolor=look["color"], elinewidth=1, capsize=2.5)
-    if seeds_of := [each.n for each in intervals if np.isfinite(each.error)]:  # NaN if the interval is not Student's
+    # the error is NaN if the interval is not Student's
+    if seeds_of := [interval.n for interval in intervals if np.isfinite(interval.error)]:
         marks.name(drawn.lines[2][0], marks.INTERVAL, max(seeds_of))
     (line,) = axes.plot(*xy, **{"markersize": 5, **look})
     say(axes, line, [dot.text for dot in shown])

@@ -18,9 +18,9 @@ def contrasts(study: Study) -> list[Contrast]:
     scores = {LABELS[score.kind][0]: score for score in summarize(score_runs(study.records))}
     if not scores or not next(iter(scores.values())).found.n:
         return []
-    parts = {FOUND: lambda one: one.found, LEAD: _lead, FALSE_ALARMS: _false_alarms}
+    parts = {FOUND: lambda score: score.found, LEAD: _lead, FALSE_ALARMS: _false_alarms}
     return [
-        Contrast(measure, "", {name: {"": part(one)} for name, one in scores.items()}, {})
+        Contrast(measure, "", {name: {"": part(score)} for name, score in scores.items()}, {})
         for measure, part in parts.items()
     ]
 

@@ -22,12 +22,12 @@ CONSTANT = {"constant": LARGE, "quarter": SMALL}
 def cautions(study: Study) -> list[str]:
     """A sentence on each batch size that is left out of a fit."""
     tuned = tuned_steps(study.records) or budgets(study.records, study.points)
-    return [sentence for one in tuned for sentence in one.cautions()]
+    return [sentence for steps in tuned for sentence in steps.cautions()]
 
 
 def contrasts(study: Study) -> list[Contrast]:
     """The critical batch of each optimizer; empty if the runs do not compare batch sizes by steps to a target."""
-    levels = {one.name: {"": _log_scale(one)} for one in tuned_steps(study.records) if one.has_fit}
+    levels = {steps.name: {"": _log_scale(steps)} for steps in tuned_steps(study.records) if steps.has_fit}
     return [Contrast(CRITICAL, "", levels, {})] if levels else []
 
 
@@ -40,10 +40,12 @@ def _log_scale(curve: TunedSteps) -> Interval:
 def _at_budgets(study: Study, *, rates: bool) -> pd.DataFrame:
     rows = []
     for budget in budgets(study.records, study.points):
-        whole = budget.lr.dropna(axis=1)
+        rates_by_batch = budget.lr.dropna(axis=1)
         for seed in budget.loss.index:
             loss = budget.loss.loc[seed]
-            value = exponent(whole.columns, whole.loc[seed]) if rates else loss.iloc[-1] - loss.iloc[0]
+            value = (
+                exponent(rates_by_batch.columns, rates_by_batch.loc[seed]) if rates else loss.iloc[-1] - loss.iloc[0]
+            )
             rows.append({"arm": budget.name, "seed": seed, "value": value})
     return pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(column="")
 

@@ -115,11 +115,11 @@ def _examples_panel(axes: Axes, tuned: TunedSteps, colour: str, curves: Sequence
 def _band(tuned: TunedSteps, fit: SaturatingCurve, fine: Numbers) -> tuple[Numbers, Numbers]:
     """Lowest and highest hyperbola with a critical batch inside its interval, each with its best-fitting limit."""
     log_steps = np.log(tuned.steps).mean(axis=0).to_numpy(dtype=float)
-    made = []
+    hyperbolas = []
     for scale in np.geomspace(max(fit.low, 1e-9), min(fit.high, 1e12), 9):
         limit = np.exp((log_steps - np.log1p(scale / tuned.batches)).mean())
-        made.append(limit * (1 + scale / fine))
-    return np.min(made, axis=0), np.max(made, axis=0)
+        hyperbolas.append(limit * (1 + scale / fine))
+    return np.min(hyperbolas, axis=0), np.max(hyperbolas, axis=0)
 
 
 def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Quantity) -> None:
@@ -155,7 +155,7 @@ def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     tuned, at_budgets = tuned_steps(records), budgets(records, runs)
     sources: Sequence[TunedSteps | TunedBudget] = tuned or at_budgets
-    tables = [(one.name, one.lr.dropna(axis=1)) for one in sources]
+    tables = [(source.name, source.lr.dropna(axis=1)) for source in sources]
     laws = [(name, table) for name, table in tables if table.shape[1] > 1]
     if not laws:
         raise NothingToDrawError("nothing to draw: no two batch sizes have a best learning rate inside the grid")
@@ -175,7 +175,7 @@ def best_lr_with_batch(records: Records, runs: pd.DataFrame) -> Sheet:
     if not tuned:
         _add_losses(facet_axes, at_budgets)
         sheet.note("Shaded areas hold the learning rates within 5 % of the best loss; below are the best losses.")
-    for sentence in (sentence for one in sources for sentence in one.cautions()):
+    for sentence in (sentence for source in sources for sentence in source.cautions()):
         sheet.note(sentence)
     return sheet
 
@@ -313,7 +313,7 @@ def _best(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
         raise NothingToDrawError("nothing to draw: other settings differ besides the batch")
     if not set(best["id"]) <= set(records.metrics.loc[records.metrics["probe"] == "batch", "id"]):
         raise NothingToDrawError("nothing to draw: no run recorded its batch")
-    return best.sort_values("batch", key=lambda each: each == CONSTANT, kind="stable")
+    return best.sort_values("batch", key=lambda names: names == CONSTANT, kind="stable")
 
 
 def _curves(records: Records, best: pd.DataFrame) -> dict[str, Curves]:

@@ -175,14 +175,14 @@ def _by_seed(ended: pd.DataFrame, window: Window) -> pd.DataFrame:
     rows = []
     for _, runs in ended.groupby(["curve", "seed"], sort=False):
         curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
-        one, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
+        measured, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
         log_lr, loss = np.log10(by_lr["lr"].to_numpy()), by_lr["capped"].to_numpy()
         best = int(loss.argmin())
         step = float(np.diff(log_lr).min()) if len(log_lr) > 1 else math.nan
-        censored = bool(math.isnan(one["eta_div"]))
-        log_lost = log_lr[-1] + step if censored else math.log10(one["eta_div"])
+        censored = bool(math.isnan(measured["eta_div"]))
+        log_lost = log_lr[-1] + step if censored else math.log10(measured["eta_div"])
         at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
-        row = {"curve": curve, "seed": seed, "above": one["above"], "total": one["total"], "best": loss[best]}
+        row = {"curve": curve, "seed": seed, "above": measured["above"], "total": measured["total"], "best": loss[best]}
         row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
         row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
         rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})

@@ -39,13 +39,13 @@ def markdown_pages(board: Board | None, excludes: Mapping[str, Collection[str]])
         excludes: the interventions that exclude each intervention, by its name.
     """
     rows = board.rows if board else []
-    made = {"index.md": _index(board, excludes)}
+    texts = {"index.md": _index(board, excludes)}
     for name, card in arm_cards().items():
         drawn = [row for row in _alone(name, rows) if row.curve.losses and row.reference.losses]
-        made[f"{name}.md"] = _page(card, rows, excludes.get(name, ()), is_drawn=bool(drawn))
+        texts[f"{name}.md"] = _page(card, rows, excludes.get(name, ()), is_drawn=bool(drawn))
         if drawn:
-            made[f"{name}.svg"] = _drawing(name, drawn)
-    return made
+            texts[f"{name}.svg"] = _drawing(name, drawn)
+    return texts
 
 
 def _alone(name: str, rows: Collection[Row]) -> list[Row]:

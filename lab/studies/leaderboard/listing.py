@@ -197,13 +197,13 @@ def table(panel: Panel) -> pd.DataFrame:
         "runs": str(reference.runs),
         "seeds": str(len(reference.seeds)),
     }
-    made = pd.DataFrame([first, *(_cells(row, planted_of(panel, row)) for row in panel.rows)])
+    cells = pd.DataFrame([first, *(_cells(row, planted_of(panel, row)) for row in panel.rows)])
     if panel.has_pairs:
         unused = ["rank", "beats reference", "beats next"]
     else:
         unused = ["better half", "sum of both", "interaction"]
-    unused += [name for name in (spikes, "planted spike") if (made[name] == "").all()]
-    return made.drop(columns=unused)
+    unused += [name for name in (spikes, "planted spike") if (cells[name] == "").all()]
+    return cells.drop(columns=unused)
 
 
 def _at_lr(text: str, curve: Curve) -> str:
@@ -230,7 +230,7 @@ def _cells(row: Row, planted: Mapping[str, Interval]) -> dict[str, str]:
         "beats next": TICK if row.beats_neighbour else "",
         **differences,
         spikes: _at_lr(differences[spikes], row.curve),
-        "planted spike": "; ".join(f"{burst} {updates(one)}" for burst, one in planted.items()),
+        "planted spike": "; ".join(f"{burst} {updates(interval)}" for burst, interval in planted.items()),
         "parameters": f"{row.parameters_added:+,}",
         "runs": str(row.curve.runs),
         "seeds": str(row.seeds),
@@ -268,8 +268,8 @@ def plain(row: Row, planted: Mapping[str, Interval]) -> dict[str, Any]:
     """
     ranks = row.ranks or (None, None)
     differences = {
-        measure: {**_ends(one), "reference": finite(float(row.reference.seeds[measure].mean()))}
-        for measure, one in row.differences.items()
+        measure: {**_ends(interval), "reference": finite(float(row.reference.seeds[measure].mean()))}
+        for measure, interval in row.differences.items()
     }
     spikes = row.curve.spikes
     return {
@@ -281,7 +281,7 @@ def plain(row: Row, planted: Mapping[str, Interval]) -> dict[str, Any]:
         **differences,
         "spikes_at_lr": finite(spikes.lr),
         "spikes_at_top": spikes.is_top,
-        "planted_spike": {burst: _ends(one) for burst, one in planted.items()} or None,
+        "planted_spike": {burst: _ends(interval) for burst, interval in planted.items()} or None,
         "better_half": row.pair.better if row.pair else None,
         "interaction": _ends(row.pair.interaction if row.pair else NONE),
         "sum_of_both": sum_word(row.pair.interaction) if row.pair else None,

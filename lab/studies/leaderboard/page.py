@@ -76,7 +76,7 @@ def anchor(name: str) -> str:
 
 def _points(curve: Curve, reference: Curve, *others: Curve) -> str:
     """The points of a curve in a thumbnail of 92 by 34, whose height is the range of losses of the reference."""
-    lrs = np.log10([lr for each in (curve, reference, *others) for lr in each.losses])
+    lrs = np.log10([lr for shown in (curve, reference, *others) for lr in shown.losses])
     rates, losses = zip(*sorted(curve.losses.items()), strict=True)
     ends = sorted([min(reference.losses.values()), max(reference.losses.values())])
     x = np.interp(np.log10(rates), [lrs.min(), lrs.max()], [3, 89])

@@ -37,8 +37,8 @@ def pair_panels(board: Board) -> list[Panel]:
 def _draft(board: Board, base: Base, title: str, curve: Curve, members: Mapping[str, Curve]) -> Row:
     values = [value.seeds[PART] for value in (curve, *members.values(), base.curve)]
     seeds = values[0].index
-    for one in values[1:]:
-        seeds = seeds.intersection(one.index)
+    for values_s in values[1:]:
+        seeds = seeds.intersection(values_s.index)
     pair_s, first_s, second_s, base_s = (value.loc[seeds].astype(float) for value in values)
     better = min(members, key=lambda name: float(members[name].seeds[PART].reindex(seeds).mean()))
     row = board.draft(title, "+".join(members), curve, members[better], grid=base.curve.lrs)

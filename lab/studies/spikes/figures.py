@@ -122,7 +122,7 @@ def cost_rows(costs: pd.DataFrame, panels_of: Sequence[Cost], names: Sequence[st
 def cost_panel(axes: Axes, costs: pd.DataFrame, cost: Cost, names: Sequence[str], by: str, looks: Looks) -> None:
     """Draw one panel of ``cost_rows``."""
     of_group = {key: costs[costs[by] == key] for key in looks}
-    dots = [panels.dots(each, cost.column, cost.quantity, names, f"{by}: {key}") for key, each in of_group.items()]
+    dots = [panels.dots(of_key, cost.column, cost.quantity, names, f"{by}: {key}") for key, of_key in of_group.items()]
     panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
     axes.set_xlabel(cost.label)
     if cost.is_difference:
@@ -209,8 +209,8 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet, facet_axes = layout.facets(titles, [row.label for row in series], PANEL_HEIGHT, share_y=False)
     for spike, of_spike in zip(spikes, facet_axes, strict=True):
         run, shown = str(spike["id"]), (float(spike["step"] - AROUND), float(spike["step"] + AROUND))
-        for axes, one in zip(of_spike, series, strict=True):
-            _anatomy(axes, records, run, one, shown, shades)
+        for axes, row in zip(of_spike, series, strict=True):
+            _anatomy(axes, records, run, row, shown, shades)
             _events(axes, records, run, shown)
         of_spike[-1].set_xlim(*shown)
         of_spike[-1].xaxis.set_major_locator(MaxNLocator(3, integer=True))

@@ -48,7 +48,7 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
     steps = int(records.runs["steps"].max())
     cards = {card["id"]: card for card in records.runs.to_dict("records")}
     restarts = [restarts_of(cards[group["id"].iloc[0]]) for group in groups]
-    heights = [CURVES + LEADERS + _longest(each) for each in restarts]
+    heights = [CURVES + LEADERS + _longest(changes) for changes in restarts]
     sheet = Sheet(1, heights)
     shades = style.shades(table["lr"], style.LR_SHADES)
     for row, (group, group_restarts) in enumerate(zip(groups, restarts, strict=True)):

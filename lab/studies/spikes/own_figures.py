@@ -84,7 +84,7 @@ def typical_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     series = measured(records)
     shown = set(runs["id"])
-    spikes = find_spikes({run: each for run, each in series.items() if run in shown})
+    spikes = find_spikes({run: run_series for run, run_series in series.items() if run in shown})
     if not spikes:
         raise NothingToDrawError("nothing to draw: no run without bad data had a spike and was measured at every step")
     chosen = _typical(pd.DataFrame(spikes), runs).head(layout.columns_for(len(spikes)))
@@ -274,17 +274,19 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
     traits = traits[traits.index.isin(runs["id"])]
     cards = records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])
     without = cards[WITHOUT]
-    whole = traits[without == ALL]
+    mixture = traits[without == ALL]
     left_out = sorted(set(cards[WITHOUT].dropna()) - {ALL})
-    if not left_out or whole.empty:
+    if not left_out or mixture.empty:
         raise NothingToDrawError("nothing to draw: no source of a mixture was left out of a run")
-    sums = whole.sum()
+    sums = mixture.sum()
     order = ranked({name: {key: float(sums[f"{name}.{key}"]) for key in COUNTS} for name in left_out})
-    held = {0: _dot(whole["rate"], "all batches")} | {
-        row: _dot(PER_STEPS * whole[f"{name}.spikes"] / whole[f"{name}.batches"].clip(lower=1), f"batches with {name}")
+    held = {0: _dot(mixture["rate"], "all batches")} | {
+        row: _dot(
+            PER_STEPS * mixture[f"{name}.spikes"] / mixture[f"{name}.batches"].clip(lower=1), f"batches with {name}"
+        )
         for row, name in enumerate(order, 1)
     }
-    rates = {0: _dot(whole["rate"], WHOLE)} | {
+    rates = {0: _dot(mixture["rate"], WHOLE)} | {
         row: _dot(traits.loc[without == name, "rate"], f"without {name}") for row, name in enumerate(order, 1)
     }
     names = [WHOLE, *order]
@@ -293,10 +295,10 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
     panels.rows(steps, names, [(panels.arm_look(0), rates)])
     batches.set_xlabel(f"spikes in {PER_STEPS} batches\nthat hold the source")
     steps.set_xlabel(f"spikes in {PER_STEPS} steps\nwithout the source")
-    panels.level(steps, float(whole["rate"].mean()), WHOLE, style.DASHED, upright=True)
+    panels.level(steps, float(mixture["rate"].mean()), WHOLE, style.DASHED, upright=True)
     for axes in (batches, steps):
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    sheet.note(f"Spikes from step {START} on, in {len(whole)} runs of the whole mixture.")
+    sheet.note(f"Spikes from step {START} on, in {len(mixture)} runs of the whole mixture.")
     return sheet
 
 
