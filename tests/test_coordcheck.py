@@ -182,7 +182,7 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
         (["parametrization=mup_ful"], "unknown parametrization 'mup_ful'; nearest: mup_full"),
         (["model.width=30,64", "seed=0"], "width 30 is not a multiple of head_width 16"),
         (["--dry-run"], "unknown option '--dry-run'; this command takes key=value and --config-dir only"),
-        (["mup_full"], "unknown option 'mup_full'"),
+        (["mup_full"], "unknown word 'mup_full'"),
         (["out=", "model.width=32,64", "seed=0,1,2"], "out must name one folder, not nothing"),
     ],
 )

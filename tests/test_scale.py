@@ -85,7 +85,7 @@ def test_a_report_is_drawn_again_if_its_records_or_commands_are_newer(
 ) -> None:
     assert pipeline._report(reported) == ""  # it is left as it is
     for change in (
-        lambda: leave(reported, "more", **WHOLE),
+        lambda: planted.write(reported, list(planted.cards())[:5]),
         lambda: store.note_command(reported, "lab sweep other"),
         (reported / "report.html").unlink,
     ):

@@ -236,8 +236,9 @@ class Composer:
 
     def keep(self, files: Sequence[Word], config: DictConfig) -> None:
         """Keep what Hydra composed from these files, without its own settings."""
-        keys = [str(key) for key in config if key not in ("hydra", "fleet")]
-        self._of_files[tuple(word.text for word in files)] = OmegaConf.masked_copy(config, keys)
+        own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "fleet")])
+        OmegaConf.set_struct(own, True)  # so that only known keys can be set
+        self._of_files[tuple(word.text for word in files)] = own
 
     def config(self, point: Sequence[Word]) -> DictConfig:
         """The config of a point, not resolved.

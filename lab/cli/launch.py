@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
-from lab.cli.request import Request, check_swept, read_options
+from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -134,6 +134,9 @@ def compose_points(arguments: Sequence[str]) -> list[Tree]:
     Raises:
         RequestError: a word is no override, or Hydra cannot compose them.
     """
+    options = [word for word in arguments if word.startswith("-") and word.split("=")[0] not in CONFIG_DIR]
+    if options:
+        raise RequestError(f"unknown option {options[0]!r}; this command takes key=value and --config-dir only")
     given = read_options(arguments)
     words = parse(given.words, given.config_dir)
     with hydra_configs():

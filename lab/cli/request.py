@@ -22,6 +22,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
 from lab.core.shipped import data_folder, load, question, sweeps
 
+CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "response")
