@@ -17,6 +17,7 @@ import pandas as pd
 
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, points
+from lab.analysis.events.costs import NONE
 from lab.analysis.events.scores import score_runs
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count
@@ -33,6 +34,7 @@ FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
 # A learning rate above the best one is costly if the loss ends further than this above the best loss, nats/token.
 LOST = 0.3
+BURST = "burst"
 # A table beside results folders: a row each time that a claim was judged on fresh seeds, in the order of time.
 READINGS_FILE = "readings.csv"
 # Tables in a results folder with effects on seeds whose records it no longer holds: a row for each part of a claim, a
@@ -260,6 +262,32 @@ class ComparisonGroup:
         chosen = {number for numbers in arms for number in numbers}
         lrs = sorted({lr for summary in self.evidence.summaries if summary.curve in chosen for lr in summary.runs})
         return [ArmTables(self.evidence, numbers, tuple(lrs)) for numbers in arms]
+
+
+def each_value_of(group: ComparisonGroup, key: str, above: float = -math.inf) -> list[ArmTables]:
+    """An arm for each value of a key above a number, in rising order."""
+    values = [value for value in group.values(key) if value > above]
+    if len(values) < 2:
+        raise MissingRunsError(f"one {key}", arms_exist=False)
+    return group.arms(*({key: value} for value in values))
+
+
+def ends_of(group: ComparisonGroup, key: str) -> list[ArmTables]:
+    """The arms with the lowest and the highest value of a key."""
+    arms = each_value_of(group, key)
+    return [arms[0], arms[-1]]
+
+
+def bursts_of(group: ComparisonGroup) -> list[str]:
+    """The kinds of bursts of bad data that were injected into runs.
+
+    Raises:
+        MissingRunsError: no run has a burst.
+    """
+    bursts = [burst for burst in group.values(BURST) if burst != NONE]
+    if not bursts:
+        raise MissingRunsError("no run has a burst", arms_exist=False)
+    return bursts
 
 
 class ArmTables:

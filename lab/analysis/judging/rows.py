@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lab.analysis.judging import arms as arms_of_library
 from lab.analysis.judging import effects as effects_of_library
+from lab.analysis.judging import evidence as arms_of_library
 from lab.analysis.judging.decision import ABOVE_ZERO
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config

@@ -9,9 +9,8 @@ import pandas as pd
 
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.scores import PER_STEPS
-from lab.analysis.judging.arms import BURST, bursts_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup
+from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, bursts_of
 
 # Bounds of the claims: lead in steps, false alarms in 1000 steps, and share of the bursts that the alarm must find.
 LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE, HALF = 5, 1.0, 0.9, 0.5

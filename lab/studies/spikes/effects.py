@@ -10,9 +10,8 @@ import pandas as pd
 
 from lab.analysis.curves import EPSILON
 from lab.analysis.events.costs import REPEATS
-from lab.analysis.judging.arms import BURST, bursts_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts, slope
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
 from lab.analysis.judging.quantities import by_rate, cost, log10, loss_at_top
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import near

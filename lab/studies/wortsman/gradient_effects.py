@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.arms import each_value_of
 from lab.analysis.judging.effects import (
     Effects,
     Qualified,
@@ -23,7 +22,7 @@ from lab.analysis.judging.effects import (
     slope,
     slope_resolution,
 )
-from lab.analysis.judging.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError, each_value_of
 from lab.analysis.judging.quantities import best_of_largest, log10, loss_at_top
 from lab.analysis.judging.verdicts import BATCH, DECAY, DEPTH, OPTIMIZER, STEPS, WIDTH, Presumption
 
