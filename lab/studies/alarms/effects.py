@@ -28,7 +28,7 @@ def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
 
 
 def _spikes_of_bursts(clean: ArmTables, bursts: Sequence[ArmTables]) -> Qualified:
-    """The control: share of bursts with a loss spike minus that of runs without a burst."""
+    """The control: share of bursts with a loss spike minus the share of runs without a burst that have one."""
     share = _alarm(bursts, LOSS, "hit").mean(axis=1, skipna=False)
     return Qualified(share - _alarm([clean], LOSS, "false_alarms").mean(axis=1, skipna=False))
 
@@ -80,7 +80,7 @@ def share_of_spikes_with_curvature_alarm(clean: ArmTables, *bursts: ArmTables) -
 
 
 def share_of_curvature_alarms_no_later_than_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """How often the curvature's alarm is no later than that of large updates, and how seldom it is false.
+    """How often the curvature's alarm is no later than the alarm of large updates, and how seldom it is false.
 
     The first part is the share of the bursts with a loss spike in which it is no later, minus a half. The second part
     is 1 minus its false alarms in 1000 clean steps. The comparison is the lab's own. The control is that of

@@ -13,7 +13,7 @@ from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_formats import MICRO_BATCH
 from lab.core.detectors import LEAST_RISE, Numbers
 
-# Largest relative difference between the gradient of a batch and that of its parts that rounding can explain.
+# Largest relative difference between the gradients of a batch and of its parts that rounding can explain.
 PARTS_DIFFER = 1e-5
 # Largest relative difference of a loss that a change of the last bits can explain.
 ROUNDING = 1e-4
@@ -29,7 +29,7 @@ class ReplayEvidence(NamedTuple):
             of the first at which they differ, since rounding errors grow.
         replayed: the loss of the same step, trained again from the last checkpoint with the same data.
         returns: whether the replay is equal to the bit, or its loss rises at least half as far.
-        parts_error: relative difference between the gradient of a batch and that of its micro-batches or shards.
+        parts_error: relative difference between the gradients of a batch and of its micro-batches or shards.
         norms: the gradient norm of each micro-batch of the step.
         usual_norm: the gradient norm of the steps before.
     """
@@ -45,7 +45,7 @@ class ReplayEvidence(NamedTuple):
 def diagnose(evidence: ReplayEvidence) -> str:
     """Name the cause of the rise of the loss.
 
-    - ``scaling_bug``: the gradients of the parts of a batch do not add up to that of the batch, from the first update.
+    - ``scaling_bug``: gradients of the parts of a batch do not add up to the batch's gradient, from the first update.
     - ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not
       return in the replay.
     - ``rounding``: weights differ, but the loss hardly does.
@@ -70,7 +70,7 @@ APART = 3
 CAUSES = {
     "spike": "data and state, since it returns in the replay",
     "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
-    "scaling_bug": "gradients of micro-batches that do not add up to that of the batch",
+    "scaling_bug": "gradients of micro-batches that do not add up to the gradient of the batch",
     "corrupted_state": "a fault of memory or checkpoint, since it does not return in the replay",
     "rounding": "the last bits, in which log and replay differ first",
     "stopped": "a process that was killed or hangs, since the replay continues",
@@ -111,7 +111,7 @@ def _pair(log: Log, replay: Log) -> _Pair:
 
 
 def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) -> list[Log]:
-    """The runs that were trained on the batches of a log: from each source those of its name.
+    """The runs that were trained on the batches of a log: from each source the runs of its name.
 
     If no run has its name and there is only one log, all runs of the source count.
     """

@@ -53,7 +53,7 @@ def _spread(arm: ArmTables, kind: str) -> pd.Series:
 
 # Epsilons of OPT-175B, 1e-8 and 1e-6, times 1e4; to Adam this is the same as a loss times 1e-4.
 SMALL_EPS, LARGE_EPS = 1e-4, 1e-2
-# Learning rates of OPT-175B, 3e-4 and 1.2e-4, times 100: the ratio of the best one here to that of GPT-3 (6e-5).
+# Learning rates of OPT-175B, 3e-4 and 1.2e-4, times 100: the ratio of the best one here to GPT-3's (6e-5).
 LEFT_RATE, TAKEN_RATE = 3e-2, 1.2e-2
 FIFTH, TWENTIETH = 0.2, 0.05
 
@@ -68,7 +68,7 @@ def _decays(curve: Config, decay_times_steps: float, epsilon: float) -> bool:
 
 
 def _up_to_theirs(arm: ArmTables) -> list[float]:
-    """The learning rates up to that of OPT-175B's first runs, scaled to the models here."""
+    """The learning rates up to the one of OPT-175B's first runs, scaled to the models here."""
     highest = arm.nearest(LEFT_RATE)
     return [lr for lr in arm.lrs if lr <= highest]
 
@@ -122,7 +122,7 @@ def share_at_the_first_step(scaled: ArmTables, small: ArmTables) -> Effects:
 
 
 def log_share_of_embedding_gradient_early(*arms: ArmTables) -> Effects:
-    """Log10 of the norm of the embedding's gradient over that of a block (root mean square over blocks).
+    """Log10 of the gradient norm of the embedding over a block's (root mean square over blocks).
 
     A geometric mean over the first fifth of the run, which is 200 steps of 1000. The control: it is larger than in the
     last tenth.
@@ -134,7 +134,7 @@ def log_share_of_embedding_gradient_early(*arms: ArmTables) -> Effects:
 
 
 def loss_differences_early_and_at_end(left: ArmTables, taken: ArmTables) -> Effects:
-    """Held-out loss of run 12.00 minus that of 11.0 at a twentieth of the budget; final loss of 11.0 minus 12.00's.
+    """Held-out loss of run 12.00 minus 11.0's at a twentieth of the budget; final loss of 11.0 minus 12.00's.
 
     The control: at equal learning rates, either of the two, 12.00 ends below 11.0, so that the rate alone is not the
     cause.

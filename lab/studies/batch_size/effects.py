@@ -210,7 +210,7 @@ def slopes_of_steps_in_both_regimes(*arms: ArmTables) -> Effects:
 
 
 def doublings_of_critical_batch_over_sgd(*arms: ArmTables) -> Effects:
-    """Log2 of B_crit over that of SGD; at B_crit, twice the batch still saves a quarter of the steps."""
+    """Log2 of B_crit over SGD's; at B_crit, twice the batch still saves a quarter of the steps."""
     tuned = _tuned(arms)
     critical = {name: np.log2(one.hyperbola("scale")) for name, one in tuned.items()}
     return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
@@ -295,7 +295,7 @@ def _by_budget(arms: Sequence[ArmTables]) -> dict[str, list[ArmTables]]:
 
 
 def loss_of_largest_batch_at_both_budgets(*arms: ArmTables) -> Effects:
-    """Best loss of the largest batch minus that of the smallest at equal examples, and the reverse at equal steps."""
+    """Best loss of the largest batch minus the smallest's at equal examples, and the reverse at equal steps."""
     best = {name: list(map(best_of_largest, group)) for name, group in _by_budget(arms).items()}
     examples, steps = best["equal_examples"], best["equal_steps"]
     return parts(equal_examples=examples[-1] - examples[0], equal_steps=steps[0] - steps[-1])
@@ -461,7 +461,7 @@ def _saved(ramp: pd.DataFrame, constant: pd.DataFrame, tokens: float) -> float:
 
 
 def _ahead(first: pd.DataFrame, second: pd.DataFrame, tokens: float) -> float:
-    """Loss of the second run minus that of the first, at the second's first record after ``tokens`` tokens.
+    """Loss of the second run minus the first's, at the second's first record after ``tokens`` tokens.
 
     The first run is interpolated straight between records, which lies above a falling curve, so its lead is not too
     large.

@@ -46,7 +46,7 @@ def noise_scale(small_squared: ArrayLike, big_squared: ArrayLike, small: float, 
     Args:
         small_squared: squared norms of the gradient of a batch of ``small`` examples, one per measurement; their mean
             if a measurement has several such batches.
-        big_squared: those of a batch of ``big`` examples, in the same measurements.
+        big_squared: squared norms of a batch of ``big`` examples, in the same measurements.
         small: the smaller batch size, in any unit.
         big: the larger batch size, in the same unit.
 
@@ -106,7 +106,7 @@ class SaturatingCurve(NamedTuple):
 def steps_curve(batch_sizes: ArrayLike, steps: ArrayLike) -> SaturatingCurve:
     """Fit ``S = S_min (1 + B_crit / B)`` to steps to a target (McCandlish et al. 2018, eq. 2.11).
 
-    The interval is that of the profile likelihood, for log-normal errors (Bates and Watts 1988, Nonlinear Regression
+    The interval comes from the profile likelihood, for log-normal errors (Bates and Watts 1988, Nonlinear Regression
     Analysis and Its Applications, sec. 6.1). It holds every scale whose sum of squares, minimized over the limit, does
     not exceed the least one by more than a Student t allows. It is unbounded if steps still halve at the largest
     batches, or never begin to fall.

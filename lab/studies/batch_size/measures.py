@@ -143,7 +143,7 @@ def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
 def noise_sums(records: Records) -> pd.DataFrame:
     """Trace and squared norm of the whole gradient, summed over groups of weights, indexed by run id and step.
 
-    NaN if any group has NaN, since the sum over the others would be that of a smaller gradient.
+    NaN if any group has NaN, since the sum over the others would belong to a smaller gradient.
     """
     measured = records.metrics[records.metrics["probe"] == "noise_scale"]
     part = measured["where"].map(lambda where: where.partition(".")[0]).rename("part")

@@ -70,7 +70,7 @@ class Row(NamedTuple):
         panel: with or without qk-layernorm, then the text and the size if there are several.
         curve: the curve of the arm.
         reference: the curve of the arm that lacks the change.
-        lr_meaning: the meaning of its learning rate beside that of the reference: ``same``, ``shifted`` (the same unit,
+        lr_meaning: the meaning of its learning rate beside the reference's: ``same``, ``shifted`` (the same unit,
             another optimum) or ``other`` (another unit).
         differences: the arm minus its reference, paired by seed, with 95 % intervals, by measure; empty without seeds.
         p: p of a difference in the instability part; NaN without a test.
@@ -79,7 +79,7 @@ class Row(NamedTuple):
             reference.
         neighbour: the arm one rank below, by its mean; empty at the end.
         beats_neighbour: whether the 95 % interval of the difference from it lies below zero.
-        cost: the shortest wall time of a run, over seeds, over that of the reference; NaN if it was not recorded. Other
+        cost: the shortest wall time of a run, over seeds, relative to the reference; NaN if it was not recorded. Other
             work on the machine only lengthens a run, so the shortest is the best estimate.
         pair: of a pair of arms, whose ``reference`` is its better half; None for a single arm.
     """
@@ -106,12 +106,12 @@ class Row(NamedTuple):
 
     @property
     def beats_reference(self) -> bool:
-        """Whether its instability part is significantly lower than that of the reference, by any amount."""
+        """Whether its instability part is significantly lower than the reference's, by any amount."""
         return self.p_adjusted < ALPHA and self.differences[PART].mean < 0
 
     @property
     def parameters_added(self) -> int:
-        """Parameters of the arm minus those of the reference."""
+        """Parameters that the arm has beyond the reference."""
         return self.curve.parameters - self.reference.parameters
 
 
@@ -187,7 +187,7 @@ class Board:
         Args:
             curves: the curves, as ``curves_of`` makes them.
             meaning_of: ``Row.lr_meaning`` by name of the arm; ``same`` for arms that are absent.
-            reference: the reference; that of the default recipe by default.
+            reference: the reference; by default the default recipe.
 
         Raises:
             RequestError: no curve is the reference.
@@ -255,7 +255,7 @@ class Board:
         return names + self._other_changes(curve)
 
     def _other_changes(self, curve: Curve) -> list[str]:
-        """Names of the optimizer, schedule and parametrization, if they differ from those of the reference."""
+        """Names of the optimizer, schedule and parametrization, if they differ from the reference's."""
         base, own = self._base_keys, _recipe_keys(curve.keys)
         names = []
         for group in GROUPS[1:]:
@@ -392,7 +392,7 @@ def _by_best(row: Row) -> tuple[float, str]:
 
 
 def surely_lower(curves: Sequence[Curve]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether the instability part of one curve (row) is significantly lower than that of another (column).
+    """Whether the instability part of one curve (row) is significantly lower than another's (column).
 
     By pairwise 95 % intervals, which are not corrected for the number of pairs.
     """

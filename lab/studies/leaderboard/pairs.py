@@ -1,6 +1,6 @@
 """Pairs of arms on the board: each is compared with the better of its members, and with the sum of their effects.
 
-The rule is that of the board, with these additions, which were fixed before any pair was trained:
+The rule is the board's, with these additions, which were fixed before any pair was trained:
 
 - The better half of a pair is the member with the lower mean of the instability part on the seeds that all three share.
   That choice favours the better half, so it makes a pair look no better than it is.

@@ -147,7 +147,7 @@ class Stage(NamedTuple):
 
     @property
     def out(self) -> Path:
-        """The folder of the pairs, beside that of the board."""
+        """The folder of the pairs, beside the board's."""
         return self.board.with_name(f"{self.board.name}_pairs")
 
     def command(self, pairs: PanelPairs) -> str:

@@ -51,7 +51,7 @@ def _durations(card: ArmCard, evidence: Sequence[Evidence]) -> dict[str, Interva
 
 
 def _change(card: ArmCard) -> Config:
-    """The settings in which an arm differs from the recipe, those of ``USUAL`` included."""
+    """The settings in which an arm differs from the recipe, including the settings of ``USUAL``."""
     if not card.is_optimizer:
         return {f"intervention.{card.name}": "on"}
     own = {key: card.defaults.get(key.partition(".")[2]) for key in USUAL if key.startswith("optimizer.")}

@@ -66,7 +66,7 @@ def each_burst_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables
     return group.arms(*(RESPONSES[name].of(burst) for burst in bursts_of(group) for name in responses))
 
 
-# Whether weights and moments are those of the spike, or earlier ones.
+# Whether weights and moments are the ones at the spike, or earlier ones.
 STATES = {
     "own": (True, True),
     "earlier": (False, False),

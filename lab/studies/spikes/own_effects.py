@@ -94,7 +94,7 @@ def spikes_without_sampling(usual: ArmTables, full: ArmTables) -> Effects:
 
 
 def excess_share_of_early_signals(*arms: ArmTables) -> Effects:
-    """Share of spikes before which a signal crosses minus that of like steps without one, of two signals.
+    """Share of spikes before which a signal crosses minus the share of like steps without a spike, of two signals.
 
     They are the gradient of the embedding, and the update of the keys of the first block; and minus 0.5 each.
     """
@@ -106,7 +106,7 @@ def excess_share_of_early_signals(*arms: ArmTables) -> Effects:
 
 
 def excess_share_of_each_stage(*arms: ArmTables) -> Effects:
-    """Of each stage, the share of spikes that it goes before minus that of like steps without one."""
+    """Of each stage, the share of spikes that it goes before minus the share of like steps without one."""
     return Qualified(
         parts(**{stage: _share(arms, stage) - _share(arms, stage, "_control") for stage in STAGES}),
         1 / 100,
@@ -115,7 +115,7 @@ def excess_share_of_each_stage(*arms: ArmTables) -> Effects:
 
 
 def excess_share_of_embedding_gradient(*arms: ArmTables) -> Effects:
-    """Share of spikes at which the embedding's gradient has grown tenfold, minus that of like steps, minus 0.5."""
+    """Share of spikes at which the embedding's gradient has grown tenfold, minus the share of like steps, minus 0.5."""
     returned = [_share(arms, "gradient_returns", suffix) for suffix in ("", "_control")]
     return Qualified(returned[0] - returned[1] - HALF, 1 / 100, control=_spikes(arms))
 
@@ -238,7 +238,7 @@ def _returned(arm: ArmTables) -> pd.Series:
 
 
 def difference_in_further_spikes(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes after the first, in 1,000 of the updates trained after it, of the first arm minus those of the second.
+    """Spikes after the first, in 1,000 of the updates trained after it, of the first arm minus the second's.
 
     The control: the first has more than 1.
     """
@@ -247,7 +247,7 @@ def difference_in_further_spikes(usual: ArmTables, changed: ArmTables) -> Effect
 
 
 def difference_in_spikes_of_run(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes in 1,000 updates trained, of the first arm minus those of the second; control as above."""
+    """Spikes in 1,000 updates trained, of the first arm minus the second's; control as above."""
     rate = _remedy_trait(usual, "overall")
     return Qualified(rate - _remedy_trait(changed, "overall"), _one_spike(usual), control=exceeds(rate, FEW))
 
@@ -343,7 +343,7 @@ def parting_of_held_out_losses(clean: ArmTables, damaged: ArmTables) -> Effects:
 
 
 def late_loss_changes_by_escapes(clean: ArmTables, damaged: ArmTables) -> Effects:
-    """Held-out losses in the last tenth: by how much damage lowers that of the corpus, and raises that of clean text.
+    """Held-out losses in the last tenth: damage lowers the loss on the corpus by so much, and raises it on clean text.
 
     The first minus 0.1 nats/token.
     """
@@ -389,6 +389,6 @@ def share_of_spikes_removed(*arms: ArmTables) -> Effects:
 
 
 def difference_of_shares_removed(*arms: ArmTables) -> Effects:
-    """Share of spikes that the second change removes minus that of the first; the control is that of the twin."""
+    """Share of spikes that the second change removes minus the first's; the control is the twin's."""
     twin, first, second = _by_change(arms)
     return Qualified(second[0] / second[1] - first[0] / first[1], KNOWN_TO, control=_kept(twin))

@@ -41,9 +41,9 @@ SIGNALS = {
     "global_norm": ("grad_norm", ""),
     "attention_logits": ("attention_logit_max", "block0"),
 }
-# Of Adam's theory: the update is small where its RMS is below that of independent gradients, about 0.23 to 0.35; the
+# Of Adam's theory: the update is small where its RMS is below independent gradients' RMS, about 0.23 to 0.35; the
 # embedding's gradient has vanished where it is below half of what it usually is beside that of a later layer, and
-# returns where it grows tenfold; an update has two humps where its coefficient exceeds that of a uniform distribution.
+# returns where it grows tenfold; an update has two humps where its coefficient exceeds a uniform distribution's.
 SMALL, VANISHED, RETURNED, TWO_HUMPS = 0.35, 0.5, 10.0, 5 / 9
 MEASURED_BY_STAGES = {(GRADIENT, EMBEDDING), (GRADIENT, DEEP), (UPDATE, EMBEDDING), (HUMPS, EMBEDDING)}
 STAGES = ("small_updates", "vanished_gradient", "moments_follow", "gradient_returns", "two_humps")
@@ -340,7 +340,7 @@ def alarm_traits(records: Records) -> pd.DataFrame:
         Column ``spikes``, their number. Of each kind of alarm ``KIND.hits``, the spikes that it found; ``KIND.lead``,
         the sum of its leads, steps, in which a spike that was not found counts as 0; ``KIND.false``, its false alarms,
         and ``KIND.clean``, steps in which they could occur; and ``curvature.first``, the spikes in which the alarm of
-        the curvature is no later than that of the updates.
+        the curvature is no later than the alarm of the updates.
     """
     rows = {str(run): _alarm_traits(of_run) for run, of_run in score_own(records).groupby("id")}
     return pd.DataFrame.from_dict(rows, orient="index", dtype=float)
@@ -469,8 +469,8 @@ COUNTS = ("spikes", "batches", "norm")  # columns of each source
 def source_traits(records: Records) -> pd.DataFrame:
     """Spikes of the gradient norm of each run that recorded the sources of its batches, indexed by the run's id.
 
-    A spike is that of the alarm: a norm above five times the running mean; those within 20 steps are one.  All counts
-    are from step 500 on.
+    A spike is what raises the alarm: a norm above five times the running mean; those within 20 steps are one. All
+    counts are from step 500 on.
 
     Returns:
         Columns ``rate``, spikes in 1000 steps, and for each source ``NAME.spikes``, those that begin in a batch with a
@@ -511,7 +511,7 @@ def ranked(counts: Mapping[str, Mapping[str, float]]) -> list[str]:
     log.
 
     Args:
-        counts: of each source ``spikes``, ``batches`` and ``norm``, the sums of those of ``source_traits`` over runs.
+        counts: of each source ``spikes``, ``batches`` and ``norm``, sums over runs of the counts in ``source_traits``.
     """
 
     def score(name: str) -> tuple[float, float]:

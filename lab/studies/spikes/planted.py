@@ -24,8 +24,8 @@ TRAITS = ("lag", "rms", "embedding_rms", "largest_rms", "cosine", "rising_cosine
 def update_traits(records: Records) -> pd.DataFrame:
     """Traits of the updates of each run that has a burst and recorded both cosines, indexed by its id.
 
-    An RMS is a mean over tensors; a cosine is that of all weights together. A usual value is one over the second half
-    of the updates before the burst.
+    An RMS is a mean over tensors; a cosine is taken over all weights together. A usual value is one over the second
+    half of the updates before the burst.
 
     Returns:
         A row per run, NaN where nothing was recorded, with the columns
@@ -34,7 +34,7 @@ def update_traits(records: Records) -> pd.DataFrame:
         - ``rms`` and ``embedding_rms``: usual median RMS of the update; ``largest_rms``: the largest from the burst on.
         - ``cosine``: usual median cosine of the update with the descent.
         - ``rising_cosine``: mean cosine from the burst to the highest held-out loss.
-        - ``large_cosine``: mean cosine over the large updates from the burst on, or that of the largest if none is
+        - ``large_cosine``: mean cosine over the large updates from the burst on, or at the largest if none is
           large.
     """
     onsets = first_onsets(records)
@@ -151,8 +151,8 @@ def with_changes(costs: pd.DataFrame) -> pd.DataFrame:
     """These costs with ``size``, ``lr`` and ``seed`` of their runs, in rising order of the number of bursts.
 
     Returns:
-        With a new column ``change``: the final loss minus that of the run of equal size, learning rate and seed without
-        a burst; NaN if there is none.
+        With a new column ``change``: the final loss minus the loss of the run of equal size, learning rate and seed
+        without a burst; NaN if there is none.
     """
     pair = ["size", "lr", "seed"]
     clean = costs[costs["name"] == CLEAN].drop_duplicates(pair).set_index(pair)["final"]
@@ -179,12 +179,12 @@ MEASURES = ("peak", "final")
 
 
 class Cell(NamedTuple):
-    """A cell of the ablation: which of three factors are those of the spike.
+    """A cell of the ablation: which of three factors are the spike's own.
 
     Attributes:
-        weights: whether the weights are those of the spike, not earlier ones of the same run.
-        moments: whether the optimizer's moments are those of the spike, not earlier ones.
-        data: whether the batches are those of the burst, not ordinary ones.
+        weights: whether the weights are the ones at the spike, not earlier ones of the same run.
+        moments: whether the optimizer's moments are the ones at the spike, not earlier ones.
+        data: whether the batches are the burst's, not ordinary ones.
     """
 
     weights: bool

@@ -103,7 +103,7 @@ def loss_and_spikes_after_quartered_rate(none: ArmTables, quarter: ArmTables) ->
 
 
 def loss_of_series_beside_halved_rate(none: ArmTables, series: ArmTables) -> Effects:
-    """0.1 nats plus the final loss at half the highest learning rate minus that of the series from the highest one.
+    """0.1 nats plus the final loss at half the highest learning rate minus the loss of the series from the highest one.
 
     The control: without restarts the highest learning rate ends more than 0.1 nats above the series.
     """

@@ -60,7 +60,7 @@ def _top_losses(study: Study) -> pd.DataFrame:
 
 
 def _beside_no_blocks(study: Study) -> pd.DataFrame:
-    """Best losses by kappa and steps, minus those of models without blocks at the same width, steps and seed."""
+    """Best losses by kappa and steps above models without blocks of the same width, steps and seed."""
     cards = study.records.runs.set_index("id").loc[study.points["id"]]
     if KAPPA not in cards:
         return study.points.head(0)

@@ -67,7 +67,7 @@ def slope_of_block_output_over_size(arm: ArmTables) -> Effects:
 
 
 def log_growth_of_output_per_block(arm: ArmTables) -> Effects:
-    """Log10 of the late RMS over that of the block before, a mean over learning rates, at each size."""
+    """Log10 of the late RMS over the RMS of the block before, a mean over learning rates, at each size."""
     heights = [mean([*late_log(arm, "block_rms", block).values()]) for block in _blocks(arm)]
     return pd.concat([after - before for before, after in pairwise(heights)], axis=1)
 
@@ -154,7 +154,7 @@ def update_ratio_past_the_gradient(*arms: ArmTables) -> Effects:
 def margins_of_updates_by_epsilon_ratio(*arms: ArmTables) -> Effects:
     """A half minus the largest update at ratios from 1 on, and the smallest update at ratios up to 0.01 minus a half.
 
-    The ratio is that of epsilon to the gradient RMS.
+    The ratio is epsilon over the gradient RMS.
     """
     updates, ratios = _updates(arms)
     smallest = updates.where(~(ratios > -2), math.inf).min(axis=1, skipna=False)
@@ -282,7 +282,7 @@ def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
 
 
 def loss_of_single_minus_both(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
-    """Best loss of depth, and of width, minus that of both."""
+    """Best loss of growth in depth, and in width, minus the best loss of growth in both."""
     best = best_of_largest(both)
     return parts(depth_alone=best_of_largest(deep) - best, width_alone=best_of_largest(wide) - best)
 

@@ -111,7 +111,7 @@ def error_of_extrapolated_logit(off: ArmTables) -> Effects:
 
 
 def auc_beyond_learning_rate(off: ArmTables) -> Effects:
-    """AUC of the logit a tenth into the run minus that of the learning rate alone.
+    """AUC of the logit a tenth into the run minus the AUC of the learning rate alone.
 
     A run is lost if its learning rate lies above eta_div, at which the loss crosses the best one + 0.3.
     """
@@ -160,7 +160,7 @@ def no_blocks(group: ComparisonGroup, steps: float) -> Callable[[Config], bool]:
 
 
 def above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> pd.DataFrame:
-    """Best loss of a model minus that of the zero-block model of its width, at each size."""
+    """Best loss of a model above the zero-block model of its width, at each size."""
     if len(blocks.sizes) != len(zero_block.sizes):
         raise MissingRunsError("not every width has a model without blocks")
     return blocks.table("best") - zero_block.table("best").set_axis(blocks.sizes, axis=1)
@@ -171,7 +171,7 @@ def largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
 
 
 def loss_above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
-    """Best loss at kappa 1e4 minus that of the zero-block model, at each width."""
+    """Best loss at kappa 1e4 above the zero-block model, at each width."""
     return above_no_blocks(blocks, zero_block)
 
 
@@ -286,7 +286,7 @@ def fixed_and_learned(group: ComparisonGroup) -> list[ArmTables]:
 BITS = "mantissa_bits"
 # Learning rates and mantissa bits at which the law predicts a loss of 0.03 nats or more, by pilot seeds.
 CELLS = [(0.3, bits) for bits in (2, 3, 4, 5)] + [(1.0, bits) for bits in (2, 3, 4, 5, 6, 7)]
-SMALLEST = 1e-3  # the ratio that counts if the loss is below that of 23 bits
+SMALLEST = 1e-3  # the ratio that counts if the loss is below the loss at 23 bits
 
 
 def above_threshold(*arms: ArmTables, arm: int = 0, sign: int = 1) -> pd.DataFrame:
@@ -302,7 +302,7 @@ def difference_of_differences(*arms: ArmTables, of: Quantity) -> pd.DataFrame | 
 
 
 def log_harm_over_law(*arms: ArmTables) -> Effects:
-    """Log10 of the ratio of the loss above that of 23 bits to the prediction of the law, in each of ``CELLS``.
+    """Log10 of the ratio of the loss above 23 bits to the prediction of the law, in each of ``CELLS``.
 
     The law takes the final mean and spread over tokens of log Z. Losses are not capped at initialization.
     """
