@@ -91,8 +91,6 @@ def test_many_at_once_each_get_what_no_other_has(tmp_path: Path) -> None:
 def test_nothing_is_written_outside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(RequestError, match=r"a run cannot be called '\.\./x'"):
-        held(tmp_path / "runs", ["../x"])
     (tmp_path / "runs/plans").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RequestError, match="a link"):
         held(tmp_path / "runs")

@@ -18,7 +18,6 @@ nothing else.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records import parts, store
+from lab.records import store
 
 LONGEST_CHOICE = 60.0  # seconds
 
@@ -44,10 +43,8 @@ def hold(folder: Path, runs: Sequence[str], request: str = "", fleet: int = 0) -
         fleet: the number of the fleet in the plan.
 
     Raises:
-        RequestError: a run has an impossible id, or the folder cannot be written.
+        RequestError: the folder cannot be written.
     """
-    if strange := next((run for run in runs if not re.fullmatch(parts.NAME, run)), None):
-        raise RequestError(f"a run cannot be called {strange!r}")
     place = _leases(folder)
     lock = files.inside(place / f"{secrets.token_hex(8)}.lock", folder)
     with ExitStack() as stack:
