@@ -21,7 +21,6 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import judge
 from lab.core import machine
-from lab.core.errors import RequestError
 from lab.responses.between_steps import Branch
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.claims import CLAIMS
@@ -168,17 +167,6 @@ def test_a_kill_after_a_branch_changes_no_record(tmp_path: Path) -> None:
     assert not train_resumably(first, checkpointer, note, print, is_due)
     assert train_resumably(second, checkpointer, note, print, lambda: False)
     assert plain(second) == records(fleet("eps", "second_moment"))
-
-
-@pytest.mark.parametrize("change", ["first_moment", "second_moment", "eps"])
-def test_a_change_of_adam_takes_adam(change: str) -> None:
-    with pytest.raises(RequestError, match=rf"response\.change={change} changes Adam, which the chain lacks; say "):
-        configs("seed=0", shared=("response=branch", f"response.change={change}", "optimizer=sgd"))
-
-
-def test_the_decay_of_the_first_moment_must_be_that_of_the_optimizer() -> None:
-    with pytest.raises(RequestError, match=r"response\.beta1=0\.9 is not .* say response\.beta1=0\.5$"):
-        configs("seed=0", shared=("response=branch", "response.change=second_moment", "optimizer.beta1=0.5"))
 
 
 @pytest.mark.parametrize("good", [True, False])

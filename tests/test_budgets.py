@@ -68,27 +68,6 @@ def test_tokens_replace_only_default_steps() -> None:
         run_config(both)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("steps=5", "tokens=1000"), "steps=5 and tokens=1000 both set the length"),
-        ((TOKENS, "tokens=767"), "tokens=767 is less than a batch, which holds 768 tokens"),
-        ((TOKENS, "tokens=100", "batch=palm"), "tokens=100 is less than a batch, which holds 192 tokens"),
-        ((TOKENS, "tokens=many"), "tokens must be a whole number, not 'many'"),
-        ((TOKENS, "tokens=0"), "tokens must be above 0"),
-        ((TOKENS,), "steps must be a whole number, not None"),
-        ((TOKENS, "tokens=9000", "batch=palm", "batch.full=1000"), "reaches 32 of 64 sequences in .* steps; shorten"),
-        (("steps=40", "batch=palm", "batch.half=2.5"), "batch.half=2.5 must be a whole number or a fraction below 1"),
-        (("steps=40", "batch=adaptive"), "add schedule.over=tokens"),
-        (("steps=40", "schedule.over=epochs"), "schedule.over is 'epochs'; known: steps, tokens"),
-    ],
-)
-def test_what_makes_no_budget_is_refused_in_one_line(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(RequestError, match=message) as refusal:
-        config(*overrides)
-    assert "\n" not in str(refusal.value)
-
-
 def preset(name: str, batch_size: int, sequences: int) -> RunConfig:
     """A run of these sequences with the file of a preset, its micro-batch that of the paper."""
     micro_batch = {"palm": 512, "glm_130b": 24, "mt_nlg": 32, "gpt3": 16}[name]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lab import Fleet
 from lab.core import machine
-from lab.core.errors import RequestError
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.engine import can_compile
@@ -129,18 +128,3 @@ def test_compiled_cells_agree_with_eager_ones_to_rounding(together: list[Run]) -
     for one, other in zip(together, ended(fleet(*CELLS, shared=("engine=compiled",))), strict=True):
         assert [event[:3] for event in one.events] == [event[:3] for event in other.events]
         assert other.outcome["final_val_loss"] == pytest.approx(one.outcome["final_val_loss"], rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("override", "refusal"),
-    [
-        ("burst=none", "response=earlier_state acts where a burst begins; add burst=rare_tokens"),
-        ("response.rewind_weights=9", r"rewind_weights=9 reaches further back .* at least snapshots=6"),
-        ("response.rewind_moments=7", r"rewind_moments=7 reaches further back .* at least snapshots=5"),
-    ],
-)
-def test_an_earlier_state_that_never_comes_is_refused(override: str, refusal: str) -> None:
-    shared = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4", "steps=16")
-    both = ("response.rewind_weights=4", "response.rewind_moments=4")
-    with pytest.raises(RequestError, match=refusal):
-        configs(override, shared=(*shared, *both, *(["burst=rare_tokens"] * ("burst" not in override))))

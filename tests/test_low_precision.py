@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lab import Fleet
-from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.number_formats import (
     E2M1,
@@ -410,27 +409,6 @@ def test_attention_has_its_precision_only_where_asked_for() -> None:
     products = {f"block{block}.attention.{name}" for block in range(2) for name in ("scores", "mixing")}
     assert heard["same"] - heard["bf16"] == products
     assert "block0.attention.qkv" in heard["bf16"]
-
-
-KEEPS_STATE = "keeps a state from step to step, and batch=constant takes several batches in one; leave batch= out"
-MICRO = "batch=constant batch.micro_batch=2"
-REFUSED = {
-    "precision=bf16 attention_precision=same": (
-        "attention_precision=same changes nothing in precision=bf16; say precision=mxfp8, too"
-    ),
-    "norm_gains=rounded": "norm_gains=rounded changes nothing in precision=fp32; say precision=mxfp8, too",
-    "precision=nvfp4 gradient_format=e4m3": "precision=nvfp4 rounds gradients to E2M1; leave out gradient_format",
-    "precision=mxfp8 master_weights=none": "precision=mxfp8 keeps weights in fp32; leave out master_weights=none",
-    f"precision=fp8_delayed {MICRO}": f"precision=fp8_delayed {KEEPS_STATE}",
-    f"precision=mxfp8 stochastic_rounding=all {MICRO}": f"stochastic_rounding {KEEPS_STATE}",
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED)
-def test_what_changes_nothing_is_refused(overrides: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        configs(overrides)
-    assert str(refused.value) == REFUSED[overrides]
 
 
 def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lab import Fleet
-from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.optim.batch_schedule import BatchSchedule, Increments, LinearSamples, Steps
 from lab.probes.listener import Listener
@@ -187,26 +186,6 @@ def test_a_growing_batch_is_measured_in_micro_batches() -> None:
     assert all(map(math.isnan, first.values())), "a batch of one sequence has no spread"
     assert all(map(math.isfinite, later.values()))
     assert {where.partition(".")[0] for where in later} == {"trace", "squared_norm"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("batch=constant", "batch.micro_batch=3"), "batch.micro_batch=3 does not divide the batch of 4 sequences"),
-        (
-            ("batch=increments", "batch.micro_batch=1", "batch.start=1", "batch.increment=1", "batch.ramp=1000"),
-            "reaches 1 of 4",
-        ),
-        (
-            ("batch=increments", "batch.micro_batch=1", "batch.start=1", "batch.increment=2", "batch.ramp=4"),
-            "increment=2",
-        ),
-        ((NOISE,), "noise_scale"),
-    ],
-)
-def test_what_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        configs("", shared=(*SHORT, *overrides))
 
 
 def test_without_micro_batches_a_run_has_no_column_of_them() -> None:

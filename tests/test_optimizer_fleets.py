@@ -163,58 +163,6 @@ def test_all_links_keep_what_they_say_per_weight() -> None:
     assert moment == 4 * (12 * 2 * 256**2 + 2 * config.data.entry.open().vocabulary * 256)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "complaint"),
-    [
-        ("optimizer=adamw_qk_clip", "'qk_clip' scales queries and keys, which qk_layernorm normalizes again"),
-        ("optimizer=adamw_qk_clip intervention=[qk_layernorm_model]", "which qk_layernorm_model normalizes again"),
-        ("optimizer=adamw_qk_clip intervention=[ngpt]", "which ngpt normalizes again"),
-        ("optimizer=adamw_qk_clip intervention=[qk_l2norm]", "which qk_l2norm normalizes again"),
-        ("optimizer=adamw_spectral_cap optimizer.capped=query_key", "'spectral_cap' scales queries and keys, which"),
-        (
-            "optimizer=adamc schedule=constant",
-            "'decay_corrected' multiplies decay by a schedule that stays at its peak",
-        ),
-        ("optimizer=schedule_free", "'schedule_free' averages in place of a schedule, and schedule=cosine decays; say"),
-        (
-            "optimizer=adamh optimizer.chain=[clip,adam,to_weight_norm,peak,decay,schedule,keep_norm] "
-            "+optimizer.weight_decay=0.1",
-            r"'keep_norm' keeps the norm of each matrix, so 'decay' does nothing there; leave it out, or say "
-            r"\+optimizer.matrix.weight_decay=0",
-        ),
-        (
-            "optimizer=adamh parametrization=mup_full",
-            "'keep_norm' keeps the norm of each matrix, so attention's query matrices, which start at zero, stay there",
-        ),
-        ("optimizer=muonh intervention=[zero_init_projections]", "so attention's output matrices, which start at zero"),
-        ("intervention=[mu_centering,tied_head]", "interventions mu_centering and tied_head exclude each other"),
-        (
-            "optimizer=adamw_qk_clip intervention=[] batch=constant batch.micro_batch=2",
-            "'qk_clip' reads the forward pass of a step, of which",
-        ),
-        (
-            "optimizer=adamw_skip_sigma batch=constant batch.micro_batch=2",
-            "'skip_sigma' reads the forward pass of a step, of which",
-        ),
-        (
-            "+optimizer.embedding.weight_dekay=0",
-            "unknown key 'optimizer.embedding.weight_dekay'; nearest: weight_decay",
-        ),
-        ("+optimizer.embeding.weight_decay=0", "optimizer.embeding holds numbers, but is no link of the chain"),
-        (
-            "optimizer=adamw_skip_sigma +optimizer.head.skip_sigmas=3",
-            "'optimizer.head.skip_sigmas' is a number of skip_sigma, which acts on whole runs",
-        ),
-        ("optimizer=muon +optimizer.head.momentum=0.5", "unknown key 'optimizer.head.momentum'; known: "),
-        ("optimizer=muon optimizer.newton_schulz=exact", "optimizer.newton_schulz is 'exact'; known: original"),
-        ("optimizer.chain=[clip,adam,muon,peak,decay,schedule]", "'muon' takes a gradient, but follows 'adam', which"),
-    ],
-)
-def test_arms_that_would_do_nothing_and_other_refusals(overrides: str, complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        configs(overrides)
-
-
 def test_kept_norms_of_queries_that_do_not_start_at_zero_are_no_refusal() -> None:
     configs("optimizer=adamh", "optimizer=adamh parametrization=mup_full intervention=[small_init]")
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab import HookIntervention
-from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
@@ -23,7 +22,7 @@ from lab.model.transformer import Transformer
 from lab.optim.links import Now
 from lab.probes.listener import Listener, ProbesConfig, probe
 from lab.probes.updates import HeldOutLoss
-from pieces import intervention, model, optimizer, recipe, tokens, weights_of
+from pieces import intervention, model, optimizer, tokens, weights_of
 from tests import reference
 
 Heard = dict[tuple[str, str], Tensor]
@@ -337,13 +336,6 @@ def test_when_probes_fire() -> None:
     config = build(ProbesConfig, {"name": "x", "every": 4, "names": ["grad_norm"]}, "probes")
     assert [step for step in range(11) if config.fires(step, 11)] == [0, 4, 8, 10]
     assert not any(ProbesConfig("none", 1).fires(step, 5) for step in range(5))
-
-
-def test_unknown_probes_are_refused_before_anything_runs() -> None:
-    with pytest.raises(RequestError, match=r"unknown probe 'grad_normm'; nearest: grad_norm"):
-        build(ProbesConfig, {**recipe("probes", "all"), "names": ["grad_normm"]}, "probes")
-    with pytest.raises(RequestError, match=r"probes.every must be at least 1"):
-        build(ProbesConfig, {**recipe("probes", "all"), "every": 0}, "probes")
 
 
 def test_no_probe_means_nothing_is_heard() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from lab import Fleet, run_config
 from lab.core import machine
-from lab.core.errors import RequestError
 from lab.responses.between_steps import RewindAndRescale
 from lab.responses.response import Action, Reading
 from lab.sweeping.job import train_resumably
@@ -153,16 +152,3 @@ def test_the_recipe_of_welm() -> None:
         ("fresh_loss_scale", TOO_SMALL),
         ("lr_factor", 0.5),
     ]
-
-
-@pytest.mark.parametrize("key", ["ledger", "response"])
-def test_a_reset_without_a_loss_scale_is_refused(key: str) -> None:
-    values = {"ledger": {"name": "mine", "restarts": [FRESH]}} if key == "ledger" else {}
-    response = ["response=rewind_and_rescale"] * (key == "response")
-    with pytest.raises(RequestError, match=f"{key}=.* resets the loss scale, and the run has none; add loss_scale="):
-        run_config(tree("steps=12", *response) | values)
-
-
-def test_a_loss_scale_in_a_ledger_is_fresh_or_refused() -> None:
-    with pytest.raises(RequestError, match="loss_scale must be fresh, not 4"):
-        fleet([{"step": 6, "loss_scale": 4}], 0)

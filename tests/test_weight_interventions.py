@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lab import Fleet
-from lab.core.errors import RequestError
 from lab.model import layers
 from lab.training.building import count_parameters
 from small import brief, configs, trained
@@ -96,21 +95,6 @@ def test_an_update_that_is_left_out_is_not_centred() -> None:
     before = fleet.state.weights["head"].clone()
     fleet.step(0)  # its scaled gradients overflow
     assert torch.equal(fleet.state.weights["head"], before)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "complaint"),
-    [
-        ("intervention=[mu_centering,tied_head]", "interventions mu_centering and tied_head exclude each other"),
-        ("mantissa_bits=7", "mantissa_bits=7 rounds nothing; say precision=mantissa, too"),
-        ("precision=mantissa", "mantissa_bits is 0; precision=mantissa takes a whole number from 2 to 23"),
-        ("precision=mantissa mantissa_bits=2.5", "mantissa_bits is 2.5; precision=mantissa takes a whole number"),
-        ("precision=mantissa mantissa_bits=24", "mantissa_bits must be at most 23, not 24"),
-    ],
-)
-def test_refusals(overrides: str, complaint: str) -> None:
-    with pytest.raises(RequestError, match=complaint):
-        configs(overrides)
 
 
 def test_each_run_rounds_to_its_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
