@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lab import Fleet
-from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.number_formats import rounded
 from lab.interventions.fp16 import HalfGELU, HalfSoftmax
@@ -353,25 +352,6 @@ def test_a_compiled_step_in_fp16_rounds_alike() -> None:
             assert torch.equal(tensor, rounded(tensor, torch.float16))
             torch.testing.assert_close(tensor, eager[name], rtol=2e-2, atol=2e-2)
     assert torch.equal(compiled["loss_scale.scale"], eager["loss_scale.scale"])
-
-
-REFUSALS: dict[str, tuple[str, ...]] = {
-    "master_weights=none keeps weights in the precision of products": ("master_weights=none",),
-    "loss_scale=metaseq takes batches of one size": (
-        "loss_scale=metaseq",
-        "batch=palm",
-        "batch_size=16",
-        "batch.micro_batch=2",
-    ),
-    "gradient_sum=fp16 sums scaled gradients of micro-batches": ("gradient_sum=fp16", "loss_scale=torch", FP16),
-    "loss_scale.floor must be above 0": ("loss_scale=metaseq", "loss_scale.floor=0"),
-}
-
-
-@pytest.mark.parametrize("message", REFUSALS)
-def test_what_does_not_go_together_is_refused(message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        configs("", shared=REFUSALS[message])
 
 
 def test_ids_of_other_runs_do_not_know_of_it() -> None:

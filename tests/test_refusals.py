@@ -144,6 +144,10 @@ KEYS = [
         "snapshots=6",
     ),
     ("train response=rewind_and_rescale", "response=rewind_and_rescale", "loss_scale="),
+    ("train master_weights=none", "master_weights=none"),
+    ("train loss_scale=metaseq batch=palm batch_size=16 batch.micro_batch=2", "loss_scale=metaseq"),
+    ("train gradient_sum=fp16 loss_scale=torch precision=fp16_emulated", "gradient_sum=fp16"),
+    ("train loss_scale=metaseq loss_scale.floor=0", "loss_scale.floor", "above 0"),
     # budgets and batches
     ("train steps=5 tokens=1000", "steps=5", "tokens=1000"),
     ("train steps=null tokens=47", "tokens=47", "48 tokens"),
@@ -367,7 +371,7 @@ def test_tables_of_runs(
 
 
 # Of a folder that holds ``pilot``, runs of two seeds.
-CLAIMS = [
+FOLDERS = [
     ("claims nowhere", "nowhere"),
     ("claims pilot --source GLM-130", "GLM-130B"),
     ("claims pilot --figure E.77", "E.7"),
@@ -378,6 +382,13 @@ CLAIMS = [
     ("claims pilot --power qk_layernorm_lowers_sensitivity", "2 whole seeds"),
     ("claims pilot --power qk_layernorm_lowers_sensitivity --effect nan", "--effect"),
     ("claims pilot --power large_kappa_costs", "lab sweep kappa"),
+    ("report pilot --window 1e-4 1e-6", "LOW < HIGH"),
+    ("report pilot --window nan 1", "LOW < HIGH"),
+    ("report pilot --window low 1", "low"),
+    ("report pilot --window 1e-3", "--window"),
+    ("compare pilot pilot --window 2 3", "2 to 3"),
+    ("check pilot --baseline pilot --window 1e-4 1e-4", "LOW < HIGH"),
+    ("baseline save pilot new.json --window 1e-4 inf", "LOW < HIGH"),
     ("report nowhere", "nowhere"),
     ("report pilot --format pfd", "pdf"),
     ("report pilot --format pdf --width wide", "--width"),
@@ -425,8 +436,8 @@ def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize(("words", "named"), CLAIMS)
-def test_requests_about_claims(
+@pytest.mark.parametrize(("words", "named"), FOLDERS)
+def test_requests_about_folders(
     words: str, named: str, pilot: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(pilot)

@@ -101,39 +101,6 @@ def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytes
     assert "window" not in json.loads(file.read_text())
 
 
-@pytest.mark.parametrize(
-    ("window", "said"),
-    [
-        (("1e-4", "1e-6"), "a window takes 0 < LOW < HIGH, not 0.0001 1e-06"),
-        (("1e-4", "1e-4"), "a window takes 0 < LOW < HIGH"),
-        (("0", "1"), "a window takes 0 < LOW < HIGH"),
-        (("nan", "1"), "a window takes 0 < LOW < HIGH"),
-        (("1e-4", "inf"), "a window takes 0 < LOW < HIGH"),
-        (("low", "1"), "a window is two learning rates, LOW HIGH, not low 1"),
-        (("1e-3", "1"), "the window 0.001 to 1 holds 2 learning rates of a curve, and takes 3: 1e-6, 1e-5, "),
-        (("1e-3",), "--window wants two learning rates, LOW HIGH"),
-    ],
-)
-def test_a_window_that_makes_no_sense_is_refused_in_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], window: tuple[str, ...], said: str
-) -> None:
-    capsys.readouterr()
-    file = tmp_path / "baseline.json"
-    for words in (
-        ["report", str(folder)],
-        ["compare", str(folder), str(folder)],
-        ["check", str(folder), "--baseline", str(folder)],
-        ["baseline", "save", str(folder), str(file)],
-    ):
-        assert main([*words, "--window", *window]) == 2
-        printed = capsys.readouterr()
-        assert said in printed.err
-        assert printed.err.count("\n") == 1
-        assert printed.out == ""
-    assert not (folder / "report.html").exists()
-    assert not file.exists()
-
-
 def test_a_window_is_two_numbers_in_python() -> None:
     with pytest.raises(RequestError, match="two learning rates"):
         from_frame(lion(), window=(1e-6,))
