@@ -47,9 +47,9 @@ build/reports/index.html: $(REPORTS)
 	$(BIN)/python docs/reports.py
 
 .SECONDEXPANSION:
-$(REPORTS): build/reports/%/report.html: $$(wildcard results/%/*.parquet results/%/*.json results/*.csv) $(CODE) \
+$(REPORTS): build/reports/%/report.html: $$(wildcard results/%/*.parquet results/%/*.json results/%/*.csv results/*.csv) $(CODE) \
 		| .venv/installed-docs
-	@rm -rf $(@D) && mkdir -p $(@D) && cp results/$*/*.parquet results/$*/*.json $(@D) && \
+	@rm -rf $(@D) && mkdir -p $(@D) && cp results/$*/*.parquet results/$*/*.json $(wildcard results/$*/*.csv) $(@D) && \
 		{ cp results/*.csv build/reports 2>/dev/null || true; }
 	$(BIN)/python docs/reports.py $(@D)
 
