@@ -94,7 +94,7 @@ def test_margin_over_the_best_loss_plus_three_tenths() -> None:
     assert arm.margin_over_costly_loss(0.1).to_numpy() == pytest.approx(-0.05)
     assert [arm.lost(lr).to_numpy().tolist() for lr in arm.lrs] == [[[lost]] * 3 for lost in (0, 0, 0, 1, 1)]
     # not the 0.4 of the under-trained 1e-3, nor the 0.7 of 1.0, which lies beyond the paper's window
-    assert effects.worst(arm).table.to_numpy() == pytest.approx(0.1)
+    assert effects.largest_margin_over_costly_loss(arm).table.to_numpy() == pytest.approx(0.1)
     stuck = arm_of_losses(dict.fromkeys((1e-3, 1e-2, 1e-1, 1.0), planted.BIGRAM + 1))
     assert stuck.margin_over_costly_loss(1.0).isna().all(axis=None)
 

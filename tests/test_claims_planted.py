@@ -61,7 +61,7 @@ READ_WHAT_THEY_PRESUME = {*PRESUME_THEMSELVES, "z_loss_curves_coincide"}
 ON_EPSILON = {"larger_epsilon_raises_the_loss", "larger_epsilon_loses_training"}
 ON_SATURATION = {"delayed_scaling_fails_with_swiglu"}
 ON_DRIFT = {name for name in NAMES if CLAIMS[name].presumes} - ON_EPSILON - ON_SATURATION
-PRESUMING = [each for each in EACH if each.values[0] in ON_DRIFT]
+PRESUMING = [each for each in EACH if each.values[0] in ON_DRIFT][:3]
 CALM: dict[str, Callable[[Config], bool]] = {
     "everywhere": lambda run: True,
     "at one size": lambda run: run["model.width"] == 64,

@@ -240,7 +240,7 @@ def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
     return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step)
 
 
-def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
+def drift_beyond_half_a_decade(*arms: ArmTables, arm: int = 0) -> Qualified:
     """Distance of eta* at the largest size from that at the smallest, in decades, minus half a decade.
 
     The control of a claim that eta* stays in place: in the arm without the remedy it must not.
@@ -253,7 +253,7 @@ def drifts(*arms: ArmTables, arm: int = 0) -> Qualified:
     return Qualified(moved - 0.5, (step.iloc[:, -1] ** 2 + step.iloc[:, 0] ** 2) ** 0.5)
 
 
-def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
+def largest_margin_over_costly_loss(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
     """Largest loss at learning rates above the best one, in the paper's window, minus the best loss + 0.3, nats/token.
 
     Of one arm, at each size, times ``sign``. Above zero some learning rate is costly.
@@ -264,7 +264,7 @@ def worst(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
     return Qualified(sign * pd.DataFrame(losses.max(axis=0), best.index, best.columns).where(best.notna()))
 
 
-def coincide(first: ArmTables, second: ArmTables) -> Qualified:
+def mean_loss_difference_at_calm_rates(first: ArmTables, second: ArmTables) -> Qualified:
     """Mean loss of the second arm minus the first's, over learning rates up to a tenth of the first's eta_div.
 
     There is one at each size, nats/token. The eta_div, where the loss crosses the best one + 0.3, is the smallest over

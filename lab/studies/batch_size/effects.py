@@ -490,7 +490,7 @@ def leads_of_small_early_and_large_late(quarter: ArmTables, constant: ArmTables)
     )
 
 
-def leads_and_ends_level(ramp: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
+def lead_and_closeness_at_end(ramp: ArmTables, constant: ArmTables, quarter: ArmTables) -> Effects:
     """Lead of the ramp over the constant batch when it ends; and final loss of the constant batch + 0.01 minus its own.
 
     Both are at equal tokens. The control: a batch that stays small ends above the ramp. Otherwise small batches would
