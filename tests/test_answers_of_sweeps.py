@@ -18,7 +18,7 @@ from lab.report.answers import answer
 from lab.report.scoreboard import judge_all
 from lab.studies import modules
 
-MEASURES = [measure for room in modules("answer") for measure in getattr(room, "MEASURES", ())]
+MEASURES = [measure for module in modules("answer") for measure in getattr(module, "MEASURES", ())]
 ASKED = sorted({sweep for measure in MEASURES for sweep in measure.asked_by} - {ANY_SWEEP})
 RECORDS = {
     "curves": list(planted.cards()),

@@ -38,8 +38,8 @@ def test_what_claims_and_the_board_read_comes_with_the_package(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     results = shipped_alone(tmp_path / "site")
-    for room in ("lab.core.shipped", "lab.studies.leaderboard.transfer"):
-        monkeypatch.setattr(f"{room}.data_folder", lambda name: results if name == "results" else HOME / name)
+    for module in ("lab.core.shipped", "lab.studies.leaderboard.transfer"):
+        monkeypatch.setattr(f"{module}.data_folder", lambda name: results if name == "results" else HOME / name)
     assert main(["claims", "--source", "PaLM-540B", "--json"]) == 0
     verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
     assert {name for name in CLAIMS if CLAIMS[name].source == "PaLM-540B"} == {*verdicts}

@@ -217,8 +217,8 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     """The quantities that these sweeps ask about, or else the first that these runs have; for every arm."""
-    rooms = modules("answer")
-    measures = [measure for room in rooms for measure in getattr(room, "MEASURES", ())]
+    answers = modules("answer")
+    measures = [measure for module in answers for measure in getattr(module, "MEASURES", ())]
     asked = [
         contrast
         for measure in measures
@@ -227,8 +227,8 @@ def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     ]
     if asked:
         return asked
-    for room in rooms:
-        if hasattr(room, "contrasts") and (found := room.contrasts(study)):
+    for module in answers:
+        if hasattr(module, "contrasts") and (found := module.contrasts(study)):
             return list(found)
     general = (
         contrast for measure in measures if ANY_SWEEP in measure.asked_by for contrast in _measured(study, measure)

@@ -32,7 +32,7 @@ from lab.report import scoreboard, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
-from lab.studies import modules, rooms
+from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
 
@@ -149,8 +149,8 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
     ]
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    room = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
-    return Report(out / "report.html", room, question, str(reply), counts, thumbnail)
+    study_name = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
+    return Report(out / "report.html", study_name, question, str(reply), counts, thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path, str]) -> Path:
@@ -159,7 +159,7 @@ def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path,
     Args:
         failures: results folders without a report, each with the reason.
     """
-    titles = {room.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(room))[0] for room in rooms()}
+    titles = {study.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(study))[0] for study in packages()}
     by_study = {name: [report for report in reports if report.study == name] for name in [*titles, ""]}
     sections = [
         html.section(titles.get(name, "Others"), html.cards(_tile(report, folder) for report in group))
@@ -258,7 +258,7 @@ def _fault(fault: Exception) -> str:
 
 def first_figures() -> list[str]:
     """Names of the figures that come first on the page, in this order; the others follow by name."""
-    return [name for room in rooms() for name in room.FIRST_FIGURES]
+    return [name for study in packages() for name in study.FIRST_FIGURES]
 
 
 def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:

@@ -9,12 +9,12 @@ from types import ModuleType
 HOME = Path(__file__).parent
 
 
-def rooms() -> list[ModuleType]:
+def packages() -> list[ModuleType]:
     """The packages of all studies, in the order of their names."""
     return [import_module(f"{__name__}.{path.parent.name}") for path in sorted(HOME.glob("*/__init__.py"))]
 
 
-def modules(part: str, room: str = "*") -> list[ModuleType]:
+def modules(part: str, study: str = "*") -> list[ModuleType]:
     """The modules, of one study or of all, whose names end with ``part``, such as ``figures`` or ``answer``."""
-    files = sorted(HOME.glob(f"{room}/*{part}.py"))
+    files = sorted(HOME.glob(f"{study}/*{part}.py"))
     return [import_module(f"{__name__}.{path.parent.name}.{path.stem}") for path in files]
