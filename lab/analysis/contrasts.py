@@ -129,7 +129,8 @@ def contrast(
     by_arm = points.groupby("arm")[[name for name in dict.fromkeys([*pairs, "size"]) if name in points]]
     runs_of = {str(arm): set(runs.itertuples(index=False)) for arm, runs in by_arm}
     alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]
-    together = measure.reduce(points[points["arm"].isin(alike)], window) if len(alike) > 1 else table
+    own = _by_arm(table)
+    together = _by_arm(measure.reduce(points[points["arm"].isin(alike)], window)) if len(alike) > 1 else own
     differences = {}
     for arm in arms:
         if reference and arm != reference:
@@ -137,20 +138,25 @@ def contrast(
                 pair = together
             else:
                 shared = _shared(points, pairs, (arm, reference))
-                pair = measure.reduce(shared, window) if len(shared) else table.iloc[:0]
+                pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
             differences[arm] = {
                 column: student_t(_seeds(pair, arm, column) - _seeds(pair, reference, column), level)
                 for column in columns
             }
-    levels = {arm: {column: student_t(_seeds(table, arm, column)) for column in columns} for arm in arms}
+    levels = {arm: {column: student_t(_seeds(own, arm, column)) for column in columns} for arm in arms}
     return Contrast(measure, reference, levels, differences)
 
 
-def _seeds(table: pd.DataFrame, arm: str, column: str) -> pd.Series:
+def _by_arm(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of each arm, by seed."""
+    return {str(arm): rows.droplevel("arm") for arm, rows in table.groupby(level="arm")}
+
+
+def _seeds(rows_of: Mapping[str, pd.DataFrame], arm: str, column: str) -> pd.Series:
     """The finite values of an arm, by seed."""
-    if column not in table or arm not in table.index.get_level_values("arm"):
+    if arm not in rows_of or column not in rows_of[arm]:
         return pd.Series(dtype=float)
-    values: pd.Series = table.xs(arm, level="arm")[column].astype(float)
+    values: pd.Series = rows_of[arm][column].astype(float)
     return values.where(np.isfinite(values))
 
 
