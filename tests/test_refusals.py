@@ -405,7 +405,6 @@ FOLDERS = [
     ("export pilot --to none", "csv"),
     ("export pilot --to tensorbord", "tensorboard"),
     ("export pilot --to trackio --out elsewhere", "TRACKIO_DIR"),
-    ("import --tensorboard nowhere out=new", "nowhere"),
     ("leaderboard nowhere", "nowhere"),
     ("leaderboard pilot --window 10 20", "10 to 20"),
     ("leaderboard pilot --pairs --window 3e-3 3", "--window"),

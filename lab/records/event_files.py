@@ -54,9 +54,9 @@ def read_event_folders(folder: Path, loss: str | None = None) -> EventTable:
         RequestError: the extra ``tensorboard`` is not installed, there are no event files, a file cannot be read, or a
             run has no loss.
     """
-    trackers.require(trackers.TensorBoard())
     if not folder.is_dir():
         raise RequestError(f"no folder {folder}")
+    trackers.require(trackers.TensorBoard())
     found = {path: _read(path, paths) for path, paths in by_folder(folder).items()}
     rows: dict[str, dict[str, Any]] = {}
     measured = {"step"}
