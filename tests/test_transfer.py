@@ -56,6 +56,19 @@ def word(of: Board, *about: str) -> str:
     return found.word
 
 
+def test_of_settings_with_equally_many_arms_the_first_counts() -> None:
+    sizes = range(100, 900, 100)
+    cards = [
+        card
+        for steps in sizes
+        for card in planted_board.cards({PLAIN: 0.0, ("qk_rmsnorm", "z_loss"): -steps / 1000}, steps=steps)
+    ]
+    made = Board(curves_of(Records(planted.table(cards), NO_METRICS), {}), meanings())
+    (found,) = predict(made, [pair("qk_rmsnorm", "")], RESULTS)
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-0.1, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("effect", "spread", "expected"),
     [(-0.1, 0.01, "a"), (0.1, 0.01, "b"), (0.0, 0.01, NO_DIFFERENCE), (0.0, 0.2, OPEN)],

@@ -172,13 +172,15 @@ def _arm(text: str) -> tuple[str, ...]:
 
 
 def predict(board: Board, pairs: Sequence[Pair], results: Path) -> list[Prediction]:
-    """What the rule says of each pair: of the settings in which both arms were trained, that with the most arms.
+    """What the rule says of each pair, in the setting with the most arms among those in which both arms were trained.
+
+    Of several such settings, the first in the results counts.
 
     Args:
         results: the folder of results on which claims are judged.
     """
     every = [one.setting for one in board.curves]
-    settings = sorted(set(every), key=lambda setting: -every.count(setting))
+    settings = sorted(dict.fromkeys(every), key=lambda setting: -every.count(setting))
     return [_by_claim(pair, results) if pair.claim else _predict(board, pair, settings) for pair in pairs]
 
 
