@@ -99,7 +99,8 @@ def quote_board(text: str) -> str:
 
 
 def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
-    """Each page that quotes claims or the board, and the text that it should have."""
+    """The file of verdicts and each page that quotes claims or the board, with the text that each should have."""
+    yield VERDICTS, scoreboard.to_commit(rows)
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
@@ -119,7 +120,7 @@ def main(*options: str) -> int:
         for path, _ in stale:
             print(f"{path.relative_to(HOME)} differs from the committed results; make results-readme writes it")
         return int(bool(stale))
-    for path, text in [*stale, (VERDICTS, scoreboard.to_commit(rows))]:
+    for path, text in stale:
         path.write_text(text, encoding="utf-8")
     return 0
 

@@ -57,10 +57,9 @@ def word(of: Board, *about: str) -> str:
 
 
 def test_of_settings_with_equally_many_arms_the_first_counts() -> None:
-    sizes = range(100, 900, 100)
     cards = [
         card
-        for steps in sizes
+        for steps in range(100, 900, 100)
         for card in planted_board.cards({PLAIN: 0.0, ("qk_rmsnorm", "z_loss"): -steps / 1000}, steps=steps)
     ]
     made = Board(curves_of(Records(planted.table(cards), NO_METRICS), {}), meanings())

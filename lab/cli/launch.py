@@ -76,10 +76,10 @@ def compose(request: Request) -> Composed:
     Raises:
         RequestError: Hydra cannot compose the request.
     """
-    config_dir = request.config_dir
+    config_dir, settings = request.config_dir, _settings(request)
     with hydra_configs(request.files):
-        config, composer = compose_files(_settings(request), config_dir, return_hydra_config=True), Composer(config_dir)
-        composer.keep([word for word in _settings(request) if word.chooses_file], config)
+        config, composer = compose_files(settings, config_dir, return_hydra_config=True), Composer(config_dir)
+        composer.keep([word for word in settings if word.chooses_file], config)
         values = [word for word in request.words if not (word.is_swept or word.is_setting or word.chooses_file)]
         config = with_values(config, values, config_dir)
         points = points_of(request, config)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, INCONCLUSIVE, alpha_of
+from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence, MissingRunsError
 from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
@@ -67,7 +67,7 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
     if intervals[0].n < FEWEST_SEEDS:
         raise RequestError(f"{folder} has {intervals[0].n} whole seeds of {name}; a spread takes {FEWEST_SEEDS}")
     low, high = claim.side
-    reading = next_reading(arms[0].evidence, name)
+    reading = next_reading(arms[0].evidence.readings.get(name, ()))
     alpha = alpha_of(reading)
     means = [interval.mean if wanted is None else wanted for interval in intervals]
     spreads = [_spread(interval) for interval in intervals]
@@ -84,11 +84,6 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
     yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [_count(seeds_of) for seeds_of in seeds]}))
     yield f"pilot of {intervals[0].n} seeds; an interval of reading {reading} has a level of {1 - alpha:.1%}"
     yield f"seeds for every part to lie where it is claimed, with {POWER:.0%} probability each: {_count(max(seeds))}"
-
-
-def next_reading(evidence: Evidence, name: str) -> int:
-    """The number of the next reading of a claim: one more than those that left it undecided."""
-    return 1 + sum(verdict not in DECIDED for verdict in evidence.readings.get(name, ()))
 
 
 def _finite(text: str) -> float:
@@ -159,7 +154,7 @@ def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> I
             evidence, more = arms[0].evidence, math.nan
             fresh = row.verdict.seeds if row.claim.name in evidence.readings else 0
             if not row.verdict.reason.startswith(UNDERTRAINED):
-                alpha = alpha_of(next_reading(evidence, row.claim.name))
+                alpha = alpha_of(next_reading(evidence.readings.get(row.claim.name, ())))
                 more = _seeds_to_decide(row, effects, alpha) - fresh
             runs, (factor, steps) = evidence.records.runs, LONGER.get(row.claim.sweep, (1, 0))
             hours = factor * float(runs["wall_seconds"].sum()) / runs["seed"].nunique() / 3600

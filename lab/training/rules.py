@@ -16,8 +16,11 @@ from lab.responses.between_steps import OF_ADAM, Branch, EarlierState
 FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
 # Switches of fp8, MX and NVFP4, with the value that switches each off.
 SWITCHES = {
-    **{"gradient_format": "e5m2", "stochastic_rounding": "none"},
-    **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "bf16"},
+    "gradient_format": "e5m2",
+    "stochastic_rounding": "none",
+    "norm_gains": "fp32",
+    "kept_in_bf16": "none",
+    "attention_precision": "bf16",
 }
 CUSTOM_MODELS_HAVE = ("logits", *(field for field in Predictions._fields if field != "hidden_rbtd"))
 
@@ -129,11 +132,13 @@ def _of_precision(c: Any) -> Iterator[str]:
             yield f"{key}={value} changes nothing in precision={c.precision}; say precision=mxfp8, too"
     if c.gradient_format != "e5m2" and c.precision in ("mxfp4", "nvfp4"):
         yield f"precision={c.precision} rounds gradients to E2M1; leave out gradient_format"
-    keeps_state = {"precision=fp8_delayed": c.precision == "fp8_delayed"}
-    keeps_state["stochastic_rounding"] = c.stochastic_rounding != "none"
-    for key in (key for key, holds in keeps_state.items() if holds and c.batch):
-        state = f"{key} keeps a state from step to step"
-        yield f"{state}, and batch={c.batch.name} takes several batches in one; leave batch= out"
+    for key, keeps_state in (
+        ("precision=fp8_delayed", c.precision == "fp8_delayed"),
+        ("stochastic_rounding", c.stochastic_rounding != "none"),
+    ):
+        if keeps_state and c.batch:
+            state = f"{key} keeps a state from step to step"
+            yield f"{state}, and batch={c.batch.name} takes several batches in one; leave batch= out"
     if c.guest and (is_low or c.precision in ("fp16_emulated", "mantissa")):
         yield f"precision={c.precision} rounds products that a custom model lacks; say precision=bf16"
     bits = float(c.mantissa_bits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
@@ -54,6 +54,11 @@ def alpha_of(reading: int) -> float:
     if not 1 <= reading <= READINGS:
         raise ValueError(f"reading {reading} of {READINGS}")
     return ALPHA_OF_FIRST if reading == 1 else (ALPHA - ALPHA_OF_FIRST) / (READINGS - 1)
+
+
+def next_reading(verdicts: Iterable[str]) -> int:
+    """The number of the next reading of a claim after these: decided ones do not count, since they cost no alpha."""
+    return 1 + sum(verdict not in DECIDED for verdict in verdicts)
 
 
 def decide(intervals: Sequence[Interval], side: tuple[float, float], margin: float = 0.0, reading: int = 1) -> Decision:

@@ -20,6 +20,7 @@ from lab.analysis.judging.decision import (
     Decision,
     alpha_of,
     decide,
+    next_reading,
 )
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, qualified
 from lab.analysis.judging.evidence import (
@@ -193,7 +194,7 @@ def judge_claim(claim: Claim, folders: Sequence[Evidence]) -> Verdict:
         return Verdict(NOT_RUN, math.nan, math.nan, math.nan, 0, reason, "", claim.sweep)
     evidence = arms[0].evidence
     earlier = evidence.readings.get(claim.name, ())[:-1] if claim.sweep in evidence.sweeps else ()
-    return _verdict(claim, arms, effects, 1 + sum(verdict not in DECIDED for verdict in earlier))
+    return _verdict(claim, arms, effects, next_reading(earlier))
 
 
 def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTables], Qualified]:

@@ -78,8 +78,12 @@ def document(title: str, body: Iterable[Markup], heading: str = "", *, filters: 
 
 def section(title: str, *parts: Markup, folded: bool = False) -> Markup:
     """A heading with HTML below it, hidden until it is pressed if ``folded``; the list of contents shows it."""
-    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
-    return Markup(PIECES.section(title, name, parts, folded))
+    return Markup(PIECES.section(title, anchor(title) or "section", parts, folded))
+
+
+def anchor(name: str) -> str:
+    """The fragment of an address for this name."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def paragraph(text: str, kind: str = "plain", word: str = "") -> Markup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ def _panel(panel: Panel, board: Board) -> Iterator[Markup]:
     drawn = [row for row in panel.rows if row.verdict != NOT_COMPARABLE and row.differences[PART].n]
     if drawn:
         with style.drawn_for(WIDE):
-            drawing, name = panel_of_board(panel, drawn), anchor(panel.title)
+            drawing, name = panel_of_board(panel, drawn), html.anchor(panel.title)
         yield html.figure(layout.svg(drawing, name), drawing.caption, html.savers(name))
     cells = table(panel)
     sources = [panel.reference.source, *(row.curve.source for row in panel.rows)]
@@ -63,15 +62,10 @@ def _panel(panel: Panel, board: Board) -> Iterator[Markup]:
 def _row(panel: Panel, row: Row, cells: Sequence[str]) -> Mapping[str, Any]:
     return {
         "cells": cells,
-        "anchor": anchor(f"{row.name} {row.panel}"),
+        "anchor": html.anchor(f"{row.name} {row.panel}"),
         "curve": _points(row.curve, panel.reference),
         "of_reference": _points(row.reference, panel.reference, row.curve),
     }
-
-
-def anchor(name: str) -> str:
-    """The fragment of an address for this name."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _points(curve: Curve, reference: Curve, *others: Curve) -> str:
