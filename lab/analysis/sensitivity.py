@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import load, points, significant
-from lab.analysis.statistics import student_t
+from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import UNDEFINED, count, format_value, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
@@ -210,27 +210,35 @@ def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: fl
     runs_of = dict(iter(points.groupby("arm", sort=False)))
     keys_of = {arm: list(zip(runs["size"], runs["seed"], runs["lr"], strict=True)) for arm, runs in runs_of.items()}
     sets_of = {arm: frozenset(keys) for arm, keys in keys_of.items()}
-    measured: dict[tuple[str, frozenset[Any]], dict[Any, dict[Any, tuple[float, ...]]]] = {}
+    parts_of = dict(iter(per_seed(points, low, high).groupby("arm", sort=False)))
+    measured = {(arm, sets_of[arm]): _parts_by_size(seeds) for arm, seeds in parts_of.items()}
 
     def measure(arm: str, shared: frozenset[Any]) -> dict[Any, dict[Any, tuple[float, ...]]]:
         """The parts of sensitivity by size and seed, over the runs that are shared."""
         if (arm, shared) not in measured:
-            by_size: dict[Any, dict[Any, tuple[float, ...]]] = {}
-            seeds = per_seed(runs_of[arm][[key in shared for key in keys_of[arm]]], low, high)
-            for size, seed, *parts in seeds[["size", "seed", *PARTS]].itertuples(index=False):
-                by_size.setdefault(size, {})[seed] = tuple(parts)
-            measured[arm, shared] = by_size
+            runs = runs_of[arm][[key in shared for key in keys_of[arm]]]
+            measured[arm, shared] = _parts_by_size(per_seed(runs, low, high))
         return measured[arm, shared]
 
-    rows = []
+    rows, differences = [], []
     for first, second in pairs:
         shared = sets_of.get(first, frozenset()) & sets_of.get(second, frozenset())
         left, right = (measure(arm, shared) if shared else {} for arm in (first, second))
         for size in sorted(left):
-            both = [np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()]
-            intervals = (student_t(values) for values in zip(*both, strict=True))
-            rows.append({"first": first, "second": second, "size": size, **dict(zip(PARTS, intervals, strict=True))})
-    return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
+            rows.append({"first": first, "second": second, "size": size})
+            differences.append([np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()])
+    intervals = student_t_of_rows([values for both in differences for values in zip(*both, strict=True)])
+    frame = pd.DataFrame(rows, columns=["first", "second", "size"])
+    for index, part in enumerate(PARTS):
+        frame[part] = pd.Series(intervals[index :: len(PARTS)], dtype=object)
+    return frame
+
+
+def _parts_by_size(seeds: pd.DataFrame) -> dict[Any, dict[Any, tuple[float, ...]]]:
+    by_size: dict[Any, dict[Any, tuple[float, ...]]] = {}
+    for size, seed, *parts in seeds[["size", "seed", *PARTS]].itertuples(index=False):
+        by_size.setdefault(size, {})[seed] = tuple(parts)
+    return by_size
 
 
 def best_lr_fine(curve: pd.DataFrame) -> float:

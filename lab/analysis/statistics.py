@@ -116,6 +116,24 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
     return Interval(mean, mean - half, mean + half, n, shown, error)
 
 
+def student_t_of_rows(rows: Sequence[Sequence[float]]) -> list[Interval]:
+    """``student_t`` of each row, the rows of equal length at once."""
+    intervals: list[Interval | None] = [None] * len(rows)
+    lengths = np.array([len(row) for row in rows])
+    for n in np.unique(lengths[lengths >= FEWEST_SEEDS]).tolist():
+        places = np.flatnonzero(lengths == n).tolist()
+        value_kn = np.array([rows[place] for place in places], dtype=float)
+        mean_k, error_k = value_kn.mean(1), np.sqrt(value_kn.var(1, ddof=1)) / math.sqrt(n)
+        half_k = scipy.special.stdtrit(n - 1, 0.975) * error_k
+        ends = zip(
+            mean_k.tolist(), (mean_k - half_k).tolist(), (mean_k + half_k).tolist(), error_k.tolist(), strict=True
+        )
+        for place, values, (mean, low, high, error) in zip(places, value_kn.tolist(), ends, strict=True):
+            if not math.isnan(mean):
+                intervals[place] = Interval(mean, low, high, n, tuple(values), error)
+    return [interval or student_t(row) for interval, row in zip(intervals, rows, strict=True)]
+
+
 def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 

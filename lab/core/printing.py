@@ -7,10 +7,11 @@ import sys
 
 def printable(text: str) -> str:
     """Escape control characters, surrogates and marks that change the direction of writing."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+
+
+def _escaped(line: str) -> str:
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
 def say(text: str, *, error: bool = False) -> None:
