@@ -23,6 +23,8 @@ SHAPE = ("model.head_width", "model.depth", "model.width")
 
 POSITIONS = "intervention.learned_positions.positions"
 
+RECIPE = "recipe"
+
 # With more switches than this, the arm without any does not list them.
 MOST_SWITCHES = 3
 
@@ -53,18 +55,35 @@ def name_arms(curves: Sequence[Curve], sizes: Sequence[int]) -> list[Arm]:
     """
     keys = arm_keys(curves, sizes)
     settings = [tuple(curve[key] for key in keys) for curve in curves]
-    label_keys = [key for key in keys if not _implied(key, keys, curves)]
+    namings = {recipe: _naming(recipe, keys, curves) for recipe in {curve.get(RECIPE) for curve in curves}}
+    label_keys = [key for key in {RECIPE: None, **dict.fromkeys(keys)} if any(key in n.keys for n in namings.values())]
+    switches = sorted({name for naming in namings.values() for name in naming.switches})
     ordered = sorted(
         zip(settings, curves, strict=True), key=lambda pair: [_sort_key(key, pair[1]) for key in [*label_keys, *keys]]
     )
-    names = [_interventions(curve) for curve in curves]
-    switches = sorted(set().union(*names) - set(names[0]).intersection(*names)) if names else []
-    labels = {setting: _label(curve, label_keys, switches) for setting, curve in ordered}
+    labels = {setting: _label(curve, namings[curve.get(RECIPE)]) for setting, curve in ordered}
     if len(set(labels.values())) < len(labels):
-        labels = {setting: _label(curve, label_keys, switches, in_full=True) for setting, curve in ordered}
+        labels = {setting: _label(curve, namings[curve.get(RECIPE)], in_full=True) for setting, curve in ordered}
     factors = {setting: _factors(curve, label_keys, switches) for setting, curve in ordered}
     positions = {setting: position for position, setting in enumerate(labels)}
     return [Arm(positions[setting], labels[setting], factors[setting]) for setting in settings]
+
+
+class _Naming(NamedTuple):
+    """What names the arms of one recipe, or those without any: keys, and the interventions that only some have."""
+
+    keys: Sequence[str]
+    switches: Sequence[str]
+
+
+def _naming(recipe: Hashable, keys: Sequence[str], curves: Sequence[Curve]) -> _Naming:
+    """A recipe names all settings but those in which its own arms differ."""
+    own = [curve for curve in curves if curve.get(RECIPE) == recipe]
+    differ = [key for key in differing(own) if key in keys]
+    names = [_interventions(curve) for curve in own]
+    labelled = [key for key in differ if not _implied(key, differ, own)]
+    has_recipe = len(own) < len(curves) or recipe is not None
+    return _Naming([RECIPE] * has_recipe + labelled, sorted(set().union(*names) - set(names[0]).intersection(*names)))
 
 
 def _interventions(curve: Curve) -> list[str]:
@@ -136,9 +155,10 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
     return (1, value, "") if isinstance(value, float) else (2, value != default_recipe().get(key), str(value))
 
 
-def _label(curve: Curve, keys: Sequence[str], switches: Sequence[str], *, in_full: bool = False) -> str:
-    """The label of a curve: its settings, then the ``switches`` it has; all its interventions if these are empty."""
-    settings = [key for key in keys if key != "intervention"]
+def _label(curve: Curve, naming: _Naming, *, in_full: bool = False) -> str:
+    """The label of a curve: its settings, then the switches it has; all its interventions if there are none."""
+    switches = naming.switches
+    settings = [key for key in naming.keys if key != "intervention"]
     names = {key: setting_name(key, curve) for key in settings}
     values = {key: curve[key] if in_full else _four_digits(curve[key]) for key in settings}
     parts = [setting_text(name, values[key]) for key, name in names.items() if values[key] is not None]
@@ -193,7 +213,7 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 
 
 # Groups whose files have names that say what they are.
-CHOICES = ("data", "optimizer", "parametrization", "schedule")
+CHOICES = ("data", "optimizer", "parametrization", "recipe", "schedule")
 LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
 # Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow

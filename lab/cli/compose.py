@@ -169,8 +169,31 @@ def compose_files(words: Sequence[Word], config_dir: Path | None = None, **optio
         RequestError: Hydra cannot compose it.
     """
     own = [f"hydra.searchpath=[{quoted(f'file://{config_dir}')}]"] if config_dir else []
+    texts = [*own, *(word.text for word in words)]
     with refusing():
-        return hydra.compose("config", [*own, *(word.text for word in words)], **options)
+        config = hydra.compose("config", texts, **options)
+        if numbers := _numbers_of_recipe(config, config_dir):
+            texts = [*own, *(word.text for word in words if word.key != "recipe"), f"recipe={GIVEN}"]
+            chosen = hydra.compose("config", texts).intervention
+            OmegaConf.set_struct(config, False)
+            for name in numbers - set(chosen):
+                del config.intervention[name]
+            OmegaConf.set_struct(config, True)
+        return config
+
+
+def _numbers_of_recipe(config: DictConfig, config_dir: Path | None) -> set[str]:
+    """Interventions of which the recipe of a config gives numbers; it is kept as ``GIVEN`` without them.
+
+    These numbers would switch on an intervention that the request leaves out.
+    """
+    name = OmegaConf.select(config, "recipe.name")
+    files = [path for folder in config_folders(config_dir) if (path := folder / "recipe" / f"{name}.yaml").is_file()]
+    content: Any = OmegaConf.load(files[-1]) if files else OmegaConf.create()
+    numbers = set(content.pop("intervention", {}))
+    if numbers:
+        ConfigStore.instance().store(group="recipe", name=GIVEN, node=content, package="_global_")
+    return numbers
 
 
 def with_values(config: DictConfig, words: Sequence[Word], config_dir: Path | None = None) -> DictConfig:

@@ -99,13 +99,17 @@ def compose(request: Request) -> Composed:
 def points_of(request: Request, config: DictConfig) -> list[list[Word]]:
     """The words of every point of a request, given the config that Hydra composed from its settings and files.
 
+    A recipe in the request takes the place of the interventions and optimizers that the file sweeps.
+
     Raises:
         RequestError: a value that is swept cannot be read.
     """
     with refusing():
         params: Any = OmegaConf.to_container(config.hydra.sweeper.params, resolve=True)
     check_swept(params, request.config_dir)
-    swept = [] if request.one else parse([f"{key}={value}" for key, value in params.items()], request.config_dir)
+    replaced = ("intervention", "optimizer") if any(word.key == "recipe" for word in request.words) else ()
+    texts = [f"{key}={value}" for key, value in params.items() if key not in replaced]
+    swept = [] if request.one else parse(texts, request.config_dir)
     return expand([*swept, *(word for word in request.words if not word.is_setting)], request.config_dir)
 
 

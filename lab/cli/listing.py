@@ -29,6 +29,15 @@ def _choices(group: str) -> Callable[[], Iterator[tuple[str, str]]]:
     return lambda: _files(sorted(shipped.data_folder("conf").glob(f"{group}/*.yaml")))
 
 
+def _recipes() -> Iterator[tuple[str, Mapping[str, str]]]:
+    for path in sorted(shipped.data_folder("conf").glob("recipe/*.yaml")):
+        about = {"about": shipped.comment_of(read_text(path))}
+        yield (
+            path.stem,
+            about | {key: text for key, text in shipped.load(path).get("recipe", {}).items() if key != "name"},
+        )
+
+
 def _models() -> Iterator[tuple[str, str]]:
     for path in sorted(shipped.data_folder("conf").glob("model/*.yaml"), key=lambda path: (len(path.stem), path.stem)):
         values = shipped.load(path)
@@ -56,8 +65,9 @@ def _detectors() -> Iterator[tuple[str, str]]:
         yield name, label
 
 
-LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = {
     "sweeps": lambda: _files(shipped.sweeps().values()),
+    "recipes": _recipes,
     "scales": _choices("scale"),
     "arms": _choices("arm"),
     "models": _models,
@@ -80,8 +90,10 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
 }
 
 
-def read_lists(names: Sequence[str]) -> dict[str, dict[str, str]]:
+def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, str]]]:
     """The entries of the named lists, each with a line about it, by the name of the list; of all if none is named.
+
+    Of a recipe there are several texts: ``about``, ``size``, ``source``, ``published`` and ``missing``.
 
     Raises:
         RequestError: a list is unknown.
@@ -92,14 +104,20 @@ def read_lists(names: Sequence[str]) -> dict[str, dict[str, str]]:
     return {name: dict(LISTS[name]()) for name in names or LISTS}
 
 
-def lines(named: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def lines(named: Mapping[str, Mapping[str, str | Mapping[str, str]]]) -> Iterator[str]:
     """Yield the lines of lists for a terminal, under their names if there are several."""
     indent = "" if len(named) == 1 else "  "
     for name, entries in named.items():
         if len(named) != 1:
             yield f"{name}:"
         width = max(map(len, entries), default=0)
-        yield from (f"{indent}{entry:{width}}  {line}".rstrip() for entry, line in entries.items())
+        for entry, text in entries.items():
+            about, *details = [text] if isinstance(text, str) else text.values()
+            yield f"{indent}{entry:{width}}  {about}".rstrip()
+            if len(named) == 1 and not isinstance(text, str):
+                yield from (
+                    f"{'':{width}}    {key}: {detail}" for key, detail in zip([*text][1:], details, strict=True)
+                )
 
 
 def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[str]:

@@ -25,7 +25,7 @@ from lab.core.shipped import data_folder, load, question, sweeps
 CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
-MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "response")
+MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")

@@ -199,7 +199,7 @@ COMMANDS: dict[str, Command] = {
         },
     ),
     "list": Command(
-        "[sweeps|models|interventions|optimizers|data|probes|...]",
+        "[sweeps|recipes|models|interventions|optimizers|...]",
         "list the names that can be given, with a line about each",
         "sweeps",
         _JSON,

@@ -56,6 +56,13 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True)
+class RecipeConfig:
+    """Name of the published recipe whose settings a run has, some of them perhaps changed; a label."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class NamedEntry:
     """An entry of a registry and its name in the registry."""
 
@@ -115,6 +122,7 @@ class RunConfig:
     response: NamedEntry | None = None
     ledger: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
+    recipe: RecipeConfig | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
     gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
     mantissa_bits: PerRun = bounded(default=0, at_least=0, at_most=MANTISSA_BITS)
@@ -222,9 +230,10 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "burst": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
     "loss_scale": partial(_named, LOSS_SCALES),
+    "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),
 }
 # Groups that may be empty; ids of runs without one do not depend on it.
-OPTIONAL = ("batch", "burst", "response", "ledger", "loss_scale")
+OPTIONAL = ("batch", "burst", "response", "ledger", "loss_scale", "recipe")
 SPIKE_LAB = ("burst", "response", "ledger")
 NAMELESS = ("intervention", "guest", "checkpoint")
 

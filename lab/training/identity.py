@@ -54,6 +54,8 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
         if f"{role}.{name}" not in owned:  # as for all roles
             return None
         key = f"optimizer.{role}.{name}"
+    if key == "recipe.name":
+        return "recipe"
     return None if key in NO_COLUMN or key.startswith("tracker.") else key
 
 
@@ -92,7 +94,7 @@ def _static_key(config: RunConfig, rows: Rows) -> str:
 
 def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
     """Settings that may not differ inside a fleet, between two restarts."""
-    labels = ("out", "model.name", "scale.name")
+    labels = ("out", "model.name", "scale.name", "recipe")
     shared = {key: value for key, (value, varies) in rows.items() if not varies and key not in labels}
     present = {group: name for group, name in _spike_lab(config).items() if name != "none"}
     links = {role: sorted(links) for role, links in config.optimizer.by_role.items()}
