@@ -10,13 +10,16 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from lab import main
 from lab.analysis import from_frame, study
-from lab.records import run_table, store
+from lab.core.errors import RequestError
+from lab.records import run_table, store, table_files
+from lab.report.answers import answer
 from lab.studies.figures import FIGURES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -63,6 +66,177 @@ def test_columns_are_found_and_settings_told_from_measurements(tmp_path: Path) -
     assert set(records.metrics["step"]) == {500}
 
 
+def runs_of(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """The table of runs that is made of a table."""
+    return run_table.records_of(frame, run_table.Columns(**columns)).records.runs
+
+
+def roles_of(frame: pd.DataFrame, **columns: Any) -> dict[str, str]:
+    """What is said of each column of a table."""
+    return dict(run_table.records_of(frame, run_table.Columns(**columns)).mapping)
+
+
+def two_arms() -> pd.DataFrame:
+    """Two arms at one learning rate, paired by three seeds, with what a tracker notes beside them."""
+    losses = {"baseline": (3.251, 3.262, 3.243), "muon": (3.148, 3.166, 3.139)}
+    rows = [
+        {"arm": arm, "lr": 1e-3, "seed": seed, "n_params": 124_000_000, "val_loss": loss}
+        for arm, seeds in losses.items()
+        for seed, loss in enumerate(seeds)
+    ]
+    noted = {"State": ["finished", "crashed"] * 3, "_step": 5000, "host": ["a", "a", "b", "a", "b", "a"]}
+    return pd.DataFrame(rows).assign(**noted, **{"grad norm": [0.31, 0.33, 0.3, 0.3, 0.29, 0.33]})
+
+
+def test_two_arms_at_one_learning_rate_are_compared_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert import_it(tmp_path, two_arms()) == 0
+    assert "arm (baseline, muon)" in capsys.readouterr().out
+    arms = study(tmp_path / "out")
+    assert list(arms.points["arm"].unique()) == ["baseline", "muon"]
+    (contrast,) = answer(arms).contrasts
+    (difference,) = contrast.differences["muon"].values()
+    by_seed = [-0.103, -0.096, -0.104]
+    assert difference.values == pytest.approx(by_seed)
+    assert difference.n == 3
+    assert difference.high < 0
+
+
+@pytest.mark.parametrize(
+    ("column", "role"),
+    [
+        ({"State": ["finished", "crashed"] * 24}, "not used: bookkeeping"),
+        ({"Runtime": [13.01, 13.02] * 24}, "not used: bookkeeping"),
+        ({"hostname": ["a", "b", "b"] * 16}, "not used: bookkeeping"),
+        ({"_timestamp": range(48)}, "not used: bookkeeping"),
+        ({"note": [None] * 48}, "not used: empty"),
+        ({"summary.tokens": [1, 2] * 24}, "not used: measured"),
+        ({"data_seed": [7, 8, 9] * 16}, "not used: follows from the seed"),
+        ({"min_lr": [lr / 10 for lr in LRS for _ in range(3)] * 4}, "not used: follows from the learning rate"),
+        ({"dataset": ["c4"] * 48}, "same in all runs"),
+        ({"Name": [f"run-{number}" for number in range(48)]}, "not used: a name for each run"),
+    ],
+)
+def test_what_is_no_setting_makes_no_arm(column: dict[str, Any], role: str) -> None:
+    frame = table().assign(**column)
+    (name,) = column
+    assert name in roles_of(frame)[role].split(", ")
+    assert roles_of(frame)["arm"] == "clip (off, on)"
+
+
+def test_a_step_that_is_low_because_a_run_diverged_sets_nothing_apart() -> None:
+    """Half the learning rates diverge early; with an arm of their own, sensitivity would be a hundredth."""
+    rows = [
+        {"lr": lr, "seed": seed, "n_params": 1000, "loss": loss, "_step": step, "epoch": epoch, "State": state}
+        for lr, loss, step, epoch, state in (
+            (1e-3, 3.1, 5000, 5, "finished"),
+            (3e-3, 3.0, 4999, 5, "finished"),
+            (1e-2, 3.0, 5000, 5, "finished"),
+            (3e-2, math.nan, 1100, 1, "crashed"),
+            (0.1, math.nan, 1100, 1, "crashed"),
+            (0.3, math.nan, 1100, 1, "failed"),
+        )
+        for seed in range(3)
+    ]
+    frame = pd.DataFrame(rows)
+    read = from_frame(frame, initial_loss=11.0)
+    assert read.points["arm"].nunique() == 1
+    assert read.curves["total"].iloc[0].mean == pytest.approx((0.1 + 3 * 8) / 6)
+    assert set(read.runs["steps"]) == {5000}
+    assert roles_of(frame, initial_loss="11")["not used: cut short where a run diverged"] == "epoch"
+
+
+def test_what_the_lab_exports_is_the_same_study_again(tmp_path: Path) -> None:
+    results = DOCS.parent / "results" / "quickstart"
+    assert main(["export", str(results), "--to", "csv", "--out", str(tmp_path)]) == 0
+    assert main(["import", str(tmp_path / "runs.csv"), f"out={tmp_path / 'out'}"]) == 0
+    own, read = study(results), study(tmp_path / "out")
+    same = ["arm", "size", "lr", "seed", "capped", "outcome"]
+    pd.testing.assert_frame_equal(read.points[same], own.points[same])
+    assert [interval.values for interval in read.curves["above"]] == [i.values for i in own.curves["above"]]
+
+
+def test_learning_rates_that_agree_in_three_digits_are_one() -> None:
+    frame = table().replace({"Learning Rate": {0.1: 0.1003}})
+    frame.loc[frame["seed"] == 1, "Learning Rate"] = frame["Learning Rate"].replace(0.1003, 0.1)
+    assert sorted(from_frame(frame).points["lr"].unique()) == sorted(LRS)
+    apart = frame.replace({"Learning Rate": {0.1003: 0.11}})
+    assert from_frame(apart).points["lr"].nunique() == 5
+
+
+@pytest.mark.parametrize("name", ["baseline", "None", "off"])
+def test_names_of_arms_are_kept_as_given(tmp_path: Path, name: str) -> None:
+    frame = table().rename(columns={"clip": "method"}).replace({"method": {"off": name}})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    arms = from_frame(table_files.read_table(str(tmp_path / "a.csv"))).points["arm"]
+    assert set(arms) == {name, "on"}
+    alone = from_frame(frame[frame["method"] == name]).points["arm"]
+    assert set(alone) == {name}
+
+
+def test_arms_with_seeds_of_their_own_are_arms() -> None:
+    frame = two_arms().assign(seed=range(6), lr=1e-3)
+    assert set(from_frame(frame).points["arm"]) == {"baseline", "muon"}
+
+
+def test_settings_that_cross_at_one_learning_rate_are_arms_and_measurements_are_not() -> None:
+    rows = [
+        {"lr": 1e-3, "seed": seed, "loss": 3 + seed / 100, "optimizer": name, "wd": wd, "best_epoch": 3 + (seed > 0)}
+        for name in ("adam", "muon")
+        for wd in (0.0, 0.1)
+        for seed in range(3)
+    ]
+    arms = set(from_frame(pd.DataFrame(rows)).points["arm"])
+    assert arms == {f"{name}, wd {wd}" for name in ("adam", "muon") for wd in ("0", "0.1")}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ({"lr": 1e300}, {}, "row 1: the learning rate 1e+300 is not from 1e-30 to 1e+30"),
+        ({}, {"steps": "nan"}, "--steps: no column 'nan'"),
+        ({}, {"loss": "3"}, "--loss: no column '3'"),
+        ({"val_loss": True}, {}, "val_loss is no number: True"),
+        ({"seed": 10**400}, {}, "seed"),
+        ({"State": "finished", "seed": 0}, {}, "row 1 and row 2 are one run"),
+        ({"val_loss": 1e308}, {}, "row 1: a diverged run counts at its initial loss"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(change: dict[str, Any], options: dict[str, str], said: str) -> None:
+    frame = two_arms().astype({"lr": object, "seed": object}).assign(**change)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        run_table.records_of(frame, run_table.Columns(**options))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", "lr,loss,loss\n0.1,3,2\n", "two columns are called 'loss'"),
+        ("a.json", '[{"lr": 1%s}]' % ("0" * 400), "is more than 64 bits"),
+        ("a.jsonl", "[1, 2]\n", "a row is no JSON object"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.csv", "", "cannot be read as a table"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert main(["import", str(tmp_path / name), f"out={tmp_path / 'out'}"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
+    frame = two_arms().assign(n_params="124M", max_steps="20,000")
+    frame.to_parquet(tmp_path / "a.parquet")
+    runs = runs_of(table_files.read_table(str(tmp_path / "a.parquet")), steps="max_steps")
+    assert set(runs["parameters_without_embeddings"]) == {124_000_000}
+    assert set(runs["steps"]) == {20_000}
+    frame.assign(arm=[name.encode() for name in frame["arm"]]).to_parquet(tmp_path / "b.parquet")
+    assert set(from_frame(table_files.read_table(str(tmp_path / "b.parquet"))).points["arm"]) == {"baseline", "muon"}
+
+
 def test_every_format_gives_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = table().assign(**{"eval/loss": lambda runs: runs["eval/loss"].where(runs["seed"] > 0)})
     frame.to_csv(tmp_path / "a.csv", index=False)
@@ -72,7 +246,7 @@ def test_every_format_gives_the_same_records(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("sys.stdin", io.StringIO((tmp_path / "c.jsonl").read_text()))
     sources = [*map(str, sorted(tmp_path.iterdir())), "-"]
     columns = run_table.Columns(initial_loss="9")
-    first, *others = [run_table.records_of(run_table.read_table(source), columns) for source in sources]
+    first, *others = [run_table.records_of(table_files.read_table(source), columns).records for source in sources]
     assert (first.runs["status"] == "diverged").sum() == 16
     for one in others:
         pd.testing.assert_frame_equal(one.runs, first.runs)
@@ -143,7 +317,9 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(
     for is_new in (True, False):
         capsys.readouterr()
         assert main(["import", "runs.csv", "out=out", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"folder": "out", "runs": len(runs), "is_new": is_new}
+        said = json.loads(capsys.readouterr().out)
+        assert [said[key] for key in ("folder", "runs", "is_new")] == ["out", len(runs), is_new]
+        assert said["mapping"]["not used: bookkeeping"] == "_runtime"
     records = store.read(tmp_path / "out")
     assert sorted(records.runs["optimizer.lr"].unique()) == sorted(LRS)
     assert set(records.runs["steps"]) == {99}

@@ -16,6 +16,7 @@ from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
+from lab.records.run_table import TABLE
 from lab.records.store import Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -164,6 +165,8 @@ def _label(curve: Curve, naming: _Naming, *, in_full: bool = False) -> str:
     parts = [setting_text(name, values[key]) for key, name in names.items() if values[key] is not None]
     if names and not switches:
         return ", ".join(parts) or f"no {', '.join(names.values())}"
+    if TABLE in curve and not switches:  # the only arm of an imported table, which has no interventions to name
+        return str(curve.get("arm") or curve[TABLE])
     present = [name for name in _interventions(curve) if name in switches or not switches]
     return " ".join([", ".join(parts), switches_text(present, switches)]).strip()
 
@@ -213,7 +216,7 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 
 
 # Groups whose files have names that say what they are.
-CHOICES = ("data", "optimizer", "parametrization", "recipe", "schedule")
+CHOICES = ("arm", "data", "optimizer", "parametrization", "recipe", "schedule")
 LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
 # Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow

@@ -433,7 +433,7 @@ def from_frame(
     size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
     arms = [arm] if isinstance(arm, str) else arm
     columns = run_table.Columns(lr, loss, size, seed, arms, initial_loss, steps)
-    return study_of(run_table.records_of(table, columns), window)
+    return study_of(run_table.records_of(table, columns).records, window)
 
 
 def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:

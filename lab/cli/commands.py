@@ -56,7 +56,7 @@ def _carry_out(asked: Request) -> None:
 
 
 def _import(arguments: list[str]) -> None:
-    from lab.records import event_files, run_table
+    from lab.records import event_files, run_table, table_files
 
     given = OptionParser("import").read(arguments)
     words = list(map(str, given.folders))
@@ -70,14 +70,19 @@ def _import(arguments: list[str]) -> None:
     if given.tensorboard:
         events = Path(given.tensorboard)
         table, measured = event_files.read_event_folders(events, given.loss)
-        records = run_table.records_of(table, named, events.resolve().name, measured)
+        read = run_table.records_of(table, named, events.resolve().name, measured)
     else:
-        records = run_table.records_of(run_table.read_table(tables[0]), named, Path(tables[0]).name)
-    is_new = run_table.write(Path(out), records, shlex.join(["lab", "import", *arguments]), replace=given.replace)
+        read = run_table.records_of(table_files.read_table(tables[0]), named, Path(tables[0]).name)
+    command = shlex.join(["lab", "import", *arguments])
+    is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
+    runs = len(read.records.runs)
     if given.json:
-        _say_json({"folder": out, "runs": len(records.runs), "is_new": is_new})
+        _say_json({"folder": out, "runs": runs, "is_new": is_new, "mapping": dict(read.mapping)})
         return
-    say(f"{len(records.runs)} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
+    width = max(len(meaning) for meaning, _ in read.mapping)
+    for meaning, column in read.mapping:
+        say(f"{meaning:{width}}  {column}")
+    say(f"{runs} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
 
 
 def _report(arguments: list[str]) -> None:
