@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("lab", "learning-rate sensitivity (instability-lab)")
     group.addoption("--lab-sweep", metavar="NAME|FILE", help="sweep to train and to hold against --lab-baseline")
-    group.addoption("--lab-baseline", metavar="FILE", help="what `lab baseline save` wrote, or a results folder")
+    group.addoption("--lab-baseline", metavar="FILE", help="what `lab check --save` wrote, or a results folder")
     group.addoption("--lab-margin", metavar="5%", default="5%", help="part of the best loss that losses may rise by")
     group.addoption("--lab-strict", action="store_true", help="fail when the curves have certainly changed at all")
     group.addoption("--lab-out", metavar="DIR", help="keep records and page in this folder, one below it per sweep")

@@ -1,4 +1,4 @@
-"""`lab check` and `lab baseline`: baseline files, exit codes, and output for people and machines."""
+"""`lab check`: baseline files, exit codes, and output for people and machines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def of_recipe(folder: Path, lr: float) -> Path:
 def test_a_recipe_closer_to_instability_is_a_regression(
     lr: float, code: int, verdict: str, tmp_path: Path, run: Run
 ) -> None:
-    assert run("baseline", "save", of_recipe(tmp_path / "before", 0.01), tmp_path / "b.json")[0] == 0
+    assert run("check", of_recipe(tmp_path / "before", 0.01), "--save", tmp_path / "b.json")[0] == 0
     now, junit, markdown = of_recipe(tmp_path / "now", lr), tmp_path / "junit", tmp_path / "markdown"
     ended, out, _ = run("check", now, "--baseline", tmp_path / "b.json", "--junit", junit, "--markdown", markdown)
     assert (ended, out.split(":")[0], out.count(HEADROOM)) == (code, verdict, 4)  # two arms of two sizes
@@ -98,7 +98,7 @@ def test_a_baseline_without_the_rate_of_its_recipe_says_so(saved: Path, tmp_path
     assert (code, out.split(":")[0]) == (0, "ok")
     why = "the recipe's own learning rate is on record on one side only; save the baseline anew"
     assert out.count(f"{HEADROOM} was not compared, {why}") == 4
-    assert "not on record" in run("baseline", "show", saved)[1]
+    assert "not on record" in run("check", "--show", saved)[1]
 
 
 def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], saved: Path) -> None:
@@ -217,7 +217,7 @@ def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Pa
     assert "What moved" not in run("check", folders["good"], *words)[1]
 
 
-@pytest.mark.parametrize("option", ["--junit", "--markdown", "save"])
+@pytest.mark.parametrize("option", ["--junit", "--markdown", "--save"])
 def test_an_output_goes_through_a_link_and_into_a_pipe(
     option: str, folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
 ) -> None:
@@ -227,8 +227,8 @@ def test_an_output_goes_through_a_link_and_into_a_pipe(
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     for path in (plain, link, pipe):
-        words = ("baseline", "save", folders["good"], path)
-        if option != "save":
+        words = ("check", folders["good"], "--save", path)
+        if option != "--save":
             words = ("check", folders["good"], "--baseline", saved, option, path)
         code, _, error = run(*words)
         assert (code, error) == (0, "")
@@ -317,24 +317,33 @@ def test_what_is_not_there_cannot_be_judged(saved: Path, tmp_path: Path, run: Ru
 
 def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_path: Path, run: Run) -> None:
     path = tmp_path / "b.json"
-    code, out, _ = run("baseline", "save", folders["good"], path)
+    code, out, _ = run("check", folders["good"], "--save", path)
     assert code == 0
     assert "0.0003 to 0.3" in out  # the table of what it holds
-    code, out, _ = run("baseline", "save", folders["bad"], path)
+    code, out, _ = run("check", folders["bad"], "--save", path)
     assert code == 0
     assert "regression: " in out
-    code, out, _ = run("baseline", "show", path)
-    assert (code, out.count(ON_LABEL)) == (0, 2)
-    code, out, _ = run("baseline", "diff", folders["good"], path)
-    assert code == 0
     assert "out=good -> lab sweep qk_layernorm out=bad" in out
+    code, out, _ = run("check", "--show", path)
+    assert (code, out.count(ON_LABEL)) == (0, 2)
+
+
+def test_two_baselines_are_compared_as_their_folders_are(
+    folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
+) -> None:
+    newer = tmp_path / "newer.json"
+    assert run("check", folders["bad"], "--save", newer)[0] == 0
+    code, out, _ = run("check", newer, "--baseline", saved)
+    of_folders = run("check", folders["bad"], "--baseline", folders["good"])[1]
+    assert (code, out.splitlines()[0]) == (1, of_folders.splitlines()[0])
+    assert run("check", saved, "--baseline", saved)[0] == 0
 
 
 def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     evil = "<script>alert(1)</script>|x `y` [z](http://e)\n# t\x1b[2J\x01"
     runs = [card(**{**values, "schedule.name": evil, "id": None}) for values in cards(widths=(32,))]
     folder, path = write(tmp_path / "evil", runs), tmp_path / "b.json"
-    assert run("baseline", "save", folder, path)[0] == 0
+    assert run("check", folder, "--save", path)[0] == 0
     path.write_text(path.read_text().replace("alert(1)", "other(1)"))
     summary, suite = tmp_path / "summary.md", tmp_path / "suite.xml"
     code, out, _ = run("check", folder, "--baseline", path, "--markdown", summary, "--junit", suite)

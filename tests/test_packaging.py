@@ -67,7 +67,7 @@ def test_a_wheel_holds_sweeps_and_results(tmp_path: Path) -> None:
         return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
 
     assert str(tmp_path / "site") in said("-c", "import lab; print(lab.__file__)")
-    for command in (["claims", "--source", "PaLM-540B"], ["leaderboard", "--csv"], ["transfer"]):
+    for command in (["claims", "--source", "PaLM-540B"], ["leaderboard", "--csv"], ["leaderboard", "--transfer"]):
         here, in_a_clone = (
             said("-m", "lab", *command, folder=f, site=s)
             for f, s in ((tmp_path / "empty", tmp_path / "site"), (HOME, HOME))

@@ -203,7 +203,7 @@ KEYS = [
     ("watch log.csv --on-alarm true", "--on-alarm", "--follow"),
     ("watch log.csv --follow --replay log.csv", "--replay", "--follow"),
     ("status --nonsense", "--nonsense"),
-    ("transfer absent.csv", "absent.csv"),
+    ("leaderboard --transfer absent.csv", "absent.csv"),
 ]
 
 LOG = "step,loss\n1,2\n"
@@ -286,15 +286,15 @@ FILES = [
     ("a.txt", 640 * "x", "train data=text data.path=a.txt seq_len=64", "seq_len=64", "seq_len=63"),
     ("pictures/a.png", 999 * "x", "train data=text data.path=pictures", "pictures"),
     # baselines
-    ("b.json", "{", "baseline show b.json", "b.json"),
-    ("b.json", '{"baseline_version": 99}', "baseline show b.json", "version 99"),
-    ("b.json", '{"baseline_version": 2, "curves": [3]}', "baseline show b.json", "b.json"),
+    ("b.json", "{", "check --show b.json", "b.json"),
+    ("b.json", '{"baseline_version": 99}', "check --show b.json", "version 99"),
+    ("b.json", '{"baseline_version": 2, "curves": [3]}', "check --show b.json", "b.json"),
     # published orderings
-    ("my.csv", "a,b\nrelu,\n", "transfer my.csv", "'outcome'"),
-    ("my.csv", "a,b,outcome\nrelo,,a\n", "transfer my.csv", "'relo'", "nearest: relu"),
-    ("my.csv", "a,b,outcome\nrelu,,A\n", "transfer my.csv", "'A'", "equal"),
-    ("my.csv", "a,b,outcome,measure\nrelu,,a,abov\n", "transfer my.csv", "'abov'", "nearest: above"),
-    ("my.csv", "a,b,outcome\npb_relax,,a\n", "transfer my.csv", "'pb_relax'"),
+    ("my.csv", "a,b\nrelu,\n", "leaderboard --transfer my.csv", "'outcome'"),
+    ("my.csv", "a,b,outcome\nrelo,,a\n", "leaderboard --transfer my.csv", "'relo'", "nearest: relu"),
+    ("my.csv", "a,b,outcome\nrelu,,A\n", "leaderboard --transfer my.csv", "'A'", "equal"),
+    ("my.csv", "a,b,outcome,measure\nrelu,,a,abov\n", "leaderboard --transfer my.csv", "'abov'", "nearest: above"),
+    ("my.csv", "a,b,outcome\npb_relax,,a\n", "leaderboard --transfer my.csv", "'pb_relax'"),
 ]
 
 
@@ -394,7 +394,7 @@ FOLDERS = [
     ("report pilot --window 1e-3", "--window"),
     ("compare pilot pilot --window 2 3", "2 to 3"),
     ("check pilot --baseline pilot --window 1e-4 1e-4", "LOW < HIGH"),
-    ("baseline save pilot new.json --window 1e-4 inf", "LOW < HIGH"),
+    ("check pilot --save new.json --window 1e-4 inf", "LOW < HIGH"),
     ("report nowhere", "nowhere"),
     ("report pilot --format pfd", "pdf"),
     ("report pilot --format pdf --width wide", "--width"),
@@ -415,7 +415,7 @@ FOLDERS = [
     ("leaderboard pilot --window 10 20", "10 to 20"),
     ("leaderboard pilot --pairs --window 3e-3 3", "--window"),
     ("claims --jsno", "nearest: --json"),
-    ("batch pilot", "noise_scale"),
+    ("predict pilot", "noise_scale"),
     ("compare pilot", "lab compare A B"),
     ("status", "lab status DIR"),
     ("status nowhere", "nowhere"),
@@ -428,9 +428,13 @@ FOLDERS = [
     ("check pilot --baseline --json", "--baseline"),
     ("check pilot --baseline pilot --junit=", "--junit"),
     ("check pilot --baseline pilot --json=yes", "--json"),
-    ("baseline save pilot few.json", "2 whole seeds"),
-    ("baseline drop pilot", "lab baseline save"),
-    ("baseline diff pilot", "lab baseline diff"),
+    ("check pilot --save few.json", "2 whole seeds"),
+    ("check --save few.json", "lab check DIR --save"),
+    ("check pilot --show few.json", "lab check --show FILE"),
+    ("check pilot --save few.json --margin 3%", "lab check DIR --save"),
+    ("baseline save pilot few.json", "lab check DIR --save"),
+    ("batch pilot", "lab predict"),
+    ("transfer", "lab leaderboard --transfer"),
 ]
 
 

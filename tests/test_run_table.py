@@ -346,11 +346,10 @@ def test_all_commands_work_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["status", str(out)]) == 0
     assert main(["compare", str(out), str(out)]) == 0
     assert main(["export", str(out), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0
-    assert main(["baseline", "save", str(out), str(base)]) == 0
+    assert main(["check", str(out), "--save", str(base)]) == 0
     assert main(["check", str(out), "--baseline", str(base)]) == 0
     assert main(["claims", str(out)]) == 0
     assert main(["predict", str(out)]) == 2
-    assert main(["batch", str(out)]) == 2
     assert "A fault of the lab" not in capsys.readouterr().err
 
 

@@ -243,11 +243,11 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path, capsys: pytest.CaptureFix
     folder = folder_with(tmp_path, {("relu", "z_loss"): -0.1})
     table = tmp_path / "mine.csv"
     table.write_text("a,b,outcome,measure\nrelu,reference,a,\nrelu,,b,above\n")
-    assert main(["transfer", str(table), "--board", folder]) == 0
+    assert main(["leaderboard", folder, "--transfer", str(table)]) == 0
     shown = capsys.readouterr().out
     assert "1 of 2 decided pairs agree: 50 %, 95 % interval" in shown
     assert "In 1 pairs the board predicts the arm that was published as the less stable." in shown
-    assert main(["transfer", str(table), "--board", folder, "--json"]) == 0
+    assert main(["leaderboard", folder, "--transfer", str(table), "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)
     assert (scored["decided"], scored["agreeing"], scored["opposite"], scored["share"]["mean"]) == (2, 1, 1, 0.5)
     assert [(one["a"], one["b"], one["predicted"], one["published"], one["agrees"]) for one in scored["pairs"]] == [

@@ -111,7 +111,7 @@ def put(path: Path, what: str) -> None:
     [
         ("runs/new/run.json", ["status", "{}"]),
         ("readings.csv", ["claims", "{}"]),
-        ("baseline.json", ["baseline", "show", "{}/baseline.json"]),
+        ("baseline.json", ["check", "--show", "{}/baseline.json"]),
     ],
 )
 def test_an_odd_file_is_refused_or_left_out(

@@ -86,9 +86,9 @@ def test_compare_says_over_which_window(folder: Path, capsys: pytest.CaptureFixt
 
 def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "baseline.json"
-    assert main(["baseline", "save", str(folder), str(file), *WINDOW]) == 0
+    assert main(["check", str(folder), "--save", str(file), *WINDOW]) == 0
     assert baselines.read(file).window == (1e-6, 1e-3)
-    assert main(["baseline", "show", str(file)]) == 0
+    assert main(["check", "--show", str(file)]) == 0
     assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
     assert main(["check", str(folder), "--baseline", str(file)]) == 0
     assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
@@ -98,8 +98,10 @@ def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytes
     refusal = capsys.readouterr().err
     assert f"{file} has sensitivity over learning rates from {NAMED}, {folder} from 1e-5 to 0.01" in refusal
     assert refusal.count("\n") == 1
-    assert main(["baseline", "diff", str(file), str(folder)]) == 2
-    assert main(["baseline", "save", str(folder), str(file)]) == 0
+    usual = str(tmp_path / "usual.json")
+    assert main(["check", str(folder), "--save", usual]) == 0
+    assert main(["check", usual, "--baseline", str(file)]) == 2
+    assert main(["check", str(folder), "--save", str(file)]) == 0
     assert f"{NAMED} -> 0.0003 to 0.3" in capsys.readouterr().out
     assert "window" not in json.loads(file.read_text())
 

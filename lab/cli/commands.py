@@ -190,26 +190,33 @@ def _coordcheck(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
+    from lab.analysis.curves import load
     from lab.analysis.forecast import report
+    from lab.records import run_table
+    from lab.studies.batch_size import advice
 
     given = OptionParser("predict").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
+    folder, window = given.folders[0], _window(given)
+    records = load(folder)
+    has_noise_scale = advice.is_measured(records)
+    lines, answer = list[str](), dict[str, Any]()
+    try:
+        lines = report.predict(records, folder, window)
+        answer["fits"] = report.plain(records, window)
+    except RequestError as refusal:
+        if window or run_table.is_imported(records):
+            raise
+        if not has_noise_scale:
+            raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
+    if has_noise_scale:
+        advised, answer["batch"] = advice.batch_advice(records, folder)
+        lines += [*[""] * bool(lines), *advised]
     if given.json:
-        say(report.predict_as_json(given.folders[0], _window(given)))
-        return
-    for line in report.predict(given.folders[0], _window(given)):
-        say(line)
-
-
-def _batch(arguments: list[str]) -> None:
-    from lab.studies.batch_size import advice
-
-    given = OptionParser("batch").read(arguments)
-    if len(given.folders) != 1:
-        raise RequestError("advise from which folder? lab batch DIR [--json]")
-    for line in advice.batch_lines(given.folders[0], as_json=given.json):
-        say(line)
+        _say_json({**answer, "text": lines})
+    else:
+        say("\n".join(lines))
 
 
 def _watch(arguments: list[str]) -> None:
@@ -246,13 +253,18 @@ def _leaderboard(arguments: list[str]) -> None:
     from lab.studies.leaderboard import listing
 
     given = OptionParser("leaderboard").read(arguments)
-    if given.window and (given.recipe or given.pairs):
-        raise RequestError("--window does not go with --recipe or --pairs, which use learning rates from 3e-4 to 3e-1")
+    if given.window and (given.recipe or given.pairs or given.transfer is not None):
+        raise RequestError(
+            "--window does not go with --recipe, --pairs or --transfer, which use learning rates from 3e-4 to 3e-1"
+        )
     if given.recipe:
         _recipe(Path(given.recipe), given.folders)
         return
     if given.pairs:
         _pairs(given.folders)
+        return
+    if given.transfer is not None:
+        _transfer(given)
         return
     board = listing.board_of(given.folders, _window(given) or WINDOW)
     if given.html:
@@ -293,16 +305,12 @@ def _recipe(file: Path, folders: Sequence[Path]) -> None:
         say(line)
 
 
-def _transfer(arguments: list[str]) -> None:
+def _transfer(given: argparse.Namespace) -> None:
     from lab.core import shipped
     from lab.studies.leaderboard import listing, transfer
 
-    given = OptionParser("transfer").read(arguments)
-    if len(given.folders) > 1:
-        raise RequestError("lab transfer [TABLE.csv] [--board DIR]; a table has the columns a, b and outcome")
-    pairs = transfer.read_outcomes(given.folders[0]) if given.folders else transfer.published()
-    board = listing.board_of([Path(given.board)] if given.board else [])
-    predictions = transfer.predict(board, pairs, shipped.results())
+    pairs = transfer.read_outcomes(Path(given.transfer)) if given.transfer else transfer.published()
+    predictions = transfer.predict(listing.board_of(given.folders), pairs, shipped.results())
     say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions)))
 
 
@@ -320,6 +328,9 @@ def _check(arguments: list[str]) -> None:
     from lab.core import files
 
     given = OptionParser("check").read(arguments)
+    if given.save or given.show:
+        _keep_baseline(given)
+        return
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
@@ -329,6 +340,28 @@ def _check(arguments: list[str]) -> None:
         if path:
             files.write_output(Path(path), write(comparison))
     raise SystemExit(comparison.exit_code)
+
+
+def _keep_baseline(given: argparse.Namespace) -> None:
+    """Save a baseline, or show one."""
+    from lab.analysis.guard import baseline, check
+    from lab.analysis.sensitivity import WINDOW
+
+    others = ("baseline", "margin", "strict", "junit", "markdown", "json", *["window"] * bool(given.show))
+    if (
+        any(getattr(given, name) for name in others)
+        or len(given.folders) != bool(given.save)
+        or (given.save and given.show)
+    ):
+        raise RequestError(
+            "lab check DIR --save FILE [--window LOW HIGH], or lab check --show FILE, with no other option"
+        )
+    if given.show:
+        lines = check.describe_baseline(baseline.read(Path(given.show)))
+    else:
+        lines = check.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)
+    for line in lines:
+        say(line)
 
 
 def _compare(arguments: list[str]) -> None:
@@ -352,27 +385,6 @@ def _status(arguments: list[str]) -> None:
     say(status.as_json() if given.json else "\n".join(status.lines()))
 
 
-def _baseline(arguments: list[str]) -> None:
-    from lab.analysis.guard import baseline, check
-    from lab.analysis.sensitivity import WINDOW
-
-    given = OptionParser("baseline").read(arguments)
-    word, *paths = given.folders or [Path()]
-    if given.window and str(word) != "save":
-        raise RequestError("--window goes with lab baseline save; a baseline keeps its window")
-    match paths, str(word):
-        case [folder, file], "save":
-            lines = check.save_baseline(folder, file, _window(given) or WINDOW)
-        case [file], "show":
-            lines = check.describe_baseline(baseline.read(file))
-        case [old, new], "diff":
-            lines = check.diff_baselines(baseline.read(old), baseline.read(new))
-        case _:
-            raise RequestError("lab baseline save DIR FILE, lab baseline show FILE, or lab baseline diff OLD NEW")
-    for line in lines:
-        say(line)
-
-
 def _list(arguments: list[str]) -> None:
     from lab.cli import listing
 
@@ -392,15 +404,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,
-    "batch": _batch,
     "watch": _watch,
     "claims": _claims,
     "leaderboard": _leaderboard,
-    "transfer": _transfer,
     "check": _check,
     "compare": _compare,
     "status": _status,
-    "baseline": _baseline,
     "export": _export,
     "list": _list,
 }

@@ -85,6 +85,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
 
         say(" ".join(listing.complete(arguments, list(commands.COMMANDS))))
         return
+    if word in usage.FORMER:
+        raise RequestError(f"lab {word} is now {usage.FORMER[word]}")
     if word not in commands.COMMANDS:
         raise RequestError(f"unknown command {word!r}; {nearest(word, [*commands.COMMANDS, 'help', 'version'])}")
     if rest in (["--help"], ["-h"]):

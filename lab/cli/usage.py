@@ -100,15 +100,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "predict": Command(
         "DIR",
-        "forecast at which larger size or learning rate runs will be unstable",
+        "forecast which larger sizes or learning rates fail, or advise a batch size",
         "results/logit_growth",
         {**_WINDOW, **_JSON},
-    ),
-    "batch": Command(
-        "DIR",
-        "estimate the gradient noise scale, and the batch and learning rate that follow",
-        "runs/noise",
-        _JSON,
     ),
     "watch": Command(
         "DIR|LOG",
@@ -146,23 +140,20 @@ COMMANDS: dict[str, Command] = {
             "--pairs": "instead, which pairs of the best dozen arms to train next, then which of them help",
             "--recipe FILE.yaml": "instead, in two stages, what to add to a recipe of your own; DIR holds both",
             "--html FILE": "write a page whose tables can be sorted and filtered",
+            "--transfer [TABLE.csv]": "instead, whether the board predicts published outcomes, or those of a table",
             "--csv": "print a line of CSV for each comparison",
             **_WINDOW,
             **_JSON,
         },
-    ),
-    "transfer": Command(
-        "[TABLE.csv]",
-        "test whether the leaderboard predicts published outcomes, or those of a table",
-        "--board runs/leaderboard",
-        {"--board DIR": "the records of the leaderboard (default: the committed ones)", **_JSON},
     ),
     "check": Command(
         "DIR --baseline FILE|DIR",
         "compare curves with a baseline: exit code 0 unchanged, 1 worse, 2 undecided",
         "runs/smoke --baseline results/baselines/smoke.json",
         {
-            "--baseline FILE|DIR": "the baseline: a file of lab baseline save, or a results folder",
+            "--baseline FILE|DIR": "the baseline: a file that --save wrote, or a results folder",
+            "--save FILE": "instead, keep the curves of DIR in a small file to commit",
+            "--show FILE": "instead, list the curves that such a file holds",
             "--margin PERCENT": "how much a curve may worsen (default: 5%)",
             "--strict": "fail on smaller changes, too, if they are significant",
             "--junit FILE": "write the outcome for a CI system",
@@ -183,12 +174,6 @@ COMMANDS: dict[str, Command] = {
         "runs/decay",
         _JSON,
     ),
-    "baseline": Command(
-        "save DIR FILE | show FILE | diff OLD NEW",
-        "keep the curves to check against in a small file to commit",
-        "save runs/smoke results/baselines/smoke.json",
-        {"--window LOW HIGH": "after save: sensitivity over these learning rates (default: 3e-4 to 3e-1)"},
-    ),
     "export": Command(
         "DIR --to csv|tensorboard|wandb|trackio",
         "export records to another format or tracker",
@@ -204,6 +189,12 @@ COMMANDS: dict[str, Command] = {
         "sweeps",
         _JSON,
     ),
+}
+# Words that were commands, and the command that each is part of now.
+FORMER = {
+    "baseline": "lab check DIR --save FILE, lab check --show FILE or lab check FILE --baseline FILE",
+    "batch": "lab predict DIR",
+    "transfer": "lab leaderboard --transfer [TABLE.csv]",
 }
 NOTE = (
     "lab COMMAND --help says what a command takes, with an example; lab train --help shows every key.",
@@ -242,6 +233,8 @@ class OptionParser(argparse.ArgumentParser):
         for option, values in self.options.items():
             if len(values) > 1:
                 self.add_argument(option, nargs=len(values))
+            elif values and values[0].startswith("["):
+                self.add_argument(option, nargs="?", const="")
             elif values and values[0].endswith("..."):
                 self.add_argument(option, type=_nonempty, action="append", default=[])
             elif values:

@@ -91,7 +91,7 @@ def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = W
 
 
 def transfer(folder: str | Path, *others: str | Path) -> pd.DataFrame:
-    """Published orderings of large models and what the board predicts of them, as `lab transfer` prints them.
+    """Published orderings of large models and what the board predicts of them.
 
     Args:
         folder: of results that hold the reference of the board; claims are judged on the folders beside it.

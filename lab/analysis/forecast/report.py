@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections import Counter
@@ -16,7 +15,7 @@ import pandas as pd
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.output_logits as output_logits
 import lab.analysis.forecast.sizes as sizes
-from lab.analysis.curves import load, points
+from lab.analysis.curves import points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
@@ -153,10 +152,11 @@ Brackets hold the limits by the ends of the 95 % interval for one new run. ≤ m
 not up to the largest value searched."""
 
 
-def predict(folder: Path, window: Window | None = None) -> list[str]:
-    """Forecast from a results folder, and write ``figures/*_forecast.svg`` into it.
+def predict(records: Records, folder: Path, window: Window | None = None) -> list[str]:
+    """Forecast from records, and write ``figures/*_forecast.svg`` into their folder.
 
     Args:
+        records: the runs of a results folder.
         folder: the results folder.
         window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
 
@@ -165,11 +165,9 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
         imported from a table, the lines of ``sizes.say``.
 
     Raises:
-        RequestError: the folder cannot be read. Or a window was given for runs that were not imported from a table. Or
-            there is nothing to forecast: no output logits were recorded, and neither quantity was recorded at enough
-            sizes.
+        RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
+            no output logits were recorded, and neither quantity was recorded at enough sizes.
     """
-    records = load(folder)
     if run_table.is_imported(records):
         return sizes.say(records, window or WINDOW, LINE_LENGTH)
     if window:
@@ -194,19 +192,10 @@ def predict(folder: Path, window: Window | None = None) -> list[str]:
     return lines
 
 
-def predict_as_json(folder: Path, window: Window | None = None) -> str:
-    """What ``predict`` gives, as a JSON object: its lines of ``text``, and the numbers of each fit; null where unknown.
-
-    Raises:
-        RequestError: see ``predict``.
-    """
-    text, records = predict(folder, window), load(folder)
-    fitted = sizes.plain(records, window or WINDOW) if run_table.is_imported(records) else _plain(records)
-    return json.dumps({"fits": fitted, "text": text}, indent=1, allow_nan=False, ensure_ascii=False)
-
-
-def _plain(records: Records) -> list[dict[str, Any]]:
-    """The lines over size of both quantities, each of an arm and a learning rate."""
+def plain(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
+    """The numbers of each fit of ``predict``: a line over size of an arm and a learning rate, None where unknown."""
+    if run_table.is_imported(records):
+        return sizes.plain(records, window or WINDOW)
     rows = []
     for quantity in (LOGIT, GRADIENT):
         with suppress(RequestError):  # a quantity that was not recorded

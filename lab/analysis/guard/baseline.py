@@ -107,7 +107,7 @@ def read(path: Path, window: Window | None = None) -> Baseline:
     except OSError as refusal:
         raise RequestError(f"no baseline {path}: {refusal.strerror}") from None
     except (ValueError, KeyError):
-        raise RequestError(f"{path} is no baseline; lab baseline save DIR FILE writes one") from None
+        raise RequestError(f"{path} is no baseline; lab check DIR --save FILE writes one") from None
     if version != VERSION:
         raise RequestError(
             f"{path} is a baseline of version {version}, this lab reads {VERSION}; remove it and save anew"

@@ -1,4 +1,4 @@
-"""The commands `lab check` and `lab baseline`: compare a results folder with a baseline; save, show, diff baselines."""
+"""The command `lab check`: compare a results folder, or a baseline, with a baseline; save and show baselines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_folder(
     """Compare a results folder with a baseline.
 
     Args:
-        folder: the results folder to check.
+        folder: the results folder to check, or the file of a newer baseline.
         baseline: a baseline file or another results folder.
         margin: share of the best loss by which losses may rise.
         strict: whether a drift fails, too.
@@ -61,11 +61,11 @@ def check_folder(
         is ``cannot judge``, and its reason says what is wrong.
 
     Raises:
-        RequestError: the baseline is of another window, or too few learning rates lie in it.
+        RequestError: the two are of different windows, or too few learning rates lie in it.
     """
     try:
         old = baselines.read(baseline, window)
-        new = baselines.from_folder(folder, window or old.window)
+        new = baselines.read(folder, window or old.window)
     except RequestError as refusal:
         return Comparison(str(baseline), str(folder), margin, strict, [], [], [], [str(refusal)], [])
     check_window(new.runs, new.window)
@@ -82,7 +82,7 @@ def save_baseline(folder: Path, path: Path, window: Window = WINDOW) -> Iterator
     if old is not None and old.window != window:
         yield f"sensitivity over learning rates from {old.window} -> {window}"
         old = None
-    yield from describe_baseline(new) if old is None else diff_baselines(old, new)
+    yield from describe_baseline(new) if old is None else _differences(old, new)
 
 
 def describe_baseline(baseline: Baseline) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str
     }
 
 
-def diff_baselines(old: Baseline, new: Baseline) -> Iterator[str]:
+def _differences(old: Baseline, new: Baseline) -> Iterator[str]:
     """Yield lines about the differences of two baselines: in how they were made, then in their curves."""
     comparison = compare_baselines(old, new, MARGIN)
     for name in ("commands", "versions", "data"):

@@ -1,8 +1,7 @@
-"""`lab batch`: the noise scale along training, and the batch and learning rate that follow from it."""
+"""The noise scale along training, and the batch and learning rate that follow from it, for `lab predict`."""
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from lab.analysis.curves import load, points
+from lab.analysis.curves import points
 from lab.analysis.rendering import layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
@@ -82,13 +81,18 @@ class BatchAdvice(NamedTuple):
         return self.steps_there * self.batch * self.seq_len
 
 
+def is_measured(records: Records) -> bool:
+    """Whether any run recorded the noise scale."""
+    return bool((records.metrics["probe"] == PROBE).any())
+
+
 def advise(records: Records) -> list[BatchAdvice]:
     """Measure the noise scale of every arm, size and learning rate of a folder, over all seeds.
 
     Raises:
         RequestError: no run recorded the probe.
     """
-    if not (records.metrics["probe"] == PROBE).any():
+    if not is_measured(records):
         raise RequestError(
             f"no run recorded the probe {PROBE}; train with batch=constant 'probes.names=[train_loss,val_loss,{PROBE}]'"
         )
@@ -129,13 +133,12 @@ def _interval(values: Iterable[float]) -> Interval:
     return Interval(mean, low, high, logs.n, tuple(math.exp(value) for value in logs.values))
 
 
-def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
-    """Yield the lines that ``lab batch`` prints, and draw ``batch.svg`` into the folder.
+def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """The advice in lines and as data; draws ``batch.svg`` into the folder of the records.
 
     Raises:
-        RequestError: the folder is missing, no run recorded the probe, or no batch size reached the target.
+        RequestError: no run recorded the probe, or no batch size reached the target.
     """
-    records = load(folder)
     tuned = tuned_steps(records)
     if tuned and all(curve.steps.empty for curve in tuned):
         name, refusals = tuned[0].name, list(tuned[0].refusals.values())
@@ -144,18 +147,14 @@ def batch_lines(folder: Path, *, as_json: bool = False) -> Iterator[str]:
     # with a single micro-batch there is no noise scale, and so no advice
     measured = [curve for curve in advice if math.isfinite(curve.critical.mean)] or advice
     best = min(measured, key=lambda curve: curve.loss if math.isfinite(curve.loss) else math.inf)
-    if as_json:
-        yield json.dumps(_plain(advice, best, tuned), indent=1, allow_nan=False)
-        return
     picture = folder / "batch.svg"
     files.write_text(picture, layout.svg(noise_figure(measured), "batch"))
-    yield from plain_text(pd.DataFrame([_row(curve) for curve in measured]))
-    yield ""
+    lines = [*plain_text(pd.DataFrame([_row(curve) for curve in measured])), ""]
     if unmeasured := len(advice) - len(measured):
-        yield f"Left out: {unmeasured} of {len(advice)} curves, whose noise scale cannot be estimated."
+        lines.append(f"Left out: {unmeasured} of {len(advice)} curves, whose noise scale cannot be estimated.")
     for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
-        yield from textwrap.wrap(sentence, LINE_LENGTH)
-    yield f"figure: {picture}"
+        lines += textwrap.wrap(sentence, LINE_LENGTH)
+    return [*lines, f"figure: {picture}"], _plain(advice, best, tuned)
 
 
 def _row(advice: BatchAdvice) -> dict[str, Any]:
