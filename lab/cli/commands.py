@@ -19,9 +19,11 @@ from lab.core.printing import say
 from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
+    from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
     from lab.report.build import Report
+    from lab.studies.alarms.two_logs import ComparedLogs
 
 
 def _say_json(value: Any) -> None:
@@ -365,13 +367,23 @@ def _keep_baseline(given: argparse.Namespace) -> None:
 
 
 def _compare(arguments: list[str]) -> None:
+    from lab.analysis.events.logs import is_results_folder
     from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
+    from lab.studies.alarms.two_logs import compare_logs, margin_of
 
     given = OptionParser("compare").read(arguments)
-    if len(given.folders) != 2:
-        raise RequestError("compare which two folders? lab compare A B")
-    compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+    if not given.folders:
+        raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
+    compared: SideBySide | ComparedLogs
+    if all(map(is_results_folder, given.folders)):
+        if len(given.folders) != 2 or given.within:
+            raise RequestError("lab compare A B takes two results folders; --within goes with logs")
+        compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+    elif given.window:
+        raise RequestError("--window goes with two results folders, and these are logs")
+    else:
+        compared = compare_logs(given.folders, margin_of(given.within) if given.within else None)
     say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 

@@ -163,10 +163,14 @@ COMMANDS: dict[str, Command] = {
         },
     ),
     "compare": Command(
-        "A B",
-        "compare two results folders arm by arm: best loss, sensitivity, eta_div",
+        "A B | LOG LOG [...]",
+        "compare two results folders arm by arm, or logs: shared batches, and the gap",
         "results/quickstart results/logit_growth",
-        {**_WINDOW, **_JSON},
+        {
+            "--within NATS": "between logs: losses are equal if they differ by less (default: 0.25 % of the loss of A)",
+            **_WINDOW,
+            **_JSON,
+        },
     ),
     "status": Command(
         "DIR",

@@ -1,0 +1,202 @@
+"""`lab compare LOG LOG`: whether logs share their batches, and what lies between their losses, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.analysis.events.detectors import Log
+from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
+from lab.analysis.events.twins import LEVEL, POWER, Gap, Sharing, gaps, shared_batches
+from lab.analysis.text import finite, listed
+from lab.core.errors import RequestError, similar_names
+from lab.records import store
+
+METHOD = (
+    f"Intervals: {100 * LEVEL:g} %, of a least-squares line; HAC by orthonormal series (Sun 2013; Lazarus et al. 2018)."
+)
+
+
+class Pair(NamedTuple):
+    """A log against the first one."""
+
+    first: Log
+    second: Log
+    sharing: Sharing
+    gaps: list[Gap]
+
+
+class ComparedLogs(NamedTuple):
+    """Logs, each of the later ones against the first, and remarks on how they were read."""
+
+    pairs: list[Pair]
+    notes: list[str]
+
+    def lines(self) -> Iterator[str]:
+        """Sentences for a terminal."""
+        yield f"A: {_described(self.pairs[0].first)}"
+        yield from self.notes
+        for letter, pair in zip(_letters(), self.pairs, strict=False):
+            yield from ("", f"{letter}: {_described(pair.second)}", _shared_sentence(letter, pair))
+            for gap in pair.gaps:
+                yield from gap_sentences(letter, gap)
+        yield from ("", METHOD)
+
+    def as_json(self) -> str:
+        """All of it as a JSON object; NaN is null."""
+        content = {"first": self.pairs[0].first.name, "pairs": [_plain(pair) for pair in self.pairs]}
+        return json.dumps({**content, "method": METHOD, "notes": self.notes}, indent=1, allow_nan=False)
+
+
+def compare_logs(paths: Sequence[Path], margin: float | None = None) -> ComparedLogs:
+    """Compare logs of any program, or runs of a results folder, with the first of them.
+
+    Args:
+        paths: logs, folders of logs, or runs as ``FOLDER/ID``.
+        margin: nats per token within which losses are equal; see ``gaps``.
+
+    Raises:
+        RequestError: a path cannot be read or names several runs of a results folder, or there are fewer than two logs.
+    """
+    missing = [path for path in paths if not path.exists() and not is_results_folder(path.parent)]
+    if missing:
+        raise RequestError(f"no results folder or log {missing[0]}")
+    logs, notes = list[Log](), list[str]()
+    for path in paths:
+        more, remarks = _read(path)
+        logs += more
+        notes += remarks
+    if len(logs) < 2:
+        raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
+    first, *others = _distinct(logs)
+    pairs = []
+    for other in others:
+        sharing = shared_batches(first, other)
+        pairs.append(Pair(first, other, sharing, gaps(first, other, sharing, margin)))
+    return ComparedLogs(pairs, notes)
+
+
+def margin_of(text: str) -> float:
+    """The margin that was given, nats per token.
+
+    Raises:
+        RequestError: it is no positive number.
+    """
+    try:
+        margin = float(text)
+    except ValueError:
+        margin = math.nan
+    if not 0 < margin < math.inf:
+        raise RequestError(f"--within wants a positive number of nats, such as 0.01, not {text!r}")
+    return margin
+
+
+def _read(path: Path) -> tuple[list[Log], list[str]]:
+    """The logs that a path names, and remarks on how they were read."""
+    if not path.exists():
+        records = store.read(path.parent)
+        found = list(logs_of(records.of([path.name])))
+        if not found:
+            ids = sorted(records.runs["id"].astype(str))
+            close = similar_names(path.name, ids) or ids[:1]
+            raise RequestError(f"{path.parent} has no run {path.name} with losses, but for example {listed(close)}")
+        return [log._replace(name=str(path)) for log in found], []
+    logs, notes = read_logs(path)
+    if is_results_folder(path) and len(logs) > 1:
+        raise RequestError(f"{path} holds {len(logs)} runs; name each that is a log, such as {path / logs[0].name}")
+    return [log._replace(name=str(path)) for log in logs] if len(logs) == 1 else logs, notes
+
+
+def _distinct(logs: Sequence[Log]) -> list[Log]:
+    """The logs under names that differ: a number follows a name that was there before."""
+    names = list[str]()
+    for log in logs:
+        again = sum(name.partition(" #")[0] == log.name for name in names)
+        names.append(f"{log.name} #{again + 1}" if again else log.name)
+    return [log._replace(name=name) for log, name in zip(logs, names, strict=True)]
+
+
+def _letters() -> Iterator[str]:
+    """The names of the logs after the first: B to Z, then numbers."""
+    yield from map(chr, range(ord("B"), ord("Z") + 1))
+    number = 27
+    while True:
+        yield f"log {number}"
+        number += 1
+
+
+def _described(log: Log) -> str:
+    return f"{log.name}, {len(log.step_n)} rows, steps {log.step_n[0]} to {log.step_n[-1]}"
+
+
+def _shared_sentence(letter: str, pair: Pair) -> str:
+    """Whether batches are shared, and until when."""
+    sharing = pair.sharing
+    chance = f"unrelated batches: 0 ± {2 * sharing.error:.2f}"
+    found = f"de-trended losses correlate at {sharing.correlation:.2f} ({chance})"
+    if not sharing.is_known:
+        return f"Batches: {sharing.rows} steps with losses in both logs are too few to tell whether they share batches."
+    if sharing.until is None:
+        return f"Batches: no sign that {letter} shares them with A: {found} at {sharing.rows} steps."
+    if sharing.is_lasting:
+        return f"Batches: shared with A at all {sharing.rows} steps that both have; {found}."
+    after = f"afterwards at {sharing.afterwards:.2f}"
+    return f"Batches: shared with A up to about step {sharing.until}, and not after that; {found}, {after}."
+
+
+def gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
+    """The gap, its verdict and what would have been seen."""
+    kind = "paired" if gap.is_paired else "unpaired, with the noise of both"
+    where = f"Gap {letter} - A at steps {gap.first} to {gap.last} ({gap.rows} rows, {kind})"
+    if math.isnan(gap.error):
+        yield f"{where}: {gap.mean:+.4f} nats/token; too few rows for an interval."
+        return
+    slope, half = (gap.per_thousand * value for value in (gap.change, gap.change_half_width()))
+    yield f"{where}: {_interval(gap.mean, gap.half_width())} nats/token, slope {_interval(slope, half)} per 1000 steps."
+    yield f"Verdict: {verdict_phrase(gap)}."
+    seen = f"a constant gap of {gap.smallest_gap:.2g}, or a change by {gap.smallest_change:.2g} over these steps"
+    yield f"Power: {seen}, would have been seen in {100 * POWER:g} of 100 cases."
+
+
+def verdict_phrase(gap: Gap) -> str:
+    """``equal within 0.004 nats``, or another verdict with its reason."""
+    margin = f"{gap.margin:.2g} nats"
+    if gap.verdict == "equal":
+        return f"equal within {margin} (even within {gap.equal_within:.2g})"
+    if gap.verdict != "open":
+        return gap.verdict
+    if gap.wanders:
+        return f"open: the gap wanders, so that {gap.rows} rows are worth about {gap.rows / gap.lasting:.0f}"
+    if abs(gap.mean) > gap.half_width():
+        return "open: there is a gap, but whether it grows cannot be told"
+    return f"open: no gap is seen, but equality holds within {gap.equal_within:.2g} nats only, not {margin}"
+
+
+def _interval(middle: float, half: float) -> str:
+    return f"{middle:+.4f} [{middle - half:+.4f}, {middle + half:+.4f}]"
+
+
+def _plain(pair: Pair) -> dict[str, Any]:
+    """A pair as values for JSON."""
+    sharing = {key: finite(value) for key, value in pair.sharing._asdict().items()}
+    return {"second": pair.second.name, "batches": sharing, "gaps": [_plain_gap(gap) for gap in pair.gaps]}
+
+
+def _plain_gap(gap: Gap) -> dict[str, Any]:
+    half, change_half = gap.half_width(), gap.change_half_width()
+    facts = {
+        **gap._asdict(),
+        "low": gap.mean - half,
+        "high": gap.mean + half,
+        "change_low": gap.change - change_half,
+        "change_high": gap.change + change_half,
+        "slope_per_1000_steps": gap.change * gap.per_thousand,
+        "verdict": gap.verdict,
+        "equal_within": gap.equal_within,
+        "smallest_gap_seen": gap.smallest_gap,
+        "smallest_change_seen": gap.smallest_change,
+    }
+    return {key: finite(value) for key, value in facts.items()}

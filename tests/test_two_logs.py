@@ -1,0 +1,201 @@
+"""`lab compare LOG LOG`: whether two logs share their batches, and what lies between their losses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab import main
+from lab.analysis.events import Log
+from lab.analysis.events.twins import LEVEL, gaps, line_of, shared_batches
+from planted import cards, write
+
+ROWS = 600
+
+
+def twin(
+    batches: int, own: int, rows: int = ROWS, noise: float = 0.05, alone: float = 0.005, every: int = 10
+) -> np.ndarray:
+    """A falling loss with the noise of its batches, and some of its own: de-trended twins correlate at 0.99."""
+    step_n = every * np.arange(rows)
+    draw = [np.random.default_rng(seed).normal(0, 1, rows) for seed in (batches, 1000 + own)]
+    return 2 + 8 * (1 + step_n / 60) ** -0.55 + noise * draw[0] + alone * draw[1]
+
+
+def log(loss: np.ndarray, name: str = "planted", every: int = 10, **columns: np.ndarray) -> Log:
+    return Log(name, every * np.arange(len(loss)), {"loss": loss, **columns})
+
+
+def spliced(first: np.ndarray, then: np.ndarray, row: int) -> np.ndarray:
+    return np.where(np.arange(len(first)) < row, first, then)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rows", [40, 150, 600])
+def test_twins_share_their_batches_and_others_do_not(rows: int, seed: int) -> None:
+    a, b, other = (log(twin(*seeds, rows=rows)) for seeds in ((seed, 1), (seed, 2), (50 + seed, 3)))
+    shared, unrelated = shared_batches(a, b), shared_batches(a, other)
+    assert (shared.until, shared.shared_rows) == (10 * (rows - 1), rows)
+    assert shared.correlation > 0.9
+    assert unrelated.until is None
+    assert abs(unrelated.correlation) < 4 * unrelated.error
+
+
+@pytest.mark.parametrize("row", [100, 200, 480])
+def test_batches_are_shared_up_to_a_step(row: int) -> None:
+    a, b = log(twin(0, 1)), log(spliced(twin(0, 2), twin(9, 2), row))
+    sharing = shared_batches(a, b)
+    assert sharing.shared_rows == pytest.approx(row, abs=6)
+    assert sharing.until == 10 * (sharing.shared_rows - 1)
+    assert sharing.correlation > 0.9
+    assert abs(sharing.afterwards) < 0.3
+
+
+def test_a_spike_of_one_twin_does_not_part_them() -> None:
+    spiked = twin(0, 2)
+    spiked[300:340] += 3 * np.exp(-np.arange(40) / 15)
+    assert shared_batches(log(twin(0, 1)), log(spiked)).is_lasting
+
+
+def test_rows_that_are_missing_or_not_finite_are_left_out_and_few_rows_tell_nothing() -> None:
+    broken = twin(0, 2)
+    broken[50:60] = math.nan
+    sparse = log(broken)._replace(step_n=10 * np.arange(ROWS) + 5 * (np.arange(ROWS) > 400))
+    sharing = shared_batches(log(twin(0, 1)), sparse)
+    assert sharing.is_lasting
+    assert sharing.rows == 401 - 10
+    few = shared_batches(log(twin(0, 1, 20)), log(twin(0, 2, 20)))
+    assert not few.is_known
+    assert few.until is None
+
+
+def verdict(b: np.ndarray, margin: float = 0.01) -> str:
+    a = log(twin(0, 1))
+    (gap,) = gaps(a, log(b), shared_batches(a, log(b)), margin)
+    return gap.verdict
+
+
+def test_each_verdict() -> None:
+    twins, row_n = twin(0, 2), np.arange(ROWS)
+    assert verdict(twins) == "equal"
+    assert verdict(twins + 0.04) == "constant gap"
+    assert verdict(twins + 1e-4 * row_n) == "growing gap"
+    assert verdict(twins + 0.08 - 1e-4 * row_n) == "shrinking gap"
+    assert verdict(twin(0, 2, alone=0.2)) == "open"
+    wandering = np.cumsum(np.random.default_rng(0).normal(0, 0.02, ROWS))
+    assert verdict(twins + wandering, margin=1.0) == "open"
+
+
+def test_the_gap_is_unpaired_where_batches_are_not_shared() -> None:
+    a, b = log(twin(0, 1)), log(spliced(twin(0, 2), twin(9, 2), 300) + 0.02)
+    paired, unpaired = gaps(a, b, shared_batches(a, b))
+    assert (paired.is_paired, unpaired.is_paired) == (True, False)
+    assert paired.last < unpaired.first
+    assert paired.smallest_gap < unpaired.smallest_gap / 5
+    assert abs(unpaired.mean - 0.02) < unpaired.half_width(0.999)
+
+
+def test_logs_without_a_step_in_common_are_compared_unpaired() -> None:
+    a, b = log(twin(0, 1)), log(twin(9, 2) + 0.5)._replace(step_n=10 * np.arange(ROWS) + 5)
+    (gap,) = gaps(a, b, shared_batches(a, b))
+    assert not gap.is_paired
+    assert gap.mean == pytest.approx(0.5, abs=0.02)
+    assert gap.verdict == "constant gap"
+
+
+def test_the_line_is_that_of_least_squares_and_its_variance_that_of_slow_misses() -> None:
+    """Against a regression in one go on the line and the shapes, which are orthogonal to it."""
+    gap_n = np.random.default_rng(1).normal(0, 0.1, 200).cumsum() * 0.1 + np.random.default_rng(2).normal(0, 0.1, 200)
+    gap = line_of(np.arange(200), gap_n, True, 0.01)
+    x_n = np.arange(100) - 49.5
+    design = np.column_stack(
+        [np.ones(100), x_n, *(np.cos(np.pi * j * (x_n + 50) / 100) for j in range(1, gap.freedom + 1))]
+    )
+    mean, slope = np.linalg.lstsq(design[:, :2], gap_n[100:], rcond=None)[0]
+    assert (gap.mean, gap.change) == pytest.approx((mean, 99 * slope))
+    square = [float(np.linalg.lstsq(some, gap_n[100:], rcond=None)[1][0]) for some in (design[:, :2], design)]
+    assert gap.error == pytest.approx(math.sqrt((square[0] - square[1]) / gap.freedom / 100))
+
+
+def coverage(correlation: float, rows: int, runs: int) -> tuple[float, float]:
+    """How often intervals of mean and change hold the truth, where misses of the line are correlated with the last."""
+    rng, hits = np.random.default_rng(rows), np.zeros(2)
+    step_n = np.arange(2 * rows)
+    for _ in range(runs):
+        miss_n, last = rng.normal(0, 1, 2 * rows + 200), 0.0
+        for row, new in enumerate(miss_n):
+            miss_n[row] = last = correlation * last + new
+        gap = line_of(step_n, miss_n[200:] + 0.1 * step_n, True, 0.01)
+        at_middle = 0.1 * (gap.first + gap.last) / 2
+        hits += (
+            abs(gap.mean - at_middle) < gap.half_width(),
+            abs(gap.change - 0.1 * (rows - 1)) < gap.change_half_width(),
+        )
+    return float(hits[0] / runs), float(hits[1] / runs)
+
+
+def test_intervals_of_white_noise_are_exact() -> None:
+    assert coverage(0.0, 60, 400) == pytest.approx((LEVEL, LEVEL), abs=0.035)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "correlation", "least"),
+    [(20, 0.0, 0.93), (50, 0.5, 0.92), (200, 0.0, 0.93), (200, 0.5, 0.92), (200, 0.8, 0.92), (1000, 0.95, 0.92)],
+)
+def test_intervals_of_correlated_misses_nearly_keep_their_level(rows: int, correlation: float, least: float) -> None:
+    assert min(coverage(correlation, rows, 2000)) > least
+
+
+def written(path: Path, loss: np.ndarray) -> str:
+    pd.DataFrame({"step": 10 * np.arange(len(loss)), "loss": loss}).to_csv(path, index=False)
+    return str(path)
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["compare", *words, "--json"]) == 0
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_the_command_compares_each_log_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [
+        written(tmp_path / f"{name}.csv", loss)
+        for name, loss in {"a": twin(0, 1), "b": twin(0, 2) + 0.05, "c": spliced(twin(0, 3), twin(9, 3), 300)}.items()
+    ]
+    pairs = compared(capsys, *paths)["pairs"]
+    assert [pair["second"] for pair in pairs] == paths[1:]
+    assert pairs[0]["batches"]["until"] == 10 * (ROWS - 1)
+    assert [gap["verdict"] for gap in pairs[0]["gaps"]] == ["constant gap"]
+    assert pairs[0]["gaps"][0]["low"] < 0.05 < pairs[0]["gaps"][0]["high"]
+    assert [gap["is_paired"] for gap in pairs[1]["gaps"]] == [True, False]
+    assert main(["compare", *paths]) == 0
+    text = capsys.readouterr().out
+    assert "Batches: shared with A at all 600 steps" in text
+    assert "Verdict: constant gap." in text
+    assert "C: " in text
+
+
+def test_a_margin_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [written(tmp_path / f"{number}.csv", twin(0, number) + 0.05 * number) for number in range(2)]
+    verdicts = [
+        compared(capsys, *paths, *words)["pairs"][0]["gaps"][0]["verdict"] for words in ((), ("--within", "0.1"))
+    ]
+    assert verdicts == ["constant gap", "equal"]
+
+
+def test_runs_of_a_folder_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = list(cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0, 1)))
+    folder = write(tmp_path / "records", runs)
+    first, second = (str(folder / card["id"]) for card in runs)
+    assert compared(capsys, first, second)["first"] == first
+    assert main(["compare", str(folder), first]) == 2
+    assert "holds 2 runs" in capsys.readouterr().err
+    assert main(["compare", str(folder / "none"), first]) == 2
+    assert "no run none" in capsys.readouterr().err
