@@ -55,6 +55,7 @@ docs/your_own_recipe
 docs/guard_your_recipe
 docs/which_batch_size
 docs/my_run_has_spiked
+docs/two_logs
 docs/low_precision
 docs/undecidable
 docs/laptop_to_cluster

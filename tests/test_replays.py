@@ -107,6 +107,49 @@ def test_runs_of_folders_are_paired_by_their_ids(
     assert "no results folder or log" in capsys.readouterr().err
 
 
+OTHER_BATCHES = calm(77)
+MACHINE = np.random.default_rng(8).normal(1, 1e-3, STEPS)  # how another machine rounds
+
+
+def test_another_run_is_judged_only_as_long_as_it_has_the_same_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parted = np.where(np.arange(STEPS) < 200, QUIET, OTHER_BATCHES) * MACHINE
+    run = log(tmp_path / "log.csv", SPIKED + bump(2.0, 700) + bump(2.0, 900))
+    replay = log(tmp_path / "replay.csv", parted)
+    *spikes, (step, departs) = cause(tmp_path, run, replay, capsys)
+    assert spikes == [(at, "not_replayed") for at in (500, 700, 900)]
+    assert departs == "other_batches"
+    assert step == pytest.approx(200, abs=6)
+    early = log(tmp_path / "early.csv", QUIET + bump(2.0, 100, 5) + bump(2.0, 700))
+    assert [word for _, word in cause(tmp_path, early, replay, capsys)] == [
+        "not_batch",
+        "not_replayed",
+        "other_batches",
+    ]
+    unrelated = log(tmp_path / "unrelated.csv", calm(78))
+    assert cause(tmp_path, unrelated, replay, capsys) == [(0, "other_batches")]
+
+
+def test_another_machine_on_the_same_batches_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay = log(tmp_path / "replay.csv", QUIET * MACHINE)
+    assert cause(tmp_path, log(tmp_path / "log.csv", QUIET), replay, capsys) == []
+    assert cause(tmp_path, log(tmp_path / "spiked.csv", SPIKED), replay, capsys) == [(500, "not_batch")]
+
+
+def test_a_fault_that_changes_the_noise_for_good_is_not_taken_for_other_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = np.where(np.arange(STEPS) < 500, QUIET, OTHER_BATCHES + 1.0)
+    run, replay = log(tmp_path / "log.csv", broken), log(tmp_path / "replay.csv", QUIET)
+    assert cause(tmp_path, run, replay, capsys) == [(500, "corrupted_state")]
+
+
+def other_seed(seed: int) -> np.ndarray:
+    """The loss of another seed of the model on the same batches."""
+    return QUIET * np.random.default_rng(seed).normal(1, 2e-3, STEPS)
+
+
 def twin_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Path, *twins: Path) -> list[tuple[int, str]]:
     words = [word for twin in twins for word in ("--replay", str(twin))]
     assert main(["watch", str(run), *words, "--json"]) == 1
@@ -121,7 +164,7 @@ def test_an_event_that_most_twins_lack_is_not_the_batchs(
 ) -> None:
     """Four runs of other seeds on the same batches; some have a spike two steps later, of another size."""
     twins = [
-        log(tmp_path / f"twin{n}.csv", calm(10 + n) + (bump(0.8, 502) if n < sharing else bump(3.0, 800)))
+        log(tmp_path / f"twin{n}.csv", other_seed(n) + (bump(0.8, 502) if n < sharing else bump(3.0, 800)))
         for n in range(4)
     ]
     assert twin_causes(tmp_path, capsys, log(tmp_path / "log.csv", SPIKED), *twins) == [(500, expected)]
@@ -129,14 +172,14 @@ def test_an_event_that_most_twins_lack_is_not_the_batchs(
 
 def test_twins_that_end_before_the_event_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = log(tmp_path / "log.csv", SPIKED)
-    short = [log(tmp_path / f"short{n}.csv", calm(n)[:300]) for n in range(2)]
+    short = [log(tmp_path / f"short{n}.csv", other_seed(n)[:300]) for n in range(2)]
     assert twin_causes(tmp_path, capsys, run, *short) == [(500, "not_replayed")]
-    whole = log(tmp_path / "whole.csv", calm(5) + bump(1.0))
+    whole = log(tmp_path / "whole.csv", other_seed(5) + bump(1.0))
     assert twin_causes(tmp_path, capsys, run, *short, whole) == [(500, "batch")]
 
 
 def test_runs_of_a_table_are_twins_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "chart.csv"
-    columns = {f"seed {n} - train/loss": calm(20 + n) for n in range(3)}
+    columns = {f"seed {n} - train/loss": other_seed(n) for n in range(3)}
     pd.DataFrame({"Step": range(STEPS), **columns}).to_csv(table, index=False)
     assert twin_causes(tmp_path, capsys, log(tmp_path / "log.csv", SPIKED), table) == [(500, "not_batch")]

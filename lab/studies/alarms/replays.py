@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_formats import MICRO_BATCH
+from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches
 from lab.core.detectors import LEAST_RISE, Numbers
 
 # Largest relative difference between the gradients of a batch and of its parts that rounding can explain.
 PARTS_DIFFER = 1e-5
 # Largest relative difference of a loss that a change of the last bits can explain.
 ROUNDING = 1e-4
+# Losses that are written with few digits are close if they differ by so many of the last one.
+DIGITS = 1.5
 # A finite micro-batch is calm if its gradient norm is at most this many times the usual one.
 CALM = 5.0
 
@@ -32,6 +35,7 @@ class ReplayEvidence(NamedTuple):
         parts_error: relative difference between the gradients of a batch and of its micro-batches or shards.
         norms: the gradient norm of each micro-batch of the step.
         usual_norm: the gradient norm of the steps before.
+        digit: the last digit to which losses are written, nats per token.
     """
 
     loss: float
@@ -40,6 +44,7 @@ class ReplayEvidence(NamedTuple):
     parts_error: float
     norms: Sequence[float]
     usual_norm: float
+    digit: float = 0.0
 
 
 def diagnose(evidence: ReplayEvidence) -> str:
@@ -60,13 +65,13 @@ def diagnose(evidence: ReplayEvidence) -> str:
     calm = [norm for norm in evidence.norms if norm <= CALM * evidence.usual_norm]
     if broken and calm and len(broken) + len(calm) == len(evidence.norms):
         return "faulty_micro_batch"
-    is_close = abs(evidence.loss - evidence.replayed) <= ROUNDING * abs(evidence.replayed)
+    is_close = abs(evidence.loss - evidence.replayed) <= ROUNDING * abs(evidence.replayed) + DIGITS * evidence.digit
     return "rounding" if is_close else "corrupted_state"
 
 
 # Rows by which the same event may begin earlier or later in another run of the same batches.
 APART = 3
-# The meaning of each cause: those that ``diagnose`` names, and four that need no evidence on a step.
+# The meaning of each cause: those that ``diagnose`` names, and those that need no evidence on a step.
 CAUSES = {
     "spike": "data and state, since it returns in the replay",
     "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
@@ -77,6 +82,7 @@ CAUSES = {
     "not_replayed": "unknown, since the replay has no such step",
     "batch": "the batches of these steps, since most twins have the event, too",
     "not_batch": "the run and not its batches, since most twins lack the event",
+    "other_batches": "other batches from about here on, so what follows is judged without this replay",
 }
 
 
@@ -110,6 +116,55 @@ def _pair(log: Log, replay: Log) -> _Pair:
     )
 
 
+class Twin(NamedTuple):
+    """A run on the batches of a log, as far as it has them.
+
+    Attributes:
+        log: the run, without what follows ``parting``.
+        events: its alarms.
+        parting: the first step with other batches; None if there is none, or if too few steps tell.
+    """
+
+    log: Log
+    events: Sequence[Event]
+    parting: int | None
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Its first step and the one after the last; 0 and 0 without any."""
+        step_n = self.log.step_n
+        return (int(step_n[0]), int(step_n[-1]) + 1) if len(step_n) else (0, 0)
+
+
+def same_batches(log: Log, twin: Log, spikes: Sequence[Event], events: Sequence[Event]) -> Twin:
+    """A twin as far as it has the batches of a log.
+
+    A spike that begins where losses cease to move together explains that by itself, so batches are not blamed.
+
+    Args:
+        log: the log.
+        twin: the run that is said to have its batches.
+        spikes: alarms of the log.
+        events: alarms of the twin.
+    """
+    sharing = shared_batches(log, twin)
+    step_n = common_losses(log, twin)[0]
+    if not sharing.is_known or sharing.is_lasting:
+        return Twin(twin, events, None)
+    first = int(step_n[sharing.shared_rows])
+    near = step_n[max(0, sharing.shared_rows - TREND_ROWS) : sharing.shared_rows + TREND_ROWS]
+    if sharing.shared_rows and any(near[0] <= spike.step <= near[-1] for spike in spikes if spike.kind == "spike"):
+        return Twin(twin, events, None)
+    return Twin(up_to(twin, first), events, first)
+
+
+def up_to(log: Log, step: int) -> Log:
+    """The rows before a step."""
+    kept_n = log.step_n < step
+    columns = {name: column[kept_n] for name, column in log.columns.items()}
+    return log._replace(step_n=log.step_n[kept_n], columns=columns)
+
+
 def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) -> list[Log]:
     """The runs that were trained on the batches of a log: from each source the runs of its name.
 
@@ -122,15 +177,15 @@ def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) 
     return twins
 
 
-def twin_cause(spike: Event, log: Log, twins: Sequence[tuple[Log, Sequence[Event]]]) -> str:
+def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
     """The cause of a loss spike by its twins: the batches if at least half of those that have the step spike, too.
 
     Args:
         spike: a loss spike of the log.
         log: the log.
-        twins: several runs of the same batches, with their events.
+        twins: runs of the same batches.
     """
-    covering = [events for twin, events in twins if twin.step_n[0] <= spike.step <= twin.step_n[-1]]
+    covering = [twin.events for twin in twins if spike.step in range(*twin.steps)]
     if not covering:
         return "not_replayed"
     apart = APART * int(np.median(np.diff(log.step_n)))
@@ -161,19 +216,41 @@ def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
         or not np.isfinite(losses[1]).all()
         or (first - spike.usual > LEAST_RISE and again - spike.usual > (first - spike.usual) / 2)
     )
-    return diagnose(_evidence(log, pair, spike.step, int(until), returns))
+    cause = diagnose(_evidence(log, pair, spike.step, int(until), returns))
+    return "not_batch" if cause in ("corrupted_state", "rounding") and not _begins_alike(pair) else cause
 
 
-def departure(log: Log, replay: Log | None, events: Sequence[Event]) -> Cause | None:
-    """The first step at which a log without loss spikes differs from its replay, or at which it ends too early."""
-    if replay is None or any(event.kind == "spike" for event in events):
+def departure(log: Log, twin: Twin | None, events: Sequence[Event]) -> Cause | None:
+    """The first step at which a log without loss spikes differs from its replay, or at which it ends too early.
+
+    None for a run that differs from its first step on, as one of another machine does.
+    """
+    if twin is None or not len(twin.log.step_n) or any(event.kind == "spike" for event in events):
         return None
+    log, replay = log if twin.parting is None else up_to(log, twin.parting), twin.log
     pair, last = _pair(log, replay), int(log.step_n[-1])
+    if not _begins_alike(pair):
+        return None
     differs = np.flatnonzero(_departs(pair, last))
     if len(differs):
         step = int(pair.step_n[differs[0]])
         return Cause(log.name, step, diagnose(_evidence(log, pair, step, last, returns=False)))
     return Cause(log.name, last, "stopped") if last < replay.step_n[-1] else None
+
+
+def _begins_alike(pair: _Pair) -> bool:
+    """Whether the losses of the first step with both are equal to rounding, as those of the same run again are."""
+    loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
+    first = np.flatnonzero(np.isfinite(loss_n) & np.isfinite(replayed_n))[:1]
+    return bool(
+        (np.abs(loss_n - replayed_n)[first] <= ROUNDING * np.abs(replayed_n)[first] + DIGITS * _digit(loss_n)).all()
+    )
+
+
+def _digit(loss_n: Numbers) -> float:
+    """The last digit to which losses are written, or less: the smallest difference between two of them."""
+    different = np.diff(np.unique(loss_n[np.isfinite(loss_n)]))
+    return float(different.min()) if len(different) else 0.0
 
 
 def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
@@ -196,4 +273,5 @@ def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Re
     errors_n = log.columns.get("parts_error", np.zeros(1))
     error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
     usual_norm = float(np.median(before)) if len(before) else math.nan
-    return ReplayEvidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm)
+    digit = _digit(log.columns["loss"])
+    return ReplayEvidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm, digit)

@@ -22,7 +22,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.core import files
 from lab.core.detectors import LABELS
 from lab.core.errors import RequestError
-from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, spike_cause, twin_cause
+from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 
 # Rows shown on both sides of an event.
 MARGIN = 100
@@ -99,20 +99,24 @@ def _too_short(path: Path, logs: Sequence[Log], events: Mapping[str, Sequence[Ev
 def _causes(
     logs: Sequence[Log], events: Mapping[str, list[Event]], replays: Sequence[Sequence[Log]]
 ) -> tuple[dict[Event, str], list[Cause]]:
-    """The likely cause of each loss spike, and the steps at which runs without one depart from their only replay."""
+    """The likely cause of each loss spike, and the steps at which runs without one depart from their only replay.
+
+    And those from which on a replay has other batches: what follows is judged without it.
+    """
     causes, departed = dict[Event, str](), list[Cause]()
     events_of = {id(twin): detect(twin, trend_spikes) for source in replays for twin in source}
     for log in logs if replays else ():
-        twins = find_twins(log, logs, replays)
+        found = find_twins(log, logs, replays)
+        twins = [same_batches(log, twin, events[log.name], events_of[id(twin)]) for twin in found]
         spikes = [event for event in events[log.name] if event.kind == "spike"]
         if len(twins) > 1:
-            pairs = [(twin, events_of[id(twin)]) for twin in twins]
-            causes |= {spike: twin_cause(spike, log, pairs) for spike in spikes}
-            continue
-        replay = twins[0] if twins else None
-        causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
-        if each := departure(log, replay, events[log.name]):
-            departed.append(each)
+            causes |= {spike: twin_cause(spike, log, twins) for spike in spikes}
+        else:
+            replay = twins[0].log if twins else None
+            causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
+            if each := departure(log, twins[0] if twins else None, events[log.name]):
+                departed.append(each)
+        departed += [Cause(log.name, twin.parting, "other_batches") for twin in twins if twin.parting is not None]
     return causes, departed
 
 
