@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from lab import main
-from lab.analysis.events import Log
+from lab.analysis.events import Log, detect
 from lab.analysis.events.twins import LEVEL, gaps, line_of, shared_batches
 from planted import cards, write
 
@@ -77,7 +77,7 @@ def test_rows_that_are_missing_or_not_finite_are_left_out_and_few_rows_tell_noth
 
 def verdict(b: np.ndarray, margin: float = 0.01) -> str:
     a = log(twin(0, 1))
-    (gap,) = gaps(a, log(b), shared_batches(a, log(b)), margin)
+    (gap,) = gaps(a, log(b), shared_batches(a, log(b)), margin=margin)
     return gap.verdict
 
 
@@ -199,3 +199,34 @@ def test_runs_of_a_folder_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds 2 runs" in capsys.readouterr().err
     assert main(["compare", str(folder / "none"), first]) == 2
     assert "no run none" in capsys.readouterr().err
+
+
+def test_events_of_one_log_are_told_from_those_of_its_twins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spike = np.zeros(ROWS)
+    spike[300:320] = 2 * np.exp(-np.arange(20) / 5)
+    losses = {"a": twin(0, 1), "b": twin(0, 2) + spike, "c": twin(0, 3) + 0.7 * spike, "d": twin(9, 4) + spike}
+    paths = {name: written(tmp_path / f"{name}.csv", loss) for name, loss in losses.items()}
+    content = compared(capsys, *paths.values())
+    shared = {
+        Path(event["run"]).stem: [[Path(name).stem for name in event[key]] for key in ("in_twins", "not_in_twins")]
+        for event in content["events"]
+        if event["kind"] == "spike" and event["step"] in (3000, 3010)
+    }
+    assert shared == {"b": [["c"], ["a"]], "c": [["b"], ["a"]], "d": [[], []]}
+    assert content["pairs"][0]["gaps"][0]["left_out"] > 3
+    assert main(["compare", *paths.values()]) == 0
+    text = capsys.readouterr().out
+    assert "B step 3000: loss spike, " in text
+    assert "; also in C; not in A" in text
+    assert "no twin to compare" in text
+
+
+def test_a_spike_is_left_out_of_the_gap() -> None:
+    spiked = twin(0, 2)
+    spiked[450:480] += 5.0
+    a, b = log(twin(0, 1)), log(spiked)
+    (gap,) = gaps(a, b, shared_batches(a, b), detect(b))
+    assert gap.left_out >= 30
+    assert gap.verdict == "equal"
+    (gap,) = gaps(a, b, shared_batches(a, b))
+    assert gap.verdict == "open"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import Log
+from lab.analysis.events.detectors import KINDS, Event, Log
 from lab.core.detectors import NORMAL, Numbers
 
 # A loss is de-trended by a parabola through the rows around it (Savitzky and Golay 1964), so many at a time; a parabola
@@ -140,6 +141,8 @@ def _last_shared(u_n: Numbers, v_n: Numbers, correlation: float) -> int:
     return int(np.argmax(evidence))
 
 
+# Rows by which the same event may begin earlier or later in another run of the same batches.
+APART = 3
 # The gap is judged over the last so many of the rows that count, since early in training it changes with the loss.
 JUDGED = 0.5
 FEWEST_ROWS = 16  # judged; fewer have no interval
@@ -162,6 +165,7 @@ class Gap(NamedTuple):
         first: first step judged.
         last: last step judged.
         rows: rows judged.
+        left_out: rows in loss spikes, which are not judged.
         mean: the mean gap, nats per token, which is the gap in the middle.
         error: its standard error; NaN with fewer than ``FEWEST_ROWS`` rows.
         change: by how much the gap grows from the first to the last step.
@@ -175,6 +179,7 @@ class Gap(NamedTuple):
     first: int
     last: int
     rows: int
+    left_out: int
     mean: float
     error: float
     change: float
@@ -238,24 +243,33 @@ class Gap(NamedTuple):
         return "constant gap" if abs(self.mean) > self.half_width() and steady else "open"
 
 
-def gaps(a: Log, b: Log, sharing: Sharing, margin: float | None = None) -> list[Gap]:
+def gaps(a: Log, b: Log, sharing: Sharing, events: Sequence[Event] = (), margin: float | None = None) -> list[Gap]:
     """The gap from the first log to the second: paired where they share batches, and unpaired where they do not.
 
     Args:
         a: the first log.
         b: the second log.
         sharing: of both, by ``shared_batches``.
+        events: of both; loss spikes are left out.
         margin: nats per token within which losses are equal; None is ``EQUAL`` times the loss of the first log.
     """
     step_n, a_n, b_n = common_losses(a, b)
     if len(step_n) < FEWEST_ROWS:
         step_n, a_n, b_n = _interpolated(a, b)
-    parts = [(True, slice(sharing.shared_rows)), (False, slice(sharing.shared_rows, None))]
-    found = [(is_paired, step_n[some], a_n[some], b_n[some]) for is_paired, some in parts if len(step_n[some])]
-    return [
-        line_of(steps, theirs - mine, is_paired, EQUAL * float(np.median(mine)) if margin is None else margin)
-        for is_paired, steps, mine, theirs in found
-    ]
+    found = list[Gap]()
+    for is_paired, some in ((True, slice(sharing.shared_rows)), (False, slice(sharing.shared_rows, None))):
+        if len(step_n[some]):
+            equal = EQUAL * float(np.median(a_n[some])) if margin is None else margin
+            found.append(line_of(step_n[some], b_n[some] - a_n[some], is_paired, equal, events))
+    return found
+
+
+def spiking(events: Sequence[Event], step_n: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether there is a loss spike at a step ``[n]``."""
+    spikes = [event for event in events if event.kind == "spike"]
+    spans = [(step_n >= spike.step) & (step_n <= (step_n[-1] if spike.end is None else spike.end)) for spike in spikes]
+    is_spiking_n: NDArray[np.bool_] = np.logical_or.reduce([np.zeros(len(step_n), dtype=bool), *spans])
+    return is_spiking_n
 
 
 def _interpolated(a: Log, b: Log) -> tuple[NDArray[np.int64], Numbers, Numbers]:
@@ -273,7 +287,9 @@ def _finite(log: Log) -> tuple[NDArray[np.int64], Numbers]:
     return log.step_n[known_n], log.columns["loss"][known_n]
 
 
-def line_of(step_n: NDArray[np.int64], gap_n: Numbers, is_paired: bool, margin: float) -> Gap:
+def line_of(
+    step_n: NDArray[np.int64], gap_n: Numbers, is_paired: bool, margin: float, events: Sequence[Event] = ()
+) -> Gap:
     """The least-squares line through the last half of a gap, with standard errors that hold for correlated misses.
 
     The variance is that of the misses along slow shapes, cosines made orthogonal to the line, so that Student's t is
@@ -285,13 +301,17 @@ def line_of(step_n: NDArray[np.int64], gap_n: Numbers, is_paired: bool, margin: 
         gap_n: the gap at these steps, nats per token.
         is_paired: as in ``Gap``.
         margin: likewise.
+        events: loss spikes among them are left out.
     """
     begin = int(np.searchsorted(step_n, step_n[0] + (1 - JUDGED) * (step_n[-1] - step_n[0])))
-    step_n, gap_n = step_n[begin:], gap_n[begin:]
-    rows, mean = len(step_n), float(gap_n.mean())
-    first, last = int(step_n[0]), int(step_n[-1])
+    first, last = int(step_n[begin]), int(step_n[-1])
+    calm_n = ~spiking(events, step_n[begin:])
+    step_n, gap_n = step_n[begin:][calm_n], gap_n[begin:][calm_n]
+    rows, left_out = len(step_n), int((~calm_n).sum())
     if rows < FEWEST_ROWS:
-        return Gap(is_paired, first, last, rows, mean, math.nan, math.nan, math.nan, LEAST_SHAPES, math.nan, margin)
+        mean, none = float(gap_n.mean()) if rows else math.nan, math.nan
+        return Gap(is_paired, first, last, rows, left_out, mean, none, none, none, LEAST_SHAPES, none, margin)
+    mean = float(gap_n.mean())
     x_n = step_n - step_n.mean()
     slope = float(x_n @ gap_n / (x_n @ x_n))
     miss_n = gap_n - mean - slope * x_n
@@ -302,7 +322,8 @@ def line_of(step_n: NDArray[np.int64], gap_n: Numbers, is_paired: bool, margin: 
     deviation = math.sqrt(float(((miss_n @ shape_nj) ** 2).mean()))
     error, slope_error = deviation / math.sqrt(rows), deviation / math.sqrt(float(x_n @ x_n))
     span = last - first
-    return Gap(is_paired, first, last, rows, mean, error, slope * span, slope_error * span, shapes, lasting, margin)
+    change, change_error = slope * span, slope_error * span
+    return Gap(is_paired, first, last, rows, left_out, mean, error, change, change_error, shapes, lasting, margin)
 
 
 def _lasting(miss_n: Numbers) -> float:
@@ -324,3 +345,24 @@ def _lasting(miss_n: Numbers) -> float:
 def _quantile(freedom: int, level: float) -> float:
     """The quantile of Student's t."""
     return float(scipy.special.stdtrit(freedom, level))
+
+
+def shares_event(event: Event, log: Log, twin: Log, events: Sequence[Event]) -> bool | None:
+    """Whether a twin has the same event at about the same step; None if its log cannot tell.
+
+    Args:
+        event: an event of the log.
+        log: the log.
+        twin: another run, on the same batches.
+        events: of the twin.
+    """
+    if KINDS[event.kind][0] not in twin.columns or not twin.step_n[0] <= event.step <= twin.step_n[-1]:
+        return None
+    apart = APART * int(np.median(np.diff(log.step_n)))
+    until = (event.step if event.end is None else event.end) + apart
+    return any(
+        other.kind == event.kind
+        and other.step <= until
+        and (other.step if other.end is None else other.end) >= event.step - apart
+        for other in events
+    )

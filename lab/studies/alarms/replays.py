@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_formats import MICRO_BATCH
-from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches
+from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches, shares_event
 from lab.core.detectors import LEAST_RISE, Numbers
 
 # Largest relative difference between the gradients of a batch and of its parts that rounding can explain.
@@ -69,8 +69,6 @@ def diagnose(evidence: ReplayEvidence) -> str:
     return "rounding" if is_close else "corrupted_state"
 
 
-# Rows by which the same event may begin earlier or later in another run of the same batches.
-APART = 3
 # The meaning of each cause: those that ``diagnose`` names, and those that need no evidence on a step.
 CAUSES = {
     "spike": "data and state, since it returns in the replay",
@@ -129,12 +127,6 @@ class Twin(NamedTuple):
     events: Sequence[Event]
     parting: int | None
 
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Its first step and the one after the last; 0 and 0 without any."""
-        step_n = self.log.step_n
-        return (int(step_n[0]), int(step_n[-1]) + 1) if len(step_n) else (0, 0)
-
 
 def same_batches(log: Log, twin: Log, spikes: Sequence[Event], events: Sequence[Event]) -> Twin:
     """A twin as far as it has the batches of a log.
@@ -185,21 +177,11 @@ def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
         log: the log.
         twins: runs of the same batches.
     """
-    covering = [twin.events for twin in twins if spike.step in range(*twin.steps)]
-    if not covering:
+    shared = [shares_event(spike, log, twin.log, twin.events) for twin in twins if len(twin.log.step_n)]
+    known = [is_shared for is_shared in shared if is_shared is not None]
+    if not known:
         return "not_replayed"
-    apart = APART * int(np.median(np.diff(log.step_n)))
-    until = (spike.step if spike.end is None else spike.end) + apart
-    shared = [
-        any(
-            event.kind == "spike"
-            and event.step <= until
-            and (event.step if event.end is None else event.end) >= spike.step - apart
-            for event in events
-        )
-        for events in covering
-    ]
-    return "batch" if sum(shared) >= len(shared) / 2 else "not_batch"
+    return "batch" if sum(known) >= len(known) / 2 else "not_batch"
 
 
 def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.analysis.events.detectors import Log
+from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
-from lab.analysis.events.twins import LEVEL, POWER, Gap, Sharing, gaps, shared_batches
+from lab.analysis.events.twins import LEVEL, POWER, Gap, Sharing, gaps, shared_batches, shares_event
 from lab.analysis.text import finite, listed
 from lab.core.errors import RequestError, similar_names
 from lab.records import store
+from lab.studies.alarms.watching import plain_event, sentence
 
 METHOD = (
     f"Intervals: {100 * LEVEL:g} %, of a least-squares line; HAC by orthonormal series (Sun 2013; Lazarus et al. 2018)."
 )
+
+
+MOST_EVENTS = 20  # lines of events
 
 
 class Pair(NamedTuple):
@@ -29,25 +33,59 @@ class Pair(NamedTuple):
     gaps: list[Gap]
 
 
+class SharedEvent(NamedTuple):
+    """An event of a log, and the names of its twins that have it at the same step, and of those that do not.
+
+    Twins are the logs that share their batches there.
+    """
+
+    log: Log
+    event: Event
+    in_twins: list[str]
+    not_in_twins: list[str]
+
+
 class ComparedLogs(NamedTuple):
-    """Logs, each of the later ones against the first, and remarks on how they were read."""
+    """Logs, each of the later ones against the first, their events, and remarks on how they were read."""
 
     pairs: list[Pair]
+    events: list[SharedEvent]
     notes: list[str]
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """The letter of each log by its name: A for the first."""
+        names = [self.pairs[0].first.name, *(pair.second.name for pair in self.pairs)]
+        return dict(zip(names, _letters(), strict=False))
 
     def lines(self) -> Iterator[str]:
         """Sentences for a terminal."""
+        letters = self.letters
         yield f"A: {_described(self.pairs[0].first)}"
         yield from self.notes
-        for letter, pair in zip(_letters(), self.pairs, strict=False):
+        for pair in self.pairs:
+            letter = letters[pair.second.name]
             yield from ("", f"{letter}: {_described(pair.second)}", _shared_sentence(letter, pair))
             for gap in pair.gaps:
                 yield from gap_sentences(letter, gap)
+        alone = sum(bool(shared.not_in_twins) and not shared.in_twins for shared in self.events)
+        count = f"{len(self.events)}, of which {alone} are in none of the log's twins" if self.events else "none"
+        yield from ("", f"Events: {count}.")
+        yield from (_event_sentence(shared, letters) for shared in self.events[:MOST_EVENTS])
+        if len(self.events) > MOST_EVENTS:
+            yield f"... and {len(self.events) - MOST_EVENTS} more, which --json lists."
         yield from ("", METHOD)
 
     def as_json(self) -> str:
         """All of it as a JSON object; NaN is null."""
-        content = {"first": self.pairs[0].first.name, "pairs": [_plain(pair) for pair in self.pairs]}
+        content = {
+            "first": self.pairs[0].first.name,
+            "pairs": [_plain(pair) for pair in self.pairs],
+            "events": [
+                {**plain_event(log, event), "in_twins": in_twins, "not_in_twins": not_in_twins}
+                for log, event, in_twins, not_in_twins in self.events
+            ],
+        }
         return json.dumps({**content, "method": METHOD, "notes": self.notes}, indent=1, allow_nan=False)
 
 
@@ -72,11 +110,27 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     if len(logs) < 2:
         raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
     first, *others = _distinct(logs)
+    events = {log.name: detect(log) for log in (first, *others)}
     pairs = []
     for other in others:
         sharing = shared_batches(first, other)
-        pairs.append(Pair(first, other, sharing, gaps(first, other, sharing, margin)))
-    return ComparedLogs(pairs, notes)
+        found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
+        pairs.append(Pair(first, other, sharing, found))
+    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
+
+
+def _shared_events(first: Log, pairs: Sequence[Pair], events: Mapping[str, Sequence[Event]]) -> Iterator[SharedEvent]:
+    """The events of all logs in the order of their steps, each with the twins that have it, and those that do not."""
+    until = {first.name: math.inf} | {pair.second.name: pair.sharing.until or -1 for pair in pairs}
+    logs = {first.name: first} | {pair.second.name: pair.second for pair in pairs}
+    every = [(log, event) for name, log in logs.items() for event in events[name]]
+    for log, event in sorted(every, key=lambda pair: pair[1].step):
+        twins = [
+            twin for name, twin in logs.items() if name != log.name and min(until[name], until[log.name]) >= event.step
+        ]
+        shared = {twin.name: shares_event(event, log, twin, events[twin.name]) for twin in twins}
+        with_it, without = ([name for name, has in shared.items() if has is wanted] for wanted in (True, False))
+        yield SharedEvent(log, event, with_it, without)
 
 
 def margin_of(text: str) -> float:
@@ -120,8 +174,8 @@ def _distinct(logs: Sequence[Log]) -> list[Log]:
 
 
 def _letters() -> Iterator[str]:
-    """The names of the logs after the first: B to Z, then numbers."""
-    yield from map(chr, range(ord("B"), ord("Z") + 1))
+    """The names of logs: A to Z, then numbers."""
+    yield from map(chr, range(ord("A"), ord("Z") + 1))
     number = 27
     while True:
         yield f"log {number}"
@@ -130,6 +184,17 @@ def _letters() -> Iterator[str]:
 
 def _described(log: Log) -> str:
     return f"{log.name}, {len(log.step_n)} rows, steps {log.step_n[0]} to {log.step_n[-1]}"
+
+
+def _event_sentence(shared: SharedEvent, letters: Mapping[str, str]) -> str:
+    """``B step 350: loss spike, 2.01 to 4.5, recovered at step 410; not in A``."""
+    log, event, with_it, without = shared
+    parts = [
+        f"{words} {listed([letters[name] for name in names])}"
+        for words, names in (("also in", with_it), ("not in", without))
+        if names
+    ]
+    return "; ".join([sentence(log, event._replace(run=letters[log.name])), *(parts or ["no twin to compare"])])
 
 
 def _shared_sentence(letter: str, pair: Pair) -> str:
@@ -150,9 +215,11 @@ def _shared_sentence(letter: str, pair: Pair) -> str:
 def gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
     """The gap, its verdict and what would have been seen."""
     kind = "paired" if gap.is_paired else "unpaired, with the noise of both"
-    where = f"Gap {letter} - A at steps {gap.first} to {gap.last} ({gap.rows} rows, {kind})"
+    rows = f"{gap.rows} rows{f' without {gap.left_out} in loss spikes' if gap.left_out else ''}"
+    where = f"Gap {letter} - A at steps {gap.first} to {gap.last} ({rows}, {kind})"
     if math.isnan(gap.error):
-        yield f"{where}: {gap.mean:+.4f} nats/token; too few rows for an interval."
+        mean = "" if math.isnan(gap.mean) else f"{gap.mean:+.4f} nats/token; "
+        yield f"{where}: {mean}too few rows for an interval."
         return
     slope, half = (gap.per_thousand * value for value in (gap.change, gap.change_half_width()))
     yield f"{where}: {_interval(gap.mean, gap.half_width())} nats/token, slope {_interval(slope, half)} per 1000 steps."
