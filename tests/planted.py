@@ -142,9 +142,7 @@ def records(runs: Sequence[Mapping[str, Any]], **kept: Any) -> Records:
 
 def write(folder: Path, runs: Sequence[Mapping[str, Any]], **kept: Any) -> Path:
     """Leave the cards behind in a results folder, gathered; returns the folder."""
+    store.write_imported(folder, records(runs, **kept))
     store.open_folder(folder, "eager")
     store.note_command(folder, f"lab sweep qk_layernorm out={folder.name}")
-    for run in runs:
-        store.write_run(folder, run, heard(run, **kept) if run["status"] != "failed" else [])
-    store.gather(folder)
     return folder

@@ -26,6 +26,7 @@ from lab.training.engine import can_compile
 from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder, Run
 from lab.training.step import TrainingState, begin_readings, update_kept
+from sampling import few
 from small import brief, configs
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
@@ -225,7 +226,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", list(RESPONSES))
+@pytest.mark.parametrize("name", few(RESPONSES, 4))
 def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) -> None:
     needed = ("model.depth=1", "steps=8", "schedule.warmup=2", *NEEDED.get(name, ()))
     answering = brief(Fleet(configs("", shared=(f"response={name}", *needed))))

@@ -319,6 +319,7 @@ def peak_memory(path: Path, rows: int) -> tuple[int, int, int]:
     return alarms, planted, memory
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     *few, least = peak_memory(tmp_path / "short.jsonl", 10_000)
     *many, most = peak_memory(tmp_path / "long.jsonl", 60_000)

@@ -74,7 +74,7 @@ def test_seeds_that_were_there_before_are_counted_and_not_drawn_again(drawn: lis
     assert [len(ids) for _, ids, _ in drawn] == [4]
 
 
-def test_a_growing_page_reloads_until_its_last_seed(tmp_path: Path) -> None:
+def test_a_growing_page_reloads_until_its_last_seed(tmp_path: Path, undrawn: None) -> None:
     cards = list(planted.cards(arms=("none", "z_loss"), widths=(32,), seeds=(0, 1, 2)))
     folder = planted.write(tmp_path / "sweep", cards)
     growing.draw(folder, frozenset(card["id"] for card in cards if card["seed"] == 0), "1 of 3 seeds")

@@ -32,6 +32,7 @@ from lab.probes.activations import saturation
 from lab.training.building import operand_format
 from lab.training.identity import columns
 from pieces import model, tokens
+from sampling import some
 from small import brief, configs, trained
 from test_engine import compiles
 
@@ -290,7 +291,7 @@ def test_a_jump_saturates_in_the_delayed_scale_alone() -> None:
     assert all(0 <= value <= 1 for values in found.values() for value in values)
 
 
-@pytest.mark.parametrize("switches", [*SWITCHED, *(pytest.param(each, marks=pytest.mark.slow) for each in PLAIN)])
+@pytest.mark.parametrize("switches", some([*SWITCHED, *PLAIN], SWITCHED[:2]))
 def test_a_run_is_the_same_bits_alone_and_in_any_company(switches: str) -> None:
     wanted = configs(*RATES, shared=(*switches.split(), "intervention=[qk_layernorm,swiglu]"))
     together = trained(wanted)

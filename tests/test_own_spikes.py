@@ -187,6 +187,7 @@ def test_figures_of_own_spikes_can_be_read(name: str, page: style.Page) -> None:
         assert not complaints(FIGURES[name](world(), judge(points(world().runs))))
 
 
+@pytest.mark.slow
 def test_a_pruned_folder_has_the_same_traits_scores_and_figures(tmp_path: Path) -> None:
     cards = planted_claims.cards("own_spikes", {0: True})
     rows = planted_claims.records(cards).metrics

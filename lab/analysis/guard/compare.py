@@ -258,14 +258,17 @@ def _changes(
         if quantity is HEADROOM:
             step = float(before[STEP_OF_GRID].iloc[0])
             limit, resolution = (HEADROOM_MARGIN, 0.0) if is_moved else (step, step)
-        sides = [table.dropna(subset=[column]) for table in (before, now)]
+        sides = [table[column].dropna() for table in (before, now)]
         if min(map(len, sides)) >= FEWEST_SEEDS:
             change = _change(
                 quantity.name,
                 quantity.unit,
                 arm_and_size,
-                difference(sides[0][column], sides[1][column], resolution),
-                means=[quantity.mean(side, column) for side in sides],
+                difference(sides[0], sides[1], resolution),
+                means=[
+                    quantity.mean(table.loc[side.index], column)
+                    for table, side in zip((before, now), sides, strict=True)
+                ],
                 limit=limit,
                 worse=quantity.worse,
             )
