@@ -390,7 +390,7 @@ EMPTY_RESULTS = {
     "leaderboard reference --json": "json",
     "leaderboard reference --csv": "csv",
     "leaderboard reference --html page.html": "",
-    "transfer outcomes.csv --board reference": "",
+    "leaderboard reference --transfer outcomes.csv": "",
     "claims failed --verdict contradicted": "",
     "claims failed --verdict contradicted --json": "json",
     "claims failed --verdict contradicted --markdown": "",
@@ -402,9 +402,8 @@ EMPTY_RESULTS = {
     "watch failed --json": "json",
     "status failed --json": "json",
     "compare failed reference --json": "refused",
-    "batch failed": "refused",
-    "batch failed --json": "refused",
     "predict failed": "refused",
+    "predict failed --json": "refused",
     "export failed --to csv": "",
 }
 
