@@ -420,6 +420,7 @@ FOLDERS = [
     ("compare", "lab compare A B"),
     ("compare pilot nowhere", "nowhere"),
     ("compare pilot pilot --within 0.1", "--within"),
+    ("compare pilot pilot --html page.html", "--html"),
     ("compare pilot/none pilot/none", "pilot has no run none"),
     ("compare nowhere.csv --within -1", "--within"),
     ("compare nowhere.csv --within none", "--within"),

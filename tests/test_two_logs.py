@@ -13,7 +13,7 @@ import pytest
 
 from lab import main
 from lab.analysis.events import Log, detect
-from lab.analysis.events.twins import LEVEL, gaps, line_of, shared_batches
+from lab.analysis.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
 from planted import cards, write
 
 ROWS = 600
@@ -178,7 +178,7 @@ def test_the_command_compares_each_log_with_the_first(tmp_path: Path, capsys: py
     assert main(["compare", *paths]) == 0
     text = capsys.readouterr().out
     assert "Batches: shared with A at all 600 steps" in text
-    assert "Verdict: constant gap." in text
+    assert "Verdict: constant gap of +0.0" in text
     assert "C: " in text
 
 
@@ -228,5 +228,36 @@ def test_a_spike_is_left_out_of_the_gap() -> None:
     (gap,) = gaps(a, b, shared_batches(a, b), detect(b))
     assert gap.left_out >= 30
     assert gap.verdict == "equal"
+
+
+@pytest.mark.parametrize(("size", "rows"), [(0.06, 1), (0.03, 8), (-0.03, 20), (2.0, 10)])
+def test_a_bump_too_small_for_an_alarm_shows_in_the_gap(size: float, rows: int) -> None:
+    bumped = twin(0, 2) + size * ((np.arange(ROWS) >= 400) & (np.arange(ROWS) < 400 + rows))
+    a, b = log(twin(0, 1)), log(bumped)
+    (bump,) = bumps(a, b, shared_batches(a, b))
+    assert bump.first == pytest.approx(4000, abs=30)
+    assert bump.last == pytest.approx(4000 + 10 * rows, abs=40)
+    assert bump.size == pytest.approx(size, abs=0.02)
     (gap,) = gaps(a, b, shared_batches(a, b))
-    assert gap.verdict == "open"
+    assert gap.verdict == "equal"
+
+
+def test_noise_has_no_bumps() -> None:
+    for seed in range(20):
+        a, b = log(twin(seed, 1)), log(twin(seed, 2))
+        assert bumps(a, b, shared_batches(a, b)) == []
+
+
+def test_the_page_draws_each_pair_with_its_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spiked = twin(0, 2)
+    spiked[300:310] += 2.0
+    losses = {"a": twin(0, 1), "b": spiked, "c": spliced(twin(0, 3), twin(9, 3), 300), "<d>": twin(0, 4, 20)}
+    page = tmp_path / "page.html"
+    paths = [written(tmp_path / f"{name}.csv", loss) for name, loss in losses.items()]
+    assert main(["compare", *paths, "--html", str(page)]) == 0
+    assert capsys.readouterr().out == f"page: {page}\n"
+    content = page.read_text(encoding="utf-8")
+    assert content.count("<svg role=") == 3
+    assert "<h2>C against A</h2>" in content
+    assert "B step 3000: loss spike" in content
+    assert "&lt;d&gt;.csv" in content

@@ -370,20 +370,26 @@ def _compare(arguments: list[str]) -> None:
     from lab.analysis.events.logs import is_results_folder
     from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
+    from lab.core import files
     from lab.studies.alarms.two_logs import compare_logs, margin_of
+    from lab.studies.alarms.two_logs_page import page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
         raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
     compared: SideBySide | ComparedLogs
     if all(map(is_results_folder, given.folders)):
-        if len(given.folders) != 2 or given.within:
-            raise RequestError("lab compare A B takes two results folders; --within goes with logs")
+        if len(given.folders) != 2 or given.within or given.html:
+            raise RequestError("lab compare A B takes two results folders; --within and --html go with logs")
         compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
     elif given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
     else:
         compared = compare_logs(given.folders, margin_of(given.within) if given.within else None)
+        if given.html:
+            files.write_output(Path(given.html), page(compared))
+            say(f"page: {given.html}")
+            return
     say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 

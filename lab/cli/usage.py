@@ -168,6 +168,7 @@ COMMANDS: dict[str, Command] = {
         "results/quickstart results/logit_growth",
         {
             "--within NATS": "between logs: losses are equal if they differ by less (default: 0.25 % of the loss of A)",
+            "--html FILE": "between logs: write a page with curves, gap and events",
             **_WINDOW,
             **_JSON,
         },

@@ -141,6 +141,11 @@ def _last_shared(u_n: Numbers, v_n: Numbers, correlation: float) -> int:
     return int(np.argmax(evidence))
 
 
+# The gap bumps where the mean of so many rows misses the median of the rows around it by so many scaled median absolute
+# deviations, and by so many nats; the bump is over when it is back within ``BUMP_OVER`` of them.
+BUMP_ROWS, BUMP_WINDOW, BUMP_DEVIATIONS, LEAST_BUMP, BUMP_OVER = (1, 4, 16), 65, 7.0, 0.005, 2.0
+# Bumps in this first share of the steps are not counted, since the loss falls so steeply there that the gap follows it.
+STEEP = 0.1
 # Rows by which the same event may begin earlier or later in another run of the same batches.
 APART = 3
 # The gap is judged over the last so many of the rows that count, since early in training it changes with the loss.
@@ -157,6 +162,20 @@ MOST_SHAPES, LEAST_SHAPES, SLOW, LEAST_TURNS = 0.4, 4, 0.16, 10
 CERTAIN, LINE_BIAS = 2.5, 4.0
 
 
+class Bump(NamedTuple):
+    """A departure of the gap that passes; only the noise of a paired gap is small enough to show it.
+
+    Attributes:
+        first: its first step.
+        last: its last step.
+        size: the largest gap during it minus the median around it, nats per token.
+    """
+
+    first: int
+    last: int
+    size: float
+
+
 class Gap(NamedTuple):
     """By how much the loss of a second log lies above that of a first: a straight line over the judged steps.
 
@@ -165,7 +184,7 @@ class Gap(NamedTuple):
         first: first step judged.
         last: last step judged.
         rows: rows judged.
-        left_out: rows in loss spikes, which are not judged.
+        left_out: rows in loss spikes of a log or in bumps of the gap, which are not judged.
         mean: the mean gap, nats per token, which is the gap in the middle.
         error: its standard error; NaN with fewer than ``FEWEST_ROWS`` rows.
         change: by how much the gap grows from the first to the last step.
@@ -264,6 +283,49 @@ def gaps(a: Log, b: Log, sharing: Sharing, events: Sequence[Event] = (), margin:
     return found
 
 
+def bumps(a: Log, b: Log, sharing: Sharing) -> list[Bump]:
+    """Departures of the paired gap that pass, such as a spike of one twin, in the order of their steps.
+
+    Those that begin in the first tenth of the steps are left out.
+    """
+    step_n, a_n, b_n = common_losses(a, b)
+    gap_n = (b_n - a_n)[: sharing.shared_rows]
+    if len(gap_n) < BUMP_WINDOW:
+        return []
+    miss_n = _around_median(gap_n)
+    scale = NORMAL * float(np.median(np.abs(miss_n)))
+    labels_n, found = scipy.ndimage.label(bumping(gap_n))
+    rows_k = [
+        np.flatnonzero((labels_n == label) & (np.abs(miss_n) > BUMP_OVER * scale)) for label in range(1, found + 1)
+    ]
+    steep = step_n[0] + STEEP * (step_n[-1] - step_n[0])
+    return [
+        Bump(int(step_n[rows[0]]), int(step_n[rows[-1]]), float(max(miss_n[rows], key=abs)))
+        for rows in rows_k
+        if len(rows) and step_n[rows[0]] >= steep
+    ]
+
+
+def _around_median(gap_n: Numbers) -> Numbers:
+    """By how much the gap misses the median of the rows around each."""
+    missed_n: Numbers = gap_n - scipy.ndimage.median_filter(gap_n, BUMP_WINDOW, mode="nearest")
+    return missed_n
+
+
+def bumping(gap_n: Numbers) -> NDArray[np.bool_]:
+    """Whether a row of a gap ``[n]`` belongs to a bump; not told in fewer than ``BUMP_WINDOW`` rows."""
+    is_bumping_n: NDArray[np.bool_] = np.zeros(len(gap_n), dtype=bool)
+    if len(gap_n) < BUMP_WINDOW:
+        return is_bumping_n
+    miss_n = _around_median(gap_n)
+    for rows in BUMP_ROWS:
+        mean_n = np.abs(scipy.ndimage.uniform_filter1d(miss_n, rows, mode="nearest"))
+        scale = NORMAL * float(np.median(mean_n))
+        high_n = (mean_n > BUMP_DEVIATIONS * scale) & (mean_n > LEAST_BUMP)
+        is_bumping_n |= scipy.ndimage.binary_propagation(high_n, mask=mean_n > BUMP_OVER * scale)
+    return is_bumping_n
+
+
 def spiking(events: Sequence[Event], step_n: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether there is a loss spike at a step ``[n]``."""
     spikes = [event for event in events if event.kind == "spike"]
@@ -305,7 +367,7 @@ def line_of(
     """
     begin = int(np.searchsorted(step_n, step_n[0] + (1 - JUDGED) * (step_n[-1] - step_n[0])))
     first, last = int(step_n[begin]), int(step_n[-1])
-    calm_n = ~spiking(events, step_n[begin:])
+    calm_n = ~spiking(events, step_n[begin:]) & ~bumping(gap_n)[begin:]
     step_n, gap_n = step_n[begin:][calm_n], gap_n[begin:][calm_n]
     rows, left_out = len(step_n), int((~calm_n).sum())
     if rows < FEWEST_ROWS:

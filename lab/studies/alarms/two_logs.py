@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
-from lab.analysis.events.twins import LEVEL, POWER, Gap, Sharing, gaps, shared_batches, shares_event
-from lab.analysis.text import finite, listed
+from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
+from lab.analysis.text import finite, json_rows, listed
 from lab.core.errors import RequestError, similar_names
 from lab.records import store
 from lab.studies.alarms.watching import plain_event, sentence
@@ -21,7 +21,7 @@ METHOD = (
 )
 
 
-MOST_EVENTS = 20  # lines of events
+MOST_EVENTS, MOST_BUMPS = 20, 8  # that are printed
 
 
 class Pair(NamedTuple):
@@ -31,6 +31,7 @@ class Pair(NamedTuple):
     second: Log
     sharing: Sharing
     gaps: list[Gap]
+    bumps: list[Bump]
 
 
 class SharedEvent(NamedTuple):
@@ -65,13 +66,12 @@ class ComparedLogs(NamedTuple):
         yield from self.notes
         for pair in self.pairs:
             letter = letters[pair.second.name]
-            yield from ("", f"{letter}: {_described(pair.second)}", _shared_sentence(letter, pair))
-            for gap in pair.gaps:
-                yield from gap_sentences(letter, gap)
+            yield from ("", f"{letter}: {_described(pair.second)}")
+            yield from pair_sentences(letter, pair)
         alone = sum(bool(shared.not_in_twins) and not shared.in_twins for shared in self.events)
         count = f"{len(self.events)}, of which {alone} are in none of the log's twins" if self.events else "none"
         yield from ("", f"Events: {count}.")
-        yield from (_event_sentence(shared, letters) for shared in self.events[:MOST_EVENTS])
+        yield from (event_sentence(shared, letters) for shared in self.events[:MOST_EVENTS])
         if len(self.events) > MOST_EVENTS:
             yield f"... and {len(self.events) - MOST_EVENTS} more, which --json lists."
         yield from ("", METHOD)
@@ -115,7 +115,7 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     for other in others:
         sharing = shared_batches(first, other)
         found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
-        pairs.append(Pair(first, other, sharing, found))
+        pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing)))
     return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
 
 
@@ -186,7 +186,7 @@ def _described(log: Log) -> str:
     return f"{log.name}, {len(log.step_n)} rows, steps {log.step_n[0]} to {log.step_n[-1]}"
 
 
-def _event_sentence(shared: SharedEvent, letters: Mapping[str, str]) -> str:
+def event_sentence(shared: SharedEvent, letters: Mapping[str, str]) -> str:
     """``B step 350: loss spike, 2.01 to 4.5, recovered at step 410; not in A``."""
     log, event, with_it, without = shared
     parts = [
@@ -212,10 +212,21 @@ def _shared_sentence(letter: str, pair: Pair) -> str:
     return f"Batches: shared with A up to about step {sharing.until}, and not after that; {found}, {after}."
 
 
-def gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
+def pair_sentences(letter: str, pair: Pair) -> Iterator[str]:
+    """All that is said of a pair."""
+    yield _shared_sentence(letter, pair)
+    for gap in pair.gaps:
+        yield from _gap_sentences(letter, gap)
+    if pair.bumps:
+        shown = [f"{bump.size:+.3f} at steps {bump.first} to {bump.last}" for bump in pair.bumps[:MOST_BUMPS]]
+        more = f", and {len(pair.bumps) - MOST_BUMPS} more" if len(pair.bumps) > MOST_BUMPS else ""
+        yield f"Bumps of the gap, nats/token: {', '.join(shown)}{more}."
+
+
+def _gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
     """The gap, its verdict and what would have been seen."""
     kind = "paired" if gap.is_paired else "unpaired, with the noise of both"
-    rows = f"{gap.rows} rows{f' without {gap.left_out} in loss spikes' if gap.left_out else ''}"
+    rows = f"{gap.rows} rows{f' without {gap.left_out} in spikes or bumps' if gap.left_out else ''}"
     where = f"Gap {letter} - A at steps {gap.first} to {gap.last} ({rows}, {kind})"
     if math.isnan(gap.error):
         mean = "" if math.isnan(gap.mean) else f"{gap.mean:+.4f} nats/token; "
@@ -229,17 +240,21 @@ def gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
 
 
 def verdict_phrase(gap: Gap) -> str:
-    """``equal within 0.004 nats``, or another verdict with its reason."""
+    """``equal within 0.004 nats``, or another verdict with its numbers or its reason."""
     margin = f"{gap.margin:.2g} nats"
     if gap.verdict == "equal":
         return f"equal within {margin} (even within {gap.equal_within:.2g})"
+    if gap.verdict == "constant gap":
+        return f"constant gap of {gap.mean:+.3g} nats"
     if gap.verdict != "open":
-        return gap.verdict
+        return f"{gap.verdict}, from {gap.mean - gap.change / 2:+.3g} to {gap.mean + gap.change / 2:+.3g} nats"
+    if math.isnan(gap.error):
+        return "open, since there are too few rows"
     if gap.wanders:
-        return f"open: the gap wanders, so that {gap.rows} rows are worth about {gap.rows / gap.lasting:.0f}"
+        return f"open, since the gap wanders, so that {gap.rows} rows are worth about {gap.rows / gap.lasting:.0f}"
     if abs(gap.mean) > gap.half_width():
-        return "open: there is a gap, but whether it grows cannot be told"
-    return f"open: no gap is seen, but equality holds within {gap.equal_within:.2g} nats only, not {margin}"
+        return f"a gap of {gap.mean:+.3g} nats (whether it grows is open)"
+    return f"open, since no gap is seen, but equality holds within {gap.equal_within:.2g} nats only, not {margin}"
 
 
 def _interval(middle: float, half: float) -> str:
@@ -249,7 +264,8 @@ def _interval(middle: float, half: float) -> str:
 def _plain(pair: Pair) -> dict[str, Any]:
     """A pair as values for JSON."""
     sharing = {key: finite(value) for key, value in pair.sharing._asdict().items()}
-    return {"second": pair.second.name, "batches": sharing, "gaps": [_plain_gap(gap) for gap in pair.gaps]}
+    found = {"gaps": [_plain_gap(gap) for gap in pair.gaps], "bumps": json_rows(pair.bumps)}
+    return {"second": pair.second.name, "batches": sharing, **found}
 
 
 def _plain_gap(gap: Gap) -> dict[str, Any]:
