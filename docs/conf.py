@@ -48,6 +48,7 @@ CONTENTS = """
 :hidden:
 :caption: Use it
 docs/before_you_launch
+docs/crash_test
 docs/commands
 docs/data
 docs/your_own_sweep

@@ -47,6 +47,29 @@ def _train(arguments: list[str]) -> None:
     _carry_out(request.read_request(arguments, command, name="train", one=True))
 
 
+def _stress(arguments: list[str]) -> None:
+    from lab.cli import request, stress
+
+    words = [word for word in arguments if request.is_override(word)]
+    given = OptionParser("stress").read([word for word in arguments if not request.is_override(word)])
+    if given.folders:
+        raise RequestError(f"unknown word {str(given.folders[0])!r}; lab stress takes KEY=VALUE and options")
+    minutes = given.minutes or "1"
+    if not minutes.isdecimal():
+        raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
+    names = given.tests.split(",") if given.tests else []
+    options = ["--config-dir", given.config_dir] if given.config_dir else []
+    plan = stress.read_plan(words, names, int(minutes), request.command_line(sys.argv[1:]), options)
+    if given.dry_run:
+        stress.dry_run(plan)
+        return
+    card = stress.make_card(plan)
+    if given.json:
+        say(card.as_json())
+    else:
+        stress.print_card(card)
+
+
 def _carry_out(asked: Request) -> None:
     from lab.cli import launch, listing
 
@@ -418,6 +441,7 @@ def _list(arguments: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
+    "stress": _stress,
     "import": _import,
     "report": _report,
     "coordcheck": _coordcheck,

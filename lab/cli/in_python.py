@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from lab.core import machine, registry
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import say
+
+if TYPE_CHECKING:
+    from lab.studies.stress.card import Card
 
 
 def sweep(
@@ -67,6 +70,33 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     overrides = _with_values(overrides, values)
     one = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
+
+
+def stress(
+    *overrides: str, minutes: int = 1, tests: Sequence[str] = (), out: str | Path | None = None, **values: Any
+) -> Card:
+    """Crash-test a recipe, as ``lab stress`` does, and train what is missing for it.
+
+    Args:
+        overrides: of the recipe, as on the command line, such as ``"recipe=qwen3"``.
+        minutes: how long it may take on two cores: 1, 5 or 30.
+        tests: the names of the tests; all that fit unless given.
+        out: the results folder; ``runs/stress/NAME`` unless given.
+        values: overrides by key, as for ``sweep``.
+
+    Returns:
+        The card, which a notebook displays; ``Card.table`` holds a row per test.
+
+    Raises:
+        RequestError: the recipe or a test is invalid, or does not fit into the minutes.
+        SystemExit: a run failed.
+    """
+    from lab.cli.stress import make_card, read_plan  # here, since a sweep needs none of it
+
+    words = _checked([*_with_values(overrides, values), *([] if out is None else [override("out", str(out))])])
+    options = [word for word in words if word.startswith("-")]
+    command = shlex.join(["lab", "stress", *words, *[f"--minutes={minutes}"] * (minutes != 1)])
+    return make_card(read_plan([word for word in words if is_override(word)], tests, minutes, command, options))
 
 
 def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -115,13 +145,7 @@ def _study(
     sweep: Path | None,
     one: bool,
 ) -> Study:
-    if multiprocessing.parent_process() is not None:
-        raise RequestError('jobs import the script that began them: call lab.sweep under if __name__ == "__main__":')
-    if flags := [
-        word for word in overrides if word.startswith("-") and word.split("=")[0] not in ("--config-dir", "-cd")
-    ]:
-        raise RequestError(f"{flags[0]} is for the command line; here overrides are KEY=VALUE")
-    machine.configure_process()
+    overrides = _checked(overrides)
     requested = [*overrides, *([] if out is None else [override("out", str(out))])]
     request = read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
     composed = launch.compose(request)
@@ -136,6 +160,22 @@ def _study(
         if end.code != 1:  # 1: some runs failed, which has been printed
             raise
     return study(composed.trees[0]["out"], window)
+
+
+def _checked(overrides: Sequence[str]) -> Sequence[str]:
+    """The overrides, from a process that is set up for training.
+
+    Raises:
+        RequestError: an option is among them, or this process is itself a job.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise RequestError('jobs import the script that began them: call lab.sweep under if __name__ == "__main__":')
+    if flags := [
+        word for word in overrides if word.startswith("-") and word.split("=")[0] not in ("--config-dir", "-cd")
+    ]:
+        raise RequestError(f"{flags[0]} is for the command line; here overrides are KEY=VALUE")
+    machine.configure_process()
+    return overrides
 
 
 def known_here_only(trees: Sequence[Tree]) -> list[str]:

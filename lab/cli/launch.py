@@ -35,6 +35,7 @@ from lab.sweeping import pipeline
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import SweepPlan
+    from lab.sweeping.progress import Screen
 
 Item = TypeVar("Item")
 
@@ -180,8 +181,8 @@ def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[in
     return found
 
 
-def plan(composed: Composed, request: Request) -> SweepPlan:
-    """Plan the sweep and print its cautions; nothing is written.
+def plan(composed: Composed, request: Request, *, cautions: bool = True) -> SweepPlan:
+    """Plan the sweep and print its ``cautions``; nothing is written.
 
     Raises:
         RequestError: a point is invalid, or the folder cannot take records.
@@ -194,7 +195,8 @@ def plan(composed: Composed, request: Request) -> SweepPlan:
         planned = planner.plan_sweep(
             trees, max_runs=composed.max_runs, one=request.one, shard=request.shard, is_local=is_local, slots=slots
         )
-    pipeline.print_cautions(planned)
+    if cautions:
+        pipeline.print_cautions(planned)
     return planned
 
 
@@ -226,8 +228,7 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
         RequestError, SystemExit: see ``carry_out``.
     """
     launcher, planned = composed.launcher, plan(composed, request)
-    if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
-        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
+    _check_launcher(launcher, planned)
     id_of = {id(point.tree): point.id for point in planned.requested}
     recipe_lrs = {
         id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
@@ -241,6 +242,27 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
         one=request.one,
         trains_here=getattr(launcher, "trains_here", False) and not jobs_only,
     )
+
+
+def train_runs(launcher: Launcher, planned: SweepPlan, command: str, screen: Screen | None) -> None:
+    """Train what is missing of a plan, without a report.
+
+    Args:
+        launcher: runs the jobs.
+        planned: the plan.
+        command: the command line, for the folder to note.
+        screen: shows the progress; None for the usual lines and display.
+
+    Raises:
+        RequestError: the folder cannot take records, or the launcher cannot run here; nothing is written then.
+    """
+    _check_launcher(launcher, planned)
+    pipeline.train_missing(planned, partial(_launch, launcher), command=command, screen=screen)
+
+
+def _check_launcher(launcher: Launcher, planned: SweepPlan) -> None:
+    if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
+        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -62,6 +62,20 @@ COMMANDS: dict[str, Command] = {
         "-m optimizer.lr=1e-3,1e-2,1e-1 seed=0,1,2 out=runs/mine",
         {"-m": "train a run for each combination of the values given", **_REQUEST},
     ),
+    "stress": Command(
+        "[KEY=VALUE ...]",
+        "crash-test a recipe: a card of what it cannot stand, with its headroom",
+        "--minutes 5 'intervention=[z_loss]'",
+        {
+            **{key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME")},
+            "out=DIR": "the folder of the records and of the card (default: runs/stress/NAME)",
+            "--minutes 1|5|30": "how long it may take on two cores, which decides on tests and seeds (default: 1)",
+            "--tests NAME,NAME": "these tests only",
+            "--dry-run": "print fleets, hours and memory, and train nothing",
+            "--config-dir DIR": _REQUEST["--config-dir DIR"],
+            **_JSON,
+        },
+    ),
     "import": Command(
         "TABLE out=DIR",
         "import a table of runs of any trainer, a row each (CSV, JSON lines, Parquet)",

@@ -19,7 +19,7 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.records import leases, plans, store
 from lab.sweeping.growing import GrowingReport
-from lab.sweeping.progress import ProgressLog, ProgressMonitor
+from lab.sweeping.progress import ProgressLog, ProgressMonitor, Screen
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point, SweepPlan
@@ -73,27 +73,54 @@ def train(
         RequestError: the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    folder, engine, requested, mine, missing, fleets, _ = plan
+    elsewhere = train_missing(
+        plan, launch, command=command, question=question, recipe_lrs=recipe_lrs, trains_here=trains_here
+    )
+    ids, requested = [point.id for point in plan.mine], [point.id for point in plan.requested]
+    _gather_and_report(plan.folder, requested, ids, len(plan.missing), len(elsewhere), one=one)
+
+
+def train_missing(
+    plan: SweepPlan,
+    launch: Launch,
+    *,
+    command: str,
+    question: str = "",
+    recipe_lrs: Mapping[str, float] | None = None,
+    trains_here: bool = False,
+    screen: Screen | None = None,
+) -> set[str]:
+    """Train what is missing of a plan, without a report; the arguments are those of ``train``.
+
+    Args:
+        screen: shows the progress instead of the usual lines and display.
+
+    Returns:
+        The ids of the runs that other commands train.
+
+    Raises:
+        RequestError: the folder cannot take records; nothing is written then.
+    """
+    folder, engine, _, _, _, fleets, _ = plan
     store.open_folder(folder, engine)
     store.note_command(folder, command, question, recipe_lrs)
     elsewhere = set[str]()  # runs that other commands train
     while fleets:
         elsewhere -= {point.id for fleet in fleets for point in fleet}
-        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launch, trains_here=trains_here)
+        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launch, trains_here=trains_here, screen=screen)
         left = _left_by_others(folder, elsewhere)
         fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
     # noted again, since a shard that began at the same time may have overwritten it
     store.note_command(folder, command, question, recipe_lrs)
-    ids = [point.id for point in mine]
-    _gather_and_report(folder, [point.id for point in requested], ids, len(missing), len(elsewhere), one=one)
+    return elsewhere
 
 
-def _train_fleets(plan: SweepPlan, launch: Launch, *, trains_here: bool) -> set[str]:
+def _train_fleets(plan: SweepPlan, launch: Launch, *, trains_here: bool, screen: Screen | None) -> set[str]:
     """Freeze a plan and train its fleets; returns the ids of the runs that other commands hold or have trained."""
     folder, fleets, request = plan.folder, plan.fleets, secrets.token_hex(8)
     name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
     jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
-    with _monitor(plan, name):
+    with _monitor(plan, name, screen):
         if distributed.world_size() > 1:
             deaths = _on_every_rank(folder, name, len(jobs), request)
         else:
@@ -131,16 +158,21 @@ def _planned(point: Point) -> dict[str, Any]:
     return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
-def _monitor(plan: SweepPlan, name: str) -> ProgressMonitor:
-    """A monitor of the plan frozen under this name; it prints lines, and draws a live display in a terminal."""
+def _monitor(plan: SweepPlan, name: str, screen: Screen | None) -> ProgressMonitor:
+    """A monitor of the plan frozen under this name; it prints lines, and draws a live display in a terminal.
+
+    With a screen of its own it shows only that.
+    """
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
 
     folder, _, requested, mine, missing, fleets, _ = plan
-    # a shard does not know which seeds the other shards have completed
-    growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    if screen:
+        return ProgressMonitor(folder, name, labels, sizes, lambda line: None, _warn, screen)
+    # a shard does not know which seeds the other shards have completed
+    growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn)
         return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing)

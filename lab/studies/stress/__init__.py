@@ -1,0 +1,3 @@
+"""Crash test: what a recipe cannot stand, how far it is from there, and which single change cures it."""
+
+FIRST_FIGURES = ()

@@ -1,0 +1,169 @@
+"""The tests of the crash test as data: what each trains and measures, its zones, and which of them fit into minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.analysis.text import listed
+from lab.core import shipped
+from lab.core.errors import RequestError, nearest
+
+
+class Setting(NamedTuple):
+    """What distinguishes runs of a card that differ in their seeds only.
+
+    Attributes:
+        words: overrides after those of the recipe.
+        lr: the learning rate.
+    """
+
+    words: tuple[str, ...]
+    lr: float
+
+
+class Spread(NamedTuple):
+    """Standard deviation of a measure over seeds, pooled over reference records, with its degrees of freedom."""
+
+    sd: float = math.nan
+    freedom: int = 0
+
+
+class Place(NamedTuple):
+    """Where a test looks: overrides, and a learning rate that is absolute or a multiple of the recipe's best one."""
+
+    words: tuple[str, ...] = ()
+    lr: float = math.nan
+    times_best: float = math.nan
+
+    def setting(self, best: float) -> Setting:
+        """The setting for a recipe with this best learning rate."""
+        lr = self.lr if math.isnan(self.times_best) else best * self.times_best
+        return Setting(self.words, float(f"{lr:.6g}"))
+
+
+@dataclass(frozen=True)
+class StressTest:
+    """One test of a recipe.
+
+    Attributes:
+        name: as ``--tests`` takes it.
+        title: its name for readers.
+        failure: what fails at scale.
+        source: where that was published.
+        fails_with: overrides of the default recipe with which it must fail, the control.
+        metric: the name of a measure in ``measures.py``.
+        unit: of the measure.
+        passes: from this value on, on the side away from ``fails``, a recipe passes.
+        fails: from this value on a recipe fails.
+        stressed: the runs under stress; None where the measure reads the whole curve.
+        reference: the runs that they are compared with; None without a comparison.
+        seconds: core-seconds a seed that it adds to the tests before it.
+        means: what its number is.
+        spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
+        counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
+    """
+
+    name: str
+    title: str
+    failure: str
+    source: str
+    fails_with: tuple[str, ...]
+    metric: str
+    unit: str
+    passes: float
+    fails: float
+    stressed: Place | None
+    reference: Place | None
+    seconds: float
+    means: str
+    spread: Spread
+    counts_stuck: bool = False
+
+    @property
+    def gap(self) -> float:
+        """Distance between the zones in which recipes pass and fail."""
+        return abs(self.passes - self.fails)
+
+    def share(self, value: float) -> float:
+        """Where a value lies between the zones: 0 where passing begins, 1 where failing begins; beyond them outside."""
+        return (value - self.passes) / (self.fails - self.passes)
+
+    @property
+    def places(self) -> list[Place]:
+        """Where it looks besides the curve."""
+        return [place for place in (self.reference, self.stressed) if place]
+
+    @property
+    def needs_best(self) -> bool:
+        """Whether it can only be laid out once the best learning rate is known."""
+        return any(not math.isnan(place.times_best) for place in self.places)
+
+
+class Battery(NamedTuple):
+    """Everything that the file of the crash test says.
+
+    Attributes:
+        runs: overrides of all runs, before those of the recipe.
+        curve: learning rates of the curve.
+        farthest: the learning rates up to which the curve is extended.
+        seeds: how many seeds a card of so many minutes has.
+        tests: the tests by name, in their order.
+    """
+
+    runs: tuple[str, ...]
+    curve: tuple[float, ...]
+    farthest: tuple[float, float]
+    seeds: Mapping[int, int]
+    tests: Mapping[str, StressTest]
+
+    def chosen(self, names: Sequence[str], minutes: int) -> list[StressTest]:
+        """The tests of these names, or without names all that fit into so many minutes of two cores.
+
+        Raises:
+            RequestError: a name or the number of minutes is unknown, or a named test does not fit.
+        """
+        if minutes not in self.seeds:
+            raise RequestError(f"--minutes takes {listed(map(str, self.seeds), 'or')}, not {minutes}")
+        if unknown := [name for name in names if name not in self.tests]:
+            raise RequestError(f"unknown test {unknown[0]!r}; {nearest(unknown[0], self.tests)}")
+        fitting = self._fitting([self.tests[name] for name in names] or self.tests.values(), minutes)
+        missing = [name for name in names if name not in {test.name for test in fitting}]
+        if missing:
+            enough = [more for more in self.seeds if self._fitting([self.tests[name] for name in names], more)]
+            advice = f"--minutes {enough[0]} is enough" if enough else "take fewer tests"
+            fits = listed(test.name for test in fitting) if fitting else "none of them"
+            raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits} does; {advice}")
+        return fitting
+
+    def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:
+        left, fitting = 60.0 * minutes, []
+        for test in tests:
+            cost = test.seconds * self.seeds[minutes]
+            if cost <= left:
+                left -= cost
+                fitting.append(test)
+        return fitting
+
+
+@cache
+def read_battery() -> Battery:
+    """The crash test that comes with the lab."""
+    tree = shipped.load(Path(__file__).with_name("battery.yaml"))
+    tests = {name: _test(name, entry) for name, entry in tree["tests"].items()}
+    low, high = map(float, tree["farthest"])
+    return Battery(tuple(tree["runs"]), tuple(map(float, tree["curve"])), (low, high), tree["seeds"], tests)
+
+
+def _test(name: str, entry: Mapping[str, Any]) -> StressTest:
+    places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
+    spread = Spread(**entry.get("spread", {}))
+    return StressTest(**{**entry, "name": name, "fails_with": tuple(entry["fails_with"]), "spread": spread, **places})
+
+
+def _place(entry: Mapping[str, Any]) -> Place:
+    return Place(**{**entry, "words": tuple(entry.get("words", ()))})

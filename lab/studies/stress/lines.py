@@ -1,0 +1,117 @@
+"""The lines of a card: what it says of each test, by its number, its interval, its verdict and a strip of its zones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from lab.analysis.statistics import Interval
+from lab.studies.stress.battery import Battery, StressTest
+from lab.studies.stress.measures import Outcomes, measure, pooled_interval
+
+FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not judged"
+VERDICTS = (FAILS, WEAK, OPEN, PASSES)
+STRIP = 32  # characters
+BETWEEN = (0.375, 0.625)  # the part of a strip between the zones
+SEED = "o"
+ZONE_MARKS = {PASSES: ".", WEAK: ":", FAILS: "#"}
+
+
+def verdict_of(test: StressTest, interval: Interval, *, is_bound: bool = False, stuck: int = 0) -> str:
+    """The verdict of a test.
+
+    A recipe passes if its mean lies in the zone that passes and its interval excludes the zone that fails, and fails
+    likewise. Between the zones it is weak if its interval is no wider than the gap between them. Anything else is open.
+
+    Args:
+        test: the test.
+        interval: of its measure.
+        is_bound: whether the measure is a lower bound, which cannot fail or be weak.
+        stuck: how many seeds are stuck.
+    """
+    if test.counts_stuck and stuck:
+        return FAILS
+    if not math.isfinite(interval.high - interval.low):
+        return OPEN
+    at = test.share(interval.mean)
+    first, last = sorted((test.share(interval.low), test.share(interval.high)))
+    if at <= 0 and last < 1:
+        return PASSES
+    if is_bound:
+        return OPEN
+    if at >= 1 and first > 0:
+        return FAILS
+    return WEAK if 0 < at < 1 and last - first <= 1 else OPEN
+
+
+class Line(NamedTuple):
+    """What a card says of a test.
+
+    Attributes:
+        test: the test.
+        verdict: one of ``VERDICTS``, or ``NOT_JUDGED``.
+        interval: 95 % interval of the measure, over seeds.
+        is_bound: whether the measure is a lower bound.
+        stuck: of how many seeds training was stuck, or diverged.
+    """
+
+    test: StressTest
+    verdict: str
+    interval: Interval
+    is_bound: bool
+    stuck: int
+
+    @property
+    def number(self) -> str:
+        """The number with its interval and its unit: ``0.83 ± 0.20 decades``."""
+        mean, half = self.interval.mean, self.interval.high - self.interval.mean
+        if math.isnan(mean):
+            return "no value"
+        bound = "at least " if self.is_bound else ""
+        around = f" ± {half:.2f}" if math.isfinite(half) else ""
+        stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
+        return f"{bound}{mean + 0.0:.2f}{around} {self.test.unit}{stuck}"
+
+    @property
+    def zones(self) -> tuple[str, str]:
+        """Where it passes, and where it fails: ``over 1.4`` and ``under 1``."""
+        above, below = ("over", "under") if self.test.passes > self.test.fails else ("under", "over")
+        return f"{above} {self.test.passes:g}", f"{below} {self.test.fails:g}"
+
+    def strip(self) -> str:
+        """The zones as plain characters, with a mark for each seed, or with the number of seeds in one place."""
+        marks = [ZONE_MARKS[zone_at((place + 0.5) / STRIP)] for place in range(STRIP)]
+        places = [min(int(along(self.test, value) * STRIP), STRIP - 1) for value in self.interval.values]
+        for place in places:
+            seeds = places.count(place)
+            marks[place] = SEED if seeds == 1 else str(seeds) if seeds < 10 else "*"
+        return "".join(marks)
+
+
+def along(test: StressTest, value: float) -> float:
+    """Where a value lies along a strip, from 0, which passes, to 1, which fails; values beyond lie at the ends."""
+    low, high = BETWEEN
+    return min(max(low + test.share(value) * (high - low), 0.0), 1.0)
+
+
+def zone_at(share: float) -> str:
+    """The zone at a place along a strip."""
+    return PASSES if share < BETWEEN[0] else WEAK if share < BETWEEN[1] else FAILS
+
+
+def strips(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield a line of text for each of these lines of a card: title, strip, verdict and number."""
+    width = max((len(line.test.title) for line in lines), default=0)
+    for line in lines:
+        yield f"{line.test.title:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}"
+
+
+def line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
+    """What the runs so far say of a test; None as long as some of its runs are missing."""
+    measured = measure(test, done, battery)
+    if measured is None:
+        return None
+    interval = pooled_interval(list(measured.seeds), test.spread)
+    verdict = verdict_of(test, interval, is_bound=measured.is_bound, stuck=measured.stuck)
+    return Line(test, verdict, interval, measured.is_bound, measured.stuck)

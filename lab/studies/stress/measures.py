@@ -1,0 +1,202 @@
+"""Measures of the crash test: from the runs of a card to a number per seed, and its interval from a pooled spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.analysis.sensitivity import capped
+from lab.analysis.statistics import Interval
+from lab.records.store import Records
+from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
+
+WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
+# A run that went less than this share of the way from its initial loss to a bigram model's is stuck: what it learned is
+# about how often each token occurs.
+STUCK_BELOW = 0.85
+
+# The runs of a card: for each setting a table by seed, see ``outcomes``.
+Outcomes = Mapping[Setting, pd.DataFrame]
+
+
+class Measured(NamedTuple):
+    """A measure of a recipe.
+
+    Attributes:
+        seeds: a value per seed; without those that have none.
+        is_bound: whether the value is a lower bound, since the curve ends before the loss has risen.
+        stuck: of how many stressed seeds training was stuck, or diverged.
+    """
+
+    seeds: pd.Series[float]
+    is_bound: bool = False
+    stuck: int = 0
+
+
+def outcomes(records: Records, ids: Mapping[Setting, Sequence[str]]) -> dict[Setting, pd.DataFrame]:
+    """The runs of each setting all of whose runs are recorded and did not fail, by seed.
+
+    Columns: ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``, ``loss_bigram``,
+    ``parameters``, ``speed`` (steps a second), and ``rms`` of the residual stream after the last block.
+    """
+    runs = records.runs[records.runs["status"] != "failed"].set_index("id")
+    tables = {}
+    for setting, wanted in ids.items():
+        if runs.index.isin(wanted).sum() < len(set(wanted)):
+            continue
+        of_setting = runs.loc[list(wanted)]
+        table = of_setting[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
+            loss=capped(of_setting.rename(columns={"final_val_loss": "loss"})),
+            speed=of_setting["model_steps_per_second"],
+            rms=_last_rms(records.metrics[records.metrics["id"].isin(wanted)]),
+        )
+        tables[setting] = table.astype({"seed": int}).set_index("seed").sort_index()
+    return tables
+
+
+def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
+    """By run the root mean square after the last block, when it was last measured."""
+    rms = metrics[(metrics["probe"] == "block_rms") & metrics["where"].str.fullmatch(r"block\d+")]
+    rms = rms.assign(block=rms["where"].str.removeprefix("block").astype(int)).sort_values(["step", "block"])
+    return rms.groupby("id")["value"].last()
+
+
+def curve(outcomes: Outcomes) -> pd.DataFrame:
+    """Losses of the recipe itself: a row per learning rate, rising, and a column per seed."""
+    by_lr = {setting.lr: table["loss"] for setting, table in outcomes.items() if not setting.words}
+    return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T
+
+
+def best_lr(losses: pd.DataFrame) -> float:
+    """The learning rate of a curve with the lowest mean loss over seeds."""
+    return float(losses.index[int(losses.mean(axis=1).argmin())])
+
+
+def beats_bigram(outcomes: Outcomes) -> bool:
+    """Whether the recipe ends below the loss of a bigram model at any learning rate, in the mean over seeds."""
+    table = next(table for setting, table in outcomes.items() if not setting.words)
+    return bool(curve(outcomes).mean(axis=1).min() < table["loss_bigram"].mean())
+
+
+def tolerances(losses: pd.DataFrame) -> dict[int, tuple[float, bool, bool]]:
+    """By seed the decades of learning rate within ``WITHIN`` of its best loss, around its best learning rate.
+
+    Between two learning rates the loss is interpolated linearly in their logarithm.
+
+    Returns:
+        By seed the decades, and whether the loss has risen by ``WITHIN`` at the lowest and the highest learning rate.
+    """
+    at = np.log10(losses.index.to_numpy(dtype=float))
+    found = {}
+    for seed, column in losses.items():
+        loss = column.to_numpy(dtype=float)
+        best = int(loss.argmin())
+        below, is_closed_below = _reach(at[best::-1], loss[best::-1])
+        above, is_closed_above = _reach(at[best:], loss[best:])
+        found[int(str(seed))] = (below + above, is_closed_below, is_closed_above)
+    return found
+
+
+def _reach(at: np.ndarray, loss: np.ndarray) -> tuple[float, bool]:
+    """How far from the first, best point the loss first exceeds it by ``WITHIN``, and whether it does."""
+    limit = loss[0] + WITHIN
+    over = np.flatnonzero(loss > limit)
+    if not len(over):
+        return abs(float(at[-1] - at[0])), False
+    before, after = over[0] - 1, over[0]
+    share = (limit - loss[before]) / (loss[after] - loss[before])
+    return abs(float(at[before] + share * (at[after] - at[before]) - at[0])), True
+
+
+def extension(losses: pd.DataFrame, battery: Battery) -> list[float]:
+    """Learning rates by which the curve must be extended, a decade at each open end, until its loss has risen there."""
+    low, high = battery.farthest
+    found = tolerances(losses).values()
+    lrs = list(map(float, losses.index))
+    steps = battery.curve[1] / battery.curve[0], battery.curve[-1] / battery.curve[-2]
+    more = list[float]()
+    if not all(is_closed for _, is_closed, _ in found):
+        more += [lrs[0] / 10, lrs[0] / 10 * steps[0]]
+    if not all(is_closed for _, _, is_closed in found):
+        more += [lrs[-1] * 10 / steps[1], lrs[-1] * 10]
+    return [lr for lr in (float(f"{lr:.6g}") for lr in more) if low <= lr <= high]
+
+
+def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> list[Setting]:
+    """The settings to train next: first the curve, then whatever depends on its best learning rate.
+
+    Args:
+        battery: the crash test.
+        tests: the tests of the card.
+        done: the runs that there are.
+    """
+    uses_curve = any(test.needs_best or not test.places for test in tests)
+    start = [Setting((), lr) for lr in battery.curve] if uses_curve else []
+    if missing := [setting for setting in start if setting not in done]:
+        return missing
+    losses = curve(done)
+    best = best_lr(losses) if len(losses) else math.nan
+    settings = [place.setting(best) for test in tests for place in test.places]
+    if any(not test.places for test in tests):
+        settings += [Setting((), lr) for lr in extension(losses, battery)]
+    return [setting for setting in dict.fromkeys(settings) if setting not in done]
+
+
+def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | None:
+    """The measure of a test; None as long as some of its runs are missing."""
+    losses = curve(done)
+    if not test.places:
+        if not len(losses) or [lr for lr in extension(losses, battery) if Setting((), lr) not in done]:
+            return None
+        found = tolerances(losses)
+        is_bound = any(not (below and above) for _, below, above in found.values())
+        return Measured(pd.Series({seed: decades for seed, (decades, *_) in found.items()}), is_bound)
+    if test.needs_best and not len(losses):
+        return None
+    best = best_lr(losses) if len(losses) else math.nan
+    tables = [done.get(place.setting(best)) for place in test.places]
+    if any(table is None for table in tables):
+        return None
+    *references, stressed = (table for table in tables if table is not None)
+    if test.metric == "excess":
+        return Measured(stressed["loss"] - references[0]["loss"], stuck=int(_stuck(stressed).sum()))
+    return Measured(np.log10(stressed["rms"]).dropna(), stuck=int(stressed["rms"].isna().sum()))
+
+
+def _stuck(table: pd.DataFrame) -> pd.Series[bool]:
+    way = table["loss_at_init"] - table["loss_bigram"]
+    return table["loss_at_init"] - table["loss"] < STUCK_BELOW * way
+
+
+def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95) -> Interval:
+    """Student's interval of a mean whose spread is estimated from the values and from reference records together.
+
+    It assumes that all recipes have one spread. With no reference records it is the usual interval, and it takes two
+    values then.
+    """
+    known = np.array(values, dtype=float)
+    n = len(known)
+    mean = float(known.mean()) if n else math.nan
+    freedom = spread.freedom + max(n - 1, 0)
+    if not n or not freedom:
+        return Interval(mean, math.nan, math.nan, n, tuple(known.tolist()))
+    squares = float(((known - mean) ** 2).sum())
+    squares += spread.freedom * spread.sd**2 if spread.freedom else 0.0
+    error = math.sqrt(squares / freedom / n)
+    half = float(scipy.special.stdtrit(freedom, (1 + level) / 2)) * error
+    return Interval(mean, mean - half, mean + half, n, tuple(known.tolist()), error)
+
+
+def spreads(by_test: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[str, Spread]]:
+    """Yield for each test the standard deviation over seeds, pooled over recipes, of reference measures."""
+    for name, measures in by_test.items():
+        groups = [measured.seeds.to_numpy(dtype=float) for measured in measures if len(measured.seeds) > 1]
+        freedom = sum(len(group) - 1 for group in groups)
+        if freedom:
+            squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+            yield name, Spread(math.sqrt(squares / freedom), freedom)

@@ -1,0 +1,281 @@
+"""The crash test: measures and verdicts on planted runs whose answer is known, and the command with tiny runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lab
+from lab import main
+from lab.analysis.statistics import student_t
+from lab.core.errors import RequestError
+from lab.records import store
+from lab.studies.stress.battery import Setting, Spread, read_battery
+from lab.studies.stress.card import Card, card_of
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, verdict_of
+from lab.studies.stress.measures import measure, outcomes, pooled_interval, wanted
+
+AT_INIT, BIGRAM = 6.0, 2.4
+SEEDS = 3
+TINY = ["data=synthetic", "model.width=16", "model.head_width=8", "model.depth=1", "batch_size=2", "seq_len=8"]
+TINY += ["steps=4", "hydra/launcher=basic"]
+PAGE = (Path(__file__).parents[1] / "docs" / "crash_test.md").read_text(encoding="utf-8")
+COMMANDS = [shlex.split(line, comments=True) for line in re.findall(r"^lab stress.*", PAGE, re.MULTILINE)]
+
+
+def table(losses: Sequence[float], rms: float = 10.0) -> pd.DataFrame:
+    """Runs of a setting with these losses, a row per seed."""
+    columns = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "speed": 10.0, "rms": rms}
+    return pd.DataFrame({"loss": losses, **columns}, index=pd.Index(range(len(losses)), name="seed"))
+
+
+def valley(rise: float, best: float = 0.03, floor: float = 2.2, spread: float = 0.0) -> Callable[[float], list[float]]:
+    """Losses of seeds that rise by so much with every decade away from the best learning rate."""
+    return lambda lr: [
+        min(floor + rise * abs(math.log10(lr / best)) + spread * (seed - 1), AT_INIT) for seed in range(SEEDS)
+    ]
+
+
+def planted(
+    loss_at: Callable[[float], list[float]], lrs: Sequence[float] = read_battery().curve
+) -> dict[Setting, pd.DataFrame]:
+    return {Setting((), lr): table(loss_at(lr)) for lr in lrs}
+
+
+def card(done: dict[Setting, pd.DataFrame]) -> Card:
+    return card_of("planted", "lab stress", Path("runs"), list(read_battery().tests.values())[:2], done, read_battery())
+
+
+def test_tolerance_is_the_width_of_the_valley_a_tenth_of_a_nat_above_its_bottom() -> None:
+    measured = measure(read_battery().tests["lr_tolerance"], planted(valley(rise=0.2)), read_battery())
+    assert measured is not None
+    # the logarithm of .03 lies between the points of the grid that surround it, which are exact here
+    np.testing.assert_allclose(measured.seeds, 2 * 0.1 / 0.2, rtol=0.02)
+    assert not measured.is_bound
+
+
+def test_a_curve_is_extended_at_its_open_end_until_the_loss_has_risen_or_no_further() -> None:
+    tests, loss_at = [read_battery().tests["lr_tolerance"]], valley(rise=0.06)
+    done: dict[Setting, pd.DataFrame] = {}
+    rounds = []
+    while settings := wanted(read_battery(), tests, done):
+        assert not set(settings) & set(done)
+        rounds.append([setting.lr for setting in settings])
+        done |= {setting: table(loss_at(setting.lr)) for setting in settings}
+    assert rounds[0] == list(read_battery().curve)
+    assert rounds[1] == [0.0003, 0.001, 3, 10]
+    measured = measure(tests[0], done, read_battery())
+    assert measured is not None
+    assert not measured.is_bound
+    flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
+    assert not wanted(read_battery(), tests, flat)
+    bound = measure(tests[0], flat, read_battery())
+    assert bound is not None
+    assert bound.is_bound
+    assert bound.seeds.tolist() == pytest.approx([math.log10(30 / 0.0001)] * SEEDS)
+
+
+def test_ten_times_the_best_is_compared_with_the_best_seed_by_seed() -> None:
+    done = planted(valley(rise=0.25, spread=0.4))
+    measured = measure(read_battery().tests["lr_x10"], done, read_battery())
+    assert measured is not None
+    np.testing.assert_allclose(measured.seeds, 0.25)
+    assert wanted(read_battery(), [read_battery().tests["lr_x10"]], done) == []
+    high = planted(valley(rise=0.25, best=1.0))
+    assert wanted(read_battery(), [read_battery().tests["lr_x10"]], high) == [Setting((), 10.0)]
+    assert measure(read_battery().tests["lr_x10"], high, read_battery()) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "verdict"),
+    [
+        (1.6, 0.2, PASSES),
+        (1.6, 0.7, OPEN),  # it may fail
+        (1.2, 0.15, WEAK),
+        (1.2, 0.25, OPEN),  # wider than the gap
+        (0.8, 0.2, FAILS),
+        (0.8, 0.7, OPEN),  # it may pass
+        (1.6, math.nan, OPEN),
+    ],
+)
+def test_a_verdict_excludes_the_opposite_one(mean: float, half: float, verdict: str) -> None:
+    test = read_battery().tests["lr_tolerance"]  # passes over 1.4, fails under 1.0
+    interval = pooled_interval([], Spread())._replace(mean=mean, low=mean - half, high=mean + half, n=3)
+    assert verdict_of(test, interval) == verdict
+    mirrored = read_battery().tests["lr_x10"]  # passes under .15, fails over .35
+    share = (mean - test.passes) / (test.fails - test.passes)
+    at, width = mirrored.passes + share * (mirrored.fails - mirrored.passes), half / test.gap * mirrored.gap
+    interval = interval._replace(mean=at, low=at - width, high=at + width)
+    assert verdict_of(mirrored, interval) == verdict
+
+
+def test_a_lower_bound_can_pass_but_not_fail() -> None:
+    test, interval = read_battery().tests["lr_tolerance"], pooled_interval([0.5, 0.51, 0.52], Spread())
+    assert verdict_of(test, interval) == FAILS
+    assert verdict_of(test, interval, is_bound=True) == OPEN
+    assert verdict_of(test, pooled_interval([2.0, 2.01, 2.02], Spread()), is_bound=True) == PASSES
+
+
+def test_the_pooled_interval_covers_the_mean_as_often_as_it_says() -> None:
+    draws = np.random.default_rng(0)
+    covered = []
+    for _ in range(2000):
+        reference = draws.normal(size=(4, 6))
+        spread = Spread(float(np.sqrt(reference.var(axis=1, ddof=1).mean())), 20)
+        interval = pooled_interval(list(draws.normal(size=2)), spread)
+        covered.append(interval.low <= 0 <= interval.high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.015)
+
+
+def test_the_pooled_interval_without_references_is_students() -> None:
+    interval, values = pooled_interval([1.0, 2.0, 4.0], Spread()), student_t([1.0, 2.0, 4.0])
+    assert (interval.low, interval.high) == pytest.approx((values.low, values.high))
+    assert math.isnan(pooled_interval([1.0], Spread()).low)
+    assert pooled_interval([1.0], Spread(0.5, 20)).high == pytest.approx(1 + 2.086 * 0.5, abs=1e-3)
+
+
+def test_a_card_says_what_fails_and_what_passes() -> None:
+    good, bad = card(planted(valley(rise=0.12, spread=0.001))), card(planted(valley(rise=0.8, spread=0.001)))
+    assert (
+        good.headline()
+        == "Fails: none. Weak: none. Open: none. Passes: learning-rate tolerance and ten times the best LR."
+    )
+    assert [line.verdict for line in bad.lines] == [FAILS, FAILS]
+    assert list(bad.table["verdict"]) == [FAILS, FAILS]
+    strip = bad.lines[1].strip()
+    assert strip[-1] == "3"  # all seeds beyond the end of the strip
+    assert strip.count("o") == 0
+    tests = json.loads(bad.as_json())["tests"]
+    assert [test["verdict"] for test in tests] == [FAILS, FAILS]
+    assert tests[1]["seeds"] == pytest.approx([0.8] * SEEDS)
+
+
+def test_a_recipe_that_never_beats_the_bigram_is_not_judged() -> None:
+    poor = card(planted(valley(rise=0.1, floor=3.0)))
+    assert {line.verdict for line in poor.lines} == {NOT_JUDGED}
+    assert "steps=400" in poor.headline()
+    assert "2.400" in poor.headline()
+    assert json.loads(poor.as_json())["is_judged"] is False
+
+
+def test_a_card_of_runs_that_all_diverged_is_a_card() -> None:
+    lost = card(planted(lambda lr: [AT_INIT] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30]))
+    assert {line.verdict for line in lost.lines} == {NOT_JUDGED}
+    assert "Not judged" in lost.page()
+
+
+def test_the_page_has_a_drawing_and_the_verdicts() -> None:
+    page = card(planted(valley(rise=0.8, spread=0.02))).page()
+    assert page.count("<figure>") == 1
+    assert page.count("<td>fails</td>") == 2
+    assert "will spike" in page  # what it does not say
+
+
+def test_runs_that_failed_or_are_missing_leave_their_setting_out() -> None:
+    cards = [("a", "finished", 2.0), ("b", "diverged", math.nan), ("c", "failed", 1.0)]
+    runs = store.declared(
+        pd.DataFrame(
+            {
+                "id": name,
+                "seed": seed,
+                "status": status,
+                "final_val_loss": loss,
+                "loss_at_init": AT_INIT,
+                "loss_bigram": BIGRAM,
+                "parameters": 10,
+                "model_steps_per_second": 1.0,
+            }
+            for seed, (name, status, loss) in enumerate(cards)
+        )
+    )
+    metrics = pd.DataFrame(
+        [("a", step, "block_rms", f"block{block}", float(step + block)) for step in (0, 9) for block in (2, 10)],
+        columns=list(store.METRIC_COLUMNS),
+    )
+    ids = {Setting((), 0.1): ["a", "b"], Setting((), 1.0): ["a", "c"], Setting((), 3.0): ["a", "d"]}
+    done = outcomes(store.Records(runs, metrics), ids)
+    assert list(done) == [Setting((), 0.1)]
+    assert done[Setting((), 0.1)]["loss"].tolist() == [2.0, AT_INIT]
+    assert done[Setting((), 0.1)]["rms"].tolist()[:1] == [19.0]
+    assert math.isnan(done[Setting((), 0.1)]["rms"][1])
+
+
+def test_tests_that_do_not_fit_into_the_minutes_are_refused() -> None:
+    costly = read_battery()._replace(seeds={1: 1000, 5: 6})
+    with pytest.raises(RequestError, match="--minutes 5 is enough"):
+        costly.chosen(["lr_tolerance"], 1)
+    assert [test.name for test in read_battery().chosen([], 1)][:2] == ["lr_tolerance", "lr_x10"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_trains_what_is_missing_and_leaves_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*words: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["lab", "stress", *words])
+            assert main(["stress", *words]) == 0
+        return capsys.readouterr().out
+
+    words = ("intervention=[]", *TINY, "seed=0,1", "--tests", "lr_x10", "out=card")
+    out = run(*words)
+    assert "Crash test of the default recipe with intervention=[]" in out
+    assert "ten times the best LR" in out
+    runs = store.read(Path("card")).runs
+    assert set(runs["seed"]) == {0, 1}
+    assert set(runs["optimizer.lr"]) >= set(read_battery().curve)
+    assert Path("card/card.html").exists()
+    before = {path: path.stat().st_mtime_ns for path in Path("card/runs").glob("*/run.json")}
+    content = json.loads(run(*words, "--json"))
+    assert content["tests"][0]["name"] == "lr_x10"
+    assert {path: path.stat().st_mtime_ns for path in Path("card/runs").glob("*/run.json")} == before
+    assert store.commands(Path("card"))[0].startswith("lab stress ")
+
+
+@pytest.mark.usefixtures("here")
+def test_python_returns_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    made = lab.stress(*TINY, tests=["lr_x10"], out="mine", seed=[0, 1], intervention=[[]])
+    assert made.folder == Path("mine")
+    assert list(made.table["test"]) == ["ten times the best LR"]
+    assert "<svg" in made._repr_html_()
+    assert capsys.readouterr().out == ""  # a card belongs to the caller
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    monkeypatch.setattr("lab.sweeping.pipeline.print_estimate", lambda plan, full: plans.append(plan))
+    assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
+    assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
+    assert not Path("card").exists()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    monkeypatch.setattr("lab.sweeping.pipeline.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("sys.argv", words)
+    assert main([*words[1:], "--dry-run"]) == 0
+    assert plans[0].folder.parent == Path("runs/stress")
+    assert {point.config.steps for point in plans[0].missing} == {200}
+
+
+def test_the_page_has_the_zones_of_every_test() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert list(rows) == list(read_battery().tests)
+    for name, test in read_battery().tests.items():
+        above, below = ("over", "under") if test.passes > test.fails else ("under", "over")
+        assert rows[name].split(" | ")[1:] == [f"{above} {test.passes:.4g}", f"{below} {test.fails:.4g}"]
