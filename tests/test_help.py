@@ -9,7 +9,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.cli import commands, request, usage
-from lab.records import run_table
+from lab.records.columns import Columns
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -54,7 +54,7 @@ def test_options_of_requests_are_those_that_requests_take() -> None:
 
 
 def test_options_of_an_import_are_its_columns() -> None:
-    columns = {f"--{key.replace('_', '-')}" for key in run_table.Columns._fields}
+    columns = {f"--{key.replace('_', '-')}" for key in Columns._fields}
     assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace", "--tensorboard", "--json"}
 
 

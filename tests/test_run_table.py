@@ -14,11 +14,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import scipy.stats
 
 from lab import main
 from lab.analysis import from_frame, study
 from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
+from lab.records.columns import Columns
 from lab.report.answers import answer
 from lab.studies.figures import FIGURES
 
@@ -68,12 +70,12 @@ def test_columns_are_found_and_settings_told_from_measurements(tmp_path: Path) -
 
 def runs_of(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     """The table of runs that is made of a table."""
-    return run_table.records_of(frame, run_table.Columns(**columns)).records.runs
+    return run_table.records_of(frame, Columns(**columns)).records.runs
 
 
 def roles_of(frame: pd.DataFrame, **columns: Any) -> dict[str, str]:
     """What is said of each column of a table."""
-    return dict(run_table.records_of(frame, run_table.Columns(**columns)).mapping)
+    return dict(run_table.records_of(frame, Columns(**columns)).mapping)
 
 
 def two_arms() -> pd.DataFrame:
@@ -155,6 +157,142 @@ def test_what_the_lab_exports_is_the_same_study_again(tmp_path: Path) -> None:
     assert [interval.values for interval in read.curves["above"]] == [i.values for i in own.curves["above"]]
 
 
+def along_beta2(**columns: Any) -> pd.DataFrame:
+    """Two arms along beta2 at one learning rate; with the arm ``qk`` off, each decade from 0.99 costs 0.3 nats."""
+    rows = [
+        {"beta2": beta2, "lr": 3e-3, "seed": seed, "qk": qk, "loss": 3 + cost * (qk == "off") + seed / 100}
+        for qk in ("off", "on")
+        for beta2, cost in ((0.9, 0.3), (0.99, 0.0), (0.999, 0.3))
+        for seed in range(3)
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def test_any_setting_may_be_the_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert import_it(tmp_path, along_beta2(), "--axis", "beta2") == 0
+    read = study(tmp_path / "out")
+    assert read.axis == "beta2"
+    assert sorted(read.points["lr"].unique()) == [0.9, 0.99, 0.999]
+    assert [interval.mean for interval in read.curves["total"]] == pytest.approx([0.2, 0.0])
+    assert set(read.runs["optimizer.lr"]) == {3e-3}
+    assert main(["report", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Sensitivity to beta2" in page
+    assert "learning rate" not in page
+    assert "best beta2" in capsys.readouterr().out
+
+
+def test_a_window_of_an_axis_bounds_its_sensitivity() -> None:
+    frame = pd.concat([along_beta2(), along_beta2(beta2=0.5).drop_duplicates(["qk", "seed"]).assign(loss=9.0)])
+    whole = from_frame(frame, axis="beta2").curves["total"].iloc[0].mean
+    inside = from_frame(frame, axis="beta2", window=(0.9, 0.999)).curves["total"].iloc[0].mean
+    assert inside == pytest.approx(0.2)
+    assert whole > 1
+
+
+def test_an_axis_may_begin_at_zero_and_the_best_learning_rate_be_taken(tmp_path: Path) -> None:
+    warm = along_beta2().rename(columns={"beta2": "warmup"}).replace({"warmup": {0.9: 0, 0.99: 100, 0.999: 1000}})
+    worse = warm.assign(lr=3e-2, loss=warm["loss"] + 1)
+    frame = pd.concat([warm, worse], ignore_index=True)
+    assert set(from_frame(frame, axis="warmup").points["arm"]) == {
+        f"lr {lr}, qk {qk}" for qk in ("off", "on") for lr in ("0.003", "0.03")
+    }
+    best = from_frame(frame, axis="warmup", best_over="lr")
+    assert set(best.points["arm"]) == {"qk off", "qk on"}
+    assert best.points["loss"].max() < 4
+    assert import_it(tmp_path, frame, "--axis", "warmup", "--best-over", "lr") == 0
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert "could not be drawn" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_arms_without_learning_rates_are_compared_by_the_tests_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three arms, of which one is the baseline by its name; the paired differences are by hand."""
+    rows = [
+        {"optimizer": name, "seed": seed, "val_loss": 3.0 + 0.1 * seed + cost + 0.01 * noise}
+        for name, cost, noises in (("adamw", -0.1, (0, 1, -1)), ("baseline", 0, (0, 0, 0)), ("sgd", 0.5, (1, 0, 1)))
+        for seed, noise in enumerate(noises)
+    ]
+    assert import_it(tmp_path, pd.DataFrame(rows)) == 0
+    read = study(tmp_path / "out")
+    assert read.axis == ""
+    (contrast,) = answer(read).contrasts
+    assert contrast.reference == "baseline"
+    changes = {arm: cell for arm, cells in contrast.differences.items() for cell in cells.values()}
+    assert changes["adamw"].values == pytest.approx([-0.1, -0.09, -0.11])
+    p = {arm: scipy.stats.ttest_1samp(interval.values, 0).pvalue for arm, interval in changes.items()}
+    adjusted = {"adamw": max(p["adamw"], 2 * p["sgd"]), "sgd": 2 * p["sgd"]}
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "out"), "--difference", "0.005"]) == 0
+    said = capsys.readouterr().out
+    for arm, p_of_arm in adjusted.items():
+        (line,) = [line for line in said.splitlines() if line.startswith(arm) and "[" in line]
+        assert line.endswith(f"{p_of_arm:.2g}")
+    assert re.search(r"so 3 seeds find one of 0.0\d+ with probability 80%; one of 0.005 takes \d+ seeds", said)
+    assert (tmp_path / "out" / "figures" / "loss_by_arm.svg").exists()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "learning rates" not in page
+    assert "could not be drawn" not in page
+
+
+def test_arms_that_share_no_seed_are_compared_by_their_means() -> None:
+    frame = two_arms().assign(seed=range(6))
+    (contrast,) = answer(from_frame(frame)).contrasts
+    (difference,) = contrast.differences["muon"].values()
+    assert difference.mean == pytest.approx(-0.101)
+    spread = math.hypot(*(frame[frame["arm"] == arm]["val_loss"].std() for arm in ("baseline", "muon")))
+    assert difference.high - difference.mean == pytest.approx(4.3027 * spread / math.sqrt(3), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("unit", "name", "stored"),
+    [
+        ("nats", "loss", 3.0),
+        ("bits", "loss", 3.0 / math.log(2)),
+        ("perplexity", "loss", math.exp(3.0)),
+        (None, "val_ppl", math.exp(3.0)),
+        ("bits_per_byte", "loss", 3.0 / math.log(2)),
+    ],
+)
+def test_losses_are_read_in_their_unit(unit: str | None, name: str, stored: float) -> None:
+    frame = two_arms().drop(columns="val_loss").assign(**{name: stored})
+    assert set(runs_of(frame, unit=unit)["final_val_loss"].round(9)) == {3.0}
+
+
+def test_a_run_that_was_tried_again_counts_as_asked() -> None:
+    first = two_arms()
+    frame = pd.concat([first.assign(val_loss=first["val_loss"] - 0.5), first], ignore_index=True)
+    with pytest.raises(RequestError, match=r"row 1 and row 7 are one run.*--keep last or --keep best"):
+        runs_of(frame)
+    assert sorted(runs_of(frame, keep="last")["final_val_loss"]) == sorted(first["val_loss"])
+    assert sorted(runs_of(frame, keep="best")["final_val_loss"]) == sorted(first["val_loss"] - 0.5)
+    with pytest.raises(RequestError, match="--keep: 'first' is none of"):
+        runs_of(frame, keep="first")
+
+
+def test_the_best_over_a_setting_is_taken_where_asked() -> None:
+    """Three batch sizes at each learning rate; steps follow from batch and tokens, and set nothing apart."""
+    rows = [
+        {
+            "lr": lr,
+            "D": tokens,
+            "bs": batch,
+            "steps": tokens // batch,
+            "N": size,
+            "loss": 3 + abs(i - 1) + (batch != 64),
+        }
+        for size in (1_000_000, 4_000_000)
+        for tokens in (1_000_000, 4_000_000)
+        for i, lr in enumerate(LRS[:3])
+        for batch in (32, 64, 128)
+    ]
+    runs = runs_of(pd.DataFrame(rows), best_over=["bs"], size="N")
+    assert len(runs) == 12
+    assert sorted(set(runs["final_val_loss"])) == [3, 4]
+    assert set(from_frame(pd.DataFrame(rows), size="N", best_over="bs").points["arm"]) == {"D 1000000", "D 4000000"}
+
+
 def test_learning_rates_that_agree_in_three_digits_are_one() -> None:
     frame = table().replace({"Learning Rate": {0.1: 0.1003}})
     frame.loc[frame["seed"] == 1, "Learning Rate"] = frame["Learning Rate"].replace(0.1003, 0.1)
@@ -204,7 +342,7 @@ def test_settings_that_cross_at_one_learning_rate_are_arms_and_measurements_are_
 def test_numbers_that_make_no_sense_are_refused(change: dict[str, Any], options: dict[str, str], said: str) -> None:
     frame = two_arms().astype({"lr": object, "seed": object}).assign(**change)
     with pytest.raises(RequestError, match=re.escape(said)):
-        run_table.records_of(frame, run_table.Columns(**options))
+        run_table.records_of(frame, Columns(**options))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +383,7 @@ def test_every_format_gives_the_same_records(tmp_path: Path, monkeypatch: pytest
     frame.to_parquet(tmp_path / "d.parquet")
     monkeypatch.setattr("sys.stdin", io.StringIO((tmp_path / "c.jsonl").read_text()))
     sources = [*map(str, sorted(tmp_path.iterdir())), "-"]
-    columns = run_table.Columns(initial_loss="9")
+    columns = Columns(initial_loss="9")
     first, *others = [run_table.records_of(table_files.read_table(source), columns).records for source in sources]
     assert (first.runs["status"] == "diverged").sum() == 16
     for one in others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,10 +11,12 @@ import pandas as pd
 
 from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
 from lab.analysis.text import count, format_value
+from lab.records.run_table import UNKNOWN_SIZE
 
 ANY_SWEEP = "*"
+BASELINES = ("baseline", "base", "control", "default", "reference", "vanilla", "none", "off")
 NO_REFERENCE = "-"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -88,7 +91,7 @@ class Contrast(NamedTuple):
         reference: the arm with which the others are compared; empty if there is none.
         levels: the interval of the quantity, by arm and column.
         differences: the interval of each other arm's difference from the reference, over the seeds and learning rates
-            that both ran; by arm and column.
+            that both ran; by arm and column. Of arms that share no seed, that of their means.
     """
 
     measure: Measure
@@ -137,10 +140,13 @@ def contrast(
             if arm in alike:
                 pair = together
             else:
-                shared = _shared(points, pairs, (arm, reference))
+                seeds_of = [set(points.loc[points["arm"] == name, "seed"]) for name in (arm, reference)]
+                apart = not set.intersection(*seeds_of) and min(map(len, seeds_of)) >= FEWEST_SEEDS
+                keys = [name for name in pairs if name != "seed" or not apart]
+                shared = _shared(points, keys, (arm, reference))
                 pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
             differences[arm] = {
-                column: student_t(_seeds(pair, arm, column) - _seeds(pair, reference, column), level)
+                column: _difference(_seeds(pair, arm, column), _seeds(pair, reference, column), level)
                 for column in columns
             }
     levels = {arm: {column: student_t(_seeds(own, arm, column)) for column in columns} for arm in arms}
@@ -158,6 +164,13 @@ def _seeds(rows_of: Mapping[str, pd.DataFrame], arm: str, column: str) -> pd.Ser
         return pd.Series(dtype=float)
     values: pd.Series = rows_of[arm][column].astype(float)
     return values.where(np.isfinite(values))
+
+
+def _difference(of_arm: pd.Series, of_reference: pd.Series, level: float) -> Interval:
+    """The difference of two arms, paired by seed where they share seeds."""
+    if set(of_arm.index) & set(of_reference.index) or of_arm.empty or of_reference.empty:
+        return student_t(of_arm - of_reference, level)
+    return unpaired(of_arm, of_reference, level)
 
 
 def _shared(points: pd.DataFrame, pairs: Sequence[str], arms: tuple[str, str]) -> pd.DataFrame:
@@ -199,6 +212,12 @@ def _seed_counts(one: Contrast, arm: str) -> str:
     return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))) if counts else "0"
 
 
+def baseline_of(arms: Sequence[str]) -> str:
+    """The arm of an imported table with which the others are compared: one that is called a baseline, or the first."""
+    words = [re.split(r"\W+", arm.lower()) for arm in arms]
+    return next((arm for name in BASELINES for arm, of_arm in zip(arms, words, strict=True) if name in of_arm), arms[0])
+
+
 def own_points(study: Study) -> pd.DataFrame:
     """The points of a study under the names of its own arms."""
     return study.points
@@ -218,7 +237,7 @@ def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFram
 
 def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Means of ``value`` at each size."""
-    return _spread(points, "size", lambda size: f"at {count(size)} parameters")
+    return _spread(points, "size", lambda size: f"at {count(size)} parameters" if size != UNKNOWN_SIZE else "")
 
 
 def by_rate(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:

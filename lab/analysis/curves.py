@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import format_value, listed
+from lab.analysis.text import LEARNING_RATE, format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import TABLE
+from lab.records.run_table import AXIS, TABLE
 from lab.records.store import Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -251,9 +251,10 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters``, but those of the smallest
-        model for models that differ by a few gains), ``parameters`` (without embeddings), ``lr`` (peak), ``seed``
-        (text; another data seed follows after a slash), ``loss`` (final, held-out), ``loss_at_init``, ``loss_bigram``
-        (nats per token), ``status``, ``diverged_at`` (step). Sorted by arm, size, learning rate, seed.
+        model for models that differ by a few gains), ``parameters`` (without embeddings), ``lr`` (peak; or the value of
+        ``axis_of``), ``seed`` (text; another data seed follows after a slash), ``loss`` (final, held-out),
+        ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step). Sorted by arm, size,
+        learning rate, seed.
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
     keys, curves, arms, sizes = _group(ended)
@@ -267,7 +268,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
             "arm": pd.Series([arms[key].label for key in keys], ended.index, dtype="string"),
             "size": [sizes[count] for count in counts],
             "parameters": counts,
-            "lr": significant(ended[LR]),
+            "lr": significant(ended[axis_of(runs)]) if axis_of(runs) else 0.0,
             "seed": _seed_labels(ended),
             "loss": ended["final_val_loss"],
             **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "status", "diverged_at")},
@@ -275,6 +276,27 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])
     return frame.drop(columns="position").reset_index(drop=True)
+
+
+def axis_of(runs: pd.DataFrame) -> str:
+    """The key of the setting along which curves run: the learning rate, or what ``lab import --axis`` named.
+
+    It is empty for a table without learning rates, whose curves have one point each.
+
+    Raises:
+        RequestError: runs of several tables have different ones.
+    """
+    axes = sorted(set(runs[AXIS].fillna(LR))) if AXIS in runs else [LR]
+    if len(axes) > 1:
+        raise RequestError(f"curves along {listed(axes)} cannot be compared")
+    axis = str(axes[0]) if axes else LR
+    return axis if axis in runs else ""
+
+
+def axis_name(runs: pd.DataFrame) -> str:
+    """The name of ``axis_of`` for readers."""
+    axis = axis_of(runs)
+    return LEARNING_RATE if axis == LR else setting_name(axis, ()) if axis else ""
 
 
 def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
@@ -321,7 +343,8 @@ def _group(
 
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
-    config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - FREE if key.split(".")[0] != "probes")
+    free = FREE - {LR} | {axis_of(runs)}
+    config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - free if key.split(".")[0] != "probes")
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from lab.analysis.curves import SHAPE, configs, differing, name_arms, setting_name
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.text import count
+from lab.records.run_table import UNKNOWN_SIZE
 
 MIN_VALUES = 3
 # With more arms than this along a setting, each value is a line in the panel of its size instead of a panel.
@@ -149,7 +150,10 @@ def facets(cards: pd.DataFrame, runs: pd.DataFrame) -> Facets:
     arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False)]
     swept = swept_setting(cards, runs) if len(arms) > MOST_ARM_FACETS else None
     if swept is None and 1 < len(arms) <= MOST_ARM_LINES:
-        sizes = [(f"{count(group['size'].iloc[0])} parameters", group) for _, group in runs.groupby("size")]
+        sizes = [
+            (f"{count(group['size'].iloc[0])} parameters" if size != UNKNOWN_SIZE else "", group)
+            for size, group in runs.groupby("size")
+        ]
         return Facets(sizes, "arm", "arm", str)
     if swept is None:
         return Facets(arms, "size", "parameters", count)

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import load, points, significant
+from lab.analysis.curves import LR, axis_name, axis_of, load, points, significant
 from lab.analysis.statistics import student_t, student_t_of_rows
-from lab.analysis.text import UNDEFINED, count, format_value, span
+from lab.analysis.text import UNDEFINED, count, format_value, in_terms_of, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
+from lab.records.columns import Columns
 from lab.records.store import Records
 
 
@@ -264,7 +265,7 @@ def _best_fine(lr: np.ndarray, loss: np.ndarray, ended_below_init: np.ndarray) -
 def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
     """``best_lr_fine`` of sorted learning rates and their losses."""
     best = int(loss.argmin())
-    if not 0 < best < len(lr) - 1:
+    if not 0 < best < len(lr) - 1 or lr[best - 1] <= 0:  # an axis other than the learning rate may have zero
         return float(lr[best])
     x, y = np.log(lr[best - 1 : best + 2] / lr[best]), loss[best - 1 : best + 2] - loss[best]
     # y = a x^2 + b x, with the middle point as the origin
@@ -280,7 +281,7 @@ def spread(curve: pd.DataFrame) -> float:
 
 def shifted(best_lr: float, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
     """The window ``[low, high]`` moved so that its geometric middle is ``best_lr`` (Wortsman et al. 2023, app. B)."""
-    factor = best_lr / math.sqrt(low * high)
+    factor = best_lr / math.sqrt(low * high) if low else 1.0
     return low * factor, high * factor
 
 
@@ -349,6 +350,11 @@ class Study(NamedTuple):
         """Cards of runs that failed and have no result."""
         return self.records.runs[self.records.runs["status"] == "failed"]
 
+    @property
+    def axis(self) -> str:
+        """The name of what varies along a curve, which is the learning rate unless a table has another axis."""
+        return axis_name(self.runs)
+
     def __repr__(self) -> str:
         return f"<Study: {self._extent()}>"
 
@@ -358,7 +364,7 @@ class Study(NamedTuple):
         counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
         lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
         rates = "learning rate " + " to ".join(dict.fromkeys(map(format_value, (lr.min(), lr.max()))))
-        return ", ".join([counts[0], *lost, *counts[1:], rates])
+        return in_terms_of(self.axis, ", ".join([counts[0], *lost, *counts[1:], rates]))
 
     def _repr_html_(self) -> str:
         """What notebooks display: a row per arm and size."""
@@ -375,7 +381,8 @@ class Study(NamedTuple):
                 "seeds": [curve["seed"].nunique() for curve in curves],
             }
         ).to_html(index=False, border=0, max_rows=MOST_ROWS)
-        return f"<p>{self._extent()}</p>\n{table}\n<p>{ABOUT_NUMBERS.format(self.window)}</p>"
+        page = f"<p>{self._extent()}</p>\n{table}\n<p>{ABOUT_NUMBERS.format(self.window)}</p>"
+        return in_terms_of(self.axis, page)
 
 
 def _unstable_lrs(curve: pd.DataFrame) -> str:
@@ -410,6 +417,10 @@ def from_frame(
     arm: str | Sequence[str] | None = None,
     initial_loss: str | float | None = None,
     steps: str | float | None = None,
+    axis: str | None = None,
+    best_over: str | Sequence[str] | None = None,
+    unit: str | None = None,
+    keep: str | None = None,
     window: Sequence[float] = WINDOW,
 ) -> Study:
     """Compute all tables, as ``study`` does, from a table with a row per run of any trainer.
@@ -422,17 +433,21 @@ def from_frame(
         loss: column of final losses; an empty or non-finite one is a diverged run, which counts at its initial loss.
         size: column of numbers of parameters, or the number for all runs.
         seed: column of seeds; without one all runs have the same seed.
-        arm: columns that distinguish arms; by default the columns whose every value occurs with three learning rates.
+        arm: columns that distinguish arms; by default those that a sweep crosses with learning rates or seeds.
         initial_loss: column of losses at initialization, or the loss for all runs.
         steps: column of numbers of training steps, or the number for all runs.
+        axis: column along which curves run, instead of the learning rate.
+        best_over: columns over which the best run is taken.
+        unit: of the losses: ``nats``, ``bits``, ``bits_per_byte`` or ``perplexity``.
+        keep: which row of a run counts that has several: ``last`` or ``best``.
         window: as for ``study``.
 
     Raises:
         RequestError: a column is absent, or a row or the window is invalid.
     """
     size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
-    arms = [arm] if isinstance(arm, str) else arm
-    columns = run_table.Columns(lr, loss, size, seed, arms, initial_loss, steps)
+    arms, best = ([names] if isinstance(names, str) else names for names in (arm, best_over))
+    columns = Columns(lr, loss, size, seed, arms, initial_loss, steps, axis, best, unit, keep)
     return study_of(run_table.records_of(table, columns).records, window)
 
 
@@ -442,11 +457,14 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     Raises:
         RequestError: all runs failed, or the window is invalid.
     """
-    window = window_of(window)
+    window, axis = window_of(window), axis_of(records.runs)
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
-    check_window(ended, window)
+    if axis not in (LR, "") and window == WINDOW:
+        window = Window(ended["lr"].min(), ended["lr"].max())
+    else:
+        check_window(ended, window)
     seeds = per_seed(ended, *window)
     return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended, *window), window)
 

@@ -134,6 +134,20 @@ def student_t_of_rows(rows: Sequence[Sequence[float]]) -> list[Interval]:
     return [interval or student_t(row) for interval, row in zip(intervals, rows, strict=True)]
 
 
+def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.95) -> Interval:
+    """Interval of the mean of a first sample minus that of a second, which share no seeds; NaN are left out.
+
+    Its degrees of freedom are those of the smaller sample, which Welch's exceed, and ``n`` is its size.
+    """
+    one, other = (student_t(values, level) for values in (first, second))
+    mean, n = one.mean - other.mean, min(one.n, other.n)
+    error = math.hypot(one.error, other.error)
+    if n < FEWEST_SEEDS:
+        return Interval(mean, math.nan, math.nan, n, (mean,) * n)
+    half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
+    return Interval(mean, mean - half, mean + half, n, (), error)
+
+
 def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 

@@ -9,6 +9,18 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+# What an axis is called unless a table has another one, and how texts speak of it.
+LEARNING_RATE = "learning rate"
+_SPOKEN = {
+    r"(LR|Learning-rate) sensitivity": "Sensitivity to {}",
+    r"\b(peak )?learning rates\b": "values of {}",
+    r"\bLearning rates\b": "Values of {}",
+    r"\b(peak |Peak )?[Ll]earning rate\b": "{}",
+    r"\bLRs?\b": "{}",
+    r"\bunder-training part\b": "part below the best",
+    r"\binstability part\b": "part above the best",
+    r"\bis under-training\b": "is the part below the best",
+}
 UNDEFINED = "\N{EM DASH}"  # the cell of a number that is not defined
 
 
@@ -41,7 +53,9 @@ def alike(values: Iterable[float]) -> list[str]:
 
 
 def count(parameters: float) -> str:
-    """A parameter count to three digits: ``98688 -> 98.7k``."""
+    """A parameter count to three digits: ``98688 -> 98.7k``; a table that has none counts one."""
+    if parameters == 1:
+        return "unknown size"
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if parameters >= 0.9995 * scale:
             return f"{parameters / scale:.3g}{unit}"
@@ -55,6 +69,15 @@ def span(values: Sequence[float]) -> str:
         return "none"
     ends = " to ".join(format_value(value) for value in dict.fromkeys([present[0], present[-1]]))
     return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
+
+
+def in_terms_of(axis: str, text: str) -> str:
+    """A text about learning rates as one about the axis along which curves run; without one, the same but shorter."""
+    if not axis:
+        return re.sub(r" (over|by|at) (the )?learning rates?( 0)?\b|\blearning rate 0(&#10;|\n|, )", "", text)
+    for spoken, other in _SPOKEN.items() if axis != LEARNING_RATE else ():
+        text = re.sub(spoken, other.format(axis).replace("\\", r"\\"), text)
+    return text
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 import traceback
@@ -82,6 +83,7 @@ def _carry_out(asked: Request) -> None:
 
 def _import(arguments: list[str]) -> None:
     from lab.records import event_files, run_table, table_files
+    from lab.records.columns import Columns
 
     given = OptionParser("import").read(arguments)
     words = list(map(str, given.folders))
@@ -89,9 +91,9 @@ def _import(arguments: list[str]) -> None:
     tables = [word for word in words if not word.startswith("out=")]
     if len([*tables, *[given.tensorboard] * bool(given.tensorboard)]) != 1 or not out:
         raise RequestError("lab import TABLE out=DIR, a file or - for standard input; or --tensorboard DIR out=DIR")
-    columns = {key: getattr(given, key) for key in run_table.Columns._fields}
-    arm = columns["arm"].split(",") if columns["arm"] is not None else None
-    named = run_table.Columns(**{**columns, "arm": arm})
+    options = {key: getattr(given, key) for key in Columns._fields}
+    lists = {key: options[key].split(",") for key in ("arm", "best_over") if options[key] is not None}
+    named = Columns(**options | lists)
     if given.tensorboard:
         events = Path(given.tensorboard)
         table, measured = event_files.read_event_folders(events, given.loss)
@@ -136,7 +138,7 @@ def _report(arguments: list[str]) -> None:
         lines = [f"report: {report.page}" for report in reports]
         page = index = build.write_index(folders[0], reports, failures)
     else:
-        report, summary = build.make_report(folders, window)
+        report, summary = build.make_report(folders, window, _difference(given.difference))
         page, reports, lines = report.page, [report], [summary]
     if given.json:
         _say_json({"index": index, "reports": [report._asdict() for report in reports]})
@@ -146,6 +148,17 @@ def _report(arguments: list[str]) -> None:
         webbrowser.open(page.absolute().as_uri())
     if failures:
         raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
+
+
+def _difference(given: str | None) -> float | None:
+    """The difference to find, if it was given."""
+    try:
+        number = float(given) if given else None
+    except ValueError:
+        number = math.nan
+    if number is not None and not 0 < number < math.inf:
+        raise RequestError(f"--difference is a number above 0, not {given}")
+    return number
 
 
 def _results_folders(folder: Path) -> list[Path]:

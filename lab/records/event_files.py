@@ -12,7 +12,7 @@ import yaml
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records import run_table, trackers
+from lab.records import columns, trackers
 
 EVENTS = "*tfevents*"
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
@@ -75,7 +75,7 @@ def read_event_folders(folder: Path, loss: str | None = None) -> EventTable:
     if not rows:
         raise RequestError(f"no event files with scalars below {folder}")
     table = pd.DataFrame.from_dict(rows, orient="index")
-    tag = run_table.column_of(table, "loss", loss)
+    tag = columns.column_of(table, "loss", loss)
     for name in rows:
         if tag not in rows[name]:
             raise RequestError(f"run {name} has no values of {tag}")
@@ -193,4 +193,4 @@ def _summary(tag: str, values: pd.Series[float]) -> float:
 
 
 def _is_lr(tag: str) -> bool:
-    return bool({tag.lower(), re.split(r"[/.]", tag.lower())[-1]} & {*run_table.USUAL_NAMES["lr"]})
+    return bool({tag.lower(), re.split(r"[/.]", tag.lower())[-1]} & {*columns.USUAL_NAMES["lr"]})

@@ -1,4 +1,4 @@
-"""Runs of any trainer: a table with a row per run, whose columns are recognized, and made into records."""
+"""Runs of any trainer: a table with a row per run, made into records."""
 
 from __future__ import annotations
 
@@ -15,69 +15,46 @@ import pandas as pd
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.records import store
+from lab.records.columns import (
+    ARM,
+    LOGGED_STEPS,
+    LOSS_UNITS,
+    NAME,
+    PLANNED_STEPS,
+    SHARED,
+    UNIT_NAMES,
+    USUAL_NAMES,
+    Columns,
+    column_of,
+    end_of,
+    is_arm,
+    roles_of,
+)
 from lab.records.store import Records
 from lab.records.table_files import NO_NUMBERS, plain
 
-# Usual names of columns, in any case and also behind a prefix; the first that is there.
-PLANNED_STEPS = ("steps", "n_steps", "num_steps", "train_steps", "max_steps", "total_steps")
-LOGGED_STEPS = ("step", "_step", "global_step", "training_iteration")  # the last step that a run came to
-USUAL_NAMES = {
-    "lr": ("lr", "learning_rate", "peak_lr", "peak_learning_rate", "max_lr", "base_lr", "optimizer.lr"),
-    "loss": (  # held-out losses before training losses
-        *("final_val_loss", "val_loss", "val/loss", "validation_loss", "eval/loss", "eval_loss", "test_loss"),
-        *("final_loss", "loss", "train_loss", "train/loss", "value"),
-    ),
-    "size": ("parameters_without_embeddings", "params", "n_params", "num_params", "parameters", "size", "model_size"),
-    "seed": ("seed", "random_seed"),
-    "steps": (*PLANNED_STEPS, *LOGGED_STEPS),
-    "initial_loss": ("initial_loss", "init_loss", "loss_at_init"),
-}
-# What trackers and machines note about a run, which is no setting of it.
-BOOKKEEPING = {
-    *("state", "status", "host", "hostname", "node", "node_ip", "machine", "pid", "user", "entity", "project", "done"),
-    *("runtime", "_runtime", "wall_seconds", "wall_time", "duration", "elapsed", "time_total_s", "time_this_iter_s"),
-    *("_timestamp", "timestamp", "date", "created", "created_at", "updated_at", "heartbeat_at", "start_time"),
-    *("datetime_start", "datetime_complete", "end_time", "gpu", "gpu_type", "device", "logdir", "output_dir", "out"),
-    *("model_steps_per_second", "_wandb", "experiment_tag", "trial_id", "experiment_id", "number", *LOGGED_STEPS),
-}
-STATES = ("state", "status")  # columns that say how a run ended
-UNFINISHED = ("running", "pending", "waiting", "queued", "preempted", "pruned")  # with a loss that is no final one
-ARMS = ("arm", "variant", "method", "recipe", "treatment", "condition", "ablation", "group", "experiment")
-NAMES = ("name", "run", "run_name", "run_id", "id", "folder", "trial_id", "number")
+# What a column says about how a run ended: that its loss is no final one; all others but these ended early.
+UNFINISHED = ("running", "pending", "waiting", "queued", "preempted", "pruned")
+ENDED = ("", "nan", "finished", "complete", "completed", "done", "success", "succeeded", "terminated")
 # Settings that every run of the lab has, and of which a table says nothing.
 UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision")
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
-MANY_LRS = 3  # at which each value of a column occurs that sets arms apart
 SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}  # in which sizes are written, such as 124M
-MEANINGS = {"lr": "peak learning rate", "loss": "final loss", "initial_loss": "loss at initialization"}
+SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}  # such as in 124M
+KEEPS = ("error", "last", "best")
+MEANINGS = {
+    "lr": "peak learning rate",
+    "loss": "final loss",
+    "initial_loss": "loss at initialization",
+    "axis": "along curves",
+}
 MOST_SHOWN = 8  # values of a setting that the mapping lists
 UNKNOWN_SIZE = 1  # of models whose size a table does not say
 ORIGIN = "imported from"
+LR = "optimizer.lr"
 TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
-
-
-class Columns(NamedTuple):
-    """Which column holds what; ``None`` looks for a usual name, a number holds for all runs.
-
-    Attributes:
-        lr: peak learning rates.
-        loss: final losses; what is empty or not finite is a diverged run.
-        size: numbers of parameters, or any other whole number above 0 that grows with the model.
-        seed: seeds; all runs are of one seed without it.
-        arm: columns of settings that set arms apart; see ``records_of``.
-        initial_loss: losses at initialization, at which diverged runs count.
-        steps: numbers of training steps.
-    """
-
-    lr: str | None = None
-    loss: str | None = None
-    size: str | None = None
-    seed: str | None = None
-    arm: Sequence[str] | None = None
-    initial_loss: str | None = None
-    steps: str | None = None
+AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 
 
 class Imported(NamedTuple):
@@ -92,10 +69,7 @@ def records_of(
 ) -> Imported:
     """Make records of a table with a row per run.
 
-    A column that is none of ``columns`` sets arms apart if ``columns.arm`` names it. Where that is ``None``, it does so
-    if each of its values occurs with three learning rates or more, or if it is needed to tell runs apart; unless it is
-    bookkeeping, or seed, size or learning rate determines it, or it only says where a diverged run was cut short.
-    Other columns are kept: numbers as metrics of the last step, words as notes.
+    Columns that hold no quantity and are no setting are kept: numbers as metrics of the last step, words as notes.
 
     Args:
         table: as from ``read_table``.
@@ -106,43 +80,46 @@ def records_of(
     Raises:
         RequestError: a column is absent, a row makes no sense, or two rows are one run.
     """
-    table = plain(table)
+    table = _last_of_trials(plain(table if table.index.is_unique else table.reset_index(drop=True)))
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
-    found = {key: column_of(table, key, getattr(columns, key)) for key in USUAL_NAMES}
-    numbers = {key: _numbers(table, key, column) for key, column in found.items()}
-    _check(numbers)
-    state = next((str(name) for name in table if _end(_plain(str(name))) in STATES), None)
-    states = table[state].astype(str).str.lower() if state else pd.Series("", table.index)
-    is_left_out = states.isin(UNFINISHED)
-    diverged = ~numbers["loss"].map(math.isfinite)
-    unknown = diverged & ~is_left_out & ~numbers["initial_loss"].map(math.isfinite)
+    best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
+    found, numbers = _quantities(table, columns, best_over)
+    states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), None)
+    ends = pd.Series("", table.index) if states is None else states.astype(str).str.lower()
+    is_lost, is_left_out = ~numbers["loss"].map(math.isfinite), ends.isin(UNFINISHED)
+    unknown = is_lost & ~is_left_out & ~numbers["initial_loss"].map(math.isfinite)
     _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
-    numbers["lr"] = _in_three_digits(numbers["lr"])
-    design = pd.DataFrame({key: numbers[key] for key in ("lr", "seed", "size")})
-    is_cut = diverged | ~states.isin(["", "finished", "complete", "completed", "success", "terminated"])
-    others = [str(name) for name in table if name not in found.values()]
-    roles = _roles(table[others], design, is_cut, columns.arm, measured)
-    settings = _settings(table, [name for name in others if roles[name] in (ARM, SHARED)])
-    steps = _whole_steps(numbers["steps"], found["steps"], is_cut, [numbers["size"], *settings.values()])
+    x = next((numbers[key] for key in ("axis", "lr") if found[key]), pd.Series(0.0, table.index))
+    design = pd.DataFrame({"lr": x, "seed": numbers["seed"], "size": numbers["size"]})
+    if found["axis"] and found["lr"]:
+        design["rate"] = numbers["lr"]
+    others = [str(name) for name in table if name not in (*found.values(), *best_over)]
+    is_cut = is_lost | ~ends.isin(ENDED)
+    roles = roles_of(table[others], design.join(table[best_over].add_prefix("column ")), is_cut, columns.arm, measured)
+    chosen = [name for name in others if roles[name] in (ARM, SHARED)]
+    settings = _settings(table, chosen)
+    alike = [numbers["size"], *settings.values()]
+    steps = _whole_steps(numbers["steps"], found["steps"], is_cut, alike)
+    if best_over and steps.groupby([values.astype(str) for values in alike]).nunique().max() > 1:
+        found["steps"] = None  # they follow from the batch, say
     identity = pd.DataFrame({**design, **settings}).astype(str)
-    if (twice := identity.duplicated()).any():
-        first = identity.eq(identity[twice].iloc[0]).all(axis=1)
-        raise RequestError(f"{_row(first)} and {_row(twice)} are one run: alike in {', '.join(map(str, identity))}")
+    if identity.duplicated().any() and end_of(str(found["steps"])) in PLANNED_STEPS and not best_over:
+        identity["steps"] = steps.astype(str)
+    rows = _rows(identity, numbers["loss"], "best" if best_over else columns.keep)
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
-    kept = [name for name in others if roles[name] not in (ARM, SHARED)]
-    names = next((table[name].astype(str) + ": " for name in kept if roles[name] == NAME), pd.Series("", table.index))
-    reason = (names + "no finite loss").where(diverged).mask(is_left_out, names + states)
+    kept = [name for name in others if name not in chosen] + best_over
+    names = next((table[name].astype(str) + ": " for name in others if roles[name] == NAME), ends.mask(ends != "", ""))
+    optional = {LR: ("lr", numbers["lr"]), "steps": ("steps", steps)}
     runs = pd.DataFrame(
         {
             "id": [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)],
-            "status": np.where(is_left_out, "failed", np.where(diverged, "diverged", "finished")),
-            "reason": reason,
-            "final_val_loss": numbers["loss"].mask(diverged),
+            "status": np.where(is_left_out, "failed", np.where(is_lost, "diverged", "finished")),
+            "reason": (names + "no finite loss").where(is_lost).mask(is_left_out, names + ends),
+            "final_val_loss": numbers["loss"].mask(is_lost),
             "loss_at_init": numbers["initial_loss"],
             "parameters_without_embeddings": numbers["size"].astype("int64"),
-            "optimizer.lr": numbers["lr"],
             "seed": numbers["seed"].astype("int64"),
             "versions": f"{ORIGIN} {source}",
             "data_fingerprint": "imported",
@@ -150,12 +127,77 @@ def records_of(
             TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
             "notes": _notes(table, [name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]),
-            **({"steps": steps} if found["steps"] is not None else {}),
+            **{column: values for column, (key, values) in optional.items() if found[key] is not None},
             **settings,
         }
-    )
+    ).iloc[rows]
+    if found["axis"]:
+        (key,) = _settings(table, [str(found["axis"])])
+        runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
+    table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
     mapping = _mapping(table, found, numbers, roles, runs)
+    if best_over:
+        mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
+    elif len(rows) < len(design):
+        mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
     return Imported(Records(store.declared(runs), _metrics(table, runs, kept)), mapping)
+
+
+def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
+    """The last row of each trial of a log that has a row for each of its iterations, as those of Ray Tune have."""
+    by_end = {end_of(str(name)): str(name) for name in table}
+    if not {"trial_id", "training_iteration"} <= {*by_end}:
+        return table
+    last: pd.DataFrame = table.sort_values(by_end["training_iteration"], kind="stable").drop_duplicates(
+        by_end["trial_id"], keep="last"
+    )
+    return last.sort_index()
+
+
+def _quantities(
+    table: pd.DataFrame, columns: Columns, best_over: Sequence[str]
+) -> tuple[dict[str, str | float | None], dict[str, pd.Series[float]]]:
+    """The columns of the quantities, and their numbers."""
+    found = {key: column_of(table, key, getattr(columns, key)) for key in (*USUAL_NAMES, "axis")}
+    if found["axis"] is not None and found["axis"] == found["lr"]:
+        found["axis"] = None
+    found |= {key: None for key in USUAL_NAMES if key != "loss" and found[key] in (found["axis"], *best_over)}
+    numbers = {key: _numbers(table, key, column) for key, column in found.items()}
+    _check(numbers, found)
+    unit = columns.unit or UNIT_NAMES.get(re.split("_(?=ppl|bpb|perp)", end_of(str(found["loss"])))[-1], "nats")
+    if unit not in LOSS_UNITS:
+        raise RequestError(f"--unit: no unit {unit!r}; {nearest(unit, LOSS_UNITS)}")
+    if unit == "perplexity":
+        _refuse(numbers["loss"] <= 0, numbers["loss"], "the perplexity {:g} is not above 0")
+    for key in ("loss", "initial_loss"):
+        values = numbers[key]
+        numbers[key] = values.map(math.log) if unit == "perplexity" else values * LOSS_UNITS[unit]
+    if found["lr"]:
+        numbers["lr"] = _in_three_digits(numbers["lr"])
+    return found, numbers
+
+
+def _rows(identity: pd.DataFrame, losses: pd.Series[float], keep: str | None) -> list[int]:
+    """The positions of the rows that count, of several that are alike the last or the best.
+
+    Raises:
+        RequestError: rows are alike, and ``keep`` does not say which counts.
+    """
+    if keep not in (None, *KEEPS):
+        raise RequestError(f"--keep: {keep!r} is none of {', '.join(KEEPS)}")
+    twice = identity.duplicated()
+    if not twice.any():
+        return list(range(len(identity)))
+    if keep in (None, "error"):
+        first = identity.eq(identity[twice].iloc[0]).all(axis=1)
+        raise RequestError(
+            f"{_row(first)} and {_row(twice)} are one run, alike in {', '.join(map(str, identity))}; "
+            "--keep last or --keep best counts one of them, --seed or --arm COLUMN tells them apart"
+        )
+    loss = losses.where(losses.map(math.isfinite), math.inf).reset_index(drop=True)
+    runs = identity.groupby([*identity]).ngroup().to_numpy()
+    counted = loss.groupby(runs).idxmin() if keep == "best" else pd.Series(range(len(runs))).groupby(runs).max()
+    return sorted(counted)
 
 
 def _exported(table: pd.DataFrame, source: str) -> Imported:
@@ -165,11 +207,14 @@ def _exported(table: pd.DataFrame, source: str) -> Imported:
     return Imported(Records(runs, _metrics(table, runs.assign(steps=runs.get("steps", 0)), [])), mapping)
 
 
-def _check(numbers: Mapping[str, pd.Series[float]]) -> None:
+def _check(numbers: Mapping[str, pd.Series[float]], found: Mapping[str, str | float | None]) -> None:
     """Refuse numbers that make no sense."""
     low, high = LR_BOUNDS
     lr, size = numbers["lr"], numbers["size"]
-    _refuse(~lr.between(low, high), lr, f"the learning rate {{:g}} is not from {low:g} to {high:g}")
+    if found["lr"]:
+        _refuse(~lr.between(low, high), lr, f"the learning rate {{:g}} is not from {low:g} to {high:g}")
+    if found["axis"]:
+        _refuse(~numbers["axis"].between(0, high), numbers["axis"], f"{found['axis']} {{:g}} is not from 0 to {high:g}")
     _refuse(size <= 0, size, "the size {:g} is not above 0")
     for key in ("size", "seed", "steps"):
         values = numbers[key].dropna()
@@ -198,7 +243,7 @@ def _whole_steps(
     ended = steps.where(~is_cut)
     whole = ended.groupby([values.astype(str) for values in alike]).transform("max").fillna(ended.max())
     steps = steps.where(~is_cut | ~(steps < whole), whole)
-    is_logged = isinstance(column, str) and _end(_plain(column)) in LOGGED_STEPS
+    is_logged = isinstance(column, str) and end_of(column) in LOGGED_STEPS
     return steps.clip(lower=steps.max()) if is_logged and steps.min() > 0.95 * steps.max() else steps
 
 
@@ -206,51 +251,6 @@ def _refuse(wrong: pd.Series[bool], values: pd.Series[Any], why: str) -> None:
     """Refuse the first row that is wrong; ``why`` may name its value."""
     if wrong.any():
         raise RequestError(f"{_row(wrong)}: {why.format(values[wrong].iloc[0])}")
-
-
-def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float | None:
-    """The column of a quantity, or the number that holds for all runs; None if there is neither.
-
-    Args:
-        table: as for ``records_of``.
-        key: a field of ``Columns``.
-        given: its value there.
-
-    Raises:
-        RequestError: there is no such column, and the quantity is needed.
-    """
-    option = f"--{key.replace('_', '-')}"
-    if given is not None:
-        if given in table:
-            return given
-        try:
-            number = float(given) if key in ("size", "steps", "initial_loss") else math.nan
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number):
-            return number
-        raise RequestError(f"{option}: no column {given!r}; {nearest(given, map(str, table))}")
-    paths = {str(name): _plain(str(name)).replace(".", "/") for name in table}
-    for usual in (name.replace(".", "/") for name in USUAL_NAMES[key]):
-        same = [name for name, path in paths.items() if path == usual]
-        ends = [name for name, path in paths.items() if path.endswith(f"/{usual}")]
-        if same or len(ends) == 1:
-            return (same or ends)[0]
-    if key in ("lr", "loss"):
-        usual_names = " or ".join(USUAL_NAMES[key][:3])
-        raise RequestError(f"no column is called {usual_names}; {option} COLUMN says which it is")
-    return None
-
-
-def _plain(name: str) -> str:
-    """``Learning Rate -> learning_rate``; of Optuna, ``params_lr -> params/lr``."""
-    name = name.strip().lower().replace(" ", "_").replace("-", "_")
-    return re.sub(r"^(params|user_attrs)_", r"\1/", name)
-
-
-def _end(name: str) -> str:
-    """``config/lr -> lr``."""
-    return re.split(r"[/.]", name)[-1]
 
 
 def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Series[float]:
@@ -275,7 +275,7 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
 def _spelled(cell: Any) -> Any:
     """``124M -> 124000000``."""
     parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", str(cell).strip().lower())
-    return round(float(parts[1]) * UNITS[parts[2]]) if parts else cell
+    return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 
 def _row(chosen: pd.Series[bool]) -> str:
@@ -285,118 +285,20 @@ def _row(chosen: pd.Series[bool]) -> str:
     return f"run {label}" if isinstance(label, str) else f"row {number + 1}"
 
 
-# What a column is that holds none of the quantities: a setting that sets arms apart, or that all runs share; or else
-# why it is no setting.
-ARM, SHARED, NAME = "arm", "same in all runs", "a name for each run"
-EMPTY, NOTED, MEASURED, CUT = "empty", "bookkeeping", "measured", "cut short where a run diverged"
-NOT_NAMED, NOT_NEEDED = "not named by --arm", "tells no runs apart"
-
-
-def _roles(
-    others: pd.DataFrame,
-    design: pd.DataFrame,
-    is_cut: pd.Series[bool],
-    arm: Sequence[str] | None,
-    measured: Collection[str],
-) -> dict[str, str]:
-    """What each of these columns is.
-
-    Args:
-        others: the columns that hold none of the quantities.
-        design: learning rate, seed and size of each run.
-        is_cut: the runs that ended early.
-        arm: as in ``Columns``.
-        measured: as for ``records_of``.
-    """
-    for name in arm or ():
-        if name not in others:
-            raise RequestError(f"--arm: no column {name!r}; {nearest(name, map(str, others))}")
-    if arm is not None:
-        return {str(name): ARM if name in arm else NOT_NAMED for name in others}
-    roles = {str(name): _role(others[name], design, is_cut, name in measured) for name in others}
-    runs = design.astype(str).assign(**{name: others[name].astype(str) for name, role in roles.items() if role == ARM})
-    while (same := runs.duplicated(keep=False)).any() and (needed := _splitting(others, roles, runs[same])):
-        roles[needed] = ARM
-        runs[needed] = others[needed].astype(str)
-    if ARM not in roles.values():  # arms whose seeds differ need no column to be told apart
-        words = [name for name, role in roles.items() if role == NOT_NEEDED and _is_word(others[name])]
-        words = [name for name in words if others[name].astype(str).value_counts().min() > 1]
-        roles |= dict.fromkeys([name for name in words if _is_arm(name)][:1] or words[:1], ARM)
-    return roles
-
-
-def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool], is_measured: bool) -> str:
-    name, values = _plain(str(column.name)), column.astype(str)
-    if column.isna().all():
-        return EMPTY
-    if _end(name) in BOOKKEEPING:
-        return NOTED
-    if is_measured or re.match(r"(summary|metrics?)[/.]", name):
-        return MEASURED
-    if values.nunique() == 1:
-        return SHARED
-    seed, lr = values.groupby(design["seed"]), values.groupby(design["lr"])
-    if seed.nunique().max() == 1 and (not _is_word(column) or _follows(values, design["seed"])):
-        return "follows from the seed"
-    # a switch may add gains, and so determine the exact size; a width or a depth follows from it
-    if not _is_word(column) and values.groupby(design["size"]).nunique().max() == 1:
-        return "follows from the size"
-    if not _is_word(column) and lr.nunique().max() == 1 and values.nunique() == lr.ngroups > 1:
-        return "follows from the learning rate"
-    if not _is_word(column) and _is_cut_short(column, design["size"], is_cut):
-        return CUT
-    if (design["lr"].groupby(values).nunique() >= MANY_LRS).all():
-        return ARM
-    return NAME if _end(name) in NAMES and values.is_unique else NOT_NEEDED
-
-
-def _is_word(column: pd.Series[Any]) -> bool:
-    return pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column)
-
-
-def _is_arm(name: str) -> bool:
-    return _end(_plain(name)) in ARMS
-
-
-def _follows(words: pd.Series[str], seed: pd.Series[float]) -> bool:
-    """Whether each word has a seed of its own, such as the name of a machine; an arm has several."""
-    return bool(seed.groupby(words).nunique().min() == 1)
-
-
-def _is_cut_short(column: pd.Series[Any], size: pd.Series[float], is_cut: pd.Series[bool]) -> bool:
-    """Whether a number is the same for all runs of a size, but lower for those that were cut short."""
-    whole = column.where(~is_cut).groupby(size).transform("max")
-    same = (column == whole) | (is_cut & ~(column > whole))
-    return bool(is_cut.any() and same.all())
-
-
-def _splitting(others: pd.DataFrame, roles: Mapping[str, str], runs: pd.DataFrame) -> str | None:
-    """The column that tells most of these runs apart, which are alike in all settings so far; None without one.
-
-    A number must repeat as a setting does; of columns that do as well, words come first, and those with few values.
-    """
-    best: tuple[Any, ...] = ()
-    for position, name in enumerate(roles):
-        values = others[name].astype(str)
-        if roles[name] not in (NOT_NEEDED, CUT) or (2 * values.nunique() > len(values) and not _is_arm(name)):
-            continue
-        if not _is_word(others[name]) and values.value_counts().min() < 2:
-            continue
-        told = int((~runs.assign(**{name: values}).duplicated()).sum() - (~runs.duplicated()).sum())
-        rank = (told, _is_arm(name), _is_word(others[name]), -values.nunique(), -position, name)
-        best = max(best, rank) if told else best
-    return str(best[-1]) if best else None
-
-
 def _settings(table: pd.DataFrame, chosen: Sequence[str]) -> dict[str, pd.Series[Any]]:
     """The columns of settings, under keys that are none of the lab's."""
-    reserved = {*store.RUN_COLUMNS, "optimizer.lr", "seed", "steps", "out", "device", "folder", TABLE}
-    ends = Counter(map(_end, chosen))
-    arms = [name for name in chosen if _is_arm(name)]
+    reserved = {*store.RUN_COLUMNS, LR, "seed", "steps", "out", "device", "folder", TABLE, AXIS}
+    ends = Counter(map(_last, chosen))
+    arms = [name for name in chosen if is_arm(name)]
     # without dots, no setting of another trainer is taken for one of the lab
-    keys = {name: _end(name) if ends[_end(name)] == 1 else name.replace(".", "/") for name in chosen}
+    keys = {name: _last(name) if ends[_last(name)] == 1 else name.replace(".", "/") for name in chosen}
     keys |= dict.fromkeys(arms[:1], "arm")
     return {f"column.{key}" if key in reserved else key: table[name] for name, key in keys.items()}
+
+
+def _last(name: str) -> str:
+    """``config/qk_norm -> qk_norm``; of Optuna, ``params_clip -> clip``."""
+    return re.split(r"[/.]", re.sub(r"^(params|user_attrs)_", "", name))[-1]
 
 
 def _notes(table: pd.DataFrame, words: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from lab.core import shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
+from lab.records.run_table import is_imported
 from lab.report.findings import PART_SUBJECTS, part_subjects
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
@@ -251,6 +252,8 @@ def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
     arms = list(dict.fromkeys(map(str, points["arm"])))
     if len(arms) == 1 or measure.reference == NO_REFERENCE:
         return ""
+    if is_imported(study.records) and not measure.reference:
+        return contrasts.baseline_of(arms)
     usual = measure.reference or reference_arm(arm_factors(study.records.runs), recipe_of(study))
     return usual if usual in arms else arms[0]
 

@@ -22,15 +22,16 @@ from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_cou
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
-from lab.analysis.text import count, format_value, listed, plain_text
+from lab.analysis.text import count, format_value, in_terms_of, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.registry import first_line
 from lab.records import store
-from lab.records.run_table import size_name
+from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
 from lab.report import scoreboard, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
+from lab.report.power import power_of_difference, tested
 from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
 from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
@@ -42,6 +43,9 @@ the best one were too low for this number of steps (under-training), those above
 Student-t interval over n seeds; with fewer than three seeds, their values are shown. eta_div is the smallest learning
 rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
 BESIDE = "The row of the reference has its values; the other rows have differences from it, paired by seed."
+ABOUT_TESTS = "p is that of a t-test that the last difference is zero, adjusted for all arms (Holm 1979)."
+APART = """The row of the reference has its values; the other rows have differences from it. No seed is shared, so the
+means are compared."""
 INTERVALS = "Brackets hold 95 % intervals over n seeds."
 DIFFERENCES = """The first arm's number minus the second arm's, seed by seed. Equal seeds have the same order of data,
 and the same initial values of the weights that both arms have. A difference is significant if its interval does not
@@ -82,25 +86,35 @@ class Report(NamedTuple):
     thumbnail: Path | None
 
 
-def summary(study: Study) -> str:
-    """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it."""
+def summary(study: Study, difference: float | None = None) -> str:
+    """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it.
+
+    The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``.
+    """
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
     named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
-    return "\n".join([*plain_text(table), *named, *notes(study)])
+    lines = [*plain_text(table.rename(columns=lambda name: in_terms_of(study.axis, str(name)))), *named]
+    if is_imported(study.records) and (compared := answer(study).contrasts) and compared[0].differences:
+        beside = contrasts.table(compared).assign(**tested(compared[0]))
+        lines += ["", compared[0].title(), *plain_text(beside), power_of_difference(compared[0], difference), ""]
+    return in_terms_of(study.axis, "\n".join([*lines, *notes(study)]))
 
 
-def make_report(folders: Sequence[Path], window: Window = WINDOW) -> tuple[Report, str]:
+def make_report(
+    folders: Sequence[Path], window: Window = WINDOW, difference: float | None = None
+) -> tuple[Report, str]:
     """Read results folders and write their report into the first; returns it and its ``summary``.
 
     Args:
         folders: one or more results folders.
         window: the learning rates over which sensitivity is a mean.
+        difference: see ``power_of_difference``.
 
     Raises:
         RequestError: a folder cannot be read or written, all runs failed, or the window is invalid.
     """
     read = study(folders, window)
-    return write_report(read, folders), summary(read)
+    return write_report(read, folders, difference=difference), summary(read, difference)
 
 
 def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
@@ -117,10 +131,13 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
     write_report(study_of(load(folder).of(ids)), [folder], growth)
 
 
-def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") -> Report:
+def write_report(
+    study: Study, folders: Sequence[str | Path], growth: str = "", difference: float | None = None
+) -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
-    The same records give the same bytes. For ``growth`` see ``make_growing_report``.
+    The same records give the same bytes. For ``growth`` see ``make_growing_report``, for ``difference``
+    ``power_of_difference``.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
@@ -137,7 +154,7 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
         html.paragraph(reply.text, "lead", reply.word),
         *_growing(growth),
         *_partial(study),
-        *_compared(study, reply),
+        *_compared(study, reply, difference),
         *_verdicts(counts),
         first,
         *_facts(study, paths),
@@ -147,7 +164,8 @@ def write_report(study: Study, folders: Sequence[str | Path], growth: str = "") 
         *_cautions(study),
         *_provenance(study, paths),
     ]
-    files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
+    page = in_terms_of(study.axis, html.document(title, body, question, reloads=bool(growth)))
+    files.write_text(out / "report.html", page)
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
     study_name = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
     return Report(out / "report.html", study_name, question, str(reply), counts, thumbnail)
@@ -184,16 +202,23 @@ def _tile(report: Report, folder: Path) -> html.Card:
     return html.Card(page, report.question or name, name, report.answer, thumbnail, verdicts)
 
 
-def _compared(study: Study, reply: Answer) -> Iterator[Markup]:
+def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator[Markup]:
     """Yield cautions about a sensitivity that the answer quotes, then the quantities of the question for every arm."""
     if reply.speaks_of_sensitivity and (slow := undertrained(study)):
         yield html.paragraph(slow, "warning")
     if reply.contrasts:
         first, *others = reply.contrasts
         title = "" if others else f"{first.title()}. "
-        beside = f"{BESIDE} " if first.reference else ""
+        seeds = study.points.groupby("arm")["seed"].agg(set)
+        is_paired = not first.reference or any(seeds[first.reference] & seeds[arm] for arm in first.differences)
+        beside = f"{BESIDE if is_paired else APART} " if first.reference else ""
         yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
-        yield html.table(contrasts.table(reply.contrasts))
+        shown = contrasts.table(reply.contrasts)
+        if is_imported(study.records) and first.differences:
+            yield html.table(shown.assign(**tested(first)))
+            yield html.paragraph(f"{ABOUT_TESTS} {power_of_difference(first, difference)}", "note")
+        else:
+            yield html.table(shown)
 
 
 def _growing(growth: str) -> Iterator[Markup]:
@@ -230,7 +255,7 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             continue
         try:
             drawing = FIGURES[name](study.records, study.points, study.window)
-            svg = layout.svg(drawing, name)
+            svg = in_terms_of(study.axis, layout.svg(drawing, name))
         except NothingToDrawError:
             files.remove(file, within=out)
             continue
@@ -288,13 +313,15 @@ def _extent(study: Study) -> str:
         if len(lrs) > 1
         else f"learning rate {format_value(lrs[0])}"
     )
-    sizes = f"{size_name(study.records)}: {listed(map(count, sorted(points['size'].unique())))}"
+    rates = f"{rates}; " if study.axis else ""
+    sizes = f"{size_name(study.records)}: {listed(map(count, sorted(points['size'].unique())))}; "
+    sizes = "" if set(points["size"]) == {UNKNOWN_SIZE} else sizes
     seeds = points["seed"].nunique()
     window = "" if study.window == WINDOW else f"; sensitivity over learning rates from {study.window}"
     return (
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
         f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
-        f"{named}; {sizes}; {rates}; "
+        f"{named}; {sizes}{rates}"
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}{window}."
     )
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from lab.analysis.curves import LR, significant
+from lab.analysis.curves import axis_of, significant
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import arm_phrase, count, format_value, listed
+from lab.analysis.text import LEARNING_RATE, arm_phrase, count, format_value, listed
+from lab.records.run_table import is_imported
 
 SLOW = (
     "More than half of the sensitivity is under-training, from learning rates below the best one, for {}. "
@@ -62,7 +63,8 @@ def notes(study: Study) -> Iterator[str]:
     """Yield cautions about the numbers, a sentence for each kind."""
     runs, failed = study.records.runs, study.failed
     if len(failed):
-        yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(failed['id'])})."
+        names = failed["reason"] if is_imported(study.records) else failed["id"]
+        yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(names)})."
     repeated = sorted(set(runs["id"]) - set(failed["id"]) - set(study.points["id"]))
     if repeated:
         yield f"Left out, since another run is the same point: {len(repeated)} runs ({listed(repeated)})."
@@ -75,8 +77,10 @@ def notes(study: Study) -> Iterator[str]:
 
 def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
     """Yield a sentence on learning rates that are equal in six digits, if runs repeat others because of that."""
-    rates = runs[LR].astype(float)
-    alike = [group for _, group in runs.groupby(significant(rates)) if group[LR].nunique() > 1]
+    if (axis := axis_of(runs)) == "":
+        return
+    rates = runs[axis].astype(float)
+    alike = [group for _, group in runs.groupby(significant(rates)) if group[axis].nunique() > 1]
     pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
     if pairs:
         yield f"Learning rates that agree in six digits are one, and one of their runs is shown: {'; '.join(pairs)}."
@@ -84,7 +88,7 @@ def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]
 
 def undertrained(study: Study) -> str:
     """The caution that sensitivity is mostly under-training, with the curves concerned; empty without any."""
-    slow = study.curves[_below_half(study.curves)]
+    slow = study.curves[_below_half(study.curves) & (study.axis == LEARNING_RATE)]
     return SLOW.format(_curve_names(slow)) if len(slow) else ""
 
 
@@ -135,9 +139,10 @@ def _cautions(study: Study) -> Iterator[tuple[pd.DataFrame, str]]:
     )
     other = "Learning rate means something else here, so compare these with other arms by their losses: {}."
     without = f"No sensitivity, which takes two learning rates from {study.window}"
-    yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
+    if study.axis:
+        yield curves[n == 0], f"{without}: {{}}." if has_sensitivity(curves) else f"{without}."
     yield curves[(n > 0) & (n < FEWEST_SEEDS)], few
-    yield curves[_below_half(curves)], SLOW
+    yield curves[_below_half(curves) & (study.axis == LEARNING_RATE)], SLOW
     yield curves[index.isin(worse) & (n > 0)], f"{idle}, and a low sensitivity means nothing: {{}}."
     yield curves[index.isin(_at_the_edge(study)) & (n > 0)], f"{edge}{outside}."
     yield curves[index.isin(_mostly_outside(study))], beyond

@@ -1,4 +1,4 @@
-"""How many seeds decide a claim, by the spread of pilot seeds or of the seeds that left it open."""
+"""How many seeds decide a claim or tell arms apart, by the spread of pilot seeds or of those that left it open."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from lab.analysis.contrasts import Contrast
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence, MissingRunsError
 from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, power_of
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, power_of
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
 from lab.report.scoreboard import ScoreboardRow, read
@@ -42,6 +43,36 @@ def seeds_for(distance: float, spread: float, alpha: float, power: float = POWER
         if power_of(count, distance, spread, alpha) >= power:
             return count
     return math.inf
+
+
+def tested(contrast: Contrast) -> dict[str, list[str]]:
+    """A column for the table of a contrast: the p that its last difference is zero, adjusted for all arms (Holm)."""
+    last = [contrast.differences[arm][contrast.columns[-1]] for arm in contrast.arms if arm in contrast.differences]
+    ps = iter(holm([interval.p_inside(0, 0) if interval.n >= FEWEST_SEEDS else math.nan for interval in last]))
+    known = [next(ps) if arm in contrast.differences else math.nan for arm in contrast.arms]
+    return {"p": ["" if math.isnan(p) else f"{p:.2g}" for p in known]}
+
+
+def power_of_difference(contrast: Contrast, wanted: float | None = None) -> str:
+    """Which difference in the last column these seeds find, and how many seeds find the difference wanted.
+
+    Args:
+        contrast: arms and their differences from a reference.
+        wanted: a difference in the unit of the measure; by default half of that which these seeds find.
+    """
+    differences = [cells[contrast.columns[-1]] for cells in contrast.differences.values()]
+    known = [interval for interval in differences if interval.n >= FEWEST_SEEDS]
+    if not known:
+        return f"Fewer than {FEWEST_SEEDS} seeds that two arms share, so their differences have no interval."
+    seeds, spread, unit = min(interval.n for interval in known), max(map(_spread, known)), contrast.measure.unit
+    steps = (spread * 1.02**power for power in range(1000))
+    found = next(step for step in steps if not spread or power_of(seeds, step, spread, ALPHA) >= POWER)
+    smaller = found / 2 if wanted is None else wanted
+    need = _count(seeds_for(smaller, spread, ALPHA))
+    return (
+        f"Differences of the same seed spread by {spread:.2g} {unit}, so {seeds} seeds find one of {found:.2g} with "
+        f"probability {POWER:.0%}; one of {smaller:.2g} takes {need} seeds."
+    )
 
 
 def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.curves import LR, configs, differing, parameters, plain
+from lab.analysis.curves import axis_of, configs, differing, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.text import UNDEFINED, count, format_value, span
 
@@ -93,11 +93,11 @@ def losses(study: Study) -> pd.DataFrame:
 
 def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
-    rows, lrs = [], [format_value(lr) for lr in sorted(study.points["lr"].unique())]
+    rows, lrs = [], {lr: format_value(lr) if study.axis else "loss" for lr in sorted(study.points["lr"].unique())}
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
-        cells = {format_value(lr): _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
+        cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
         row = {"arm": runs["arm"].iloc[0], "parameters": count(runs["size"].iloc[0])}
-        rows.append(row | dict.fromkeys(lrs, "") | cells)
+        rows.append(row | dict.fromkeys(lrs.values(), "") | cells)
     return pd.DataFrame(rows)
 
 
@@ -124,7 +124,7 @@ def lost(study: Study) -> pd.DataFrame:
         "run": failed["id"],
         "arm": failed["intervention"],
         "parameters": parameters(failed),
-        "LR": failed[LR],
+        "LR": failed[axis_of(study.runs)] if study.axis else [UNDEFINED] * len(failed),
         "seed": failed["seed"],
         "outcome": failed["status"],
         "final loss": failed["final_val_loss"],

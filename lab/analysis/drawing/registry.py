@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import wraps
 
 import pandas as pd
+from matplotlib.text import Text
 
-from lab.analysis.curves import points
+from lab.analysis.curves import axis_name, points
 from lab.analysis.grouping import ways_to_grow
 from lab.analysis.rendering import layout
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.sensitivity import WINDOW, Window, judge
+from lab.analysis.text import LEARNING_RATE, in_terms_of
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
 from lab.records.run_table import is_imported
@@ -61,8 +63,15 @@ def figure(
                 sheet.headline = f"partial: {ended} of {expected} runs"
             return sheet
 
-        FIGURES.register(name)(drawing)
-        return drawing
+        @wraps(draw)
+        def drawing_of_axis(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Drawing:
+            figure, axis = drawing(records, runs, window), axis_name(records.runs)
+            for text in figure.findobj(Text) if axis != LEARNING_RATE else ():
+                text.set_text(in_terms_of(axis, text.get_text()))
+            return figure
+
+        FIGURES.register(name)(drawing_of_axis)
+        return drawing_of_axis
 
     return register
 

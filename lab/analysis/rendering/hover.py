@@ -67,7 +67,8 @@ class HoverText:
         lr = f"learning rate {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} learning rates, {lrs[0]:g} to {lrs[-1]:g}"
         counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
         outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
-        where = [shortened(str(runs["arm"][0])), f"{count(runs['size'][0])} parameters", lr, *others]
+        size = f"{count(runs['size'][0])} parameters".removesuffix("unknown size parameters")
+        where = [*filter(None, (shortened(str(runs["arm"][0])), size, lr)), *others]
         seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
         names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
         return "\n".join([*where, *quantity.lines(values), *outcomes, *names])

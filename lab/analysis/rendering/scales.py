@@ -37,10 +37,13 @@ def x_axis(axes: Axes, name: str, ends: Iterable[float], ticks: Iterable[float],
     axes.set_xlabel(style.literal(name))
 
 
-def lr_axis(axes: Axes, lrs: Iterable[float]) -> None:
-    """Set an x axis of learning rates with ticks at decades, or at each rate if they are few."""
+def lr_axis(axes: Axes, lrs: Iterable[float]) -> Any:
+    """Set an x axis of learning rates with ticks at decades, or at each rate if they are few; see ``setting_axis``."""
     grid = sorted(set(lrs))
+    if not grid[0] or (len(grid) >= FEW_LRS and grid[-1] < 10 * grid[0]):  # such as warm-up steps, or beta2
+        return setting_axis(axes, grid, "peak learning rate")
     x_axis(axes, "peak learning rate", grid, grid if len(grid) < FEW_LRS else decades(grid), number)
+    return lambda lr: lr
 
 
 def size_axis(axes: Axes, sizes: Iterable[float], name: str) -> None:

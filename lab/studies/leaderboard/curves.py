@@ -211,7 +211,7 @@ def read_curves(*folders: Path, window: Window = WINDOW) -> list[Curve]:
         sources |= {run: about._replace(versions=str(its_versions)) for run, its_versions in versions}
     if not (records.runs["status"] != "failed").any():
         raise RequestError(f"no run of {listed(map(str, folders))} ended")
-    lrs = sorted(records.runs["optimizer.lr"].dropna().unique())
+    lrs = sorted(records.runs.get("optimizer.lr", pd.Series([0.0])).dropna().unique())
     if not any(window.low <= lr <= window.high for lr in lrs):
         raise RequestError(
             f"no learning rate of {listed(map(str, folders))} lies from {window.low:g} to {window.high:g}; theirs are "

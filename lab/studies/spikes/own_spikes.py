@@ -308,7 +308,7 @@ def score_own(records: Records) -> pd.DataFrame:
         The columns of ``score_runs``: a row per spike and kind of alarm, and for each run and kind a row of burst
         ``none`` with its false alarms. The loss itself is no alarm here.
     """
-    lr = records.runs["optimizer.lr"]
+    lr = records.runs.get("optimizer.lr", pd.Series(0.0, records.runs.index))
     series = measured(records._replace(runs=records.runs[lr == lr.max()]))
     spikes: dict[str, list[Spike]] = {run: [] for run in series}
     for spike in find_spikes(series):

@@ -3,6 +3,7 @@
 FIRST_FIGURES = (
     "logit_rounding",
     "learning_rate_sensitivity",
+    "loss_by_arm",
     "best_loss_with_size",
     "loss_against_setting",
     "loss_over_steps",

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lab.analysis.contrasts import Measure, baseline_of, by_size, contrast, final_losses
 from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
@@ -19,8 +20,8 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS, Dot
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
-from lab.analysis.text import count, number
-from lab.records.run_table import size_name
+from lab.analysis.text import count, number, shortened
+from lab.records.run_table import is_imported, size_name
 from lab.records.store import Records
 
 GRADIENT = Quantity("gradient RMS", log=True)
@@ -31,6 +32,7 @@ GRADIENT_EQUALS_EPSILON, NO_BLOCKS, POWER_LAW = (
 )
 BEST_LOSS, BEST_LR = Quantity("best held-out loss", "nats/token"), Quantity("best peak learning rate", log=True)
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
+LOSS_BY_ARM = Measure("Final loss", "nats/token", final_losses, by_size, "lower")
 LOSS_LABEL = "final held-out loss\n(nats/token)"
 # More arms than colours have a row each instead of a line.
 OWN_LABELS = 15.0  # least width of a panel with labels of its own, in multiples of the size of text
@@ -170,9 +172,10 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     titles = [label for label, _ in shown.panels]
     sheet, facet_axes = layout.facets(titles, [LOSS_LABEL], 15.0, below=[below], room=room)
     for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
-        panels.lines(axes, panel_runs, shown.line, shown.looks, "lr", "capped", FINAL_LOSS)
+        position = scales.lr_axis(axes, runs["lr"])
+        placed = panel_runs.assign(position=position(panel_runs["lr"]))
+        panels.lines(axes, placed, shown.line, shown.looks, "position", "capped", FINAL_LOSS)
         panels.references(axes, runs)
-        scales.lr_axis(axes, runs["lr"])
     scales.loss_axis(facet_axes[0][0], runs, runs["capped"])
     sheet.keys((shown.name, shown.keys))
     bottom = sheet.panel(-1, 0, sheet.columns)
@@ -193,6 +196,46 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     keys = [Line2D([], [], label=key, **look) for look, (_, key, _) in zip(looks, PARTS.values(), strict=True)]
     sheet.keys(("", keys))
     return sheet
+
+
+@figure("loss_by_arm")
+def loss_by_arm(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Final loss of each arm of a table, and its difference from the baseline.
+
+    Left: means over seeds. Right: differences from the baseline, paired by seed where seeds are shared; to the left of
+    the line an arm is better.
+    """
+    arms = list(runs["arm"].unique())
+    if not is_imported(records) or len(arms) < 2 or runs.groupby("curve")["lr"].nunique().max() > 1:
+        raise NothingToDrawError("nothing to draw: no imported table of arms at one learning rate")
+    reference = baseline_of(arms)
+    shades = style.shades(sorted(runs["size"].unique()), style.LR_SHADES)
+    sheet, (losses, differences) = panels.row_panels(arms, 2)
+    levels, changes = [], []
+    for size, of_size in runs.groupby("size"):
+        look = {"color": shades[size], "marker": "o"}
+        levels.append((look, panels.dots(of_size.assign(name=of_size["arm"]), "capped", FINAL_LOSS, arms)))
+        changes.append((look, _difference_dots(of_size, arms, reference)))
+    panels.rows(losses, arms, levels)
+    panels.rows(differences, arms, changes)
+    losses.set_xlabel("final loss (nats/token)")
+    differences.set_xlabel(f"minus {reference} (nats/token)")
+    differences.axvline(0, color=style.INK, linewidth=0.9, zorder=1)
+    if len(shades) > 1:
+        sheet.keys(("parameters", layout.line_keys(shades, count)))
+    return sheet
+
+
+def _difference_dots(runs: pd.DataFrame, arms: list[str], reference: str) -> dict[int, Dot]:
+    """A dot for each arm but the reference, by number of its row."""
+    values = contrast(LOSS_BY_ARM, runs.assign(value=runs["capped"]), reference).differences
+    shown = {}
+    for arm, cells in values.items():
+        (interval,) = cells.values()
+        text = f"{shortened(arm)}\n{LOSS_BY_ARM.change(interval)} nats/token beside {shortened(reference)}"
+        if interval.n:
+            shown[arms.index(arm)] = Dot(interval, text)
+    return shown
 
 
 def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, name: str) -> None:
