@@ -26,9 +26,9 @@ def made(*names: str, depth: int = 2, **numbers: Any) -> Transformer:
     return model(0, depth=depth, changes={name: intervention(name, **numbers) for name in names})
 
 
-def part(name: str, kind: str, where: str = "block0", size: int = 8, **numbers: Any) -> nn.Module:
+def part(name: str, kind: str, where: str = "block0", size: int = 8, heads: int = 0, **numbers: Any) -> nn.Module:
     """The module of one hook point in float64, its learned weights at their fixed initial values, or at zero."""
-    module = intervention(name, **numbers).attach(HookPoint(kind, where, size), 1, CONFIG)
+    module = intervention(name, **numbers).attach(HookPoint(kind, where, size, heads), 1, CONFIG)
     assert module is not None
     for layer in module.modules():
         if isinstance(layer, Layer):
@@ -90,6 +90,20 @@ def test_qk_rmsnorm_bounds_scores() -> None:
     assert measured(scaled(made(), 1e4, ".query", ".key"), "scores")[0].abs().max() > 2
 
 
+def test_qk_rmsnorm_over_a_head_or_over_the_width() -> None:
+    x_rbhtk, gain_d = drawn(1, 2, 2, 3, 4), drawn(8, seed=1)
+    per_head = x_rbhtk / x_rbhtk.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+    over_width = x_rbhtk / x_rbhtk.square().mean((2, 4), keepdim=True).add(1e-6).sqrt()
+    norm = part("qk_rmsnorm", "key", size=4, heads=2, over="width")
+    with torch.no_grad():
+        next(norm.parameters()).copy_(gain_d)
+    torch.testing.assert_close(norm(x_rbhtk), over_width * gain_d.view(2, 1, 4))
+    for over, expected in (("head", per_head), ("width", over_width)):
+        free = part("qk_rmsnorm", "key", size=4, heads=2, over=over, gain="none")
+        assert not [*free.parameters()]
+        torch.testing.assert_close(free(x_rbhtk), expected)
+
+
 def test_qk_l2norm_bounds_scores_by_its_squared_gain() -> None:
     whole = made("qk_l2norm")
     scores = measured(whole, "scores")[0]
@@ -117,6 +131,55 @@ def test_without_positions_scores_do_not_depend_on_the_distance() -> None:
         whole = model(0, depth=1, changes={name: intervention(name)} if name else {})
         last = [whole(rows_rbt)[0][..., -1, :] for rows_rbt in (one, other)]
         assert torch.allclose(*last) == alike  # the last token sees a bag of the others
+
+
+def test_positions_may_be_missing_in_every_so_many_blocks() -> None:
+    whole = model(0, depth=4, changes={"nope": intervention("nope", every=2)})
+    attached = [bool(block.attention.at_rotation.changes) for block in map(whole.get_submodule, whole.blocks)]
+    assert attached == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("heads", "first", "last"), [(8, 1 / 2, 1 / 256), (4, 1 / 4, 1 / 256), (1, 1 / 256, 1 / 256)])
+def test_alibi_lowers_scores_with_the_distance(heads: int, first: float, last: float) -> None:
+    changed = intervention("alibi").attach(HookPoint("scores", "block0"), 1, ModelConfig("", 4 * heads, 1, 4))
+    scores_rbhts = drawn(1, 2, heads, 5, 5)
+    lowered_rbhts = changed(scores_rbhts)
+    for t in range(5):
+        for s in range(t + 1):
+            torch.testing.assert_close(lowered_rbhts[:, :, 0, t, s], scores_rbhts[:, :, 0, t, s] - first * (t - s))
+            torch.testing.assert_close(lowered_rbhts[:, :, -1, t, s], scores_rbhts[:, :, -1, t, s] - last * (t - s))
+    q_tk, k_sk = drawn(1, 1, 1, 3, 4), drawn(1, 1, 1, 3, 4, seed=1)
+    turned = part("alibi", "rotation", size=4)(q_tk, k_sk, 0.5)
+    assert torch.equal(turned[0], q_tk / 2)
+    assert torch.equal(turned[1], k_sk)
+
+
+@pytest.mark.parametrize(("queries", "shared"), [(1, 1), (2, 2), (3, 2), (4, 4), (0, 4), (100, 4)])
+def test_grouped_queries_share_keys_and_values(queries: int, shared: int) -> None:
+    sizes: dict[str, Any] = {"width": 16, "head_width": 4}
+    grouped = model(
+        0, **sizes, changes={"grouped_query_attention": intervention("grouped_query_attention", queries=queries)}
+    )
+    plain = model(0, **sizes)
+    with torch.no_grad():
+        for name, weight in weights_of(plain).items():
+            own = weights_of(grouped)[name]
+            if name.endswith((".key", ".value")):  # neighbouring queries have equal columns
+                assert own.shape == (1, 16, 16 // shared)
+                own = torch.cat([head for head in own.split(4, dim=-1) for _ in range(shared)], dim=-1)
+            weight.copy_(own)
+    assert same(grouped, plain)
+    assert shared == 1 or not same(grouped, model(0, **sizes))
+
+
+def test_shared_keys_have_biases_and_norms_of_their_own_width() -> None:
+    changes = {"biases": {}, "grouped_query_attention": {"queries": 0}, "qk_rmsnorm": {"over": "width"}}
+    whole = model(0, width=16, changes={name: intervention(name, **numbers) for name, numbers in changes.items()})
+    shapes = {name.removeprefix("block0.attention."): weight.shape[1:] for name, weight in weights_of(whole).items()}
+    assert shapes["query.biases"] == (4, 1, 4)
+    assert shapes["key.biases"] == shapes["value.biases"] == (1, 1, 4)
+    assert (shapes["query.qk_rmsnorm.layer"], shapes["key.qk_rmsnorm.layer"]) == ((16,), (4,))
+    assert whole(tokens(0))[0].isfinite().all()
 
 
 def test_a_sink_is_a_key_whose_value_is_zero() -> None:
@@ -159,6 +222,60 @@ def test_reordered_norm() -> None:
     torch.testing.assert_close(part("reordered_norm", "residual")(x, branch, norm), x + x.square() / 2)
 
 
+def test_parallel_blocks_have_one_norm_and_add_both_branches() -> None:
+    block, x_rbtd = dict(made("parallel_blocks").named_modules())["block1"], drawn(1, 2, 3, 8)
+    with torch.no_grad():
+        block.attention_norm.weight.copy_(drawn(1, 8, seed=1))  # type: ignore[operator,union-attr]
+    normed_rbtd = F.layer_norm(x_rbtd, (8,), eps=1e-6) * drawn(8, seed=1)
+    expected_rbtd = x_rbtd + block.attention(normed_rbtd)  # type: ignore[operator]
+    hidden_rbtm = F.gelu(normed_rbtd @ block.mlp_up.weight[0], approximate="tanh")  # type: ignore[index,union-attr]
+    expected_rbtd = expected_rbtd + hidden_rbtm @ block.mlp_down.weight[0]  # type: ignore[index,union-attr]
+    torch.testing.assert_close(block(x_rbtd), expected_rbtd)
+    assert not hasattr(block, "mlp_norm")
+
+
+def test_norms_after_branches_may_be_rms_norms() -> None:
+    x_rbtd = drawn(1, 2, 3, 8)
+    expected = x_rbtd / x_rbtd.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+    torch.testing.assert_close(part("peri_ln", "mlp_output", norm="rmsnorm")(x_rbtd), expected)
+
+
+def test_norms_without_a_gain_or_with_a_bias() -> None:
+    x = drawn(1, 5, 8)
+    torch.testing.assert_close(part("norm_without_gain", "norm")(x), F.layer_norm(x, (8,), eps=1e-6))
+    expected = x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+    torch.testing.assert_close(part("norm_without_gain", "norm", norm="rmsnorm")(x), expected)
+    biased = part("norm_biases", "norm")
+    torch.testing.assert_close(biased(x), F.layer_norm(x, (8,), eps=1e-6))  # the bias begins at zero
+    with torch.no_grad():
+        for weight, seed in zip(biased.parameters(), (1, 2), strict=True):
+            weight.copy_(drawn(8, seed=seed))
+    torch.testing.assert_close(biased(x), F.layer_norm(x, (8,), drawn(8, seed=1), drawn(8, seed=2), eps=1e-6))
+
+
+def test_a_gain_may_be_one_plus_a_weight() -> None:
+    x, norm = drawn(1, 5, 8), part("rmsnorm", "norm", offset=1.0)
+    expected = x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+    assert next(norm.parameters()).eq(0).all()
+    torch.testing.assert_close(norm(x), expected)
+    with torch.no_grad():
+        next(norm.parameters()).copy_(drawn(8, seed=1))
+    torch.testing.assert_close(norm(x), expected * (1 + drawn(8, seed=1)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "parts"),
+    [
+        ("all", {"query", "key", "value", "attention_output", "mlp_up", "mlp_output"}),
+        ("qkv", {"query", "key", "value"}),
+        ("not_qkv", {"attention_output", "mlp_up", "mlp_output"}),
+    ],
+)
+def test_biases_of_some_layers(layers: str, parts: set[str]) -> None:
+    names = [name.split(".")[-2] for name in weights_of(made("biases", depth=1, layers=layers)) if "biases" in name]
+    assert set(names) == parts
+
+
 def test_ln_scaling_divides_by_the_root_of_the_block() -> None:
     assert same(made("ln_scaling", depth=1), made(depth=1))
     first, second = (measured(whole, "query") for whole in (made(), made("ln_scaling")))
@@ -198,6 +315,10 @@ def test_activations() -> None:
         gate.weight.copy_(drawn(1, 8, 8, seed=2))
     opened = inputs @ gate.weight[0]
     torch.testing.assert_close(gate(x, inputs), x * opened * torch.sigmoid(opened))
+    other = part("swiglu", "mlp_gate", gate="gelu")
+    with torch.no_grad():
+        next(other.parameters()).copy_(drawn(1, 8, 8, seed=2))
+    torch.testing.assert_close(other(x, inputs), x * F.gelu(opened, approximate="tanh"))
     gate.limit = 0.1
     clamped = opened.clamp(max=0.1)
     torch.testing.assert_close(gate(x, inputs), x.clamp(-0.1, 0.1) * clamped * torch.sigmoid(clamped))
@@ -220,6 +341,30 @@ def test_small_initial_values() -> None:
         if not name.endswith("norm"):
             expected = small / 2 if name.endswith((".output", ".mlp_down")) else small
             assert weight.std().item() == pytest.approx(expected, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "inside", "back"),
+    [
+        ("small_init", {"std": 0.02}, 0.02, 0.02 / 2),
+        ("small_init", {"std": 0.006, "projections_back": "same"}, 0.006, 0.006),
+        ("small_init", {"projections_back": "same"}, math.sqrt(2 / (5 * 32)), math.sqrt(2 / (5 * 32))),
+        ("deepnorm", {"init": "xavier"}, math.sqrt(2 / (32 + 128)) / 2, math.sqrt(2 / (32 + 128)) / 2),
+    ],
+)
+def test_published_initial_values(name: str, numbers: dict[str, Any], inside: float, back: float) -> None:
+    """Of the MLP of two blocks: 2 is the root of twice the depth."""
+    whole = model(*range(8), width=32, depth=2, head_width=8, changes={name: intervention(name, **numbers)})
+    weights = weights_of(whole)
+    assert weights["block1.mlp_up"].std().item() == pytest.approx(inside, rel=0.05)
+    assert weights["block1.mlp_down"].std().item() == pytest.approx(back, rel=0.05)
+
+
+def test_a_tied_head_may_leave_logits_unscaled() -> None:
+    hidden, table = drawn(1, 2, 3, 8), drawn(1, 11, 8, seed=1)
+    for scale, factor in (("none", 1.0), ("inverse_root", 8**-0.5)):
+        logits = part("tied_head", "readout", scale=scale)(hidden, table, None)
+        torch.testing.assert_close(logits, factor * hidden @ table[0].T)
 
 
 def test_ngpt_stays_on_the_unit_sphere() -> None:

@@ -15,9 +15,11 @@ from lab.core.registry import INTERVENTIONS, PARAMETRIZATIONS
 from lab.model import low_precision
 from lab.model.config import ModelConfig
 from lab.model.layers import Operands
+from lab.records import store
 from lab.responses.within_step import ActivationClamp
 from lab.sweeping.cautions import find_cautions
 from lab.training.building import FORMATS, operand_format
+from lab.training.identity import columns
 from pieces import intervention, model, recipe, tokens, weights_of
 from small import configs, tree
 from test_model import companies
@@ -155,6 +157,31 @@ def after_first_steps(config: RunConfig) -> tuple[dict[str, Tensor], dict[str, T
     for step in range(2):
         fleet.step(step)
     return before, fleet.state.weights
+
+
+LATER_FIELDS = {
+    "intervention.biases.layers": "qkv",
+    "intervention.deepnorm.init": "xavier",
+    "intervention.nope.every": 4,
+    "intervention.norm_without_gain.norm": "rmsnorm",
+    "intervention.peri_ln.norm": "rmsnorm",
+    "intervention.qk_rmsnorm.gain": "none",
+    "intervention.qk_rmsnorm.over": "width",
+    "intervention.rmsnorm.offset": 1.0,
+    "intervention.small_init.projections_back": "same",
+    "intervention.small_init.std": 0.02,
+    "intervention.swiglu.gate": "gelu",
+    "intervention.tied_head.scale": "none",
+}
+
+
+def test_ids_of_older_runs_know_nothing_of_later_fields() -> None:
+    assert {key for key in store.DEFAULTS if key.startswith("intervention.")} == LATER_FIELDS.keys()
+    for key, value in LATER_FIELDS.items():
+        name = key.split(".")[1]
+        usual, other = configs(f"intervention=[{name}]", f"intervention=[{name}] {key}={value}")
+        assert key not in columns(usual)
+        assert columns(other)[key] == value
 
 
 @pytest.mark.parametrize("parametrization", list(PARAMETRIZATIONS))

@@ -21,11 +21,19 @@ from tests import reference
 
 CHANGES = [name for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)]
 # Interventions whose model says at first what it says without them: exactly, or but for rounding.
-SILENT = ("biases", "depth_scaling", "embedding_gradient_shrink", "norm_without_gain")  # at the base depth
+SILENT = (
+    "biases",
+    "depth_scaling",
+    "embedding_gradient_shrink",
+    "norm_biases",
+    "norm_without_gain",
+)  # at the base depth
 EQUIVALENT = ("late_qk_scaling", "pb_relax", "split_qk_scaling")
-OTHER_INITIAL_VALUES = ("deepnorm", "embedding_init", "head_init", "small_init", "zero_init_projections")
+OTHER_INITIAL_VALUES = (
+    *("deepnorm", "embedding_init", "grouped_query_attention", "head_init", "small_init", "zero_init_projections"),
+)
 WITHOUT_A_WEIGHT = {"tied_head": "head"} | dict.fromkeys(
-    ("dyt", "ln_scaling", "ngpt", "norm_without_gain", "qkv_norm", "rmsnorm"), "norm"
+    ("dyt", "ln_scaling", "ngpt", "norm_biases", "norm_without_gain", "parallel_blocks", "qkv_norm", "rmsnorm"), "norm"
 )
 SHAPES = [  # width, head width, vocabulary, batch, positions; a run of the last two fills no whole vectors anywhere
     (16, 8, 29, 16, 12),  # every product has the 4096 multiplications from which bits do not depend on company

@@ -20,7 +20,9 @@ TENSOR_POINTS = (
     *("mlp_up", "mlp_hidden", "mlp_output", "block_output", "logits"),
 )
 # Kinds of hook points at which the attached module replaces a part of the model; see ``lab/model/transformer.py``.
-PART_POINTS = ("norm", "weight", "rotation", "attention_gate", "activation", "mlp_gate", "residual", "readout")
+PART_POINTS = (
+    *("norm", "weight", "rotation", "attention_gate", "activation", "mlp_gate", "residual", "branches", "readout"),
+)
 # Kinds of hook points that a model may have.
 HOOK_POINTS = (*TENSOR_POINTS, *PART_POINTS)
 # Kinds of announcements in a step: tensors at hook points, and values that cannot be changed.
@@ -78,12 +80,19 @@ class HookPoint(nn.Module):
         kind: one of ``HOOK_POINTS``.
         where: the part of the model, such as ``block0``; empty for the whole model.
         size: entries of the tensor's last axis; 0 where they are not known before the forward pass.
+        heads: heads of queries, keys, values or what attention mixes; 0 elsewhere.
     """
 
-    def __init__(self, kind: str, where: str, size: int = 0) -> None:
+    def __init__(self, kind: str, where: str, size: int = 0, heads: int = 0) -> None:
         super().__init__()
-        self.kind, self.where, self.size = kind, where, size
+        self.kind, self.where, self.size, self.heads = kind, where, size, heads
         self.changes = nn.ModuleDict()
+
+    @property
+    def block(self) -> int:
+        """Number of its block, counted from 1; 0 outside of blocks."""
+        name, _, _ = self.where.partition(".")
+        return int(name.removeprefix("block")) + 1 if name else 0
 
     def forward(self, tensor: Tensor) -> Tensor:
         announce(self.kind, self.where, tensor)
@@ -151,6 +160,10 @@ class HookIntervention(ABC):
     def initial_std(self, weight: str, std: float, config: Any) -> float:
         """Initial standard deviation of the weight of this name, given the one that the parametrization chooses."""
         return std
+
+    def key_value_heads(self, heads: int) -> int:
+        """Number of heads of keys and values, which divides the number of heads of queries."""
+        return heads
 
     @property
     def most_positions(self) -> float:
@@ -263,10 +276,12 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def changes_weights(intervention: HookIntervention, config: Any) -> bool:
-    """Whether a model with this intervention has other weights than one without: more of them, or no head or gain."""
+    """Whether a model with this intervention has other weights than one without: more of them, or fewer."""
     with torch.device("meta"):
         modules = [intervention.attach(HookPoint(kind, "block0", 1), 1, config) for kind in intervention.hook_points]
-    return bool({"readout", "norm"} & {*intervention.hook_points}) or any(map(_has_weights, filter(None, modules)))
+    takes_away = {"readout", "norm", "branches"} & {*intervention.hook_points}
+    has_fewer = bool(takes_away) or intervention.key_value_heads(config.heads) < config.heads
+    return has_fewer or any(map(_has_weights, filter(None, modules)))
 
 
 Measure = Callable[..., "Tensor | dict[str, Tensor]"]

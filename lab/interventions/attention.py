@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from lab.core.axes import nonzero, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
-from lab.core.schema import PerRun, bounded
+from lab.core.schema import PerRun, bounded, one_of
 from lab.interventions.embedding import Unrotated
-from lab.interventions.norms import AcrossHeads, RMSNorm
+from lab.interventions.norms import AcrossHeads, RMSNorm, WithoutGain
 from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm, Scale
 from lab.model.transformer import CausalSoftmax, rotate
@@ -32,14 +32,23 @@ def unit(x_r: Tensor) -> Tensor:
 @INTERVENTIONS.register("qk_rmsnorm")
 @dataclass(frozen=True)
 class QKRMSNorm(HookIntervention):
-    """RMSNorm on queries and keys, per head, its gain shared by the heads (OLMo 2, Gemma 3, Qwen 3)."""
+    """RMSNorm on queries and keys (OLMo 2, Gemma 3, Qwen 3).
+
+    Attributes:
+        over: each ``head``, its gain shared by the heads (Gemma 3, Qwen 3), or the ``width`` of all heads (OLMo 2).
+        gain: ``learned``, or ``none`` (Llama 4).
+    """
 
     normalizes_queries_and_keys: ClassVar = True
     hook_points: ClassVar = {"query": Act.NORMALIZE, "key": Act.NORMALIZE}
     excludes: ClassVar = OTHER_QK_NORMS
+    over: str = one_of("head", "width", default="head")
+    gain: str = one_of("learned", "none", default="learned")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return RMSNorm(runs, (point.size,))
+        size = point.size if self.over == "head" else point.heads * point.size
+        norm = RMSNorm(runs, (size,)) if self.gain == "learned" else WithoutGain(subtracts_mean=False)
+        return norm if self.over == "head" else AcrossHeads(norm)
 
 
 @INTERVENTIONS.register("qk_l2norm")
@@ -93,13 +102,65 @@ class QKVNorm(HookIntervention):
 @INTERVENTIONS.register("nope")
 @dataclass(frozen=True)
 class NoPositions(HookIntervention):
-    """No rotary positions: attention tells the order of tokens by the causal mask alone (arXiv:2305.19466)."""
+    """No rotary positions: attention tells the order of tokens by the causal mask alone (arXiv:2305.19466).
+
+    Attributes:
+        every: in blocks whose number, counted from 1, this divides (SmolLM3 and Llama 4: 4).
+    """
 
     hook_points: ClassVar = {"rotation": Act.REPLACE}
     excludes: ClassVar = (*OTHER_ROTATIONS, "qk_l2norm")
+    every: int = bounded(default=1, at_least=1)
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
+        return None if point.block % self.every else Unrotated()
+
+
+@INTERVENTIONS.register("alibi")
+@dataclass(frozen=True)
+class ALiBi(HookIntervention):
+    """No rotary positions; scores fall with the distance, in head h of n by 2^(-8h/n) a token (arXiv:2108.12409)."""
+
+    hook_points: ClassVar = {"rotation": Act.REPLACE, "scores": Act.POSITIONS}
+    excludes: ClassVar = (*OTHER_ROTATIONS, "qk_l2norm", "nope", "pb_relax", "ngpt")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return Unrotated()
+        return Unrotated() if point.kind == "rotation" else LinearBias(config.heads)
+
+
+class LinearBias(nn.Module):
+    """Subtracts from the scores ``[r b h t s]`` a multiple of the distance t - s."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, scores_rbhts: Tensor) -> Tensor:
+        dtype, device = scores_rbhts.dtype, scores_rbhts.device
+        slope_h = torch.exp2(torch.arange(1, self.heads + 1, dtype=dtype, device=device) * (-8 / self.heads))
+        position_t = torch.arange(scores_rbhts.shape[-1], dtype=dtype, device=device)
+        return scores_rbhts - slope_h.view(-1, 1, 1) * (position_t[:, None] - position_t)
+
+
+@INTERVENTIONS.register("grouped_query_attention")
+@dataclass(frozen=True)
+class GroupedQueryAttention(HookIntervention):
+    """Fewer heads of keys and values than of queries (Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2).
+
+    Attributes:
+        queries: heads of queries that share keys and values; where it does not divide their number, the next smaller
+            number that does.  At 0 all of them share (multi-query attention; Shazeer 2019, arXiv:1911.02150).
+    """
+
+    hook_points: ClassVar = ()
+    queries: int = bounded(at_least=0)
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
+        return None
+
+    def key_value_heads(self, heads: int) -> int:
+        most = min(self.queries or heads, heads)
+        return heads // next(sharing for sharing in range(most, 0, -1) if heads % sharing == 0)
 
 
 EPS = 1e-12  # added to a mean square; it bounds the gradient of vectors that are nearly zero
@@ -127,7 +188,7 @@ class QKLayerNormModel(HookIntervention):
     excludes: ClassVar = ("qk_layernorm",)
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return AcrossHeads(LayerNorm(runs, config.width))
+        return AcrossHeads(LayerNorm(runs, point.heads * point.size))
 
 
 @INTERVENTIONS.register("kappa_transplant")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab.core.axes import in_whole_vectors, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
-from lab.core.schema import PerRun, bounded
+from lab.core.schema import PerRun, bounded, one_of
 from lab.interventions.embedding import Multiplied
 from lab.model.config import ModelConfig
-from lab.model.layers import Layer, LayerNorm, Linear, Scale
+from lab.model.layers import Layer, LayerNorm, Linear, Scale, gelu
 
 
 @INTERVENTIONS.register("normformer")
@@ -58,15 +60,22 @@ class DeepNorm(HookIntervention):
 
     The weights of values, of attention's output and of the MLP start 1/sqrt(2 depth) times as large.  For a decoder
     DeepNet itself has smaller powers, (2 depth)^(1/4) and (8 depth)^(-1/4) (Wang et al. 2022, arXiv:2203.00555).
+
+    Attributes:
+        init: what the initial values are before they are scaled: as the parametrization chooses (``fan_in``), or in the
+            MLP of std sqrt(2 / (inputs + outputs)), as in GLM-130B (``xavier``).
     """
 
     hook_points: ClassVar = {"residual": Act.REPLACE}
     excludes: ClassVar = ("post_layernorm",)
+    init: str = one_of("fan_in", "xavier", default="fan_in")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return NormalizedSum((2 * config.depth) ** 0.5)
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        if self.init == "xavier" and weight.endswith((".mlp_up", ".mlp_down")):
+            std = math.sqrt(2 / (5 * config.width))  # of width and four times the width
         is_scaled = weight.endswith((".attention.value", ".attention.output", ".mlp_up", ".mlp_down"))
         return std * (2 * config.depth) ** -0.5 if is_scaled else std
 
@@ -96,15 +105,22 @@ class ReLU(HookIntervention):
 @INTERVENTIONS.register("biases")
 @dataclass(frozen=True)
 class Biases(HookIntervention):
-    """A bias, at first zero, in every linear layer of the blocks; PaLM has none (Chowdhery et al. 2022, sec. 2)."""
+    """A bias, at first zero, in every linear layer of the blocks; PaLM has none (Chowdhery et al. 2022, sec. 2).
+
+    Attributes:
+        layers: ``qkv`` are those of queries, keys and values (Qwen 2.5), ``not_qkv`` all others (ViT-22B).
+    """
 
     hook_points: ClassVar = dict.fromkeys(
         ("query", "key", "value", "attention_output", "mlp_up", "mlp_output"), Act.LAYER
     )
+    layers: str = one_of("all", "qkv", "not_qkv", default="all")
 
-    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
         is_per_head = point.kind in ("query", "key", "value")
-        return Bias(runs, (config.heads, 1, point.size) if is_per_head else (point.size,))
+        if self.layers == ("not_qkv" if is_per_head else "qkv"):
+            return None
+        return Bias(runs, (point.heads, 1, point.size) if is_per_head else (point.size,))
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
         return 0.0 if weight.endswith(".biases") else std
@@ -190,26 +206,57 @@ class SwiGLU(HookIntervention):
     Attributes:
         limit: silu's argument is at most this, and the hidden layer within plus or minus this; infinity clamps nothing
             (gpt-oss takes 7).
+        gate: ``gelu`` in place of silu is GeGLU (Gemma, GLM-130B).
     """
 
     hook_points: ClassVar = {"activation": Act.REPLACE, "mlp_gate": Act.OTHER}
     excludes: ClassVar = ("relu", "relu2", "fp16_gelu")
     limit: PerRun = bounded(above=0, infinite=True)
+    gate: str = one_of("silu", "gelu", default="silu")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return nn.Identity() if point.kind == "activation" else SiLUGate(runs, config.width, point.size, self.limit)
+        if point.kind == "activation":
+            return nn.Identity()
+        return GatedUnit(runs, config.width, point.size, self.limit, is_gelu=self.gate == "gelu")
 
 
-class SiLUGate(Linear):
-    """The hidden layer ``[r b t m]`` times silu of a linear layer of the branch's input ``[r b t d]``."""
+class GatedUnit(Linear):
+    """The hidden layer ``[r b t m]`` times silu, or GELU, of a linear layer of the branch's input ``[r b t d]``."""
 
-    def __init__(self, runs: int, width: int, hidden: int, limit: Tensor | float) -> None:
+    def __init__(self, runs: int, width: int, hidden: int, limit: Tensor | float, *, is_gelu: bool) -> None:
         super().__init__(runs, width, hidden, None)
-        self.limit = limit
+        self.limit, self.is_gelu = limit, is_gelu
 
     def forward(self, hidden_rbtm: Tensor, x_rbtd: Tensor) -> Tensor:  # type: ignore[override]
         gate_rbtm = super().forward(x_rbtd).to(x_rbtd.dtype)
         limit = over(torch.as_tensor(self.limit), gate_rbtm)
         assert isinstance(limit, Tensor)
         hidden_rbtm = torch.maximum(torch.minimum(hidden_rbtm, limit), -limit)
-        return hidden_rbtm * in_whole_vectors(torch.nn.functional.silu, torch.minimum(gate_rbtm, limit))
+        gate_rbtm = torch.minimum(gate_rbtm, limit)
+        return hidden_rbtm * (gelu(gate_rbtm) if self.is_gelu else in_whole_vectors(F.silu, gate_rbtm))
+
+
+@INTERVENTIONS.register("parallel_blocks")
+@dataclass(frozen=True)
+class ParallelBlocks(HookIntervention):
+    """Attention and MLP side by side, with one norm before both: x + attend(norm(x)) + mlp(norm(x)) (PaLM, sec. 2)."""
+
+    hook_points: ClassVar = {"branches": Act.REPLACE}
+    excludes: ClassVar = ("post_layernorm", "deepnorm", "reordered_norm", "ngpt", "qkv_norm")
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return SideBySide()
+
+
+class SideBySide(nn.Module):
+    """``x + attend(norm(x)) + mlp(norm(x))``."""
+
+    def forward(
+        self,
+        x_rbtd: Tensor,
+        attend: Callable[[Tensor], Tensor],
+        mlp: Callable[[Tensor], Tensor],
+        norm: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        normed_rbtd = norm(x_rbtd)
+        return x_rbtd + attend(normed_rbtd) + mlp(normed_rbtd)

@@ -166,12 +166,17 @@ class Unrotated(nn.Module):
 @INTERVENTIONS.register("tied_head")
 @dataclass(frozen=True)
 class TiedHead(HookIntervention):
-    """Use the embedding as the head, logits times 1/sqrt(width) (PaLM, sec. 5)."""
+    """Use the embedding as the head, logits times 1/sqrt(width) (PaLM, sec. 5).
+
+    Attributes:
+        scale: ``none`` leaves logits as they are (GPT-2, Gemma).
+    """
 
     hook_points: ClassVar = {"readout": Act.REPLACE}
+    scale: str = one_of("inverse_root", "none", default="inverse_root")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return TiedReadout(config.width**-0.5)
+        return TiedReadout(config.width**-0.5 if self.scale == "inverse_root" else 1.0)
 
 
 class TiedReadout(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lab.core.axes import in_whole_vectors
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
-from lab.core.schema import bounded
+from lab.core.schema import bounded, one_of
 from lab.interventions.blocks import Bias
 from lab.model.config import ModelConfig
 from lab.model.layers import LAYERNORM_EPS, LayerNorm, Scale
@@ -25,7 +25,7 @@ from lab.model.low_precision import rounded_gain
 class AcrossHeads(nn.Module):
     """Applies a layer of ``[r b t d]`` to heads ``[r b h t k]``, joined and split again."""
 
-    def __init__(self, layer: LayerNorm) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
@@ -40,13 +40,21 @@ def rms_normalized(x_r: Tensor) -> Tensor:
 
 
 class RMSNorm(Scale):
-    """``gain x / rms(x)`` over the last axis, without a mean (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4)."""
+    """``gain x / rms(x)`` over the last axis, without a mean (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
+
+    The gain is the weight plus ``offset``, and one at first.
+    """
+
+    def __init__(self, runs: int, shape: tuple[int, ...], offset: float = 0.0) -> None:
+        super().__init__(runs, shape, 1.0 - offset)
+        self.offset = offset
 
     def forward(self, x_r: Tensor) -> Tensor:
         return super().forward(rms_normalized(x_r.to(self.weight.dtype)))
 
     def value(self) -> Tensor:
-        return rounded_gain(self.weight, self.gain_rounding)
+        gain_r = self.weight + self.offset if self.offset else self.weight
+        return rounded_gain(gain_r, self.gain_rounding)
 
 
 class WithoutGain(nn.Module):
@@ -63,24 +71,56 @@ class WithoutGain(nn.Module):
 @INTERVENTIONS.register("rmsnorm")
 @dataclass(frozen=True)
 class RMSNorms(HookIntervention):
-    """RMSNorm with a gain in place of every LayerNorm of the model (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    """RMSNorm with a gain in place of every LayerNorm of the model (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    Attributes:
+        offset: the gain is this plus a weight; with 1, as in Gemma, weights start at zero and decay pulls gains to one.
+    """
 
     hook_points: ClassVar = {"norm": Act.REPLACE}
+    offset: float = bounded(default=0.0)
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return RMSNorm(runs, (point.size,))
+        return RMSNorm(runs, (point.size,), self.offset)
 
 
 @INTERVENTIONS.register("norm_without_gain")
 @dataclass(frozen=True)
 class NormWithoutGain(HookIntervention):
-    """LayerNorm without a gain in place of every LayerNorm of the model."""
+    """LayerNorm without a gain, as in OLMo 1, or RMSNorm without one, in place of every LayerNorm of the model."""
 
     hook_points: ClassVar = {"norm": Act.REPLACE}
     excludes: ClassVar = ("rmsnorm", "fixed_gains", "gain_lr")
+    norm: str = one_of("layernorm", "rmsnorm", default="layernorm")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return WithoutGain(subtracts_mean=True)
+        return WithoutGain(subtracts_mean=self.norm == "layernorm")
+
+
+@INTERVENTIONS.register("norm_biases")
+@dataclass(frozen=True)
+class NormBiases(HookIntervention):
+    """A bias, at first zero, in every LayerNorm of the model (Ba et al. 2016, arXiv:1607.06450, sec. 3)."""
+
+    hook_points: ClassVar = {"norm": Act.REPLACE}
+    excludes: ClassVar = ("rmsnorm", "norm_without_gain", "dyt", "ln_scaling", "qkv_norm", "ngpt")
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return BiasedLayerNorm(runs, point.size)
+
+    def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        return 0.0 if weight.endswith(".norm_biases.bias") else std
+
+
+class BiasedLayerNorm(nn.Module):
+    """LayerNorm with a gain and a bias."""
+
+    def __init__(self, runs: int, width: int) -> None:
+        super().__init__()
+        self.gain, self.bias = LayerNorm(runs, width), Bias(runs, (width,))
+
+    def forward(self, x_r: Tensor) -> Tensor:
+        return self.bias(self.gain(x_r))  # type: ignore[no-any-return]
 
 
 @INTERVENTIONS.register("dyt")
@@ -116,8 +156,7 @@ class LayerNormScaling(HookIntervention):
     excludes: ClassVar = ("rmsnorm", "norm_without_gain", "dyt")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
-        block, _, _ = point.where.partition(".")
-        return DividedNorm(runs, point.size, int(block.removeprefix("block")) + 1) if block else None
+        return DividedNorm(runs, point.size, point.block) if point.block else None
 
 
 class DividedNorm(LayerNorm):
@@ -134,13 +173,18 @@ class DividedNorm(LayerNorm):
 @INTERVENTIONS.register("peri_ln")
 @dataclass(frozen=True)
 class PeriLN(HookIntervention):
-    """Normalize each branch before it and after it: x + norm(branch(norm(x))) (Kim et al. 2025, arXiv:2502.02732)."""
+    """Normalize each branch before it and after it: x + norm(branch(norm(x))) (Kim et al. 2025, arXiv:2502.02732).
+
+    Attributes:
+        norm: the norm after the branch.
+    """
 
     hook_points: ClassVar = {"attention_output": Act.NORMALIZE, "mlp_output": Act.NORMALIZE}
     excludes: ClassVar = ("normformer",)
+    norm: str = one_of("layernorm", "rmsnorm", default="layernorm")
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return LayerNorm(runs, point.size)
+        return LayerNorm(runs, point.size) if self.norm == "layernorm" else RMSNorm(runs, (point.size,))
 
 
 @INTERVENTIONS.register("reordered_norm")

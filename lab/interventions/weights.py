@@ -14,7 +14,7 @@ from lab.core.axes import nonzero
 from lab.core.hooks import Act, HookIntervention, HookPoint, WeightIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
-from lab.core.schema import bounded
+from lab.core.schema import bounded, one_of
 from lab.model.config import ModelConfig
 from lab.model.layers import Scale
 
@@ -56,13 +56,21 @@ class ZeroInitProjections(InitialValues):
 @INTERVENTIONS.register("small_init")
 @dataclass(frozen=True)
 class SmallInit(InitialValues):
-    """Std sqrt(2/(5 width)) everywhere, and for the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2)."""
+    """Std sqrt(2/(5 width)) everywhere, and for the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2).
+
+    Attributes:
+        std: this standard deviation at every width (GPT-2: 0.02, DeepSeek-V3: 0.006); at 0 it follows the width.
+        projections_back: ``over_root_depth``, or the ``same`` as all others (OLMo 2).
+    """
 
     excludes: ClassVar = ("deepnorm", "embedding_init", "head_init", "zero_init_projections")
+    std: float = bounded(default=0.0, at_least=0)
+    projections_back: str = one_of("over_root_depth", "same", default="over_root_depth")
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
-        small = math.sqrt(2 / (5 * config.width))
-        return small / math.sqrt(2 * config.depth) if weight.endswith(OUTPUT_PROJECTIONS) else small
+        small = self.std or math.sqrt(2 / (5 * config.width))
+        is_divided = self.projections_back == "over_root_depth" and weight.endswith(OUTPUT_PROJECTIONS)
+        return small / math.sqrt(2 * config.depth) if is_divided else small
 
 
 SQUARINGS = 7  # of the Gram matrix, which makes 2^7 steps of the power iteration

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from lab.core.distributed import copy_whole
@@ -127,6 +127,17 @@ class Residual(HookPoint):
         return x_rbtd + branch(norm(x_rbtd))
 
 
+class Branches(HookPoint):
+    """Adds attention and then the MLP to the residual stream, or what the attached module makes of the block."""
+
+    def forward(self, x_rbtd: Tensor, block: Block) -> Tensor:  # type: ignore[override]
+        for module in self.changes.values():
+            return module(x_rbtd, block.attend, block.mlp, block.attention_norm)  # type: ignore[no-any-return]
+        x_rbtd = block.at_attention_residual(x_rbtd, block.attend, block.attention_norm)
+        output_rbtd: Tensor = block.at_mlp_residual(x_rbtd, block.mlp, block.mlp_norm)
+        return output_rbtd
+
+
 class Readout(HookPoint):
     """Hidden states ``[r b t d]`` to logits: by the head, or by the attached module from the embedding ``[r v d]``."""
 
@@ -145,7 +156,10 @@ def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention, ``[r b t d]`` to ``[r b t d]``; scores are products of queries and keys times ``scale``."""
+    """Causal attention, ``[r b t d]`` to ``[r b t d]``; scores are products of queries and keys times ``scale``.
+
+    With fewer heads of keys and values than of queries, neighbouring queries share one.
+    """
 
     query: Linear
     key: Linear
@@ -158,15 +172,20 @@ class Attention(nn.Module):
     at_attention: HookPoint
     at_heads: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Operands | None) -> None:
+    def __init__(
+        self, runs: int, config: ModelConfig, key_heads: int, where: str, scale: float, operands: Operands | None
+    ) -> None:
         super().__init__()
-        self.heads, self.scale = config.heads, scale
+        self.scale, self.sharing = scale, config.heads // key_heads
+        self.heads = {"query": config.heads, "key": key_heads, "value": key_heads}
         self.rounding = {part: rounding_at(operands, f"{where}.attention.{part}") for part in PRODUCTS}
         for part in ("query", "key", "value", "output"):
             role = Role.QUERY if part == "query" else Role.MATRIX
-            setattr(self, part, Projection(runs, config.width, config.width, operands, where, role))
+            outputs = self.heads.get(part, config.heads) * config.head_width
+            setattr(self, part, Projection(runs, config.width, outputs, operands, where, role))
         for kind in ("query", "key", "value", "heads"):
-            setattr(self, f"at_{kind}", HookPoint(kind, where, config.head_width))
+            heads = self.heads.get(kind, config.heads)
+            setattr(self, f"at_{kind}", HookPoint(kind, where, config.head_width, heads))
         self.at_scores, self.at_attention = HookPoint("scores", where), HookPoint("attention", where)
         self.at_weighing = Weighing("weighing", where)
         self.at_rotation = Rotation("rotation", where, config.head_width)
@@ -174,22 +193,30 @@ class Attention(nn.Module):
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
         q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
-        q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk), self.at_key(k_rbhsk), self.scale)
+        q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk), self.shared(self.at_key(k_rbhsk)), self.scale)
         announce("query_key", self.at_scores.where, q_rbhtk, k_rbhsk, self.scale)
         scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.rounding["scores"]).to(x_rbtd.dtype)
         weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts)))
-        mixed_rbhtk = self.at_heads(product(weights_rbhts, self.at_value(v_rbhsk), self.rounding["mixing"]))
+        mixed_rbhtk = self.at_heads(
+            product(weights_rbhts, self.shared(self.at_value(v_rbhsk)), self.rounding["mixing"])
+        )
         mixed_rbhtk = self.at_gate(mixed_rbhtk, x_rbtd)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
+
+    def shared(self, x_rbhsk: Tensor) -> Tensor:
+        """Return keys or values for every head of queries."""
+        return x_rbhsk if self.sharing == 1 else repeat(x_rbhsk, "r b h s k -> r b (h n) s k", n=self.sharing)
 
     def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values ``[r b h t k]``, from one product: on a CPU it is faster than three."""
         weight_rdo = torch.cat([part.matrix() for part in (self.query, self.key, self.value)], dim=-1)
         qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.rounding["qkv"], has_weight=True)
-        batch, length = x_rbtd.shape[1:3]
-        split = "r (b t) (three h k) -> three r b h t k"
-        q_rbhtk, k_rbhsk, v_rbhsk = rearrange(qkv_rno, split, b=batch, t=length, three=3, h=self.heads).unbind(0)
+        size = qkv_rno.shape[-1] // sum(self.heads.values())
+        parts_rno = torch.split(qkv_rno, [heads * size for heads in self.heads.values()], dim=-1)
+        q_rbhtk, k_rbhsk, v_rbhsk = (
+            rearrange(part_rno, "r (b t) (h k) -> r b h t k", b=x_rbtd.shape[1], k=size) for part_rno in parts_rno
+        )
         return q_rbhtk.to(x_rbtd.dtype), k_rbhsk.to(x_rbtd.dtype), v_rbhsk
 
 
@@ -201,11 +228,13 @@ class Block(nn.Module):
     at_mlp_hidden: HookPoint
     at_mlp_output: HookPoint
 
-    def __init__(self, runs: int, config: ModelConfig, where: str, scale: float, operands: Operands | None) -> None:
+    def __init__(
+        self, runs: int, config: ModelConfig, key_heads: int, where: str, scale: float, operands: Operands | None
+    ) -> None:
         super().__init__()
         width, hidden = config.width, 4 * config.width
         self.attention_norm = Norm(runs, width, f"{where}.attention")
-        self.attention = Attention(runs, config, where, scale, operands)
+        self.attention = Attention(runs, config, key_heads, where, scale, operands)
         self.mlp_norm = Norm(runs, width, f"{where}.mlp")
         self.mlp_up = Projection(runs, width, hidden, operands, where)
         self.mlp_down = Projection(runs, hidden, width, operands, where)
@@ -215,11 +244,11 @@ class Block(nn.Module):
         self.at_mlp_output = HookPoint("mlp_output", where, width)
         self.at_activation, self.at_gate = Activation("activation", where, hidden), Gate("mlp_gate", where, hidden)
         self.at_attention_residual, self.at_mlp_residual = (Residual("residual", where, width) for _ in range(2))
+        self.at_branches = Branches("branches", where, width)
         self.at_output = HookPoint("block_output", where, width)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
-        x_rbtd = self.at_attention_residual(x_rbtd, self.attend, self.attention_norm)
-        output_rbtd: Tensor = self.at_output(self.at_mlp_residual(x_rbtd, self.mlp, self.mlp_norm))
+        output_rbtd: Tensor = self.at_output(self.at_branches(x_rbtd, self))
         return output_rbtd
 
     def attend(self, x_rbtd: Tensor) -> Tensor:
@@ -262,8 +291,9 @@ class Transformer(nn.Module):
         self.embedding = Embedding(runs, vocabulary, config.width)
         self.at_embedding = HookPoint("embedding", "", config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
+        key_heads = min((entry.key_value_heads(config.heads) for entry in interventions.values()), default=config.heads)
         for where in self.blocks:
-            setattr(self, where, Block(runs, config, where, attention_scale, operands))
+            setattr(self, where, Block(runs, config, key_heads, where, attention_scale, operands))
         self.final_norm = Norm(runs, config.width, "")
         self.head = Linear(runs, config.width, vocabulary, operands, Role.HEAD)
         self.at_readout = Readout("readout", "", vocabulary)
@@ -274,6 +304,9 @@ class Transformer(nn.Module):
         for path, norm in [(path, module) for path, module in self.named_modules() if isinstance(module, Norm)]:
             if norm.at_norm.changes:
                 self.set_submodule(path, norm.at_norm)
+        for block in [module for module in self.modules() if isinstance(module, Block)]:
+            if block.at_branches.changes:  # which gives one norm to both
+                del block.mlp_norm
         self.readout_operands = rounding_at(operands, "readout") if self.at_readout.changes else None
         if self.at_readout.changes:
             del self.head

@@ -79,6 +79,12 @@ DEFAULTS = {
     **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
     **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "same"},
     **{"schedule.floor_share": 0.0},
+    **{"intervention.biases.layers": "all", "intervention.deepnorm.init": "fan_in", "intervention.nope.every": 1},
+    **dict.fromkeys(("intervention.norm_without_gain.norm", "intervention.peri_ln.norm"), "layernorm"),
+    **{"intervention.qk_rmsnorm.over": "head", "intervention.qk_rmsnorm.gain": "learned"},
+    **{"intervention.rmsnorm.offset": 0.0, "intervention.swiglu.gate": "silu"},
+    **{"intervention.small_init.std": 0.0, "intervention.small_init.projections_back": "over_root_depth"},
+    **{"intervention.tied_head.scale": "inverse_root"},
 }
 # The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
