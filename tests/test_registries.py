@@ -83,7 +83,16 @@ def test_a_group_has_one_file_per_entry(group: str) -> None:
 
 
 def test_no_group_is_forgotten() -> None:
-    assert {name.split("/")[0] for name in FILES} == {*GROUPS, "model", "optimizer", "probes", "scale", "arm", "ledger"}
+    assert {name.split("/")[0] for name in FILES} == {
+        *GROUPS,
+        "model",
+        "optimizer",
+        "probes",
+        "scale",
+        "arm",
+        "ledger",
+        "recipe",
+    }
 
 
 @pytest.mark.parametrize("file", NAMED)
