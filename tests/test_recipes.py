@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import planted
-from lab import run_config
+from lab import Fleet, RunConfig, run_config
 from lab.analysis.curves import points
 from lab.cli import launch
 from lab.cli.listing import read_lists
@@ -18,7 +19,10 @@ from lab.cli.request import find_sweep, read_request
 from lab.core.shipped import data_folder, load
 from lab.records import store
 from lab.training.identity import columns, run_id
+from sampling import few
+from small import configs
 from sweeping import finished
+from test_checkpoint import go_on
 
 NAMES = [path.stem for path in sorted(data_folder("conf").glob("recipe/*.yaml")) if path.stem != "none"]
 DATA = "data=synthetic"
@@ -40,8 +44,6 @@ def test_a_recipe_says_where_it_is_from_and_what_differs(name: str) -> None:
     assert list(told) == ["name", "size", "source", "published", "missing"]
     assert told["name"] == name
     assert all(isinstance(text, str) and text for text in told.values())
-    (row,) = columns_of(f"recipe={name}")
-    assert row["recipe"] == name
 
 
 def test_no_recipe_is_the_default_and_leaves_no_trace() -> None:
@@ -60,15 +62,23 @@ def test_what_is_given_beside_a_recipe_counts() -> None:
         ("intervention.z_loss.coefficient=1e-3", "intervention.z_loss.coefficient", 1e-3),
         ("optimizer=lion", "optimizer.name", "lion"),
         ("model.width=32", "model.width", 32),
-        (
-            "+intervention.sigma_reparam={}",
-            "intervention",
-            "qk_rmsnorm+reordered_norm+rmsnorm+sigma_reparam+swiglu+z_loss",
-        ),
     ]
     for word, key, value in cases:
         (row,) = columns_of("recipe=olmo2", word)
         assert (row["recipe"], row[key]) == ("olmo2", value)
+    (own,), (more,) = columns_of("recipe=olmo2"), columns_of("recipe=olmo2", "+intervention.sigma_reparam={}")
+    assert {*more["intervention"].split("+")} - {*own["intervention"].split("+")} == {"sigma_reparam"}
+
+
+def test_an_optimizer_beside_a_recipe_comes_with_its_own_numbers() -> None:
+    (alone,), (own,), (other,) = (
+        columns_of(*words) for words in (["optimizer=sgd"], ["recipe=olmo1"], ["recipe=olmo1", "optimizer=sgd"])
+    )
+    assert own["optimizer.eps"] == 1e-5
+    of_optimizer = [
+        {key: value for key, value in row.items() if key.startswith("optimizer.")} for row in (alone, other)
+    ]
+    assert of_optimizer[0] == of_optimizer[1]
 
 
 @pytest.mark.parametrize("word", ["intervention=[relu]", "intervention=[]", "arm=fixed_gains"])
@@ -87,10 +97,8 @@ def test_a_recipe_replaces_the_interventions_that_a_sweep_file_sweeps() -> None:
     assert [(config.recipe and config.recipe.name, config.model.name) for config in configs] == [
         (name, size) for size in ("d32", "d64") for name in ("llama", "qwen3")
     ]
-    assert {tuple(sorted(config.intervention)) for config in configs} == {
-        ("rmsnorm", "swiglu"),
-        ("qk_rmsnorm", "rmsnorm", "swiglu"),
-    }
+    assert {"qk_rmsnorm" in config.intervention for config in configs if config.recipe} == {True, False}
+    assert all("swiglu" in config.intervention and "z_loss" not in config.intervention for config in configs)
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
@@ -130,8 +138,52 @@ def test_recipes_name_arms(changes: list[dict[str, object]], arms: list[str]) ->
     assert list(points(planted.table(cards))["arm"].unique()) == arms
 
 
+SIZES = [DATA, "model.width=16", "model.head_width=8", "seq_len=12", "batch_size=16", "schedule.warmup=0"]
+EVERY_STEP = ["steps=8", "probes.names=[train_loss]", "probes.every=1"]
+
+
+def configs_of(name: str, *per_run: str) -> list[RunConfig]:
+    return configs(*per_run, shared=(*SIZES, *EVERY_STEP, f"recipe={name}"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_trains(name: str) -> None:
+    wanted = configs_of(name, "optimizer.lr=1e-2", "optimizer.lr=2e-2 seed=1")
+    assert wanted[0].recipe
+    assert wanted[0].recipe.name == name
+    fleet = Fleet(wanted)
+    losses_sr = torch.stack([fleet.step(step)["train_loss", ""] for step in range(8)])
+    assert losses_sr.isfinite().all()
+    assert (losses_sr[-1] < losses_sr[0] - 0.1).all()
+
+
+@pytest.mark.parametrize("name", few(NAMES, 3))
+def test_a_run_of_a_recipe_is_the_same_bits_alone_and_after_a_cut(name: str, tmp_path: Path) -> None:
+    wanted = configs_of(name, "optimizer.lr=1e-2", "optimizer.lr=1e-1 seed=1")
+    whole, _, _ = go_on(tmp_path / "whole", wanted, ids=["a", "b"])
+    (alone,), _, _ = go_on(tmp_path / "alone", wanted[1:], ids=["b"])
+    assert repr(alone) == repr(whole[1])
+    go_on(tmp_path / "cut", wanted, ids=["a", "b"], cut_after=6)
+    resumed, steps, _ = go_on(tmp_path / "cut", wanted, ids=["a", "b"])
+    assert steps[0] > 0
+    assert repr(resumed) == repr(whole)
+
+
+@pytest.mark.parametrize("name", few(NAMES, 6))
+def test_no_token_of_a_recipe_sees_the_future(name: str) -> None:
+    fleet = Fleet(configs_of(name, ""))
+    for step in range(2):  # what starts at zero no longer is
+        fleet.step(step)
+    rows_rbt, known = fleet.feed.loader.batch(0), 7
+    other_rbt = rows_rbt.clone()
+    other_rbt[..., known:] = (other_rbt[..., known:] + 1) % 11
+    one_rbtv, other_rbtv = fleet.model(rows_rbt)[0], fleet.model(other_rbt)[0]
+    assert torch.equal(one_rbtv[..., :known, :], other_rbtv[..., :known, :])
+    assert not torch.equal(one_rbtv[..., known:, :], other_rbtv[..., known:, :])
+
+
 def test_a_recipe_is_a_column_of_the_records(tmp_path: Path) -> None:
-    small = [DATA, "validation=short", "model.width=16", "model.depth=1", "steps=4", "hydra/launcher=basic"]
+    small = [DATA, "validation=short", "model.width=16", "model.depth=1", "steps=1", "hydra/launcher=basic"]
     finished(tmp_path, "train", "-m", "recipe=llama,none", *small)
     runs = store.read(tmp_path).runs
     assert list(runs.sort_values("intervention")["recipe"].fillna("-")) == ["-", "llama"]

@@ -33,7 +33,7 @@ GROUPS = {
         *("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "loss_scale", "tracker"),
     )
 }
-EMPTY = ("burst/none", "response/none", "ledger/none", "loss_scale/none")
+EMPTY = ("burst/none", "response/none", "ledger/none", "loss_scale/none", "recipe/none")
 PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 FILES = [path for path in PATHS if path not in EMPTY]
 # An arm is a bundle of keys without a name, a ledger a list of changes; tests of their own compose them.
@@ -83,16 +83,8 @@ def test_a_group_has_one_file_per_entry(group: str) -> None:
 
 
 def test_no_group_is_forgotten() -> None:
-    assert {name.split("/")[0] for name in FILES} == {
-        *GROUPS,
-        "model",
-        "optimizer",
-        "probes",
-        "scale",
-        "arm",
-        "ledger",
-        "recipe",
-    }
+    others = ("model", "optimizer", "probes", "scale", "arm", "ledger", "recipe")
+    assert {name.split("/")[0] for name in FILES} == {*GROUPS, *others}
 
 
 @pytest.mark.parametrize("file", NAMED)
@@ -104,7 +96,7 @@ def test_every_file_says_its_own_name_and_builds(file: str) -> None:
         build(INTERVENTIONS[name], values[name] or {}, f"intervention.{name}")
         return
     name = PRESETS.get(file, name)
-    assert (values["scale"] if group == "scale" else values)["name"] == name
+    assert (values[group] if group in ("scale", "recipe") else values)["name"] == name
     # references as the numbers that they may stand for
     rest = {key: int(value != "${seed}") if "${" in str(value) else value for key, value in values.items()}
     rest = {key: value for key, value in rest.items() if key not in ("name", "over")}

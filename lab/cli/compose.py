@@ -162,38 +162,43 @@ def groups(config_dir: Path | None = None) -> set[str]:
     }
 
 
-def compose_files(words: Sequence[Word], config_dir: Path | None = None, **options: Any) -> DictConfig:
+def compose_files(
+    words: Sequence[Word], config_dir: Path | None = None, *, return_hydra_config: bool = False
+) -> DictConfig:
     """The config that Hydra composes from the files that these words choose, within a block of ``hydra_configs``.
 
     Raises:
         RequestError: Hydra cannot compose it.
     """
     own = [f"hydra.searchpath=[{quoted(f'file://{config_dir}')}]"] if config_dir else []
-    texts = [*own, *(word.text for word in words)]
     with refusing():
-        config = hydra.compose("config", texts, **options)
-        if numbers := _numbers_of_recipe(config, config_dir):
-            texts = [*own, *(word.text for word in words if word.key != "recipe"), f"recipe={GIVEN}"]
-            chosen = hydra.compose("config", texts).intervention
-            OmegaConf.set_struct(config, False)
-            for name in numbers - set(chosen):
-                del config.intervention[name]
-            OmegaConf.set_struct(config, True)
+        config = hydra.compose("config", [*own, *(word.text for word in words)], return_hydra_config=True)
+        choices = config.hydra.runtime.choices
+        with open_dict(config):
+            if recipe := choices.get("recipe"):
+                optimizer = _keep_without_numbers(recipe, config_dir)
+                others = [word.text for word in words if word.key != "recipe"]
+                bare = hydra.compose("config", [*own, *others, f"recipe={GIVEN}"])
+                config.intervention = OmegaConf.masked_copy(config.intervention, [*bare.intervention])
+                if choices.optimizer != optimizer:
+                    config.optimizer = bare.optimizer
+            if not return_hydra_config:
+                del config["hydra"]
         return config
 
 
-def _numbers_of_recipe(config: DictConfig, config_dir: Path | None) -> set[str]:
-    """Interventions of which the recipe of a config gives numbers; it is kept as ``GIVEN`` without them.
+def _keep_without_numbers(recipe: str, config_dir: Path | None) -> str | None:
+    """Keep a recipe as ``GIVEN`` without the numbers of its interventions and its optimizer; returns the optimizer.
 
-    These numbers would switch on an intervention that the request leaves out.
+    They belong to what the recipe chooses, and would otherwise change, or switch on, what a request chooses instead.
     """
-    name = OmegaConf.select(config, "recipe.name")
-    files = [path for folder in config_folders(config_dir) if (path := folder / "recipe" / f"{name}.yaml").is_file()]
-    content: Any = OmegaConf.load(files[-1]) if files else OmegaConf.create()
-    numbers = set(content.pop("intervention", {}))
-    if numbers:
-        ConfigStore.instance().store(group="recipe", name=GIVEN, node=content, package="_global_")
-    return numbers
+    paths = (folder / "recipe" / f"{recipe}.yaml" for folder in config_folders(config_dir))
+    content: Any = OmegaConf.load(next(path for path in paths if path.is_file()))
+    for key in ("intervention", "optimizer"):
+        content.pop(key, None)
+    ConfigStore.instance().store(group="recipe", name=GIVEN, node=content, package="_global_")
+    choices = [entry for entry in content.get("defaults", ()) if "override /optimizer" in entry]
+    return str(choices[-1]["override /optimizer"]) if choices else None
 
 
 def with_values(config: DictConfig, words: Sequence[Word], config_dir: Path | None = None) -> DictConfig:
