@@ -20,8 +20,8 @@ import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from lab.analysis.events.attempts import Column, log_of, table_of
 from lab.analysis.events.detectors import Log
-from lab.analysis.events.logs import Column, log_of
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.events.trend import trend_spikes
 from lab.analysis.logit_rounding import BF16
@@ -75,7 +75,7 @@ def synthetic_log(seed: int) -> SyntheticLog:
     last = {row: place for place, row in enumerate(written)}
     for place, row in enumerate(written):  # what was written before a restart had gone wrong
         column.add(int(step_n[row]), float(loss_n[row]) + (last[row] != place))
-    return SyntheticLog(log_of(str(seed), {"loss": column}, BF16), spikes, spacing)
+    return SyntheticLog(log_of(str(seed), table_of({"loss": column}), BF16), spikes, spacing)
 
 
 def written_rows(seed: int, rows: int) -> list[int]:

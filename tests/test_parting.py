@@ -99,11 +99,11 @@ def test_lab_watch_finds_them_in_a_log(tmp_path: Path, capsys: pytest.CaptureFix
     events = json.loads(capsys.readouterr().out)["events"]
     assert [event["kind"] for event in events] == ["parting"]
     assert main(["watch", str(path)]) == 1
-    line = capsys.readouterr().out.splitlines()[0]
+    line = capsys.readouterr().out.splitlines()[1]
     assert "the two held-out losses part, up to 0.5" in line
     assert "nats per token further apart than 20 evaluations before" in line
-    (figure,) = (tmp_path / "log.csv.alarms").glob("*_parting.svg")
-    assert all(label in figure.read_text() for label in ("held-out loss,", "on clean text,"))
+    (page,) = (tmp_path / "log.csv.alarms").glob("*.html")
+    assert all(label in page.read_text() for label in ("held-out loss,", "on clean text,"))
 
 
 def test_losses_that_fall_together_or_alone_are_no_alarm(tmp_path: Path) -> None:

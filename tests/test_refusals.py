@@ -221,12 +221,13 @@ RESTART = "restarts: [{step: 6, %s}]"
 FILES = [
     # logs
     ("log.csv", "step,accuracy\n1,2\n", "watch log.csv", "step, accuracy"),
-    ("log.csv", "epoch,loss\n1,2\n", "watch log.csv", "steps"),
+    ("log.csv", "epoch,loss\n1,2\n", "watch log.csv", "'loss'"),
     ("log.csv", "", "watch log.csv", "log.csv"),
     ("log.csv", "step,loss\nx,y\n", "watch log.csv", "log.csv"),
-    ("log.csv", LOG, "watch log.csv", "1 of 31"),
+    ("log.csv", LOG, "watch log.csv", "3 rows"),
+    ("log.csv", LOG + "\0", "watch log.csv", "binary"),
     ("log.bin", "\0\1\2", "watch log.bin", "log.bin"),
-    ("log.txt", "\n\n  \x1b[31mhello\n", "watch log.txt", r"\x1b[31mhello"),
+    ("log.txt", "\n\n  \x1b[31mhello\n", "watch log.txt", "hello"),
     ("log.txt", '{"step": 1, "ce": 2}\n', "watch log.txt", "step, ce"),
     ("log.csv", "step,ce\n1,2\n", "watch log.csv --columns loss=cee", "'cee'", "nearest: ce"),
     ("log.csv", LOG, "watch log.csv --columns los=loss", "'los'", "nearest: loss"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,8 @@ import planted
 from lab import main
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
-from lab.analysis.events.logs import logs_of
+from lab.analysis.events.logs import logs_of, read_logs
+from lab.analysis.events.trend import trend_spikes
 from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
 from lab.records import store
 from planted import cards, write
@@ -187,27 +190,127 @@ def test_rows_out_of_order_are_sorted_by_step(tmp_path: Path, capsys: pytest.Cap
     shuffled = write_log(tmp_path / "log.csv", order, loss[order])
     told = json.loads(watched(capsys, shuffled, "--json")[1])
     assert [(event["step"], event["ending"]) for event in told["events"]] == [(500, "recovered")]
-    assert told["notes"] == ["log.csv: sorted by step, the last row of each kept: 1000 of 1000 rows"]
+    read = "log.csv: step 'step', loss 'loss' in nats"
+    assert told["notes"] == [read, "log.csv: sorted by step, the last row of each kept: 1000 of 1000 rows"]
     in_order = json.loads(watched(capsys, write_log(tmp_path / "log.csv", STEPS, loss), "--json")[1])
-    assert in_order == {"events": told["events"]}
+    assert in_order == {"events": told["events"], "notes": [read]}
 
 
-def test_of_a_step_written_again_the_last_value_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A log appended to itself, and one of a run that went back from a spike to before it."""
-    loss, spiking = calm(), calm() + bump(3.0)
-    forms = ([*STEPS, *STEPS], [*loss, *loss]), ([*range(520), *range(490, 1000)], [*spiking[:520], *loss[490:]])
-    for steps, losses in forms:
-        code, out, _ = watched(capsys, write_log(tmp_path / "log.csv", steps, losses))
-        note = f"log.csv: sorted by step, the last row of each kept: 1000 of {len(steps)} rows"
-        assert (code, out.splitlines()) == (0, [note, "0 alarms in 1 run"])
+def test_a_log_appended_to_itself_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = watched(capsys, write_log(tmp_path / "log.csv", [*STEPS, *STEPS], [*calm(), *calm()]))
+    assert code == 0
+    assert out.splitlines()[1:] == ["log.csv: steps 0 to 999 are written twice and count once", "0 alarms in 1 run"]
 
 
-def test_a_line_and_a_figure_per_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_back_keeps_both_attempts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It spikes at step 500, goes back from step 519 to 490 at half the learning rate, and does not spike again."""
+    loss = [*(calm() + bump(3.0))[:520], *calm(1)[490:]]
+    rows = zip([*range(520), *range(490, 1000)], loss, [1e-3] * 520 + [5e-4] * 510, strict=True)
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss,lr\n" + "".join(f"{step},{loss:.4f},{lr}\n" for step, loss, lr in rows))
+    code, out, _ = watched(capsys, str(path), "--json")
+    events = json.loads(out)["events"]
+    assert code == 1
+    assert [(event["run"], event["step"], event["kind"]) for event in events] == [
+        ("log.csv attempt 1", 500, "spike"),
+        ("log.csv", 490, "restart"),
+    ]
+    assert "goes back from step 519, at learning rate 0.0005 instead of 0.001" in events[1]["text"]
+
+
+def test_steps_that_begin_again_at_another_loss_are_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fine_tuning = calm() - 1.5 + bump(2.0)
+    path = write_log(tmp_path / "log.csv", [*STEPS, *STEPS], [*calm() + 3, *fine_tuning])
+    events = json.loads(watched(capsys, path, "--json")[1])["events"]
+    assert [(event["run"], event["step"]) for event in events] == [("log.csv phase 2", 500)]
+
+
+def lines_of_a_run(losses: Iterable[float], norms: Iterable[float]) -> str:
+    rows = enumerate(zip(losses, norms, strict=True))
+    return "".join(f"step {step} | loss {loss} | grad norm {norm} |\n" for step, (loss, norm) in rows)
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "kind", "ending", "step"),
+    [
+        ([5 - n / 100 for n in range(80)] + [0.0] * 20, [1.0] * 80 + [math.nan] * 20, "spike", "diverged", 80),
+        ([5 - n / 100 for n in range(80)] + [0.0] * 20, [1.0] * 100, "spike", "diverged", 80),
+        ([5, 4.9, 4.8, math.nan], [1, 1, 1, math.nan], "spike", "diverged", 3),
+        ([5 - n / 10 for n in range(9)] + [4, 40, 70, 70], [1] * 13, "spike", "diverged", 10),
+        ([2, 2.01, 1.99, 2, 2.02, 2.01, 4.1, 3, 2.5, 2.0, 2.0], [1] * 11, "spike", "recovered", 6),
+        ([5 - n / 100 for n in range(90)], [1.0] * 70 + [math.inf] * 20, "norm_not_finite", "none", 70),
+        (
+            [5 - n / 100 for n in range(40)] + [math.inf] + [4.6 - n / 100 for n in range(40)],
+            [1] * 81,
+            "spike",
+            "isolated",
+            40,
+        ),
+        ([3.0 - n / 2000 for n in range(60)] * 2, [1] * 120, "", "", 0),
+        ([9 - n / 10 for n in range(60)] * 2, [1] * 120, "spike", "anew", 60),
+    ],
+    ids=[
+        *("zero beside a NaN norm", "zero for good", "NaN in four rows", "an explosion in 13 rows"),
+        *("eleven rows around a spike", "norm", "one infinite row", "a small saw", "anew"),
+    ],
+)
+def test_every_ending_is_named(
+    losses: list[float], norms: list[float], kind: str, ending: str, step: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(lines_of_a_run(losses, norms))
+    (run,) = read_logs(path).runs
+    found = [(event.kind, event.ending, event.step) for event in detect(run, trend_spikes)]
+    assert found == ([(kind, ending, step)] if kind else [])
+
+
+def test_a_loss_that_is_left_out_beside_other_measurements_diverged(tmp_path: Path) -> None:
+    """Megatron leaves the loss out of a line once it is NaN."""
+    rows = [
+        f" iteration {n}/ 90 | learning rate: 1.0E-04 | lm loss: {5 - n / 50} | grad norm: 1.0 |" for n in range(60)
+    ]
+    rows += [f" iteration {n}/ 90 | learning rate: 1.0E-04 | grad norm: nan |" for n in range(60, 90)]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(rows))
+    (run,) = read_logs(path).runs
+    assert [(event.ending, event.step) for event in detect(run, trend_spikes)] == [("diverged", 60)]
+    assert "missing" in run.note
+
+
+def test_the_advice_follows_from_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning before the spike, a learning rate at its peak, and the same step in all runs are told apart."""
+    norm = np.where((STEPS >= 480) & (STEPS < 560), 9.0, 1.0)
+    lr = np.minimum(STEPS + 1, 500) / 500 * np.where(STEPS > 501, 0.5, 1.0)
+
+    def advice(**columns: Any) -> str:
+        path = tmp_path / "log.jsonl"
+        losses = calm() + bump(3.0)
+        path.write_text(
+            "".join(
+                json.dumps({"step": n, "loss": losses[n], **{key: value[n] for key, value in columns.items()}}) + "\n"
+                for n in range(1000)
+            )
+        )
+        events = json.loads(watched(capsys, str(path), "--json")[1])["events"]
+        return str(next(event["next"] for event in events if event["kind"] == "spike"))
+
+    assert "from step 480 on" in advice(grad_norm=norm)
+    assert "at its peak" in advice(lr=lr)
+    assert "--replay" in advice()
+    for name in "ab":
+        write_log(tmp_path / f"{name}.csv", STEPS, calm() + bump(3.0))
+    (tmp_path / "log.jsonl").unlink()
+    events = json.loads(watched(capsys, str(tmp_path), "--json")[1])["events"]
+    assert all("batches of step 500, since all 1 other runs" in event["next"] for event in events)
+
+
+def test_a_line_per_event_and_a_page_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = watched(capsys, write_log(tmp_path / "log.csv", STEPS, calm() + bump(3.0)))
     assert code == 1
-    assert out.splitlines()[0].startswith("log.csv step 500: loss spike, 2 to 5.0")
-    assert out.splitlines()[-1] == "1 alarm in 1 run"
-    assert [path.name for path in (tmp_path / "log.csv.alarms").iterdir()] == ["log.csv_500_spike.svg"]
+    _, alarm, page, last = out.splitlines()
+    assert alarm.startswith("log.csv step 500: loss spike, 2 to 5.0")
+    assert last == "1 alarm in 1 run"
+    assert "<h2>Step 500</h2>" in Path(page.strip()).read_text()
 
 
 def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +378,7 @@ def test_costly_rounding_of_output_logits_alarms_once(
     assert (first["level"], first["mantissa_bits"]) == (pytest.approx(300), 7)
     _, out, _ = watched(capsys, path)
     line = "log.csv step 400: rounding of output logits, a level of 300 costs 0.161 nats per token in bf16"
-    assert out.splitlines()[0].startswith(line)
+    assert out.splitlines()[1].startswith(line)
 
 
 @pytest.mark.parametrize(("rows", "alarms"), [(HELD - 1, 0), (HELD, 1)])

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.analysis.events.log_formats import given_columns
+from lab.analysis.events.log_reader import given_columns
 from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -77,11 +77,13 @@ def _follow(path: Path, columns: dict[str, str], bits: int | None, command: str 
 
 def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     """Say an alarm, and hand it to the command of the user."""
-    from lab.studies.alarms.watching import plain_event, sentence
+    from lab.studies.alarms.watching import plain_event
+    from lab.studies.alarms.words import next_look, sentence
 
     text = sentence(alarm.log, alarm.event)
-    plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text}, allow_nan=False)
-    say(plain if as_json else text)
+    advice = next_look(alarm.log, alarm.event, {})
+    plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text, "next": advice}, allow_nan=False)
+    say(plain if as_json else f"{text}. Look next at {advice}.")
     if not command:
         return
     try:

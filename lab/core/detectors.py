@@ -29,6 +29,9 @@ NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a no
 LABELS = {
     "spike": ("loss spike", "loss, nats/token"),
     "gradient_spike": ("gradient spike", "gradient norm"),
+    "norm_not_finite": ("gradient norm not finite", "gradient norm"),
+    "norm_drift": ("drift of the gradient norm", "gradient norm"),
+    "restart": ("goes back", "loss, nats/token"),
     "logit_growth": ("growth of attention logits", "largest\nattention logit"),
     "update_rms": ("large update", "update RMS"),
     "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when they are used
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.logit_rounding import BF16, COSTLY
@@ -15,6 +16,11 @@ from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, Numbers, Span, before
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
+# A gradient norm that is not finite in so many rows in a row is no skipped step, if it was logged in earlier rows.
+LASTING = 3
+# A gradient norm drifts if the median of so many rows stays above the smallest such median before it by this factor,
+# over as many rows.
+DRIFT_ROWS, DRIFT = 50, 4.0
 # An update or a logit has grown if it exceeds the median of the measurements before it by this factor.
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one, epsilon exceeds the gradient, or the curvature along the update exceeds the limit of stability.
@@ -25,6 +31,15 @@ HIGHEST_FLOOR = 1.0
 HELD = 5
 # An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
 LEAD = 100
+
+
+class WentBack(NamedTuple):
+    """Training went back from the last step of an attempt to an earlier one, perhaps at another learning rate."""
+
+    last: int
+    step: int
+    lr_before: float = math.nan
+    lr: float = math.nan
 
 
 class Log(NamedTuple):
@@ -38,8 +53,9 @@ class Log(NamedTuple):
             from measurements of output logits: their level ``output_logit``, and ``logit_rounding``, the loss that
             rounding them adds, nats per token. ``parting`` follows from two held-out losses, ``val_loss`` and
             ``clean_val_loss``, of which each holds up to the next; see ``held_out_losses.parting``.
-        note: how the rows differ from those in the file; empty if they do not.
+        note: where losses count as NaN though the log does not say so, and why; empty if nowhere.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
+        went_back: of an attempt that goes on from a checkpoint; None for others.
     """
 
     name: str
@@ -47,6 +63,7 @@ class Log(NamedTuple):
     columns: Mapping[str, Numbers]
     note: str = ""
     mantissa_bits: float = BF16
+    went_back: WentBack | None = None
 
 
 class Event(NamedTuple):
@@ -55,9 +72,10 @@ class Event(NamedTuple):
     Attributes:
         run: name of the log.
         step: training step at which it begins.
-        kind: ``spike``, ``gradient_spike``, ``logit_growth``, ``update_rms``, ``epsilon_ratio``, ``loss_scale``,
-            ``curvature``, ``parting`` or ``logit_rounding``.
-        ending: ``recovered``, ``stuck``, ``diverged``, ``stalled``, or ``none`` while there is none.
+        kind: a key of ``LABELS``, such as ``spike``; ``restart`` where training went back, with the learning rates
+            before and after it as ``usual`` and ``value``.
+        ending: ``recovered``, ``stuck``, ``diverged``, ``isolated``, ``anew``, ``stalled``, or ``none`` while there is
+            none; see ``Rise``.
         end: the step of the ending; None without one.
         value: the largest value during the event.
         usual: the usual value before it.
@@ -79,22 +97,35 @@ def detect(log: Log, spikes: Callable[[Log], Iterator[Span]] | None = None) -> l
 
     Args:
         log: the measurements of the run.
-        spikes: finds loss spikes; by default ``loss_spikes``, the detector to which responses in training react.
+        spikes: finds loss spikes, and what is ``WATCHED`` is found, too; by default ``loss_spikes``, the detector to
+            which responses in training react.
     """
-    spans = {kind: list(find(log.columns[column])) for kind, (column, find) in KINDS.items() if column in log.columns}
+    kinds = KINDS | WATCHED if spikes else KINDS
+    spans = {kind: list(find(log.columns[column])) for kind, (column, find) in kinds.items() if column in log.columns}
     if spikes:
         spans["spike"] = list(spikes(log))
+        lost_n = ~np.isfinite(log.columns["loss"])
+        overflows = spans.get("norm_not_finite", [])
+        spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
+        rows = {row for span in overflows for row in range(span.first, span.last + 1)}
+        spans["gradient_spike"] = [span for span in spans.get("gradient_spike", []) if span.first not in rows]
     warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
     events = [
         (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
         for kind, found in spans.items()
         for span in found
     ]
+    if log.went_back:
+        _, step, lr_before, lr = log.went_back
+        events = [pair for pair in events if pair[1].step >= step]  # the others are the earlier attempt's
+        events.append(
+            (int(np.searchsorted(log.step_n, step)), Event(log.name, step, "restart", "none", None, lr, lr_before))
+        )
     return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
 
 
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
-    values = log.columns[KINDS[kind][0]][span.first : span.last + 1]
+    values = log.columns[(KINDS | WATCHED)[kind][0]][span.first : span.last + 1]
     largest = float(np.nanmax(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
     step = int(log.step_n[span.first])
@@ -133,6 +164,30 @@ def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
             mean = norm if seen == 1 else MEMORY * mean + (1 - MEMORY) * norm
     if first >= 0:
         yield Span(first, last, mean)
+
+
+def lasting_overflow(norm_n: Numbers) -> Iterator[Span]:
+    """Gradient norms that are not finite in ``LASTING`` rows or more, if no gap between logged ones is as long."""
+    known_n = np.flatnonzero(np.isfinite(norm_n))
+    if len(known_n) < LASTING:
+        return
+    usual_gap = int(np.median(np.diff(known_n))) - 1
+    for before_row, after_row in zip(known_n, [*known_n[1:].tolist(), len(norm_n)], strict=True):
+        missing = after_row - before_row - 1
+        if missing >= max(LASTING, LASTING * usual_gap):
+            yield Span(int(before_row) + 1, after_row - 1, float(norm_n[before_row]))
+
+
+def norm_drift(norm_n: Numbers) -> Iterator[Span]:
+    """A gradient norm that grows slowly: its median over ``DRIFT_ROWS`` stays above ``DRIFT`` times the smallest."""
+    known_n = np.flatnonzero(np.isfinite(norm_n))
+    if len(known_n) < 2 * DRIFT_ROWS:
+        return
+    median_n = np.median(sliding_window_view(norm_n[known_n], DRIFT_ROWS), axis=1)
+    least_n = np.minimum.accumulate(median_n)
+    for span in _runs(median_n > DRIFT * least_n, lambda row: float(least_n[row])):
+        if span.last - span.first >= DRIFT_ROWS:
+            yield Span(int(known_n[span.first + DRIFT_ROWS - 1]), int(known_n[span.last + DRIFT_ROWS - 1]), span.usual)
 
 
 def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
@@ -201,3 +256,5 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
     "parting": ("parting", apart),
     "logit_rounding": ("logit_rounding", costly_rounding),
 }
+# What ``lab watch`` finds besides; no study of the records counts it.
+WATCHED = {"norm_not_finite": ("grad_norm", lasting_overflow), "norm_drift": ("grad_norm", norm_drift)}

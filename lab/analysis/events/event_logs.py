@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.events.log_formats import LOSS, STEP, Row, missing_column, usual_columns
+from lab.analysis.events.log_reader import LOSS, STEP, Row, missing_column, usual_columns
 from lab.core.errors import RequestError
-from lab.records.event_files import by_folder, open_events, scalars_of
+from lab.records.event_files import EVENTS, by_folder, open_events, scalars_of
 
 RUN = "."  # the run of the folder itself
 
@@ -20,13 +21,18 @@ def runs_of(folder: Path) -> dict[str, list[Path]]:
     return {str(path.relative_to(folder)): paths for path, paths in found.items() if paths}
 
 
+def is_event_file(path: Path) -> bool:
+    """Whether a path is an event file of TensorBoard, by its name."""
+    return path.is_file() and fnmatch(path.name, EVENTS)
+
+
 def read_rows(folder: Path, given: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of all runs in a folder.
+    """Yield the rows of all runs in a folder, or of an event file.
 
     Raises:
         RequestError: TensorBoard is not installed, a file cannot be read, or no run has a loss.
     """
-    paths = runs_of(folder)
+    paths = {RUN: [folder]} if folder.is_file() else runs_of(folder)
     readers = {run: RunReader(run, given) for run in paths}
     for run, reader in readers.items():
         for rows in reader.read(paths[run]):

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.analysis.events.attempts import Column, log_of, table_of
 from lab.analysis.events.detectors import LEAD, Event, Log, detect
 from lab.analysis.events.growing_log import open_log
-from lab.analysis.events.log_formats import LOSS, Row
-from lab.analysis.events.logs import Column, log_of
+from lab.analysis.events.log_reader import LOSS, Row
 from lab.analysis.events.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.analysis.logit_rounding import BF16
 from lab.core import files
@@ -176,7 +176,7 @@ class Follower:
             yield f"{shown}: step {run.again} and others are written again; the last value of each counts"
         if LOSS not in run.columns:
             return
-        log = log_of(shown, run.columns, self.bits)
+        log = log_of(shown, table_of(run.columns), self.bits)
         for column in run.columns.values():
             column.trim(TAIL)
         others = [event for event in detect(log, _none) if event.step >= self._since(log, run.rows - known)]

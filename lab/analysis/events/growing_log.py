@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from lab.analysis.events import event_logs
-from lab.analysis.events.log_formats import (
-    LONGEST_LINE,
-    LONGEST_PREAMBLE,
-    JsonLines,
-    Lines,
-    LogReader,
-    Row,
-    TableLines,
-    TextLines,
-    trainer_state,
-)
+from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
+from lab.analysis.events.logs import history_of
 from lab.core import files
 from lab.core.errors import RequestError
 
 PIECE = 2**20  # bytes that are read at once
 HEAD = 4096  # bytes by which a file is recognized
 EVENTS = 10_000  # events that are read at once
-LINES: dict[str, type[Lines]] = {each.kind: each for each in (TextLines, JsonLines, TableLines)}
+ENDS = re.compile(rb"[\r\n]")
 Given = Mapping[str, str]
 
 
@@ -71,7 +63,6 @@ class GrowingLines:
         self.reader = LogReader(given)
         self.file: BinaryIO | None = None
         self.offset, self.head, self.is_new = 0, b"", False
-        self.at_start = True  # whether the next line is the first of a file, which may have another format
 
     def read(self) -> Iterator[list[Row]]:
         """See ``GrowingLog``.
@@ -83,13 +74,15 @@ class GrowingLines:
             while (file := self._current()) is not None:
                 file.seek(self.offset)
                 piece = file.read(PIECE)
-                while b"\n" not in piece and len(piece) <= LONGEST_LINE and (more := file.read(PIECE)):
+                while not ENDS.search(piece) and len(piece) <= LONGEST_LINE and (more := file.read(PIECE)):
                     piece += more
-                end = piece.rfind(b"\n") + 1
+                end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
                 if end:
                     self._advance(piece[:end])
-                    yield [row for line in piece[:end].splitlines() for row in self._rows(line)]
-                    self._check_format()
+                    lines = (line.decode("utf-8", errors="replace") for line in ENDS.split(piece[:end]))
+                    yield [*(row for line in lines for row in self.reader.read(line)), *self.reader.settle()]
+                    if not self.reader.columns and self.offset > LONGEST_PREAMBLE:
+                        raise RequestError(f"{self.path} {self.reader.fault()}")
                 elif len(piece) > LONGEST_LINE:
                     raise RequestError(f"{self.path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
                 elif self._is_replaced():  # the unfinished last line of the old file is dropped
@@ -109,7 +102,7 @@ class GrowingLines:
                 return None
         is_shorter = self.file.seek(0, os.SEEK_END) < self.offset
         if is_shorter or os.pread(self.file.fileno(), len(self.head), 0) != self.head:
-            self.offset, self.head, self.is_new, self.at_start = 0, b"", True, True
+            self.offset, self.head, self.is_new, self.reader = 0, b"", True, self.reader.renewed()
         return self.file
 
     def _is_replaced(self) -> bool:
@@ -126,33 +119,14 @@ class GrowingLines:
         self.head = (self.head + piece[: HEAD - len(self.head)]) if self.offset < HEAD else self.head
         self.offset += len(piece)
 
-    def _check_format(self) -> None:
-        """Refuse a file whose format cannot become known by further lines."""
-        if self.reader.lines is None and (self.reader.table or self.offset > LONGEST_PREAMBLE):
-            raise RequestError(f"{self.path} {self.reader.fault()}")
-
-    def _rows(self, line: bytes) -> Iterator[Row]:
-        text = line.decode("utf-8", errors="replace")
-        if self.at_start and self.reader.lines and text.strip():
-            self.at_start = False
-            again = LogReader(self.given)
-            rows = list(again.read(text))
-            if again.lines:
-                self.reader = again
-            yield from rows or self.reader.read(text)
-            return
-        yield from self.reader.read(text)
-
     def position(self) -> dict[str, Any]:
-        lines = self.reader.lines
-        known = {"kind": lines.kind, "state": vars(lines)} if lines else None
-        return {"offset": self.offset, "head": self.head.hex(), "lines": known}
+        state = self.reader.state() if self.reader.columns else None
+        return {"offset": self.offset, "head": self.head.hex(), "reader": state}
 
     def resume(self, position: dict[str, Any]) -> None:
-        if known := position["lines"]:
-            self.reader.lines = LINES[known["kind"]](**known["state"])
+        if state := position["reader"]:
+            self.reader.resume(state)
             self.offset, self.head = int(position["offset"]), bytes.fromhex(position["head"])
-            self.at_start = False
 
     def fault(self) -> str:
         return self.reader.fault()
@@ -175,17 +149,17 @@ class GrowingState:
             now = os.stat(self.path)
             if (stamp := [now.st_mtime_ns, now.st_size]) == self.stamp:
                 return
-            rows = trainer_state(self.path, self.given)
+            history = history_of(self.path)
         except OSError:  # it is being replaced
             return
-        if rows is None:
+        reader = LogReader(self.given)
+        rows = [*(row for fields in history for row in reader.add(fields)), *reader.settle()]
+        if not rows:
             return
-        kept = list(rows)
         self.stamp = stamp
-        if kept and kept[-1].step < self.last:
+        if rows[-1].step < self.last:
             self.is_new, self.last = True, -1
-        new = [row for row in kept if row.step > self.last]
-        if new:
+        if new := [row for row in rows if row.step > self.last]:
             self.last = new[-1].step
             yield new
 

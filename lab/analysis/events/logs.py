@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
+import gzip
+import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
+from typing import Any, BinaryIO, NamedTuple
 
 from lab.analysis.events import event_logs
+from lab.analysis.events.attempts import HELD_OUT, logs_of_rows, made_log
 from lab.analysis.events.detectors import Log
-from lab.analysis.events.held_out_losses import parting
-from lab.analysis.events.log_formats import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, LogReader, Row, trainer_state
-from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run, rounding_cost
+from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row, flat
+from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
-# Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
-OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
-# Held-out losses, of the corpus as it is and of clean text, from which follows whether they part.
-HELD_OUT = ["val_loss", "clean_val_loss"]
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
     "train_loss": "loss",
@@ -33,9 +27,15 @@ PROBES = {
 }
 
 
-# Files of a folder that may be logs.
+# Files of a folder that may be logs, also if they are compressed.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
+COMPRESSED = ".gz"
 PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
+STANDARD_INPUT = "-"
+PIECE = 2**16  # bytes that are read at once
+TOO_LARGE = (
+    f"{{0}} is larger than {files.LARGEST_FILE // files.MIB} MiB; lab watch {{0}} --follow reads it piece by piece"
+)
 
 
 class Logs(NamedTuple):
@@ -48,6 +48,8 @@ class Logs(NamedTuple):
 def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Logs:
     """Read the runs of a results folder, a log of another program, a folder of logs, or of TensorBoard's event files.
 
+    A log may be compressed by gzip, or come from standard input, ``-``.
+
     Args:
         path: the folder or the log.
         mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
@@ -55,19 +57,26 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
         columns: the names of the columns ``step``, ``loss`` and so on, if they are unusual.
 
     Raises:
-        RequestError: there is no such file or folder, it holds no runs, is in no known format, or lacks a column of
-            steps or of losses.
+        RequestError: there is no such file or folder, it holds no runs, or no measurement in it recurs.
     """
     given, bits = columns or {}, BF16 if mantissa_bits is None else mantissa_bits
     if is_results_folder(path):
         return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
-    if path.is_dir() and event_logs.runs_of(path):
-        return _logs(path, event_logs.read_rows(path, given), bits)
+    if (path.is_dir() and event_logs.runs_of(path)) or event_logs.is_event_file(path):
+        return _logs(path.name, event_logs.read_rows(path, given), bits)
     if path.is_dir():
         return _folder(path, given, bits)
-    if not path.is_file():
-        raise RequestError(f"no results folder or log {path}")
-    return _logs(path, read_rows(path, given), bits)
+    if str(path) == STANDARD_INPUT:
+        return _log(Path("standard input"), sys.stdin.buffer, given, bits)
+    try:
+        with files.open_file(path) as file:
+            if path.stat().st_size > files.LARGEST_FILE:
+                raise RequestError(TOO_LARGE.format(path))
+            return _log(path, file, given, bits)
+    except FileNotFoundError:
+        raise RequestError(f"no results folder or log {path}") from None
+    except (OSError, EOFError) as error:
+        raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def is_results_folder(path: Path) -> bool:
@@ -77,16 +86,20 @@ def is_results_folder(path: Path) -> bool:
 
 def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     """The logs in a folder; its other files are named in a note."""
-    found = [each for each in sorted(path.iterdir()) if each.suffix in SUFFIXES and each.is_file()]
+
+    def is_log(file: Path) -> bool:
+        return file.is_file() and Path(file.name.removesuffix(COMPRESSED)).suffix in SUFFIXES
+
+    found = [file for file in sorted(path.iterdir()) if is_log(file) or event_logs.is_event_file(file)]
     if not found:  # the newest checkpoint of Transformers holds the history of all
-        states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda each: (len(str(each)), each))
+        states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(str(state)), state))
         found = states[-1:]
     logs, refusals = Logs([], []), list[str]()
-    for each in found:
+    for file in found:
         try:
-            more = read_logs(each, bits, given)
+            more = read_logs(file, bits, given)
         except RequestError as refusal:
-            refusals.append(f"not read: {str(refusal).partition('; known')[0]}")
+            refusals.append(f"not read: {refusal!s}")
             continue
         logs.runs.extend(more.runs)
         logs.notes.extend(more.notes)
@@ -95,43 +108,72 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     return Logs(logs.runs, [*logs.notes, *refusals])
 
 
-def read_rows(path: Path, given: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of a log file, in the order in which they were written.
+def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Logs:
+    """The runs in a file.
 
     Raises:
-        RequestError: see ``read_logs``.
+        RequestError: it is larger than a log may be, or no measurement in it recurs.
+        OSError: it cannot be read.
     """
-    reader, is_empty = LogReader(given), True
-    try:
-        with files.open_file(path) as file:
-            if path.suffix == ".json" and (state := trainer_state(path, given)) is not None:
-                yield from state
-                return
-            if path.stat().st_size > files.LARGEST_FILE:
-                limit = f"larger than {files.LARGEST_FILE // files.MIB} MiB"
-                raise RequestError(f"{path} is {limit}; lab watch {path} --follow reads it piece by piece")
-            for line in short_lines(file, path):
-                for row in reader.read(line):
-                    is_empty = False
-                    yield row
-                if reader.lines is None and file.tell() > LONGEST_PREAMBLE:
-                    break
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
-    if is_empty:
+    reader = LogReader(given)
+    if path.suffix == ".json" and (history := history_of(path)):
+        rows = [row for fields in history for row in reader.add(fields)]
+    else:
+        opened = gzip.GzipFile(fileobj=file) if path.suffix == COMPRESSED else file
+        rows = list(_rows(reader, opened, path))
+    rows += reader.settle()
+    if not any(LOSS in row.values for row in rows):
         raise RequestError(f"{path} {reader.fault()}")
+    logs = _logs(path.name, rows, bits)
+    dropped = [f"{path.name}: left out {count} {reason}" for reason, count in reader.dropped.items()]
+    return Logs(logs.runs, [f"{path.name}: {reader.chosen()}", *dropped, *logs.notes])
 
 
-def short_lines(file: BinaryIO, path: Path) -> Iterator[str]:
-    """The lines of a file.
+def _rows(reader: LogReader, file: Any, path: Path) -> Iterator[Row]:
+    read = 0
+    for line in lines_of(file, path):
+        read += len(line)
+        if read > files.LARGEST_FILE:
+            raise RequestError(TOO_LARGE.format(path))
+        if read > LONGEST_PREAMBLE and not reader.columns:
+            return
+        yield from reader.read(line)
+
+
+def lines_of(file: Any, path: Path) -> Iterator[str]:
+    """The lines of a file; a carriage return ends one, too, since progress bars are drawn so.
 
     Raises:
-        RequestError: a line is too long for a log.
+        RequestError: a line is too long for a log, or the file is binary.
     """
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
+    rest = b""
+    while piece := file.read(PIECE):
+        *lines, rest = re.split(rb"[\r\n]", rest + piece)
+        if b"\0" in piece:
+            raise RequestError(f"{path} is binary")
+        if len(rest) > LONGEST_LINE:
             raise RequestError(f"{path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
-        yield line.decode("utf-8", errors="replace")
+        for line in lines:
+            yield line.decode("utf-8", errors="replace")
+    yield rest.decode("utf-8", errors="replace")
+
+
+def history_of(path: Path) -> list[Fields]:
+    """The entries of a ``trainer_state.json`` of Transformers, or of a list of objects; none if the file is neither.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        content = files.read_bytes(path, files.LARGEST_JSON)
+        history = (
+            files.parse_json(content, dict).get("log_history")
+            if content.lstrip()[:1] == b"{"
+            else files.parse_json(content, list)
+        )
+    except ValueError:
+        return []
+    return [dict(flat(entry)) for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
 
 
 def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
@@ -149,90 +191,20 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
         )
         if "loss" in values:
             known = bits[name] if mantissa_bits is None else mantissa_bits
-            yield _made_log(str(name), values, float(known), held_out)
+            yield made_log(str(name), values, float(known), held_out)
 
 
-def _made_log(
-    name: str,
-    values: pd.DataFrame,
-    mantissa_bits: float,
-    held_out: Mapping[str, pd.Series] | pd.DataFrame,
-    note: str = "",
-) -> Log:
-    """The log of measurements indexed by step, with the level of output logits and the cost of rounding them.
-
-    Args:
-        name: of the log.
-        values: a row for each step with a loss.
-        mantissa_bits: as in ``Log``.
-        held_out: held-out losses by column, indexed by steps of their own; each holds up to the next.
-        note: as in ``Log``.
-    """
-    left_out = {*OUTPUT_LOGITS, *HELD_OUT}
-    columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in left_out}
-    if all(column in held_out for column in HELD_OUT):
-        both = {column: held_out[column].dropna() for column in HELD_OUT}
-        both["parting"] = parting(*both.values())
-        for column, each in both.items():
-            columns[column] = each.reindex(values.index, method="ffill").to_numpy(dtype=float)
-    level_n = _output_logits(values)
-    if not np.isnan(level_n).all():
-        columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
-    return Log(name, values.index.to_numpy(dtype=np.int64), columns, note, mantissa_bits)
-
-
-def _output_logits(values: pd.DataFrame) -> NDArray[np.float64]:
-    """Level ``[n]`` of output logits: that of log Z, or else of the mean logit; NaN without either."""
-    log_z_n, square_n, mean_n = values.reindex(columns=OUTPUT_LOGITS).to_numpy(dtype=float).T
-    with np.errstate(invalid="ignore"):
-        level_n = np.fmax(np.abs(log_z_n), np.sqrt(square_n))
-    return np.asarray(np.abs(mean_n) if np.isnan(level_n).all() else level_n)
-
-
-def _logs(path: Path, rows: Iterable[Row], bits: int) -> Logs:
+def _logs(name: str, rows: Iterable[Row], bits: int) -> Logs:
     """The runs among the rows of a log."""
-    runs: dict[str, dict[str, Column]] = defaultdict(lambda: defaultdict(Column))
-    for run, step, values in rows:
-        for column, value in values.items():
-            runs[run][column].add(step, value)
-    logs = [log_of(run or path.name, columns, bits) for run, columns in runs.items() if LOSS in columns]
-    if not logs:
-        raise RequestError(f"{path} has no row with a step and a loss")
-    return Logs(logs, [f"{log.name}: {log.note}" for log in logs if log.note])
-
-
-class Column:
-    """Values of one measurement in the order in which they were written, with their steps."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
-
-    def add(self, step: int, value: float) -> None:
-        self.steps.append(step)
-        self.values.append(value)
-
-    def rewind(self, step: int) -> None:
-        """Drop the last values back to a step."""
-        while self.steps and self.steps[-1] >= step:
-            self.steps.pop()
-            self.values.pop()
-
-    def trim(self, rows: int) -> None:
-        """Keep the last rows only."""
-        del self.steps[:-rows], self.values[:-rows]
-
-    def latest(self) -> pd.Series:
-        """The last value of each step, in the order of the steps."""
-        values = pd.Series(np.array(self.values), np.array(self.steps), dtype=float)
-        return values[~values.index.duplicated(keep="last")].sort_index()
-
-
-def log_of(name: str, columns: Mapping[str, Column], bits: int) -> Log:
-    """The log of a run: a row for each step with a loss, in the order of the steps."""
-    losses = columns[LOSS].latest()
-    step_n = np.array(columns[LOSS].steps)
-    is_as_written = bool((np.diff(step_n) > 0).all())
-    note = f"sorted by step, the last row of each kept: {len(losses)} of {len(step_n)} rows"
-    latest = {column: each.latest() for column, each in columns.items()}
-    table = pd.DataFrame({column: each.reindex(losses.index) for column, each in latest.items()})
-    return _made_log(name, table, bits, latest, "" if is_as_written else note)
+    runs: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        runs[row.run].append(row)
+    logs = Logs([], [])
+    for run, of_run in runs.items():
+        if any(LOSS in row.values for row in of_run):
+            more, notes = logs_of_rows(run or name, of_run, bits)
+            logs.runs.extend(more)
+            logs.notes.extend(notes)
+    if not logs.runs:
+        raise RequestError(f"{name} has no row with a step and a loss")
+    return logs

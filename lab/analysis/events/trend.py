@@ -10,7 +10,7 @@ missed so far in the same log. A rise too small for one row shows in the mean of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,6 +33,18 @@ SCALES, LONGEST, ALWAYS = (1, 2, 4, 8, 16, 32, 64), 256, 2
 # A rise exceeds this many scaled median absolute deviations of earlier misses, by scale. The number grows by the share
 # ``UNCERTAINTY`` over the number of misses. A rise is at least ``LEAST_RISE`` nats.
 DEVIATIONS, UNCERTAINTY, LEAST_RISE = (8.0, 6.5, 6.0, 5.5, 5.5, 5.5, 5.5), 3.0, 0.05
+# In one row, a rise of at least ``LEAST_BUMP`` nats takes fewer deviations, since noise seldom has that size.
+BUMP, LEAST_BUMP = 6.0, 1.0
+# So few rows in a row that are not finite, between finite ones, are no divergence.
+ISOLATED = 2
+# Training starts anew if, after a rise of at least ``LEAST_BUMP``, so many losses are those of the first rows, within
+# this share of the rise.
+RETRACED, RETRACED_SHARE = 5, 0.1
+# A loss that ends above the first one by this factor, in so many rows, has exploded.
+EXPLOSION, EXPLODED_ROWS = 1.5, 3
+# Before there are enough rows for a trend, a row rises if it exceeds the one before by so many of the largest changes
+# so far, and so many nats; the first rows are not judged so.
+FEW_ROWS, FEW_CHANGES, LEAST_EARLY = 5, 4.0, 0.5
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
 # Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance.
@@ -60,7 +72,8 @@ class Rise(NamedTuple):
         step: training step at which it begins.
         usual: the loss of the trend there, nats/token.
         peak: the largest loss during it.
-        ending: ``recovered``, ``stuck``, ``diverged``, or ``none`` while it is under way.
+        ending: ``recovered``, ``stuck``, ``diverged``, ``isolated`` (the loss was not finite in a row or two), ``anew``
+            (the losses are those of the first steps again), or ``none`` while it is under way.
         end: row of the ending; None without one.
         end_step: its step.
     """
@@ -89,6 +102,10 @@ class _Event:
     above: int = 0  # consecutive rows above the first loss
     rows: list[tuple[int, float]] = field(default_factory=list)  # the last ones, steps and losses
 
+    def is_isolated(self, row: int) -> bool:
+        """Whether it consists of a row or two, up to this one, that are not finite."""
+        return self.rise.ending == "diverged" and not self.rows and row - self.rise.first < ISOLATED
+
 
 class TrendWatch:
     """Follows the loss of one log, in pieces of any length, and finds its spikes, in memory of fixed size."""
@@ -97,12 +114,18 @@ class TrendWatch:
         self.history = np.empty((0, WIDTH))
         self.row = -1
         self.at_start = math.inf
+        self.first = list[float]()  # the losses of the first rows
         self.event: _Event | None = None
 
     def add(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
         """Read rows with increasing steps; yields each spike when it begins, and again when it has ended."""
+        self.first += [loss for loss in loss_n[:RETRACED].tolist() if math.isfinite(loss)][: RETRACED - len(self.first)]
         at = 0
         while at < len(step_n):
+            if self.event and self.event.is_isolated(self.row) and math.isfinite(loss_n[at]):
+                self.event.rise = self.event.rise._replace(
+                    ending="isolated", end=self.row + 1, end_step=int(step_n[at])
+                )
             if (self.event and self.event.rise.ending == "none") or not math.isfinite(loss_n[at]):
                 yield from self._add_one(int(step_n[at]), float(loss_n[at]))
                 at += 1
@@ -132,14 +155,20 @@ class TrendWatch:
     def state(self) -> dict[str, Any]:
         """The state, as values for JSON."""
         event = asdict(self.event) | {"rise": self.event.rise._asdict()} if self.event else None
-        return {"history": self.history.tolist(), "row": self.row, "at_start": self.at_start, "event": event}
+        return {
+            "history": self.history.tolist(),
+            "row": self.row,
+            "at_start": self.at_start,
+            "first": self.first,
+            "event": event,
+        }
 
     @classmethod
     def resume(cls, state: dict[str, Any]) -> TrendWatch:
         """Make the one that had this state."""
         watch = cls()
         watch.history = np.array(state["history"], dtype=float).reshape(-1, WIDTH)
-        watch.row, watch.at_start = int(state["row"]), float(state["at_start"])
+        watch.row, watch.at_start, watch.first = int(state["row"]), float(state["at_start"]), list(state["first"])
         if event := state["event"]:
             rows = [(int(step), float(loss)) for step, loss in event["rows"]]
             watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
@@ -148,7 +177,10 @@ class TrendWatch:
     def finish(self) -> Iterator[Rise]:
         """The spike under way at the end of the log, if any."""
         if self.event:
-            yield self.event.rise
+            rise = self.event.rise
+            if rise.ending == "none" and exploded([loss for _, loss in self.event.rows], self.at_start):
+                rise = rise._replace(ending="diverged", end=self.row, end_step=self.event.rows[-1][0])
+            yield rise
 
     def _spacing(self) -> float:
         step_n = self.history[-SPACINGS - 1 :, STEP]
@@ -223,10 +255,20 @@ class TrendWatch:
         recent = [each for _, each in event.rows[-event.scale :]]
         if sum(recent) / len(recent) <= event.calm:
             event.rise = event.rise._replace(ending="recovered", end=self.row, end_step=step)
+        elif self._starts_anew(event):
+            yield self._settle("anew", step)
         elif event.above >= self._rows(LOST_STEPS, LOST_ROWS):
             yield self._settle("diverged", step)
         elif self.row - event.rise.first >= self._rows(PATIENCE_STEPS, PATIENCE_ROWS) and not event.above:
             yield self._settle("stuck", step)
+
+    def _starts_anew(self, event: _Event) -> bool:
+        """Whether the losses of the event are those of the first rows again."""
+        height = event.rise.peak - event.rise.usual
+        if height < LEAST_BUMP or not len(event.rows) == len(self.first) == RETRACED:
+            return False
+        losses = [loss for _, loss in event.rows]
+        return bool(np.abs(np.subtract(losses, self.first)).max() <= RETRACED_SHARE * height)
 
     def _diverge(self, step: int, loss: float) -> Iterator[Rise]:
         """Read a loss that is not finite: it makes a spike of its own, or ends the one under way."""
@@ -339,7 +381,10 @@ def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numb
         with np.errstate(divide="ignore", invalid="ignore"):
             times_n = DEVIATIONS[index] * (1 + UNCERTAINTY / count_n)
             usual_n = np.maximum(median_n, 0.0) + GAP * _fall_over_gaps(both, known, scale, spacing)
-            allowed = usual_n + np.maximum(times_n * deviation_n, LEAST_RISE)
+            least_n = np.maximum(times_n * deviation_n, LEAST_RISE)
+            if scale == 1:
+                least_n = np.minimum(least_n, np.maximum(BUMP / DEVIATIONS[0] * times_n * deviation_n, LEAST_BUMP))
+            allowed = usual_n + least_n
         rise = miss_n[known:]
         is_known = np.isfinite(rise) & np.isfinite(allowed)
         rise_nk[:, index] = np.where(is_known, rise, -math.inf)
@@ -357,9 +402,39 @@ def _fall_over_gaps(both: Numbers, known: int, scale: int, spacing: float) -> Nu
     return np.where((before_n >= 0) & np.isfinite(fall_n), fall_n, 0.0)
 
 
+def exploded(losses: Sequence[float], at_start: float) -> bool:
+    """Whether the last losses lie far above the first one."""
+    last = losses[-EXPLODED_ROWS:]
+    return len(last) == EXPLODED_ROWS and min(last) > EXPLOSION * at_start
+
+
+def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
+    """Spikes that begin before there are enough rows for a trend: the loss rises by far more than it changed so far."""
+    row = FEW_ROWS
+    while row < min(len(loss_n), FEWEST_ROWS):
+        change = float(np.abs(np.diff(loss_n[:row])).max())
+        usual, loss = float(loss_n[row - 1]), float(loss_n[row])
+        if not math.isfinite(loss):
+            return
+        if not loss - usual > max(LEAST_EARLY, FEW_CHANGES * change):
+            row += 1
+            continue
+        below = np.flatnonzero(loss_n[row:] <= usual + max(LEAST_RISE, change))
+        last = row + int(below[0]) if len(below) else len(loss_n) - 1
+        ending, end = ("recovered", last) if len(below) else ("none", None)
+        if not len(below) and exploded(loss_n[row:].tolist(), float(loss_n[0])):
+            ending, end = "diverged", last
+        peak = float(loss_n[row : last + 1].max())
+        yield Rise(row, last, int(step_n[row]), usual, peak, ending, end, None if end is None else int(step_n[end]))
+        return
+
+
 def trend_spikes(log: Log) -> Iterator[Span]:
     """The loss spikes of a whole log."""
-    watch = TrendWatch()
-    found = {rise.first: rise for rise in [*watch.add(log.step_n, log.columns["loss"]), *watch.finish()]}
+    watch, loss_n = TrendWatch(), log.columns["loss"]
+    found = {rise.first: rise for rise in [*watch.add(log.step_n, loss_n), *watch.finish()]}
+    if not any(first < FEWEST_ROWS for first in found):
+        for rise in early_spikes(log.step_n, loss_n):
+            yield rise.span
     for rise in found.values():
         yield rise.span

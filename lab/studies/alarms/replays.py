@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Event, Log
-from lab.analysis.events.log_formats import MICRO_BATCH
+from lab.analysis.events.log_reader import MICRO_BATCH
 from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches, shares_event
 from lab.core.detectors import LEAST_RISE, Numbers
 

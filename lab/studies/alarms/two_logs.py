@@ -14,7 +14,8 @@ from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, g
 from lab.analysis.text import finite, json_rows, listed
 from lab.core.errors import RequestError, similar_names
 from lab.records import store
-from lab.studies.alarms.watching import plain_event, sentence
+from lab.studies.alarms.watching import plain_event
+from lab.studies.alarms.words import sentence
 
 METHOD = (
     f"Intervals: {100 * LEVEL:g} %, of a least-squares line; HAC by orthonormal series (Sun 2013; Lazarus et al. 2018)."

@@ -1,4 +1,4 @@
-"""`lab watch`: a line and a figure for each alarm of a folder or a log."""
+"""`lab watch`: a line for each alarm of a folder or a log, and a page for each run that has some."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
-from lab.analysis.events.held_out_losses import WINDOW
-from lab.analysis.events.logs import read_logs
+from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
-from lab.analysis.logit_rounding import format_name
-from lab.analysis.rendering import layout, style
+from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core import files
 from lab.core.detectors import LABELS
-from lab.core.errors import RequestError
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
+from lab.studies.alarms.words import next_look, rounded_level, sentence
 
 # Rows shown on both sides of an event.
-MARGIN = 100
-# Nobody opens more figures than this; every event has its line.
+MARGIN = 40
+# Nobody looks at more figures than this; every event has its line.
 MOST_FIGURES = 50
 HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
 LONGEST_NAME = 100  # letters of a run's name that become part of a file name
@@ -40,9 +38,9 @@ def watch(
     columns: Mapping[str, str] | None = None,
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
-    """Find the alarms of a results folder or of logs; draw a figure of each unless ``as_json``.
+    """Find the alarms of a results folder or of logs, and write a page for each run that has some, unless ``as_json``.
 
-    Figures go into ``alarms/`` in the folder, or into ``NAME.alarms/`` beside the log.
+    Pages go into ``alarms/`` in the folder, or into ``NAME.alarms/`` beside the log; of standard input there is none.
 
     Args:
         path: the folder or the log.
@@ -57,43 +55,58 @@ def watch(
         The lines to print, and whether there was any alarm.
 
     Raises:
-        RequestError: the path cannot be read, or every run has too few rows to judge.
+        RequestError: the path cannot be read.
     """
     (logs, notes), sources = read_logs(path, mantissa_bits, columns), [read_logs(each) for each in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
     events = {log.name: detect(log, trend_spikes) for log in logs}
     alarms = [(log, event) for log in logs for event in events[log.name]]
-    notes += _too_short(path, logs, events)
+    short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
+    notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
     causes, departed = _causes(logs, events, [source.runs for source in sources])
     if as_json:
-        plain = [plain_event(log, event) | ({"cause": causes.get(event)} if replays else {}) for log, event in alarms]
+        plain = [
+            plain_event(log, event)
+            | {"text": sentence(log, event), "next": next_look(log, event, events)}
+            | ({"cause": causes.get(event)} if replays else {})
+            for log, event in alarms
+        ]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [each._asdict() for each in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
-    folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     lines = notes
-    for number, (log, event) in enumerate(alarms):
-        drawn = folder / f"{file_name(log.name)}_{event.step}_{event.kind}.svg"
-        if number < MOST_FIGURES:
-            files.write_text(drawn, layout.svg(event_figure(log, event), f"event{number}"), within=folder.parent)
-        cause = _because(causes[event]) if event in causes else ""
-        lines.append(f"{sentence(log, event)}{cause}{f'  {drawn}' if number < MOST_FIGURES else ''}")
+    folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
+    for log in logs:
+        if events[log.name]:
+            page = folder / f"{file_name(log.name)}.html"
+            if str(path) != STANDARD_INPUT:
+                files.write_text(page, _page(log, events), within=folder.parent)
+            for event in events[log.name]:
+                cause = _because(causes[event]) if event in causes else ""
+                lines.append(f"{sentence(log, event)}{cause}. Look next at {next_look(log, event, events)}.")
+            lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
 
 
-def _too_short(path: Path, logs: Sequence[Log], events: Mapping[str, Sequence[Event]]) -> list[str]:
-    """Remarks on runs that are too short to be judged.
-
-    Raises:
-        RequestError: all runs are too short.
-    """
-    short = [log for log in logs if len(log.step_n) < FEWEST_ROWS and not events[log.name]]
-    if logs and len(short) == len(logs):
-        raise RequestError(f"{path} has too few rows to judge: {max(len(log.step_n) for log in logs)} of {FEWEST_ROWS}")
-    return [f"{log.name}: too few rows to judge, {len(log.step_n)} of {FEWEST_ROWS}" for log in short]
+def _page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
+    """The page of a run: the alarms of each step, what to look at next, and the measurements of the run."""
+    by_step: dict[int, list[Event]] = {}
+    for event in events[log.name]:
+        by_step.setdefault(event.step, []).append(event)
+    sections = []
+    for number, (step, together) in enumerate(by_step.items()):
+        said = [sentence(log, event).partition(": ")[2] for event in together]
+        lines = [f"{words[:1].upper()}{words[1:]}." for words in said]
+        advice = [f"Look next at {next_look(log, event, events)}." for event in together]
+        text = html.bullets([" ".join(pair) for pair in zip(lines, advice, strict=True)])
+        drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
+        figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
+        sections.append(html.section(f"Step {step}", text, *figures))
+    alarms = len(events[log.name])
+    return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
 
 
 def _causes(
@@ -130,36 +143,11 @@ def _because(cause: str) -> str:
     return f", likely cause: {cause} ({CAUSES[cause]})"
 
 
-def sentence(log: Log, event: Event) -> str:
-    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
-    name, _ = LABELS[event.kind]
-    if event.kind == "logit_rounding":
-        cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
-        return f"{event.run} step {event.step}: {name}, a level of {_level(log, event):.3g} costs {cost}"
-    if event.kind == "parting":
-        further = f"{event.value:.3g} nats per token further apart than {WINDOW} evaluations before"
-        return f"{event.run} step {event.step}: {name}, up to {further}"
-    words = [f"{event.run} step {event.step}: {name}, {event.usual:.3g} to {event.value:.3g}"]
-    if event.ending != "none":
-        words.append(f"{event.ending} at step {event.end}")
-    elif event.kind == "spike":
-        words.append("not yet ended")
-    if event.lead is not None:
-        words.append(f"{event.lead} steps after the first warning")
-    return ", ".join(words)
-
-
-def _level(log: Log, event: Event) -> float:
-    """Level of the output logits at the step of an alarm where rounding costs most."""
-    during_n = (log.step_n >= event.step) & (log.columns["logit_rounding"] == event.value)
-    return float(log.columns["output_logit"][during_n].max())
-
-
 def plain_event(log: Log, event: Event) -> dict[str, Any]:
     """An alarm as values for JSON."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
-        facts |= {"level": _level(log, event), "mantissa_bits": log.mantissa_bits}
+        facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
     }
@@ -167,29 +155,26 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
 
 @layout.styled
 def event_figure(log: Log, event: Event) -> Sheet:
-    """The loss around an alarm, and other measurements at the same steps, on one axis of steps."""
+    """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
     if event.kind == "parting":
         columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
-    shown = slice(max(0, row - MARGIN), end + MARGIN + 1)
-    sheet, [panels] = layout.facets([sentence(log, event)], list(columns.values()), 8.0)
-    for axes, column in zip(panels, columns, strict=True):
-        _panel(
-            axes,
-            log.step_n[shown],
-            log.columns[column][shown],
-            event,
-            logarithmic=column != "loss" and column not in HELD_OUT_LABELS,
-        )
-    panels[-1].set_xlabel("step")
+    views = {"the run": slice(None), f"around step {event.step}": slice(max(0, row - MARGIN), end + MARGIN + 1)}
+    sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
+    for panels, shown in zip(facets, views.values(), strict=True):
+        for axes, column in zip(panels, columns, strict=True):
+            is_loss = column == "loss" or column in HELD_OUT_LABELS
+            _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_loss)
+        panels[-1].set_xlabel("step")
+        panels[-1].locator_params(axis="x", nbins=3)
     return sheet
 
 
 def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
     axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
     if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
-        axes.set_yscale("log")
+        scales.probe_axis(axes)
     axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
     axes.axvline(event.step, color=style.ARM_COLOURS[1], linewidth=1)

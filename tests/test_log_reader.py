@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NoReturn
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from lab import main
-from lab.analysis.events.log_formats import TEXTS, given_columns, known_formats
+from lab.analysis.events import detect
+from lab.analysis.events.log_reader import given_columns
 from lab.analysis.events.logs import read_logs
+from lab.analysis.events.trend import trend_spikes
 from lab.core.errors import RequestError
 from lab.records import trackers
 from test_watch import bump, calm
@@ -97,12 +100,123 @@ def test_each_format_gives_every_row(
     assert (event["step"], event["ending"]) == (500, "recovered")
 
 
-def test_every_example_of_a_format_is_a_line_of_it() -> None:
-    for form in TEXTS.values():
-        example = re.search(r"\((.*)\)", form.title)
-        assert example
-        assert form.first.search(example[1]), form.title
-        assert form.title in known_formats()
+# Lines as programs print them, by the form of a step, and the columns that they hold besides the loss.
+SHAPES: dict[str, tuple[str, set[str]]] = {
+    "dictionaries without a step": ("{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {epoch}}}", {"grad_norm"}),
+    "dictionaries of text": ("{{'loss': '{loss}', 'eval_loss': None, 'learning_rate': '1e-05'}}", {"lr"}),
+    "current and total steps": ('{{"current_steps": {step}, "total_steps": 999, "loss": {loss}, "lr": 0.1}}', {"lr"}),
+    "colons without spaces": ("step:{step}/20000 train_loss:{loss} train_time:80ms step_avg:39.8ms", set()),
+    "colours and ranks": (
+        "[rank0]:[titan] 2026-01-01 10:00:0{digit},338 - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32mloss: {loss}  "
+        "\x1b[38;2;180;60;0mgrad_norm: {norm}  \x1b[34mmemory: 9.4GiB(64.9%)  tps: 7,282\x1b[39m\n"
+        "[rank1]:[titan] 2026-01-01 10:00:0{digit},338 - root - INFO - step: {step:2d}  loss: 99  grad_norm: 99",
+        {"grad_norm"},
+    ),
+    "words without colons": (
+        " iteration {step}/ 3000 | elapsed time per iteration (ms): 12879.0 | learning rate 3.0E-05 | "
+        "lm loss {loss:.6E} | loss scale 64.0 |",
+        {"lr", "loss_scale"},
+    ),
+    "bits beside a perplexity": (
+        '01:02:03 | INFO | train_inner | {{"epoch": 1, "update": {epoch}, "loss": "{bits}", "ppl": "{ppl}", '
+        '"num_updates": "{step}", "gnorm": "{norm}"}}',
+        {"grad_norm"},
+    ),
+    "a line for each value": (
+        "[2026-01-01 01:02:03] INFO [train:816, rank=0] [step={step}/739328]\n    train/CrossEntropyLoss={loss}\n"
+        "    train/Perplexity=24,571\n    throughput/total_tokens=4,194,304\n    optim/total_grad_norm={norm}",
+        {"grad_norm"},
+    ),
+    "a progress bar": ("\r  1%|#9        | {step}/1000 [00:05<00:45,  2.00it/s, v_num=0, loss={loss}]", set()),
+    "a running mean beside the loss": ("Epoch 1 step {step} loss {loss} (2.5) avg_loss 2.5 lr 0.1", {"lr"}),
+    "a tensor": ("step {step}, loss: tensor({loss}, device='cuda:0', grad_fn=<NllLossBackward0>)", set()),
+    "perplexities": ("step {step} | ppl {ppl} | gnorm {norm}", {"grad_norm"}),
+    "thousands of steps": ("step {thousands} | train loss {loss} | aux_loss 9 | max_lr 1", set()),
+    "a table of bars": ("{step} | {loss} | {norm}", {"grad_norm"}),
+    "micro-batches": ("step {step} loss {less}\nstep {step} loss {more}", set()),
+}
+BEFORE = {
+    "a table of bars": "iter | loss | grad norm\n",
+    "colons without spaces": "import torch\nprint('step:1 is in the source')\ntrain_loss = 0\nlr = 0.0018\n"
+    + 80 * "="
+    + "\n",
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_shape_of_lines_is_read(name: str, tmp_path: Path) -> None:
+    form, others = SHAPES[name]
+    path = tmp_path / "train.log"
+    text = "".join(
+        form.format(
+            step=step,
+            digit=step % 10,
+            thousands=f"{step + 1000:,}",
+            epoch=round(step / 1000, 3),
+            loss=loss,
+            bits=loss / np.log(2),
+            ppl=np.exp(loss),
+            less=loss - 0.1,
+            more=loss + 0.1,
+            norm=norm,
+        )
+        + "\n"
+        for step, (loss, norm) in enumerate(zip(LOSS.tolist(), NORM.tolist(), strict=True))
+    )
+    path.write_text(BEFORE.get(name, "Downloading: 100%\n") + text)
+    (log,) = read_logs(path).runs
+    assert log.step_n.tolist() == list(range(1000, 2000) if "{thousands}" in form else range(1000))
+    np.testing.assert_allclose(log.columns["loss"], LOSS, rtol=1e-5)
+    assert {*log.columns} - {"loss"} == others
+    if "grad_norm" in others:
+        np.testing.assert_allclose(log.columns["grad_norm"], NORM)
+
+
+def test_what_was_read_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    rows = lines("rank:0 step:{step} bpb:{loss} gnorm:{norm}") + "rank:1 step:999 bpb:9\nstep:1.5 bpb:3\n"
+    path.write_text(BEFORE["colons without spaces"] + rows)
+    assert read_logs(path).notes == [
+        "train.log: step 'step', loss 'bpb' in bits, converted to nats, grad_norm 'gnorm'",
+        "train.log: left out 1 rows of other ranks than 0",
+        "train.log: left out 1 rows whose step is no whole number, such as 1.5",
+    ]
+
+
+def test_a_compressed_log_and_standard_input_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = lines(NANOGPT).encode()
+    (tmp_path / "train.log.gz").write_bytes(gzip.compress(content))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    packed, piped, folder = (read_logs(path).runs for path in (tmp_path / "train.log.gz", Path("-"), tmp_path))
+    for (log,) in (packed, piped, folder):
+        np.testing.assert_allclose(log.columns["loss"], LOSS)
+    (tmp_path / "broken.log.gz").write_bytes(gzip.compress(content)[:-300])
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_logs(tmp_path / "broken.log.gz")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{{"step": {step}, "loss": 1' + 400 * "0" + "}}",
+        "step {step} loss 1e308",
+        "{step},1e308",
+        "step {step} loss inf",
+    ],
+)
+def test_a_loss_beyond_all_measure_is_infinite(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step,loss\n" + "".join(line.format(step=step) + "\n" for step in range(50)))
+    (log,) = read_logs(path).runs
+    assert np.isinf(log.columns["loss"]).all()
+    assert [event.ending for event in detect(log, trend_spikes)] == ["diverged"]
+
+
+def test_lines_without_a_loss_are_refused_with_the_likeliest(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("starting\n" + "".join(f"step {n} accuracy {n / 9}\n" for n in range(40)) + "done in 3 s\n")
+    with pytest.raises(RequestError, match=r"no column of losses among .*its likeliest lines hold step, accuracy"):
+        read_logs(path)
 
 
 def test_several_runs_in_a_table_are_several_runs(tmp_path: Path) -> None:
@@ -130,13 +244,10 @@ def test_a_folder_of_logs_names_what_it_did_not_read(
     monkeypatch.chdir(tmp_path)
     assert main(["watch", "."]) == 1
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "not read: notes.txt is in no known format; its first line is 'nothing of use'"
-    assert [line.split(":")[0] for line in out[1:-1]] == ["a.log step 500", "b.log step 500"]
+    assert out[2].startswith("not read: notes.txt holds no measurement")
+    assert [line.split(":")[0] for line in out if " step 500: " in line] == ["a.log step 500", "b.log step 500"]
     assert out[-1] == "2 alarms in 2 runs"
-    assert sorted(path.name for path in (tmp_path / "alarms").iterdir()) == [
-        "a.log_500_spike.svg",
-        "b.log_500_spike.svg",
-    ]
+    assert sorted(path.name for path in (tmp_path / "alarms").iterdir()) == ["a.log.html", "b.log.html"]
 
 
 def test_a_checkpoint_folder_is_read_at_its_newest_state(tmp_path: Path) -> None:
@@ -178,7 +289,7 @@ def test_what_was_logged_of_a_step_in_two_lines_is_one_row(tmp_path: Path) -> No
     path.write_text("".join(f'{{"step": {n}, "loss": 2.0}}\n{{"step": {n}, "grad_norm": {n}}}\n' for n in range(40)))
     read = read_logs(path)
     np.testing.assert_array_equal(read.runs[0].columns["grad_norm"], np.arange(40))
-    assert read.notes == []
+    assert read.notes == ["log.jsonl: step 'step', loss 'loss' in nats, grad_norm 'grad_norm'"]
 
 
 def test_a_log_of_too_many_bytes_is_for_followers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,476 @@
+"""Reads the log of any trainer line by line: pairs of a word and a number, JSON objects, or rows of a table.
+
+No format is known in advance. Usual names, and what recurs, decide which word stands for the step, the loss and other
+measurements, because a word that occurs once, as in source code before the first row, measures nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+
+STEP, LOSS = "step", "loss"
+LARGEST_STEP = 2**53  # floats beyond it skip integers
+LARGEST_LOSS = 1e30  # a loss beyond it is as good as infinite, and its square still is a number
+# Usual names of each column, in lower-case words joined by "_", the best first. A name also matches if it ends with one
+# of these, unless its other words say that it is something else.
+NAMES = {
+    STEP: (
+        *("step", "steps", "global_step", "train_step", "current_steps", "current_step", "iteration", "iter"),
+        *("iterations", "num_updates", "updates", "update", "batch", "_step", "progress_bar"),
+    ),
+    LOSS: (
+        *("train_loss_step", "loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_train"),
+        *("cross_entropy_loss", "cross_entropy", "ce_loss", "loss_ce", "nll_loss", "nll", "loss_step"),
+        *("bits_per_byte", "bpb", "bits_per_character", "bpc", "loss_bits", "perplexity", "ppl"),
+    ),
+    "grad_norm": (
+        *("grad_norm", "gnorm", "gradient_norm", "global_grad_norm", "total_grad_norm", "gradnorm", "norm"),
+        *("global_norm", "l2_grad_norm", "grad_l2_norm"),
+    ),
+    "lr": ("lr", "learning_rate", "learning_rate_group0", "lr_0", "lrate"),
+    "loss_scale": ("loss_scale", "grad_scale", "scale"),
+    "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
+    "update_rms": ("update_rms",),
+    "eps_ratio": ("eps_ratio",),
+    "update_curvature": ("update_curvature",),
+    "parts_error": ("parts_error",),
+    "val_loss": ("val_loss", "eval_loss", "validation_loss", "loss_val", "loss_eval", "test_loss"),
+    "clean_val_loss": ("clean_val_loss", "val_loss_clean", "val_clean_loss", "eval_clean_loss", "eval_loss_clean"),
+    "log_z": ("log_z",),
+    "log_z_square": ("log_z_square", "log_z_squared", "z_loss"),
+    "output_logit_mean": ("output_logit_mean", "mean_logit"),
+}
+WHOLE_NAMES = {"norm", "scale", "batch", "progress_bar", "_step", "nll"}  # names that mean nothing as the end of others
+# Words with which a name no longer means the step, loss or norm of training.
+HELD_OUT = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "held", "best"}
+OTHERS = {
+    *("aux", "auxiliary", "z", "router", "moe", "balance", "balancing", "load", "mtp", "kl", "reg", "contrastive"),
+    *("total_time", "per", "max", "min", "warmup", "num", "last", "param", "params", "weight", "update", "delta"),
+    *("seq", "ema", "std", "var", "prev", "previous", "skipped", "nan", "time", "accumulation", "save", "log"),
+}
+AVERAGES = {"avg", "average", "mean", "running", "smooth", "smoothed", "epoch"}  # second choice
+FEWEST = 3  # a word that occurs in fewer lines does not recur
+# The units of a loss, by a word of its name; the numbers are converted to nats.
+UNITS = {"bits": "bits", "bpb": "bits", "bpc": "bits", "perplexity": "perplexity", "ppl": "perplexity"}
+RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
+# Columns of this name and a number are gradient norms of the micro-batches of a step.
+MICRO_BATCH = "micro_batch_norm_"
+# Suffixes that W&B adds to columns of an exported chart which hold extremes over a group of runs.
+EXTREMES = ("__MIN", "__MAX")
+# A file with a line of more bytes is no log of losses.
+LONGEST_LINE = 2**20
+# The first line with a measurement must lie within this many bytes.
+LONGEST_PREAMBLE = 8 * files.MIB
+WAITING = 500  # lines with numbers after which the columns are chosen
+MOST_NAMES = 10_000  # different names; a log with more holds no measurements
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d.])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"|(?:nan|inf(?:inity)?)(?![\w]))[A-Za-z%]*",
+    re.IGNORECASE,
+)
+UNIT = re.compile(r"(?<=[\d.])[A-Za-z%]+$")
+WORD_BEFORE = re.compile(
+    r"([A-Za-z_][\w./@\-]*(?:\(\w+\))?(?:[ \t]+[A-Za-z_(][\w./@()\-]*){0,3})[\"'\s:=>]*(?:tensor\()?$"
+)
+SEPARATORS = re.compile(r"[|,;{}\[\]\t]")
+RANK = re.compile(r"(?:(?<![a-z])(?:local_|global_)?rank\W{0,3}|\[default)(\d+)", re.IGNORECASE)
+GROUPED = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*")
+BAR = re.compile(r"\|\s*(\d+)/\d+ \[")
+
+Fields = Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """Measurements of a step of a run, by column; those that were not logged are absent, and NaN is a logged value."""
+
+    run: str
+    step: int
+    values: dict[str, float]
+
+
+def number(value: object) -> float | None:
+    """The number in a text or a JSON value, infinite if it is too large for a float; None if there is none."""
+    if isinstance(value, (bool, type(None), list, dict)):
+        return None
+    try:
+        return float(value.replace(",", "") if isinstance(value, str) and GROUPED.fullmatch(value) else value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return None
+
+
+def is_number(value: object) -> bool:
+    """Whether a text or a JSON value holds a number."""
+    return number(value) is not None
+
+
+@lru_cache(maxsize=MOST_NAMES)
+def plain_name(name: str) -> str:
+    """``train/CrossEntropyLoss -> train_cross_entropy_loss``."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
+    return re.sub(r"[^0-9a-z_]+", "_", words.lower()).rstrip("_")
+
+
+def rank_of(column: str, name: str) -> int | None:
+    """How well a name fits a column: 0 is best; None if it does not fit."""
+    plain, usual = plain_name(name), NAMES[column]
+    if plain in usual:
+        return usual.index(plain)
+    for place, ending in enumerate(usual):
+        if ending in WHOLE_NAMES or not plain.endswith(f"_{ending}"):
+            continue
+        rest = set(plain.removesuffix(ending).strip("_").split("_"))
+        if rest & OTHERS or (rest & HELD_OUT and column not in ("val_loss", "clean_val_loss")):
+            return None
+        return 100 + place + (100 if rest & AVERAGES else 0)
+    prefix = next((ending for ending in usual[:4] if plain.startswith(f"{ending}_")), None)
+    if prefix and set(plain.removeprefix(prefix).strip("_").split("_")) <= AVERAGES:
+        return 250  # loss_avg
+    return None
+
+
+def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The name of each column that is present: as ``given``, or else the one that fits best."""
+    names = list(names)
+    found = dict[str, str]()
+    for column in NAMES:
+        fits = [(rank, place, name) for place, name in enumerate(names) if (rank := rank_of(column, name)) is not None]
+        if column in given:
+            fits = [(0, 0, name) for name in names if given[column] in (name, plain_name(name))]
+        if fits:
+            found[column] = min(fits)[2]
+    return found | {name: name for name in names if re.fullmatch(rf"{MICRO_BATCH}\d+", name)}
+
+
+def given_columns(text: str) -> dict[str, str]:
+    """``step=COLUMN,loss=COLUMN`` as a dictionary.
+
+    Raises:
+        RequestError: a part is no pair, or its key is no column of a log.
+    """
+    given = dict[str, str]()
+    for pair in text.split(","):
+        key, separator, column = pair.partition("=")
+        if not separator or not column:
+            raise RequestError(f"--columns wants step=COLUMN,loss=COLUMN, not {pair!r}")
+        if key not in NAMES:
+            raise RequestError(f"--columns has no key {key!r}; {nearest(key, NAMES)}")
+        given[key] = column
+    return given
+
+
+def missing_column(column: str, names: Iterable[object], given: Mapping[str, str]) -> str:
+    """The message about a log that lacks a column of steps or losses."""
+    known = [str(name) for name in names if str(name)]
+    if column in given:
+        return f"has no column {given[column]!r}; {nearest(given[column], known)}"
+    plural = {STEP: "steps", LOSS: "losses"}[column]
+    shown = ", ".join(known[:12]) + (f" and {len(known) - 12} more" if len(known) > 12 else "")
+    return f"has no column of {plural} among {shown or 'none'}; --columns {column}=COLUMN names it"
+
+
+def fields_of(line: str) -> Fields:
+    """The words and numbers of a line: those of a JSON object at its end, or else each number with the words before it.
+
+    >>> fields_of("iteration 400/ 3000 | lm loss 6.758929E+00 | elapsed time per iteration (ms): 12.5 |")
+    {'iteration': '400', 'lm loss': '6.758929E+00', 'elapsed time per iteration (ms)': '12.5'}
+    """
+    if "{" in line and (found := _json_fields(line)) is not None:
+        return found
+    fields, end = dict[str, Any](), 0
+    for match in NUMBER.finditer(line):
+        gap = SEPARATORS.split(line[max(end, match.start() - 80) : match.start()])[-1]
+        end = match.end()
+        if word := WORD_BEFORE.search(gap):
+            fields.setdefault(word[1], UNIT.sub("", match[0]))
+    if "progress_bar" not in fields and (bar := BAR.search(line)):
+        fields["progress_bar"] = bar[1]
+    return fields
+
+
+def _json_fields(line: str) -> Fields | None:
+    """A JSON object at the end of a line, flattened: ``{"train": {"loss": 2}}`` has the key ``train/loss``."""
+    text = line[line.find("{") :].rstrip()
+    if not text.endswith("}"):
+        return None
+    try:
+        return dict(flat(files.parse_json(text.encode(), dict)))
+    except ValueError:
+        pass
+    try:  # a dictionary as Python prints it; NaN and infinity, which Python would not read, are left to the caller
+        found = ast.literal_eval(text) if "'" in text and len(text) < 10_000 else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return dict(flat(found)) if isinstance(found, dict) else None
+
+
+def flat(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of nested dictionaries joined by ``/``, with their values."""
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from flat(inner, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+class Table(NamedTuple):
+    """A line of names, and the rows below it. In a chart exported from W&B, a column ``RUN - METRIC`` is of one run."""
+
+    separator: str
+    names: list[str]
+
+    def cells(self, line: str) -> list[str]:
+        if '"' not in line:
+            return line.split(self.separator)
+        return next(csv.reader([line], delimiter=self.separator), [])
+
+    def fields(self, line: str) -> Iterator[tuple[str, Fields]]:
+        """The cells of a row by name, for each run in it."""
+        cells = self.cells(line)
+        if len(cells) > len(self.names):
+            return
+        runs: dict[str, dict[str, str]] = {"": {}}
+        for name, cell in zip(self.names, cells, strict=False):
+            run, separator, metric = name.rpartition(" - ")
+            if not separator:
+                runs[""].setdefault(name, cell)
+            elif not metric.endswith(EXTREMES):
+                runs.setdefault(run, {})[metric] = cell
+        shared = runs.pop("")
+        for run, fields in runs.items():
+            yield run, shared | fields
+        if not runs:
+            yield "", shared
+
+
+def table_of(line: str) -> Table | None:
+    """The table that begins with this line, if it is one of names; the separator is the most frequent."""
+    separator = max(",;\t|", key=line.count)
+    try:
+        names = [name.strip() for name in next(csv.reader([line.strip("\ufeff\r\n")], delimiter=separator), [])]
+    except csv.Error:
+        return None
+    is_named = any(rank_of(column, name.rpartition(" - ")[2]) is not None for column in (STEP, LOSS) for name in names)
+    has_numbers = any(map(is_number, names))
+    return Table(separator, names) if is_named and not has_numbers and all(map(str.isprintable, names)) else None
+
+
+class LogReader:
+    """Reads lines one by one. It keeps them until it knows the columns, and makes rows of them from then on.
+
+    Args:
+        given: the names of columns that are known, by column; see ``given_columns``.
+
+    Attributes:
+        columns: the name of each column, once they are chosen.
+        unit: in which the loss is logged: ``nats``, ``bits`` or ``perplexity``.
+        dropped: how many rows were left out, by the reason.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given = dict(given)
+        self.columns = dict[str, str]()
+        self.unit = "nats"
+        self.table: Table | None = None
+        self.header = ""  # the line before, which may be one of names
+        self.step = -1  # of the rows to come
+        self.in_one_line = False  # whether the step stands in the lines of losses, and not in one before them
+        self.rank: str | None = None  # of several processes that write into one log, the one that is read
+        self.names = dict[str, None]()
+        self.dropped = Counter[str]()
+        self.first = ""  # the first line that is not empty
+        self.waiting = list[tuple[str, Fields]]()
+
+    def read(self, line: str) -> list[Row]:
+        """The rows that are complete with this line; none if it holds no measurement."""
+        line = ESCAPES.sub("", line).rstrip("\r\n")
+        if not line.strip():
+            return []
+        self.first = self.first or line
+        if self.table is None:
+            self.table = self._begun_table(line)
+            self.header = line
+        if self.table and self.table.cells(line) == self.table.names:
+            return []  # the names once more
+        if self.table:
+            return [row for run, fields in self.table.fields(line) for row in self.add(fields, run)]
+        if (rank := RANK.search(line)) and self.rank not in (None, rank[1]):
+            self.dropped[f"rows of other ranks than {self.rank}"] += 1
+            return []
+        fields = fields_of(line)
+        if rank and self.rank is None and any(rank_of(LOSS, name) is not None for name in fields):
+            self.rank = rank[1]
+        return self.add(fields)
+
+    def _begun_table(self, line: str) -> Table | None:
+        """The table whose names are in the line before this one, if this one has numbers below them."""
+        table = None if self.columns and self.step >= 0 else table_of(self.header)
+        if table is None or len(cells := table.cells(line)) != len(table.names) or not any(map(is_number, cells)):
+            return None
+        self.waiting, self.names = [], {}
+        if self.columns and self.columns[LOSS] not in table.names:
+            self.columns = {}
+        return table
+
+    def renewed(self) -> LogReader:
+        """A reader of the file that replaces the log; it expects the same columns, and needs no names above a table."""
+        reader = LogReader(self.given)
+        reader.columns, reader.unit, reader.names = self.columns, self.unit, self.names
+        reader.in_one_line = self.in_one_line
+        if self.table:
+            reader.header = self.table.separator.join(self.table.names)
+        return reader
+
+    def state(self) -> dict[str, Any]:
+        """What the next line needs, as values for JSON."""
+        table = self.table._asdict() if self.table else None
+        return {
+            "columns": self.columns,
+            "unit": self.unit,
+            "step": self.step,
+            "in_one_line": self.in_one_line,
+            "rank": self.rank,
+            "table": table,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.columns, self.unit, self.step = dict(state["columns"]), str(state["unit"]), int(state["step"])
+        self.rank, self.in_one_line = state["rank"], bool(state["in_one_line"])
+        self.table = Table(**state["table"]) if state["table"] else None
+        self.names = dict.fromkeys(self.columns.values())
+
+    def add(self, fields: Fields, run: str = "") -> list[Row]:
+        """The rows that are complete with these fields."""
+        if not fields:
+            return []
+        if new := [name for name in fields if name not in self.names]:
+            if len(self.names) < MOST_NAMES:
+                self.names |= dict.fromkeys(new)
+            if self.columns:
+                self.columns = usual_columns(new, self.given) | self.columns
+        if self.columns:
+            return list(self._rows(fields, run))
+        self.waiting.append((run, fields))
+        return self.settle() if len(self.waiting) % WAITING == 0 else []
+
+    def settle(self) -> list[Row]:
+        """Choose the columns, if the lines so far allow it, and make rows of these lines."""
+        if self.columns or not self.waiting:
+            return []
+        steps = self._candidates(STEP, self._counts)
+        losses = self._candidates(LOSS, lambda name: self._varies(name) or self._stands_beside(name, steps))
+        if not losses or any(column not in usual_columns(self.names, self.given) for column in self.given):
+            return []
+        with_loss = [fields for _, fields in self.waiting if losses[0] in fields]
+        self.in_one_line = bool(steps) and 2 * sum(steps[0] in fields for fields in with_loss) > len(with_loss)
+        of_rows = [fields for _, fields in self.waiting if not self.in_one_line or steps[0] in fields]
+        names = [name for name in self.names if any(name in fields for fields in of_rows)]
+        names = [name for name in names if rank_of(LOSS, name) is None and rank_of(STEP, name) is None]
+        self.columns = usual_columns(names, self.given) | {LOSS: losses[0]} | ({STEP: steps[0]} if steps else {})
+        self.unit = self._unit_of_loss()
+        waiting, self.waiting = self.waiting, []
+        return [row for run, fields in waiting for row in self._rows(fields, run)]
+
+    def _values(self, name: str) -> list[float]:
+        found = (number(fields.get(name)) for _, fields in self.waiting)
+        return [value for value in found if value is not None]
+
+    def _candidates(self, column: str, is_one: Callable[[str], bool]) -> list[str]:
+        """The names of a column that recur, the best first."""
+        if column in self.given:
+            return [name for name in self.names if self.given[column] in (name, plain_name(name))][:1]
+        ranks = [(rank, name) for name in self.names if (rank := rank_of(column, name)) is not None]
+        found = {name: len(self._values(name)) for _, name in sorted(ranks) if is_one(name)}
+        return [name for name, count in found.items() if count >= FEWEST and max(found.values()) <= 5 * count]
+
+    def _varies(self, name: str) -> bool:
+        values = self._values(name)
+        return len(set(values)) > 1 or not all(map(math.isfinite, values))
+
+    def _stands_beside(self, name: str, others: Sequence[str]) -> bool:
+        return any(name in fields and other in fields for _, fields in self.waiting for other in others)
+
+    def _counts(self, name: str) -> bool:
+        """Whether the values are whole numbers that change."""
+        values = self._values(name)
+        whole = sum(0 <= value <= LARGEST_STEP and value == int(value) for value in values if math.isfinite(value))
+        return len(set(values)) > 1 and whole >= 0.9 * len(values)
+
+    def _unit_of_loss(self) -> str:
+        """The unit of the loss, by its name, or by a perplexity beside it."""
+        words = plain_name(self.columns[LOSS]).split("_")
+        if unit := next((UNITS[word] for word in words if word in UNITS), None):
+            return unit
+        other = next((name for name in self.names if UNITS.get(plain_name(name).split("_")[-1]) == "perplexity"), None)
+        both = ((number(fields.get(self.columns[LOSS])), number(fields.get(other or ""))) for _, fields in self.waiting)
+        bits = [math.log(ppl) / loss for loss, ppl in both if loss and ppl and ppl > 1 and math.isfinite(loss * ppl)]
+        return "bits" if bits and abs(float(np.median(bits)) / math.log(2) - 1) < 0.02 else "nats"
+
+    def _rows(self, fields: Fields, run: str) -> Iterator[Row]:
+        values = dict[str, float]()
+        for column, name in self.columns.items():
+            if column != STEP and (value := number(fields.get(name))) is not None:
+                values[column] = self._in_nats(value) if column == LOSS else value
+        if STEP in self.columns:
+            text = fields.get(self.columns[STEP])
+            step = number(text)
+            if step is not None and 0 <= step <= LARGEST_STEP and step == int(step):
+                self.step = int(step)
+            elif step is not None and values:
+                self.dropped[f"rows whose step is no whole number, such as {text}"] += 1
+                return
+            elif values and (self.in_one_line or text not in (None, "")):
+                self.dropped["rows without a step"] += 1
+                return
+        elif LOSS in values:
+            self.step += 1
+        if values and self.step >= 0:
+            run = run or next((str(fields[name]) for name in RUN_NAMES if isinstance(fields.get(name), (str, int))), "")
+            yield Row(run, self.step, values)
+
+    def _in_nats(self, loss: float) -> float:
+        if self.unit == "perplexity":
+            return math.log(loss) if loss > 0 else math.nan
+        loss = loss * math.log(2) if self.unit == "bits" else loss
+        return loss if abs(loss) < LARGEST_LOSS or math.isnan(loss) else math.copysign(math.inf, loss)
+
+    def chosen(self) -> str:
+        """Which names were taken for the step, the loss and the others, and in which unit the loss is."""
+        step = f"step '{self.columns[STEP]}'" if STEP in self.columns else "no step, so that rows count"
+        others = [f"{column} '{self.columns[column]}'" for column in ("grad_norm", "lr") if column in self.columns]
+        unit = self.unit if self.unit == "nats" else f"{self.unit}, converted to nats"
+        return ", ".join([step, f"loss '{self.columns[LOSS]}' in {unit}", *others])
+
+    def fault(self) -> str:
+        """The reason why the lines held no row."""
+        if self.columns:
+            return "has no row with a step and a loss"
+        if not self.first:
+            return "is empty"
+        wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
+        if wanted:
+            return missing_column(wanted[0], self.names, self.given)
+        losses = [name for name in self.names if rank_of(LOSS, name) is not None]
+        if losses:
+            return f"has fewer than {FEWEST} rows with {losses[0]!r}"
+        if not self.names:
+            return f"holds no measurement; its first line is {self.first.strip()[:80]!r}"
+        often = Counter(tuple(fields) for _, fields in self.waiting).most_common(3)
+        lines = "; ".join(", ".join(names)[:60] for names, _ in often)
+        return f"{missing_column(LOSS, self.names, self.given)}; its likeliest lines hold {lines}"

@@ -1,0 +1,141 @@
+"""The words for an alarm: what happened, and what to look at next, as far as the numbers of the log decide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lab.analysis.events.detectors import Event, Log
+from lab.analysis.events.held_out_losses import WINDOW
+from lab.analysis.logit_rounding import format_name
+from lab.analysis.text import format_value
+from lab.core.detectors import LABELS
+
+# Other runs rise with this one if theirs begins within so many of its rows.
+ALIKE_ROWS = 3
+# The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
+AT_PEAK, JUMP = 0.95, 1.5
+# The loss after an alarm is compared over so many rows at both ends.
+ENDS = 10
+
+
+def sentence(log: Log, event: Event) -> str:
+    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
+    return f"{event.run} step {event.step}: {_what(log, event)}"
+
+
+def _what(log: Log, event: Event) -> str:
+    name, _ = LABELS[event.kind]
+    match event.kind, event.ending:
+        case "logit_rounding", _:
+            cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
+            return f"{name}, a level of {rounded_level(log, event):.3g} costs {cost}"
+        case "parting", _:
+            return f"{name}, up to {event.value:.3g} nats per token further apart than {WINDOW} evaluations before"
+        case "restart", _:
+            assert log.went_back
+            rates = f", at learning rate {event.value:g} instead of {event.usual:g}" if _differ(event) else ""
+            return f"training goes back from step {log.went_back.last}{rates}"
+        case "norm_not_finite", _:
+            return f"the gradient norm is not finite in {_rows_after(log, event)} rows, while the loss is"
+        case "spike", "isolated":
+            return f"the loss is not finite in a single row, and goes on at step {event.end}"
+        case "spike", "anew":
+            return f"training starts anew, since the losses after {event.usual:.3g} are those of the first rows"
+    words = [f"{'the loss diverges' if event.ending == 'diverged' else name}, {event.usual:.3g} to {event.value:.3g}"]
+    if event.ending == "recovered" and _rows_until(log, event) == 1:
+        words = [f"a bump of one row, {event.usual:.3g} to {event.value:.3g}"]
+    elif event.ending not in ("none", "diverged"):
+        words.append(f"{event.ending} at step {event.end}")
+    elif event.kind == "spike":
+        words.append("not yet ended")
+    if event.ending == "diverged":
+        words.append(log.note or ("to the end of the log" if math.isfinite(event.value) else "not finite"))
+    if event.lead is not None:
+        words.append(f"{event.lead} steps after the first warning")
+    return ", ".join(words)
+
+
+def rounded_level(log: Log, event: Event) -> float:
+    """Level of the output logits at the step of an alarm where rounding costs most."""
+    during_n = (log.step_n >= event.step) & (log.columns["logit_rounding"] == event.value)
+    return float(log.columns["output_logit"][during_n].max())
+
+
+def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
+    """What to look at next, decided by numbers in the log; it names no cause, since none was tested.
+
+    Args:
+        log: in which the alarm was found.
+        event: the alarm.
+        events: the alarms of each run that was watched beside it.
+    """
+    if event.kind != "spike":
+        return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else NEXT[event.kind]
+    row = int(np.searchsorted(log.step_n, event.step))
+    others = [of_run for run, of_run in events.items() if run != event.run]
+    near = float(np.median(np.diff(log.step_n))) * ALIKE_ROWS if len(log.step_n) > 1 else 0.0
+    alike = sum(any(other.kind == "spike" and abs(other.step - event.step) <= near for other in run) for run in others)
+    if event.ending in NEXT:
+        return NEXT[event.ending]
+    if others and alike == len(others):
+        return f"the batches of step {event.step}, since all {len(others)} other runs rise there, too"
+    if event.lead is not None:
+        return f"the gradient from step {event.step - event.lead} on, where the first warning came"
+    lr_n = log.columns.get("lr", np.full(len(log.step_n), math.nan))
+    if (
+        row
+        and (changed := lr_n[row] / lr_n[row - 1] if lr_n[row - 1] else math.nan)
+        and (changed > JUMP or changed < 1 / JUMP)
+    ):
+        return f"the learning rate, which changes there from {format_value(lr_n[row - 1])} to {format_value(lr_n[row])}"
+    if event.ending == "diverged" and log.note:
+        return "the number format and the loss scale, since the gradient or the loss overflowed"
+    if lr_n[row] >= AT_PEAK * np.nanmax(lr_n, initial=-math.inf):
+        return f"the learning rate, which is at its peak there, {format_value(lr_n[row])}"
+    return (
+        f"the batches just before step {event.step}; a second run of these steps, with --replay, tells data from chance"
+    )
+
+
+# By the kind of an alarm, or by the ending of a loss spike.
+NEXT = {
+    "isolated": "the data and the reduction of that step alone, since the run goes on as before",
+    "anew": "the launcher, and whether the checkpoint was loaded, since the weights are those of a new model",
+    "gradient_spike": "the batches of these steps, and whether clipping acts on them",
+    "norm_drift": "attention logits and weight norms, which often grow before the loss does",
+    "restart": "the losses of both attempts after this step",
+    "logit_growth": "queries and keys of the first layers, where a norm or a cap would bound these logits",
+    "update_rms": "the second moment of Adam, which these gradients outgrew",
+    "epsilon_ratio": "epsilon, which is no longer small beside the gradients",
+    "loss_scale": "where gradients overflow, since no scale avoids it any longer",
+    "curvature": "the learning rate, which is beyond what the curvature allows",
+    "parting": "what the training text holds that the clean text lacks",
+    "logit_rounding": "the number format of the output logits, or a loss that keeps them small",
+}
+_AFTER_LOSS = {
+    True: "whether updates are skipped, since the loss still falls; the format of gradients and the loss scale",
+    False: "the weights, since the loss no longer falls: go back to a checkpoint before this step",
+}
+
+
+def _differ(event: Event) -> bool:
+    return math.isfinite(event.value) and math.isfinite(event.usual) and event.value != event.usual
+
+
+def _rows_until(log: Log, event: Event) -> int:
+    """Rows from the beginning of an alarm to its ending."""
+    return int(np.searchsorted(log.step_n, event.end or event.step) - np.searchsorted(log.step_n, event.step))
+
+
+def _rows_after(log: Log, event: Event) -> int:
+    after_n = ~np.isfinite(log.columns["grad_norm"][log.step_n >= event.step])
+    return int(np.argmin(after_n)) if not after_n.all() else len(after_n)
+
+
+def _goes_on(log: Log, event: Event) -> bool:
+    """Whether the loss falls from the beginning of an alarm to the end of the log."""
+    after_n = log.columns["loss"][log.step_n >= event.step]
+    return bool(np.nanmedian(after_n[-ENDS:]) < np.nanmedian(after_n[:ENDS]))
