@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import lab
 from lab import main
@@ -21,6 +22,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Setting, Spread, read_battery
 from lab.studies.stress.card import Card, card_of
+from lab.studies.stress.cures import FULL, HARMS, NO_EFFECT, NOT_TRIED, PART, Cure, judge, trial_of
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, verdict_of
 from lab.studies.stress.measures import measure, outcomes, pooled_interval, wanted
 
@@ -209,6 +211,91 @@ def test_runs_that_failed_or_are_missing_leave_their_setting_out() -> None:
     assert math.isnan(done[Setting((), 0.1)]["rms"][1])
 
 
+def stressed_by_depth(
+    reference: Sequence[float], stressed: Sequence[float], rms: float = 10.0
+) -> dict[Setting, pd.DataFrame]:
+    words = ("model.depth=8",)
+    return {Setting(words, 0.003): table(reference), Setting(words, 0.03): table(stressed, rms)}
+
+
+def verdict_of_depth(done: dict[Setting, pd.DataFrame], name: str = "depth") -> str:
+    made = card_of("planted", "lab stress", Path("runs"), [read_battery().tests[name]], done, read_battery())
+    return made.lines[0].verdict
+
+
+def test_depth_compares_two_learning_rates_and_one_stuck_seed_fails_it() -> None:
+    good, little = [2.5, 2.51, 2.52], [2.4, 2.42, 2.41]
+    assert verdict_of_depth(stressed_by_depth(good, little)) == PASSES
+    assert verdict_of_depth(stressed_by_depth(good, [3.0, 3.02, 3.01])) == FAILS
+    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, 3.3])) == FAILS  # 3.3 is three quarters of the way
+    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, AT_INIT])) == FAILS  # as of a run that diverged
+    assert verdict_of_depth(stressed_by_depth([3.3, 3.3, 3.3], little)) == PASSES  # only stressed runs count
+
+
+def test_residual_growth_is_the_logarithm_of_the_last_rms() -> None:
+    losses = [2.4, 2.42, 2.41]
+    done = stressed_by_depth(losses, losses, rms=100.0)
+    measured = measure(read_battery().tests["residual_growth"], done, read_battery())
+    assert measured is not None
+    assert measured.seeds.tolist() == pytest.approx([2.0] * SEEDS)
+    done[Setting(("model.depth=8",), 0.03)].loc[1, "rms"] = math.nan  # diverged
+    lost = measure(read_battery().tests["residual_growth"], done, read_battery())
+    assert lost is not None
+    assert (len(lost.seeds), lost.stuck) == (SEEDS - 1, 1)
+
+
+def trials(**losses: Sequence[float]) -> list[Cure]:
+    """The cures of ten times the best LR by changes with these losses there, where the recipe has 2.2 and .6 more."""
+    test, done = (
+        read_battery().tests["lr_x10"],
+        planted(lambda lr: [2.2, 2.21, 2.19] if lr == 0.03 else [2.8, 2.8, 2.81]),
+    )
+    tried = [trial_of(test, name, [f"intervention=[{name}]"], 0.03) for name in losses]
+    for trial in tried:
+        done |= {
+            trial.stressed: table(losses[trial.change]),
+            Setting(trial.best.words, 0.03): table([2.25, 2.26, 2.24]),
+        }
+    return judge(test, tried, done, 0.03)
+
+
+def test_a_cure_is_full_or_part_or_none_or_harms() -> None:
+    cures = trials(
+        all_of_it=[2.22, 2.23, 2.2], half=[2.5, 2.51, 2.5], nothing=[2.8, 2.81, 2.81], worse=[3.2, 3.19, 3.2]
+    )
+    assert {cure.change: cure.verdict for cure in cures} == {
+        "all_of_it": FULL,
+        "half": PART,
+        "nothing": NO_EFFECT,
+        "worse": HARMS,
+    }
+    assert [cure.change for cure in cures] == ["all_of_it", "half", "nothing", "worse"]
+    assert cures[1].takes_off.mean == pytest.approx(0.3)
+    assert cures[1].left == pytest.approx(0.303, abs=1e-3)
+    assert cures[0].cost == pytest.approx(0.05)
+
+
+def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
+    noisy = [2.5, 2.9, 2.6]
+    alone = trials(half=noisy)[0]
+    beside = trials(half=noisy, a=noisy, b=noisy)[0]
+    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.takes_off.mean / beside.takes_off.error, 6)))
+    assert alone.takes_off.mean == pytest.approx(beside.takes_off.mean)
+    # with equal groups the pooled spread is that of one group, on three times the degrees of freedom
+    assert alone.takes_off.error == pytest.approx(beside.takes_off.error)
+    assert beside.takes_off.high < alone.takes_off.high
+
+
+def test_cures_are_listed_by_number_or_by_name() -> None:
+    battery, test = read_battery(), read_battery().tests["mx"]
+    assert [change.name for change in battery.cures_of(test, "2")] == list(test.cures[:2])
+    assert [change.name for change in battery.cures_of(test, "z_loss,peri_ln")] == ["peri_ln"]
+    assert battery.cures_of(test, "none") == []
+    with pytest.raises(RequestError, match="nearest: peri_ln"):
+        battery.cures_of(test, "peri_nl")
+    assert all(set(test.cures) <= set(battery.changes) for test in battery.tests.values())
+
+
 def test_tests_that_do_not_fit_into_the_minutes_are_refused() -> None:
     costly = read_battery()._replace(seeds={1: 1000, 5: 6})
     with pytest.raises(RequestError, match="--minutes 5 is enough"):
@@ -279,3 +366,19 @@ def test_the_page_has_the_zones_of_every_test() -> None:
     for name, test in read_battery().tests.items():
         above, below = ("over", "under") if test.passes > test.fails else ("under", "over")
         assert rows[name].split(" | ")[1:] == [f"{above} {test.passes:.4g}", f"{below} {test.fails:.4g}"]
+
+
+@pytest.mark.usefixtures("here")
+def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.studies.stress.card.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    cures = ["z_loss", "qk_rmsnorm", "score_softcap"]
+    made = lab.stress(*TINY, tests=["lr_x10"], cures=cures, out="mine", seed=[0, 1], intervention=[["z_loss"]])
+    verdicts = {cure.change: cure.verdict for cure in made.cures or ()}
+    assert set(verdicts) == set(cures)
+    assert verdicts["z_loss"] == NOT_TRIED
+    assert NOT_TRIED not in (verdicts["qk_rmsnorm"], verdicts["score_softcap"])
+    runs = store.read(Path("mine")).runs
+    assert set(runs["intervention"]) == {"z_loss", "qk_rmsnorm+z_loss", "score_softcap+z_loss"}
+    assert len(runs) == 2 * (len(read_battery().curve) + 2 * 2)
+    assert "Not tried: z_loss, since the recipe has it already." in made.page()

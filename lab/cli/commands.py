@@ -60,7 +60,8 @@ def _stress(arguments: list[str]) -> None:
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
-    plan = stress.read_plan(words, names, int(minutes), request.command_line(sys.argv[1:]), options)
+    command = request.command_line(sys.argv[1:])
+    plan = stress.read_plan(words, command, names=names, minutes=int(minutes), cures=given.cures, options=options)
     if given.dry_run:
         stress.dry_run(plan)
         return

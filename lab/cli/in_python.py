@@ -73,7 +73,12 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
 
 
 def stress(
-    *overrides: str, minutes: int = 1, tests: Sequence[str] = (), out: str | Path | None = None, **values: Any
+    *overrides: str,
+    minutes: int = 1,
+    tests: Sequence[str] = (),
+    cures: int | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    **values: Any,
 ) -> Card:
     """Crash-test a recipe, as ``lab stress`` does, and train what is missing for it.
 
@@ -81,6 +86,8 @@ def stress(
         overrides: of the recipe, as on the command line, such as ``"recipe=qwen3"``.
         minutes: how long it may take on two cores: 1, 5 or 30.
         tests: the names of the tests; all that fit unless given.
+        cures: how many single changes to try on each failed test, or their names; none in a minute, else 10, unless
+            given.
         out: the results folder; ``runs/stress/NAME`` unless given.
         values: overrides by key, as for ``sweep``.
 
@@ -95,8 +102,11 @@ def stress(
 
     words = _checked([*_with_values(overrides, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
-    command = shlex.join(["lab", "stress", *words, *[f"--minutes={minutes}"] * (minutes != 1)])
-    return make_card(read_plan([word for word in words if is_override(word)], tests, minutes, command, options))
+    chosen = str(cures) if isinstance(cures, int) else ",".join(cures) if cures is not None else None
+    given = {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
+    command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in given.items() if value)])
+    own = [word for word in words if is_override(word)]
+    return make_card(read_plan(own, command, names=tests, minutes=minutes, cures=chosen, options=options))
 
 
 def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,24 +14,25 @@ from rich.text import Text
 
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
+from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.printing import printable, say
 from lab.records import store
-from lab.studies.stress.battery import Setting, StressTest, read_battery
+from lab.studies.leaderboard.arms import arm_cards
+from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
 from lab.studies.stress.card import Card, card_of
-from lab.studies.stress.lines import STRIP, Line, strips, zone_at
-from lab.studies.stress.measures import Outcomes, outcomes, wanted
+from lab.studies.stress.cures import Cure, Trial, judge, not_tried, trial_of
+from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
+from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.sweeping import pipeline
 from lab.sweeping.progress import FleetProgress, summary
 
-if TYPE_CHECKING:
-    from lab.sweeping.planner import Point
-
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.
-NO_RECIPE = ("out", "seed", "device", "engine", "hydra")
+NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b")
+MOST_CURES = 10
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
 COLOURS = {"passes": "green", "weak": "yellow", "fails": "red"}
 
@@ -46,38 +46,50 @@ class Plan:
         recipe: the name of the recipe for readers.
         tests: the tests, in their order.
         folder: of the records.
+        cures: which changes are tried on failed tests, as ``--cures`` takes it.
     """
 
     request: Request
     recipe: str
     tests: Sequence[StressTest]
     folder: Path
+    cures: str
 
 
 def read_plan(
-    words: Sequence[str], names: Sequence[str], minutes: int, command: str, options: Sequence[str] = ()
+    words: Sequence[str],
+    command: str,
+    *,
+    names: Sequence[str] = (),
+    minutes: int = 1,
+    cures: str | None = None,
+    options: Sequence[str] = (),
 ) -> Plan:
     """Read the words of a crash test.
 
     Args:
         words: overrides of the recipe.
+        command: the command line as the user can type it again.
         names: of the tests; none means all that fit.
         minutes: the minutes on two cores.
-        command: the command line as the user can type it again.
+        cures: what to try on failed tests: ``none``, a number, or names of changes; by default ``none`` in one minute.
         options: ``--config-dir`` with its folder.
 
     Raises:
-        RequestError: a word, a test or the number of minutes is none, or the words sweep over more than seeds.
+        RequestError: a word, a test, a cure or the number of minutes is unknown, or more than the seed is swept.
     """
     tests = read_battery().chosen(names, minutes)
-    own = [word for word in words if not word.lstrip("+~").startswith(NO_RECIPE)]
+    cures = cures or ("none" if minutes == 1 else str(MOST_CURES))
+    for test in tests:
+        read_battery().cures_of(test, cures)
+    own = [word for word in words if not NO_RECIPE.match(word)]
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name(own)}")
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
-    return Plan(request, _recipe_name(own), tests, Path(str(out)))
+    return Plan(request, _recipe_name(own), tests, Path(str(out)), cures)
 
 
 def _last_of_each_key(words: Iterable[str]) -> list[str]:
@@ -96,6 +108,41 @@ def _recipe_name(words: Sequence[str]) -> str:
     return f"{name} with {' '.join(changes)}" if changes else name
 
 
+class _Bench:
+    """The runs of a crash test: trains those of more and more settings, and knows which there are."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self.plan, self.progress = plan, progress
+        self.composed = launch.compose(plan.request)
+        self.ids: dict[Setting, list[str]] = {}
+        self.done: Outcomes = {}
+
+    def train(self, settings: Sequence[Setting]) -> None:
+        """Train what is missing of these settings.
+
+        Raises:
+            RequestError: a run is invalid, or the folder cannot take records.
+            SystemExit: with status 1 when a run failed.
+        """
+        request = self.plan.request
+        trees = compose_settings(request, settings)
+        every = [tree for of_setting in trees.values() for tree in of_setting]
+        planned = launch.plan(self.composed._replace(trees=every), request, cautions=not self.ids)
+        id_of = {id(point.tree): point.id for point in planned.requested}
+        self.ids |= {setting: [id_of[id(tree)] for tree in of_setting] for setting, of_setting in trees.items()}
+        launch.train_runs(self.composed.launcher, planned, request.command, self.progress)
+        self.done = outcomes(store.read(self.plan.folder), self.ids)
+        if set(settings) - set(self.done):
+            say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
+            raise SystemExit(1)
+
+    def card(self, cures: Sequence[Cure] | None = None) -> Card:
+        """The card of the runs so far."""
+        plan = self.plan
+        card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
+        return replace(card, cures=cures)
+
+
 def make_card(plan: Plan) -> Card:
     """Train what is missing and make the card, with its page and its JSON beside the records.
 
@@ -103,29 +150,64 @@ def make_card(plan: Plan) -> Card:
         RequestError: a run is invalid, or the folder cannot take records.
         SystemExit: with status 1 when a run failed.
     """
-    composed = launch.compose(plan.request)
-    ids: dict[Setting, list[str]] = {}
-    done: Outcomes = {}
     progress = Progress()
     try:
-        while settings := wanted(read_battery(), plan.tests, done):
-            trees = compose_settings(plan.request, settings)
-            every = [tree for of_setting in trees.values() for tree in of_setting]
-            planned = launch.plan(composed._replace(trees=every), plan.request, cautions=not ids)
-            ids |= _ids(trees, planned.requested)
-            launch.train_runs(composed.launcher, planned, plan.request.command, progress)
-            done = outcomes(store.read(plan.folder), ids)
-            if set(settings) - set(done):
-                say(f"lab: {plan.recipe}: some runs failed, so the card is not complete", error=True)
-                raise SystemExit(1)
-            progress.add(card_of(plan.recipe, "", plan.folder, plan.tests, done, read_battery()).lines)
+        bench = _Bench(plan, progress)
+        while settings := wanted(read_battery(), plan.tests, bench.done):
+            bench.train(settings)
+            progress.add(bench.card().lines)
+        card = bench.card(None if plan.cures == "none" else _try_cures(bench))
     finally:
         progress.end()
-    card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, done, read_battery())
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
     files.write_text(plan.folder / "card.json", card.as_json() + "\n")
     return card
+
+
+def _try_cures(bench: _Bench) -> list[Cure]:
+    """Train the changes that may cure the tests which the recipe fails, all at once, and judge them."""
+    own_runs, request = bench.done, bench.plan.request
+    best = best_lr(curve(own_runs))
+    own = next(iter(compose_settings(request, [next(iter(own_runs))]).values()))[0]
+    trials, cures = dict[str, list[Trial]](), list[Cure]()
+    failed = [line.test for line in bench.card().lines if line.verdict == FAILS]
+    for test in failed:
+        for change in read_battery().cures_of(test, bench.plan.cures):
+            trial = trial_of(test, change.name, _words(change, own), best)
+            if reason := _reason(request, change, trial, own):
+                cures.append(not_tried(test, change.name, reason))
+            else:
+                trials.setdefault(test.name, []).append(trial)
+    settings = [setting for of_test in trials.values() for trial in of_test for setting in (trial.stressed, trial.best)]
+    if missing := [setting for setting in dict.fromkeys(settings) if setting and setting not in bench.done]:
+        bench.train(missing)
+    judged = [
+        cure for test in failed if test.name in trials for cure in judge(test, trials[test.name], bench.done, best)
+    ]
+    return [*judged, *cures]
+
+
+def _words(change: Change, own: Tree) -> list[str]:
+    """The overrides that add a change to a recipe."""
+    return list(change.words) or [f"intervention=[{','.join(sorted({*own['intervention'], change.name}))}]"]
+
+
+def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:
+    """Why a change cannot act on a recipe, or not beside what it has; empty where it can."""
+    if change.words:
+        keys = dict(word.split("=") for word in change.words)
+        if all(str(tree_value(own, key)) == value for key, value in keys.items()):
+            return "the recipe has it already"
+    elif change.name in own["intervention"]:
+        return "the recipe has it already"
+    elif reason := reason_of_card(arm_cards()[change.name], own) if change.name in arm_cards() else "":
+        return reason
+    try:
+        tree, *_ = compose_settings(request, [trial.stressed])[trial.stressed]
+    except RequestError as refusal:
+        return str(refusal)
+    return reason_of_config([change.name], tree)
 
 
 def dry_run(plan: Plan) -> None:
@@ -155,12 +237,6 @@ def _trees(composer: Composer, own: Sequence[Word], setting: Setting, config_dir
     added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], config_dir)
     words = {word.key: word for word in (*own, *added)}
     return [composer.tree(point) for point in expand(list(words.values()), config_dir)]
-
-
-def _ids(trees: Mapping[Setting, Sequence[Tree]], points: Sequence[Point]) -> dict[Setting, list[str]]:
-    """The ids of the runs of each setting."""
-    id_of = {id(point.tree): point.id for point in points}
-    return {setting: [id_of[id(tree)] for tree in of_setting] for setting, of_setting in trees.items()}
 
 
 class Progress:

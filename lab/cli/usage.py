@@ -71,6 +71,7 @@ COMMANDS: dict[str, Command] = {
             "out=DIR": "the folder of the records and of the card (default: runs/stress/NAME)",
             "--minutes 1|5|30": "how long it may take on two cores, which decides on tests and seeds (default: 1)",
             "--tests NAME,NAME": "these tests only",
+            "--cures N|NAME,NAME|none": "changes to try on each failed test (default: none in 1 minute, else 10)",
             "--dry-run": "print fleets, hours and memory, and train nothing",
             "--config-dir DIR": _REQUEST["--config-dir DIR"],
             **_JSON,

@@ -64,6 +64,7 @@ class StressTest:
         reference: the runs that they are compared with; None without a comparison.
         seconds: core-seconds a seed that it adds to the tests before it.
         means: what its number is.
+        cures: names of the changes that may cure a failure, the most promising first.
         spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
     """
@@ -81,6 +82,7 @@ class StressTest:
     reference: Place | None
     seconds: float
     means: str
+    cures: tuple[str, ...]
     spread: Spread
     counts_stuck: bool = False
 
@@ -104,6 +106,18 @@ class StressTest:
         return any(not math.isnan(place.times_best) for place in self.places)
 
 
+class Change(NamedTuple):
+    """A single change of a recipe.
+
+    Attributes:
+        name: as ``--cures`` takes it; of an intervention its own.
+        words: the overrides that make it; empty for an intervention.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+
+
 class Battery(NamedTuple):
     """Everything that the file of the crash test says.
 
@@ -112,6 +126,7 @@ class Battery(NamedTuple):
         curve: learning rates of the curve.
         farthest: the learning rates up to which the curve is extended.
         seeds: how many seeds a card of so many minutes has.
+        changes: single changes of a recipe by name.
         tests: the tests by name, in their order.
     """
 
@@ -119,6 +134,7 @@ class Battery(NamedTuple):
     curve: tuple[float, ...]
     farthest: tuple[float, float]
     seeds: Mapping[int, int]
+    changes: Mapping[str, Change]
     tests: Mapping[str, StressTest]
 
     def chosen(self, names: Sequence[str], minutes: int) -> list[StressTest]:
@@ -140,6 +156,26 @@ class Battery(NamedTuple):
             raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits} does; {advice}")
         return fitting
 
+    def cures_of(self, test: StressTest, asked: str) -> list[Change]:
+        """The changes that are tried on a test.
+
+        Args:
+            test: the test.
+            asked: ``none``, how many of its cures, or names of changes separated by commas.
+
+        Raises:
+            RequestError: it is none of these, or a name is unknown.
+        """
+        if asked == "none":
+            return []
+        if asked.isdecimal():
+            return [self.changes[name] for name in test.cures[: int(asked)]]
+        names = asked.split(",")
+        if unknown := [name for name in names if name not in self.changes]:
+            known = nearest(unknown[0], self.changes)
+            raise RequestError(f"unknown cure {unknown[0]!r}; {known}; or a number of cures, or none")
+        return [self.changes[name] for name in names if name in test.cures]
+
     def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:
         left, fitting = 60.0 * minutes, []
         for test in tests:
@@ -156,13 +192,15 @@ def read_battery() -> Battery:
     tree = shipped.load(Path(__file__).with_name("battery.yaml"))
     tests = {name: _test(name, entry) for name, entry in tree["tests"].items()}
     low, high = map(float, tree["farthest"])
-    return Battery(tuple(tree["runs"]), tuple(map(float, tree["curve"])), (low, high), tree["seeds"], tests)
+    changes = {name: Change(name, tuple(entry.get("words", ()))) for name, entry in tree["changes"].items()}
+    return Battery(tuple(tree["runs"]), tuple(map(float, tree["curve"])), (low, high), tree["seeds"], changes, tests)
 
 
 def _test(name: str, entry: Mapping[str, Any]) -> StressTest:
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
     spread = Spread(**entry.get("spread", {}))
-    return StressTest(**{**entry, "name": name, "fails_with": tuple(entry["fails_with"]), "spread": spread, **places})
+    texts = {key: tuple(entry.get(key, ())) for key in ("fails_with", "cures")}
+    return StressTest(**{**entry, **texts, "name": name, "spread": spread, **places})
 
 
 def _place(entry: Mapping[str, Any]) -> Place:

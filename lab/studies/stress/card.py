@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.text import count, finite, format_value, listed
+from lab.analysis.text import count, finite, format_value, listed, plain_text
 from lab.studies.stress.battery import Battery, StressTest
+from lab.studies.stress.cures import FULL, HARMS, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, line_of, strips
 from lab.studies.stress.measures import Outcomes, beats_bigram, best_lr, curve
 from lab.studies.stress.page import card_body, card_figure
@@ -39,6 +41,7 @@ class Card:
         bigram: loss of a bigram model of the text, nats per token; NaN without losses.
         trains: whether the recipe ends below it at any learning rate.
         parameters: of the model.
+        cures: what single changes do about the tests that it fails; None where none was asked for.
     """
 
     recipe: str
@@ -49,6 +52,7 @@ class Card:
     bigram: float
     trains: bool
     parameters: int
+    cures: Sequence[Cure] | None = None
 
     @property
     def table(self) -> pd.DataFrame:
@@ -71,19 +75,79 @@ class Card:
         """Lowest loss over learning rates of the mean over seeds, nats per token; NaN without losses."""
         return float(self.losses.mean(axis=1).min()) if len(self.losses) else math.nan
 
+    @property
+    def cure_table(self) -> pd.DataFrame:
+        """A row for each change that was tried on a test."""
+        rows = [
+            {
+                "test": cure.test.title,
+                "change": cure.change,
+                "verdict": cure.verdict,
+                "takes off": cure.effect,
+                "p (Holm)": "" if math.isnan(cure.p) else f"{cure.p:.2g}" if cure.p >= 1e-4 else "<0.0001",
+                "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
+                "at the best LR": "" if math.isnan(cure.cost) else f"{cure.cost:+.3f} nats",
+                "parameters": f"{cure.parameters:+,}",
+            }
+            for cure in self.cures or ()
+            if not cure.reason
+        ]
+        return pd.DataFrame(rows)
+
+    def cure_line(self) -> str:
+        """Which changes cure which failure."""
+        failed = [line.test for line in self.lines if line.verdict == FAILS]
+        if not failed:
+            return "It fails no test, so there is nothing to cure."
+        if self.cures is None:
+            return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
+        return " ".join(self._cured(test) for test in failed)
+
+    def _cured(self, test: StressTest) -> str:
+        title = f"{test.title[0].upper()}{test.title[1:]}"
+        if not test.cures:
+            return f"{title}: see the cures of the tests that share its runs."
+        of_test = [cure for cure in self.cures or () if cure.test.name == test.name]
+        parts = [
+            f"{head} {listed(f'{cure.change} ({cure.effect})' for cure in of_test if cure.verdict == verdict)}"
+            for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
+            if any(cure.verdict == verdict for cure in of_test)
+        ]
+        tried = sum(not cure.reason for cure in of_test)
+        return f"{title} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
+
     def figure(self) -> Drawing:
         """The strips of all tests."""
         return card_figure(self.lines)
 
     def _repr_html_(self) -> str:
         """What notebooks display."""
-        return "\n".join(card_body(self.headline(), self.lines, self.table, self.notes()))
+        return "\n".join(self._body())
+
+    def _body(self) -> Iterator[Markup]:
+        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.trains]
+        cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
+        yield from (*lead, *card_body(self.lines, self.table), *cures)
+        notes = html.bullets(self.notes())
+        yield html.section("What the numbers mean, and what they do not", notes)
+        failures = [f"{line.test.title}: {line.test.failure} ({line.test.source})." for line in self.lines]
+        yield html.section("What each test stands for", html.bullets(failures))
+
+    def _cures(self) -> Iterator[Markup]:
+        if len(self.cure_table):
+            yield html.table(self.cure_table)
+        if untried := list(self._untried()):
+            yield html.bullets(untried)
+
+    def _untried(self) -> Iterator[str]:
+        reasons = {cure.change: cure.reason for cure in self.cures or () if cure.reason}
+        for change, reason in reasons.items():
+            yield f"Not tried: {change}, since {reason}."
 
     def page(self) -> str:
         """A page of HTML."""
         made = [html.block(self.command), html.paragraph(f"Records: {self.folder}.")]
-        body = card_body(self.headline(), self.lines, self.table, self.notes())
-        return html.document(f"Crash test of {self.recipe}", [*body, html.section("How this was made", *made)])
+        return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
 
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, and which it passes."""
@@ -102,6 +166,10 @@ class Card:
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
         explained = [f"{line.test.title[0].upper()}{line.test.title[1:]}: {line.test.means}." for line in self.lines]
+        cured = (
+            "What a change takes off is the difference of stressed runs without it and with it, paired by seed; p is "
+            "adjusted for all changes tried on a test, and a full cure leaves a mean that passes."
+        )
         best = f"The best learning rate is {format_value(best_lr(self.losses))}." if len(self.losses) else ""
         intervals = (
             "Intervals are 95 % over seeds; where one is wider than the gap between the zones, the test is open."
@@ -109,31 +177,42 @@ class Card:
         bound = any(line.is_bound for line in self.lines)
         at_least = "At least: the loss has not risen at the last learning rate tried." if bound else ""
         limits = LIMITS.format(parameters=count(self.parameters))
-        return [sentence for sentence in (*explained, best, intervals, at_least, limits) if sentence]
+        return [
+            sentence
+            for sentence in (*explained, best, intervals, at_least, cured if self.cures else "", limits)
+            if sentence
+        ]
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
         yield f"Crash test of {self.recipe}"
         yield self.headline()
+        if self.trains:
+            yield self.cure_line()
         yield ""
         yield from strips(self.lines)
         yield ""
+        if self.cures:
+            if len(self.cure_table):
+                yield from plain_text(self.cure_table)
+            yield from self._untried()
+            yield ""
         yield from self.notes()
 
     def as_json(self) -> str:
         """The card as a JSON object; null where a number is unknown."""
-        best = best_lr(self.losses) if len(self.losses) else None
         content = {
             "recipe": self.recipe,
             "command": self.command,
             "folder": str(self.folder),
             "headline": self.headline(),
             "is_judged": self.trains,
-            "best_lr": best,
+            "best_lr": finite(best_lr(self.losses)),
             "best_loss": finite(self.best_loss),
             "loss_bigram": finite(self.bigram),
             "parameters": self.parameters,
             "tests": [_plain(line) for line in self.lines],
+            "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -156,6 +235,24 @@ def _plain(line: Line) -> dict[str, Any]:
         "failure": test.failure,
         "source": test.source,
         "means": test.means,
+    }
+
+
+def _plain_cure(cure: Cure) -> dict[str, Any]:
+    return {
+        "test": cure.test.name,
+        "change": cure.change,
+        "verdict": cure.verdict,
+        "takes_off": finite(cure.takes_off.mean),
+        "low": finite(cure.takes_off.low),
+        "high": finite(cure.takes_off.high),
+        "unit": cure.test.unit,
+        "p": finite(cure.p),
+        "left": finite(cure.left),
+        "stuck_seeds": cure.stuck,
+        "cost_at_best_lr": finite(cure.cost),
+        "parameters_added": cure.parameters,
+        "reason": cure.reason,
     }
 
 

@@ -73,8 +73,8 @@ def curve(outcomes: Outcomes) -> pd.DataFrame:
 
 
 def best_lr(losses: pd.DataFrame) -> float:
-    """The learning rate of a curve with the lowest mean loss over seeds."""
-    return float(losses.index[int(losses.mean(axis=1).argmin())])
+    """The learning rate of a curve with the lowest mean loss over seeds; NaN without one."""
+    return float(losses.index[int(losses.mean(axis=1).argmin())]) if len(losses) else math.nan
 
 
 def beats_bigram(outcomes: Outcomes) -> bool:
@@ -140,7 +140,7 @@ def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> lis
     if missing := [setting for setting in start if setting not in done]:
         return missing
     losses = curve(done)
-    best = best_lr(losses) if len(losses) else math.nan
+    best = best_lr(losses)
     settings = [place.setting(best) for test in tests for place in test.places]
     if any(not test.places for test in tests):
         settings += [Setting((), lr) for lr in extension(losses, battery)]
@@ -158,17 +158,18 @@ def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | No
         return Measured(pd.Series({seed: decades for seed, (decades, *_) in found.items()}), is_bound)
     if test.needs_best and not len(losses):
         return None
-    best = best_lr(losses) if len(losses) else math.nan
+    best = best_lr(losses)
     tables = [done.get(place.setting(best)) for place in test.places]
     if any(table is None for table in tables):
         return None
     *references, stressed = (table for table in tables if table is not None)
     if test.metric == "excess":
-        return Measured(stressed["loss"] - references[0]["loss"], stuck=int(_stuck(stressed).sum()))
+        return Measured(stressed["loss"] - references[0]["loss"], stuck=int(is_stuck(stressed).sum()))
     return Measured(np.log10(stressed["rms"]).dropna(), stuck=int(stressed["rms"].isna().sum()))
 
 
-def _stuck(table: pd.DataFrame) -> pd.Series[bool]:
+def is_stuck(table: pd.DataFrame) -> pd.Series[bool]:
+    """By seed whether a run learned little more than how often each token occurs, or diverged."""
     way = table["loss_at_init"] - table["loss_bigram"]
     return table["loss_at_init"] - table["loss"] < STUCK_BELOW * way
 

@@ -49,13 +49,9 @@ def card_figure(lines: Sequence[Line]) -> Sheet:
     return sheet
 
 
-def card_body(headline: str, lines: Sequence[Line], table: pd.DataFrame, notes: Sequence[str]) -> Iterator[Markup]:
-    """Yield the parts of the page of a card: headline, figure, table and notes."""
-    yield html.paragraph(headline, "lead")
+def card_body(lines: Sequence[Line], table: pd.DataFrame) -> Iterator[Markup]:
+    """Yield the figure and the table of a card."""
     if lines:
         drawing = card_figure(lines)
         yield html.figure(layout.svg(drawing, "card"), drawing.caption, html.savers("card"))
         yield html.table(table)
-    yield html.section("What the numbers mean, and what they do not", html.bullets(notes))
-    failures = [f"{line.test.title}: {line.test.failure} ({line.test.source})." for line in lines]
-    yield html.section("What each test stands for", html.bullets(failures))
