@@ -46,6 +46,15 @@ def test_a_table_of_positions_makes_no_size_of_its_own():
     assert made["arm"].nunique() == 2
 
 
+def test_recipes_of_one_shape_are_of_one_size():
+    """A gate of the MLP adds a third to the parameters."""
+    larger = {"optimizer.beta2": 0.9, "parameters_without_embeddings": 32_928}
+    runs = laid(small(recipe="llama", **larger), small(recipe="opt"), small(recipe="opt", widths=(64,)))
+    assert runs.groupby("arm")["size"].unique().map(list).to_dict() == {"llama": [24736], "opt": [24736, 98624]}
+    assert sorted(runs["parameters"].unique()) == [24736, 32928, 98624]
+    assert laid(small(**larger), small())["size"].nunique() == 2
+
+
 def test_runs_that_differ_in_a_number_are_never_one_curve():
     runs = laid(small(), small(**{WEIGHT_DECAY: 1e-3}), small(**{WEIGHT_DECAY: None}))
     assert list(runs["arm"].unique()) == ["no weight decay", "weight decay 0.0001", "weight decay 0.001"]

@@ -10,7 +10,8 @@ import pytest
 import planted
 from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.grouping import ways_to_grow
+from lab.analysis.grouping import facets, ways_to_grow
+from lab.analysis.rendering import panels
 from lab.core import files
 from lab.records import store
 from lab.studies.figures import FIGURES
@@ -268,6 +269,13 @@ def test_many_arms_along_a_setting_are_lines_of_one_panel():
     figure = FIGURES["learning_rate_sensitivity"](records(named, everything))
     assert len(figure.axes) == 13, "more arms than colours have a panel each"
     assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:12]}) == 4, "in four rows"
+
+
+def test_an_arm_has_one_look_whatever_sizes_it_has():
+    made = planted.table([*cards(**{EPS: [1e-8], WIDTH: [64]}), *cards(**{EPS: [1e-6], WIDTH: [32]})])
+    runs = judge(points(made))
+    assert list(runs["arm"].unique()) == ["epsilon 1e-8", "epsilon 1e-6"]
+    assert facets(made, runs).looks == panels.arm_looks(runs["arm"].unique())
 
 
 def test_crossing_shapes_become_ways_to_grow():

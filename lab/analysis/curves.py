@@ -251,10 +251,10 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters``, but those of the smallest
-        model for models that differ by a few gains), ``parameters`` (without embeddings), ``lr`` (peak; or the value of
-        ``axis_of``), ``seed`` (text; another data seed follows after a slash), ``loss`` (final, held-out),
-        ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step). Sorted by arm, size,
-        learning rate, seed.
+        model for models that differ by a few gains, or for recipes of one shape), ``parameters`` (without embeddings),
+        ``lr`` (peak; or the value of ``axis_of``), ``seed`` (text; another data seed follows after a slash), ``loss``
+        (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
+        Sorted by arm, size, learning rate, seed.
     """
     ended = runs[runs["status"] != "failed"].sort_values("id")
     keys, curves, arms, sizes = _group(ended)
@@ -333,12 +333,23 @@ def _group(
     settings, config_of = configs(ended)
     counts = [int(count) for count in parameters(ended)]
     sizes = same_sizes(counts)
+    if RECIPE in ended and ended[RECIPE].notna().any() and {*SHAPE} <= {*ended}:
+        sizes = _sizes_of_shapes(ended, counts)
     # an imported table may hold several sizes without a setting in which they differ
     keys: list[Hashable] = [(key, sizes[count]) for key, count in zip(settings, counts, strict=True)]
     size_of = {key: sizes[count] for key, count in zip(keys, counts, strict=True)}
     curves = {key: config_of[setting] for key, setting in zip(keys, settings, strict=True)}
     named = name_arms(list(curves.values()), list(size_of.values()))
     return keys, curves, dict(zip(curves, named, strict=True)), sizes
+
+
+def _sizes_of_shapes(ended: pd.DataFrame, counts: Sequence[int]) -> dict[int, int]:
+    """The size of each parameter count where recipes are compared: the smallest count of a model of the same shape.
+
+    Gates of the MLP, shared keys and biases change the parameters of a shape by a third.
+    """
+    by_shape = pd.Series(counts, ended.index).groupby([ended[key] for key in SHAPE], dropna=False).transform("min")
+    return dict(sorted(zip(counts, by_shape, strict=True), reverse=True))
 
 
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:

@@ -129,7 +129,7 @@ class Facets(NamedTuple):
     @property
     def looks(self) -> dict[Any, dict[str, Any]]:
         """The look of the lines of each value of ``line``: that of its arm, or a shade."""
-        values = pd.concat([panel_runs for _, panel_runs in self.panels])[self.line]
+        values = pd.concat([panel_runs for _, panel_runs in self.panels]).sort_index()[self.line]  # arms in their order
         if self.line == "arm":
             return panels.arm_looks(values.unique())
         return {value: {"color": shade} for value, shade in style.shades(values, style.SIZE_SHADES).items()}
