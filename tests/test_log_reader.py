@@ -250,6 +250,20 @@ def test_a_folder_of_logs_names_what_it_did_not_read(
     assert sorted(path.name for path in (tmp_path / "alarms").iterdir()) == ["a.log.html", "b.log.html"]
 
 
+def test_one_odd_file_does_not_end_the_watch_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(lines(NANOGPT))
+    (tmp_path / "binary.log").write_bytes(b"step 1 loss 2\n\0\1\2")
+    (tmp_path / "carriage.log").write_bytes(lines(NANOGPT).replace("\n", "\r").encode())
+    (tmp_path / "one_line.log").write_text("x" * 2**21)
+    logs, notes = read_logs(tmp_path)
+    assert [log.name for log in logs] == ["a.log", "carriage.log"]
+    assert [len(log.step_n) for log in logs] == [1000, 1000]
+    assert [note.split()[2].rpartition("/")[2] for note in notes if note.startswith("not read")] == [
+        "binary.log",
+        "one_line.log",
+    ]
+
+
 def test_a_checkpoint_folder_is_read_at_its_newest_state(tmp_path: Path) -> None:
     for step in (900, 1000):
         folder = tmp_path / f"checkpoint-{step}"

@@ -202,7 +202,7 @@ class TrendWatch:
         step_n, loss_n = step_n[: (piece := self._same_spacing(step_n))], loss_n[:piece]
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
-        scales = self._scales()
+        scales = self._scales() if len(self.history) > SPACINGS else len(SCALES)
         both = measured(self.history, step_n, loss_n, self._rows_of_line(), scales)
         rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales, self._spacing())
         high_nk = rise_nk > allowed_nk
@@ -299,11 +299,14 @@ class TrendWatch:
         return []
 
     def _same_spacing(self, step_n: NDArray[np.int64]) -> int:
-        """How many rows may be judged with the spacing of those before them: all, or one where it has changed."""
+        """How many rows may be judged with the spacing of those before them: up to the first where it has changed.
+
+        The first rows need no spacing, since they are not judged.
+        """
         wide_n = np.concatenate([self.history[-SPACINGS - 1 :, STEP], step_n])
         known = len(wide_n) - len(step_n)
         if known <= SPACINGS:
-            return 1
+            return min(len(step_n), SPACINGS + 1 - known)
         spacing_n = np.median(sliding_window_view(np.diff(wide_n), SPACINGS), axis=1)
         changed = np.flatnonzero(spacing_n[: len(step_n)] != spacing_n[0])
         return int(changed[0]) if len(changed) else len(step_n)
@@ -370,6 +373,8 @@ def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numb
     shape = (len(both) - known, scales)
     rise_nk, allowed_nk, back_nk = np.full(shape, -math.inf), np.full(shape, math.inf), np.full(shape, math.inf)
     for index, scale in enumerate(SCALES[:scales]):
+        if len(both) < FEWEST_ROWS + scale - 1:  # no row has enough misses before it
+            break
         miss_n = both[:, MISSES + index]
         past = PASTS[index]
         padded = np.concatenate([np.full(past + scale - 1, math.nan), miss_n])
