@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from lab import main
 from lab.analysis import study
 from lab.core.errors import RequestError
-from lab.records import event_files, store, trackers
+from lab.records import run_folders, store, trackers
 
 RESULTS = Path(__file__).parents[1] / "results"
 LRS = (1e-3, 1e-2, 1e-1)
@@ -51,7 +54,8 @@ def test_an_extra_that_is_missing_is_named(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(trackers, "distribution", missing)
-    assert main(["import", "--tensorboard", str(tmp_path), f"out={tmp_path / 'out'}"]) == 2
+    (tmp_path / "events.out.tfevents.1").touch()
+    assert main(["import", str(tmp_path), f"out={tmp_path / 'out'}"]) == 2
     assert capsys.readouterr().err == "lab: tensorboard is not installed: pip install 'instability-lab[tensorboard]'\n"
 
 
@@ -60,7 +64,7 @@ def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.Captu
     for lr, arm, seed in runs():
         rates = [lr / 2, lr, 0.0]
         write(tmp_path / f"logs/{arm}/lr={lr}_seed={seed}", {"eval/loss": loss(lr, arm, seed), "schedule": rates})
-    words = ["import", "--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000"]
+    words = ["import", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000"]
     assert main(words) == 0
     made = study(tmp_path / "out")
     assert list(made.points["arm"].unique()) == ["folder base", "folder clip"]
@@ -82,7 +86,7 @@ def test_hyper_parameters_come_from_their_plugin(tmp_path: Path, place: str) -> 
         write(folder, {"train/loss": loss(lr, arm, seed)}, None if place else config)
         if place:
             write(folder / place, {"metric": [1.0]}, config)
-    table, measured = event_files.read_event_folders(tmp_path)
+    table, measured, _ = run_folders.read_run_folder(tmp_path, {}.get)
     assert len(table) == 18
     assert measured == {"train/loss", "step"}
     assert sorted(table["learning_rate"].unique()) == sorted(LRS)
@@ -93,19 +97,19 @@ def test_hyper_parameters_come_from_their_plugin(tmp_path: Path, place: str) -> 
 def test_hyper_parameters_come_from_a_file_beside_the_events(tmp_path: Path) -> None:
     write(tmp_path / "version_0", {"val_loss": [3.0, 2.0]})
     (tmp_path / "version_0/hparams.yaml").write_text("optim: {lr: 0.01, betas: [0.9, 0.95]}\nseed: 3\n")
-    row = event_files.read_event_folders(tmp_path).table.iloc[0]
+    row = run_folders.read_run_folder(tmp_path, {}.get).table.iloc[0]
     assert (row["optim.lr"], row["seed"], row["val_loss"]) == (0.01, 3, 2.0)
-    assert "optim.betas" not in row
+    assert row["optim.betas"] == "[0.9, 0.95]"
     (tmp_path / "version_0/hparams.yaml").write_text("a: &a {lr: 1}\nb: *a\n")
     with pytest.raises(RequestError, match=r"hparams\.yaml cannot be read: it has aliases"):
-        event_files.read_event_folders(tmp_path)
+        run_folders.read_run_folder(tmp_path, {}.get)
 
 
 @pytest.mark.extras
 def test_a_logged_learning_rate_counts_at_its_peak(tmp_path: Path) -> None:
     write(tmp_path / "a", {"loss": [3.0, 2.0, math.nan], "optim/lr": [0.0, 0.1, 0.05]})
     write(tmp_path / "lr=0.2", {"loss": [3.0, 2.0], "lr": [0.0, 0.1]})
-    table = event_files.read_event_folders(tmp_path).table
+    table = run_folders.read_run_folder(tmp_path, {}.get).table
     assert table.loc["a", "optim/lr"] == pytest.approx(0.1)
     assert table.loc["lr=0.2", "lr"] == 0.2
     assert math.isnan(table.loc["a", "loss"])
@@ -114,7 +118,7 @@ def test_a_logged_learning_rate_counts_at_its_peak(tmp_path: Path) -> None:
 @pytest.mark.extras
 def test_what_this_lab_exported_is_read_back(tmp_path: Path) -> None:
     assert main(["export", str(RESULTS / "quickstart"), "--to", "tensorboard", "--out", str(tmp_path)]) == 0
-    words = ["--tensorboard", str(tmp_path / "tensorboard"), "--arm", "intervention"]
+    words = [str(tmp_path / "tensorboard"), "--arm", "intervention"]
     assert main(["import", *words, f"out={tmp_path / 'out'}"]) == 0
     own, read = (study(folder).curves for folder in (RESULTS / "quickstart", tmp_path / "out"))
     for name in ("size", "total"):
@@ -142,7 +146,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
         write(tmp_path / f"logs/lr={lr}", {"train/loss": [3.0, lr]})
     if not options:
         write(tmp_path / "logs/lr=0.3", {"grad_norm": [1.0]})
-    words = ["--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000", *options]
+    words = [str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000", *options]
     assert main(["import", *words]) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -151,11 +155,74 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 
 
 @pytest.mark.extras
-def test_a_diverged_run_is_named_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_diverged_run_counts_at_the_loss_of_its_first_step(tmp_path: Path) -> None:
     for lr in LRS:
-        write(tmp_path / f"logs/lr={lr}", {"loss": [3.0, math.nan if lr == 0.1 else 2.0]})
-    words = ["import", "--tensorboard", str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000"]
-    assert main(words) == 2
-    assert "run lr=0.1: a diverged run counts at its initial loss" in capsys.readouterr().err
-    assert main([*words, "--initial-loss", "6"]) == 0
+        write(tmp_path / f"logs/lr={lr}", {"loss": [6.0, math.nan if lr == 0.1 else 2.0]})
+    assert main(["import", str(tmp_path / "logs"), f"out={tmp_path / 'out'}"]) == 0
     assert set(study(tmp_path / "out").points["capped"]) == {2.0, 6.0}
+
+
+def grid(folder: Path, write_run: Callable[[Path, float, int, list[float]], None], suffix: str = "") -> None:
+    """A run for each of three learning rates and two seeds; the highest learning rate diverges at once."""
+    for lr in LRS:
+        for seed in range(2):
+            losses = [6.0, math.nan] if lr == 0.1 else [6.0, 4.0, 2.0 + lr + seed / 100]
+            path = folder / f"lr={lr:g}_seed={seed}{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_run(path, lr, seed, losses)
+
+
+def hydra(path: Path, lr: float, seed: int, losses: list[float]) -> None:
+    place = path.parent / f"{len(list(path.parent.iterdir()))}"
+    (place / ".hydra").mkdir(parents=True)
+    (place / ".hydra/overrides.yaml").write_text(f"- optim.lr={lr:g}\n- seed={seed}\n- +model=tiny\n")
+    rows = [f"[2026-01-01][train][INFO] - step {10 * n} | loss {loss} | norm 1.0" for n, loss in enumerate(losses)]
+    (place / "train.log").write_text("\n".join([*rows, ""]))
+
+
+def ray(path: Path, lr: float, seed: int, losses: list[float]) -> None:
+    path.mkdir()
+    rows = [
+        {"loss": loss, "training_iteration": n, "config": {"lr": lr, "seed": seed}} for n, loss in enumerate(losses)
+    ]
+    (path / "result.json").write_text("\n".join(map(json.dumps, rows)))
+
+
+def json_lines(path: Path, lr: float, seed: int, losses: list[float]) -> None:
+    """Rows of training and of evaluation, and a last one that was cut."""
+    rows = [row for n, loss in enumerate(losses) for row in ({"step": n, "norm": 1.0}, {"step": n, "eval/loss": loss})]
+    path.write_text("\n".join([*map(json.dumps, rows), '{"step": 1']))
+
+
+def transformers(path: Path, lr: float, seed: int, losses: list[float]) -> None:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"learning_rate": lr, "seed": seed, "n_params": "124M"}))
+    history = [{"step": n, "eval_loss": loss} for n, loss in enumerate(losses)]
+    (path / "trainer_state.json").write_text(json.dumps({"log_history": history}, indent=2))
+
+
+def comma_separated(path: Path, lr: float, seed: int, losses: list[float]) -> None:
+    path.write_text("\n".join(["step,val_loss", *(f"{n},{loss}" for n, loss in enumerate(losses))]))
+
+
+@pytest.mark.parametrize(
+    ("write_run", "suffix"),
+    [(hydra, ""), (ray, ""), (json_lines, ".jsonl"), (transformers, ""), (comma_separated, ".csv")],
+)
+def test_a_folder_of_runs_is_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_run: Callable[..., None], suffix: str
+) -> None:
+    grid(tmp_path / "runs", write_run, suffix)
+    assert main(["import", str(tmp_path / "runs"), f"out={tmp_path / 'out'}"]) == 0
+    points = study(tmp_path / "out").points
+    assert points["arm"].nunique() == 1
+    assert sorted(points["lr"].unique()) == list(LRS)
+    assert points.groupby("lr")["capped"].mean().tolist() == pytest.approx([2.006, 2.015, 6.0])
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid(tmp_path / "runs", comma_separated, ".csv")
+    (tmp_path / "runs/README.txt").write_text("Nothing here.\n")
+    assert main(["import", str(tmp_path / "runs"), f"out={tmp_path / 'out'}"]) == 0
+    assert re.search(r"not read +README.txt: ", capsys.readouterr().out)

@@ -55,7 +55,7 @@ def test_options_of_requests_are_those_that_requests_take() -> None:
 
 def test_options_of_an_import_are_its_columns() -> None:
     columns = {f"--{key.replace('_', '-')}" for key in Columns._fields}
-    assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace", "--tensorboard", "--json"}
+    assert {*usage.COMMANDS["import"].parsed_options} == {*columns, "--replace", "--json"}
 
 
 def test_the_help_of_a_run_has_every_key_with_its_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

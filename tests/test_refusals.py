@@ -203,7 +203,7 @@ KEYS = [
     ("import", "out="),
     ("import absent.csv out=c", "absent.csv"),
     ("import a.csv b.csv out=c", "TABLE"),
-    ("import --tensorboard absent out=c", "absent"),
+    ("import absent out=c", "absent"),
     # commands
     ("predict", "folder"),
     ("predict absent", "absent"),

@@ -20,6 +20,8 @@ from lab.core.printing import say
 from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
@@ -83,24 +85,24 @@ def _carry_out(asked: Request) -> None:
 
 
 def _import(arguments: list[str]) -> None:
-    from lab.records import event_files, run_table, table_files
+    from lab.records import run_folders, run_table, table_files
     from lab.records.columns import Columns
 
     given = OptionParser("import").read(arguments)
     words = list(map(str, given.folders))
     out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
     tables = [word for word in words if not word.startswith("out=")]
-    if len([*tables, *[given.tensorboard] * bool(given.tensorboard)]) != 1 or not out:
-        raise RequestError("lab import TABLE out=DIR, a file or - for standard input; or --tensorboard DIR out=DIR")
+    if len(tables) != 1 or not out:
+        raise RequestError("lab import TABLE|DIR out=DIR, a file, a folder of runs, or - for standard input")
     options = {key: getattr(given, key) for key in Columns._fields}
     lists = {key: options[key].split(",") for key in ("arm", "best_over") if options[key] is not None}
-    named = Columns(**options | lists)
-    if given.tensorboard:
-        events = Path(given.tensorboard)
-        table, measured = event_files.read_event_folders(events, given.loss)
-        read = run_table.records_of(table, named, events.resolve().name, measured)
+    source, named = Path(tables[0]), Columns(**options | lists)
+    if source.is_dir():
+        found = run_folders.read_run_folder(source, _measurements, given.loss)
+        read = run_table.records_of(found.table, named, source.resolve().name, found.measured)
+        read.mapping.extend(("not read", why) for why in found.unread)
     else:
-        read = run_table.records_of(table_files.read_table(tables[0]), named, Path(tables[0]).name)
+        read = run_table.records_of(table_files.read_table(tables[0]), named, source.name)
     command = shlex.join(["lab", "import", *arguments])
     is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
     runs = len(read.records.runs)
@@ -111,6 +113,18 @@ def _import(arguments: list[str]) -> None:
     for meaning, column in read.mapping:
         say(f"{meaning:{width}}  {column}")
     say(f"{runs} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
+
+
+def _measurements(log: Path) -> dict[str, pd.Series]:
+    """The measurements in a log of text, by step."""
+    import pandas as pd
+
+    from lab.analysis.events.logs import read_logs
+
+    *others, run = read_logs(log).runs
+    if others:
+        raise RequestError(f"{log} holds {len(others) + 1} runs; give each a file")
+    return {name: pd.Series(values, run.step_n) for name, values in run.columns.items()}
 
 
 def _report(arguments: list[str]) -> None:

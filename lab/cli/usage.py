@@ -78,8 +78,8 @@ COMMANDS: dict[str, Command] = {
         },
     ),
     "import": Command(
-        "TABLE out=DIR",
-        "import a table of runs of any trainer, a row each (CSV, JSON lines, Parquet)",
+        "TABLE|DIR out=DIR",
+        "import runs of any trainer: a table with a row each, or a folder of logs or event files",
         "docs/tables/my_trainer.csv out=runs/theirs --initial-loss eval/loss_at_step_0",
         {
             "out=DIR": "the results folder to make",
@@ -94,7 +94,6 @@ COMMANDS: dict[str, Command] = {
             "--best-over COLUMN,COLUMN": "take the best run over these settings, such as the batch size",
             "--unit nats|bits|bits_per_byte|perplexity": "the unit of the losses (default: as the column is called)",
             "--keep last|best|error": "which row counts of a run that was tried again (default: error)",
-            "--tensorboard DIR": "instead of a table, a run per folder of event files; --loss is then a tag",
             "--replace": "replace what was imported from another table",
             **_JSON,
         },

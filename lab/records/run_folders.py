@@ -1,0 +1,220 @@
+"""A folder of runs of any trainer, made into a table of them: event files, logs, and settings beside them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.records import event_files
+from lab.records.columns import USUAL_NAMES, column_of, end_of
+from lab.records.table_files import flat
+
+PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
+# Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
+CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
+LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
+STRUCTURED = LOGS[:5]
+
+Series = Mapping[str, "pd.Series[float]"]
+ReadLog = Callable[[Path], Series]
+
+
+class RunTable(NamedTuple):
+    """A table with a row per run, named by its path; which of its columns were measured; and files that are no logs."""
+
+    table: pd.DataFrame
+    measured: frozenset[str]
+    unread: list[str]
+
+
+class _Run(NamedTuple):
+    """The measurements of a run, each a series by step, and its settings by name, dotted where they are nested."""
+
+    series: Series
+    config: Mapping[str, Any]
+
+
+def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) -> RunTable:
+    """Read all runs below a folder: each folder with event files, or with settings beside a log; else each log.
+
+    Columns are settings; the final value of each measurement, though the largest of one that is called a learning
+    rate; ``initial_loss``, the one of the first step, if that was logged; ``step``, the last one; and ``folder``, the
+    path without settings. Settings come from TensorBoard's page of hyper-parameters, which may have a folder of its own
+    below the run's; from files beside the log; or else from the path, as in ``clip/lr=0.01,seed=1``.
+
+    Args:
+        folder: searched with all folders below it.
+        read_log: reads the measurements in a log of lines of text.
+        loss: the name of the losses, if it is no usual one.
+
+    Raises:
+        RequestError: the extra ``tensorboard`` is not installed, there are no runs, a file cannot be read, or a run has
+            no loss.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"no folder {folder}")
+    rows: dict[str, dict[str, Any]] = {}
+    logs: dict[str, Series] = {}
+    measured, unread = {"step"}, list[str]()
+    for name, (series, config) in (*_event_runs(folder), *_log_runs(folder, read_log, unread)):
+        settings = {**_pairs(name), **config}
+        row = {"folder": _without_pairs(name), "step": max(int(values.index[-1]) for values in series.values())}
+        logged = {tag: values for tag, values in series.items() if tag not in settings or not _is_lr(tag)}
+        measured |= {*logged}
+        rows[name] = {**row, **settings, **{tag: _summary(tag, values) for tag, values in logged.items()}}
+        logs[name] = logged
+    if not rows:
+        raise RequestError(f"no event files with scalars and no logs below {folder}{'; '.join(['', *unread[:1]])}")
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    tag = column_of(table, "loss", loss)
+    for name in rows:
+        if tag not in rows[name]:
+            raise RequestError(f"run {name} has no values of {tag}")
+    if column_of(table, "initial_loss", None) is None and all(logs[name][str(tag)].index[0] <= 1 for name in rows):
+        table["initial_loss"] = [float(logs[name][str(tag)].iloc[0]) for name in rows]
+    return RunTable(table, frozenset(measured), unread)
+
+
+def _event_runs(folder: Path) -> Iterator[tuple[str, _Run]]:
+    """Yield name and content of the runs that left event files."""
+    found = {path: event_files.read_events(paths) for path, paths in event_files.by_folder(folder).items()}
+    for path, (scalars, config) in found.items():
+        above = found.get(path.parent)
+        if not scalars or (config and above and above.scalars and not above.config):
+            continue  # the hyper-parameters of the folder above
+        below = [other.config for place, other in found.items() if place.parent == path and other.config]
+        given = config or _settings_beside(path) or (below[0] if len(below) == 1 else {})
+        yield path.relative_to(folder).as_posix(), _Run(scalars, given)
+
+
+def _log_runs(folder: Path, read_log: ReadLog, unread: list[str]) -> Iterator[tuple[str, _Run]]:
+    """Yield name and content of the runs that left logs, and add why files are none; hidden folders hold none."""
+    places: dict[Path, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if path.suffix in LOGS and path.name not in CONFIGS and not any(part[0] == "." for part in inside.parts):
+            places.setdefault(path.parent, []).append(path)
+    for place, logs in places.items():
+        config = _settings_beside(place)
+        is_run = bool(config) or (len(logs) == 1 and place != folder)
+        for log in sorted(logs, key=lambda path: LOGS.index(path.suffix)):
+            try:
+                series, own = _read(log, read_log)
+            except (RequestError, OSError, ValueError) as fault:
+                unread.append(f"{log.relative_to(folder)}: {' '.join(str(fault).split())}")
+                continue
+            if series:
+                name = (place if is_run else log.with_suffix("")).relative_to(folder).as_posix()
+                yield name, _Run(series, own | config)
+                if is_run:
+                    break
+
+
+def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
+    """The measurements in a log, and the settings that its rows repeat under ``config``."""
+    rows = list(_rows(log)) if log.suffix in STRUCTURED else []
+    if not rows:
+        return read_log(log), {}
+    steps = next((name for usual in USUAL_NAMES["steps"] for name in rows[-1] if end_of(name) == usual), None)
+    values: dict[str, dict[int, float]] = {}
+    config: dict[str, Any] = {}
+    step = 0
+    for number, row in enumerate(rows):
+        step = int(row.get(steps, step)) if steps else number
+        for name, value in row.items():
+            if name.startswith("config."):
+                config[name.removeprefix("config.")] = value
+            elif isinstance(value, float | int) and name != steps:
+                values.setdefault(name, {})[step] = float(value)
+    return {name: pd.Series(of_name).sort_index() for name, of_name in values.items()}, config
+
+
+def _rows(log: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a log of JSON lines, JSON or CSV, each with the values that it has."""
+    text = files.read_bytes(log).decode("utf-8-sig")
+    if log.suffix in (".csv", ".tsv"):
+        head = text.partition("\n")[0]
+        for cells in csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=head.count)):
+            yield {str(name): _number_or_word(cell) for name, cell in cells.items() if isinstance(cell, str) and cell}
+    else:
+        for row in _json_rows(text):
+            yield {name: _number_or_word(value) for name, value in flat(row)}
+
+
+def _json_rows(text: str) -> list[dict[str, Any]]:
+    """The objects of a list, of Transformers' ``log_history``, or of lines, the last of which may be cut short."""
+    if text.lstrip().startswith("["):
+        return [row for row in files.parse_json(text.encode(), list) if isinstance(row, dict)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            rows.append(files.parse_json(line.encode(), dict))
+        except ValueError:
+            if not rows:
+                history = files.parse_json(text.encode(), dict).get("log_history", [])
+                return [row for row in history if isinstance(row, dict)]
+            if line is not lines[-1]:
+                raise
+    return rows
+
+
+def _settings_beside(folder: Path) -> dict[str, Any]:
+    """Settings in files beside a log; what is null is left out."""
+    settings: dict[str, Any] = {}
+    for path in (folder / name for name in CONFIGS):
+        if not path.is_file():
+            continue
+        try:
+            text = files.read_bytes(path, files.LARGEST_JSON).decode()
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # few bytes may stand for many
+                raise ValueError("it has aliases")
+            content = yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError) as fault:
+            raise RequestError(f"{path} cannot be read: {' '.join(str(fault).split())}") from None
+        if isinstance(content, list):  # overrides of Hydra
+            words = [str(word).lstrip("+").partition("=") for word in content]
+            content = {key: _number_or_word(value) for key, is_set, value in words if is_set}
+        settings |= dict(flat(content)) if isinstance(content, dict) else {}
+    return {name: _number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
+
+
+def _pairs(name: str) -> dict[str, str | float]:
+    """``clip/lr=0.01,seed=1 -> {lr: 0.01, seed: 1}``."""
+    pairs = [pair for part in re.split(r"[/,;&\s]+", name) for pair in PAIR.findall(part)]
+    return {key: _number_or_word(value) for key, value in pairs}
+
+
+def _number_or_word(value: Any) -> Any:
+    """A number or a boolean as it is, and one in text as a number; else the text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() and "e" not in value.lower() else number
+
+
+def _without_pairs(name: str) -> str:
+    """``clip/lr=0.01,seed=1 -> clip``."""
+    parts = [PAIR.sub("", part).strip("_-") for part in re.split(r"[/,;&\s]+", name)]
+    return " ".join(filter(None, parts))
+
+
+def _summary(tag: str, values: pd.Series[float]) -> float:
+    """The peak of a learning rate, the final value of anything else."""
+    return float(values.max() if _is_lr(tag) else values.iloc[-1])
+
+
+def _is_lr(tag: str) -> bool:
+    return bool({tag.lower(), re.split(r"[/.]", tag.lower())[-1]} & {*USUAL_NAMES["lr"]})
