@@ -166,7 +166,7 @@ def grid(folder: Path, write_run: Callable[[Path, float, int, list[float]], None
     """A run for each of three learning rates and two seeds; the highest learning rate diverges at once."""
     for lr in LRS:
         for seed in range(2):
-            losses = [6.0, math.nan] if lr == 0.1 else [6.0, 4.0, 2.0 + lr + seed / 100]
+            losses = [6.0, 5.0, *[math.nan] * 2] if lr == 0.1 else [6.0, 5.0, 4.0, 2.0 + lr + seed / 100]
             path = folder / f"lr={lr:g}_seed={seed}{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_run(path, lr, seed, losses)
