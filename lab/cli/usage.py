@@ -79,7 +79,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "import": Command(
         "TABLE|DIR out=DIR",
-        "import runs of any trainer: a table with a row each, or a folder of logs or event files",
+        "import runs of any trainer: a table of them, or a folder of their logs",
         "docs/tables/my_trainer.csv out=runs/theirs --initial-loss eval/loss_at_step_0",
         {
             "out=DIR": "the results folder to make",
