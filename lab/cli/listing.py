@@ -93,7 +93,8 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
 def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, str]]]:
     """The entries of the named lists, each with a line about it, by the name of the list; of all if none is named.
 
-    Of a recipe there are several texts: ``about``, ``size``, ``source``, ``published`` and ``missing``.
+    Of a recipe there are several texts: ``about``, ``size``, ``source``, ``published`` and ``missing``, and if it was
+    published, whether it was stable, as ``outcome``.
 
     Raises:
         RequestError: a list is unknown.

@@ -1,0 +1,120 @@
+"""The published recipes under the crash test, and how well its numbers agree with what was published of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.core import shipped
+from lab.records.store import Records
+from lab.studies.stress.battery import Battery, Setting, Spread
+from lab.studies.stress.lines import line_of
+from lab.studies.stress.measures import Outcomes, beats_bigram, best_lr, curve, measure, outcomes, spreads
+
+# Numbers of the published recipes, which ``reference_table`` makes of the committed records.
+FILE = Path(__file__).with_name("reference.csv")
+# A rule of one bit: a recipe is stable if it has one of these, which bound the scores of attention.
+BOUNDS_SCORES = frozenset({"qk_layernorm", "qk_rmsnorm", "qk_l2norm", "ngpt", "score_softcap"})
+STABLE, UNSTABLE = "stable", "unstable"
+
+
+class Agreement(NamedTuple):
+    """How well a number orders the recipes by whether they were stable.
+
+    Attributes:
+        rule: the title of a test, or the rule of one bit.
+        auc: the probability that it puts an unstable recipe behind a stable one; ties count half.
+        p: of no relation (Mann-Whitney, two-sided).
+        stable: how many stable recipes there are.
+        unstable: how many unstable ones.
+    """
+
+    rule: str
+    auc: float
+    p: float
+    stable: int
+    unstable: int
+
+
+def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes]:
+    """The runs of each recipe by setting; a setting is found by the columns that its words name."""
+    runs = records.runs[records.runs["status"] != "failed"]
+    every = {place.words for test in battery.tests.values() for place in test.places if place.words}
+    matches = {
+        words: pd.concat([runs[key].astype(str) == value for key, value in _pairs(words)], axis=1).all(axis=1)
+        for words in every
+    }
+    matches[()] = ~pd.concat(list(matches.values()), axis=1).any(axis=1)
+    found = dict[str, Outcomes]()
+    for recipe in sorted(runs["recipe"].dropna().unique()):
+        ids = {
+            Setting(words, float(lr)): list(of_lr["id"])
+            for words, matched in matches.items()
+            for lr, of_lr in runs[matched & (runs["recipe"] == recipe)].groupby("optimizer.lr")
+        }
+        found[str(recipe)] = outcomes(records, ids)
+    return found
+
+
+def _pairs(words: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(word.partition("=")[0], word.partition("=")[2]) for word in words]
+
+
+def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
+    """A row per recipe: its best loss, its best learning rate, and its value, interval and verdict of each test."""
+    rows = []
+    for recipe, done in by_recipe.items():
+        losses = curve(done)
+        row = {"recipe": recipe, "trains": beats_bigram(done), "best_loss": float(losses.mean(axis=1).min())}
+        row["best_lr"] = best_lr(losses)
+        for name, test in battery.tests.items():
+            if line := line_of(test, done, battery):
+                mean, low, high = line.interval[:3]
+                row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_verdict": line.verdict}
+                row |= {f"{name}_bound": line.is_bound, f"{name}_stuck": line.stuck}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def reference_spreads(by_recipe: Mapping[str, Outcomes], battery: Battery) -> dict[str, Spread]:
+    """Of each test the standard deviation over seeds, pooled over the recipes."""
+    measures = {
+        name: [found for done in by_recipe.values() if (found := measure(test, done, battery))]
+        for name, test in battery.tests.items()
+    }
+    return dict(spreads(measures))
+
+
+def published_outcomes() -> dict[str, str]:
+    """What was published of each recipe's stability, ``stable`` or ``unstable``; without those of which nothing was."""
+    recipes = {path.stem: shipped.load(path) for path in shipped.data_folder("conf").glob("recipe/*.yaml")}
+    told = {name: tree.get("recipe", {}).get("outcome") for name, tree in recipes.items()}
+    return {name: outcome for name, outcome in told.items() if outcome}
+
+
+def bounds_scores(recipe: str) -> bool:
+    """Whether a recipe bounds the scores of attention, by its interventions or the clip of its optimizer."""
+    tree = shipped.load(shipped.data_folder("conf") / "recipe" / f"{recipe}.yaml")
+    chosen = (value for entry in tree.get("defaults", []) if isinstance(entry, dict) for value in entry.values())
+    names = {name for value in chosen for name in (value if isinstance(value, list) else [])}
+    return bool(names & BOUNDS_SCORES) or "qk_clip" in tree.get("optimizer", {}).get("chain", [])
+
+
+def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> Iterator[Agreement]:
+    """Yield for each test, and for the rule of one bit, how well it orders the recipes whose outcome was published."""
+    known = table[table["recipe"].isin(published)].set_index("recipe")
+    is_unstable = known.index.map(published) == UNSTABLE
+    scores = {test.title: known[name].map(test.share) for name, test in battery.tests.items() if name in known}
+    scores["attention scores are bounded or not"] = pd.Series(
+        [0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index
+    )
+    for rule, score in scores.items():
+        behind, ahead = score[is_unstable].dropna(), score[~is_unstable].dropna()
+        test = scipy.stats.mannwhitneyu(behind, ahead)
+        yield Agreement(
+            rule, float(test.statistic) / len(behind) / len(ahead), float(test.pvalue), len(ahead), len(behind)
+        )
