@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
@@ -13,7 +15,16 @@ from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting, Spread
 from lab.studies.stress.lines import line_of
-from lab.studies.stress.measures import Outcomes, beats_bigram, best_lr, curve, measure, outcomes, spreads
+from lab.studies.stress.measures import (
+    Outcomes,
+    beats_bigram,
+    best_lr,
+    curve,
+    measure,
+    outcomes,
+    pooled_interval,
+    spreads,
+)
 
 # Numbers of the published recipes, which ``reference_table`` makes of the committed records.
 FILE = Path(__file__).with_name("reference.csv")
@@ -118,3 +129,28 @@ def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Batte
         yield Agreement(
             rule, float(test.statistic) / len(behind) / len(ahead), float(test.pvalue), len(ahead), len(behind)
         )
+
+
+def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, draws: int = 2000) -> dict[str, float]:
+    """How often the pooled 95 % interval of so many seeds holds the mean of its recipe, by test: a simulation.
+
+    Each draw takes a recipe, and seeds with its residuals, which are scaled up since the mean was fitted to them. The
+    spread is that of the other recipes, so the recipes need not have one spread.
+    """
+    random, covered = np.random.default_rng(0), dict[str, float]()
+    for name, test in battery.tests.items():
+        found = {recipe: measure(test, done, battery) for recipe, done in by_recipe.items()}
+        values = {recipe: measured.seeds.to_numpy() for recipe, measured in found.items() if measured}
+        values = {recipe: of_recipe for recipe, of_recipe in values.items() if len(of_recipe) > 1}
+        if len(values) < 2:
+            continue
+        hits = 0
+        for recipe in random.choice(list(values), draws):
+            own, others = values[recipe], [values[other] for other in values if other != recipe]
+            freedom = sum(len(other) - 1 for other in others)
+            sd = math.sqrt(sum(float(((other - other.mean()) ** 2).sum()) for other in others) / freedom)
+            residuals = (own - own.mean()) * math.sqrt(len(own) / (len(own) - 1))
+            interval = pooled_interval(random.choice(residuals, seeds).tolist(), Spread(sd, freedom))
+            hits += interval.low <= 0 <= interval.high
+        covered[name] = hits / draws
+    return covered

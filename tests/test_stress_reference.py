@@ -1,0 +1,100 @@
+"""Published recipes under the crash test: planted runs, whose numbers, agreement and coverage are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.records.store import METRIC_COLUMNS, Records
+from lab.studies.stress.battery import Setting, read_battery
+from lab.studies.stress.measures import Outcomes
+from lab.studies.stress.reference import (
+    agreements,
+    bounds_scores,
+    coverage,
+    outcomes_by_recipe,
+    published_outcomes,
+    reference_spreads,
+    reference_table,
+)
+
+BATTERY = read_battery()
+SEEDS = range(10, 16)
+
+
+def runs_of(recipe: str, excess: float, noise: float = 0.0) -> pd.DataFrame:
+    """The curve of a recipe with its best learning rate at 0.03, ``excess`` nats worse from 0.3 on; and MXFP8 there."""
+    random = np.random.default_rng(len(recipe))
+    curve = {0.003: 0.3, 0.01: 0.2, 0.03: 0.0, 0.1: 0.05, 0.3: excess, 1.0: excess + 0.2}
+    rows = [(lr, 2, "fp32", rise) for lr, rise in curve.items()] + [(0.3, 2, "mxfp8", excess + 0.07)]
+    return pd.DataFrame(
+        [
+            {
+                "id": f"{recipe}-{lr}-{precision}-{seed}",
+                "recipe": recipe,
+                "status": "finished",
+                "seed": seed,
+                "optimizer.lr": lr,
+                "model.depth": depth,
+                "precision": precision,
+                "final_val_loss": 2.2 + rise + random.normal(0, noise),
+                "loss_at_init": 4.0,
+                "loss_bigram": 2.4,
+                "parameters": 40_000,
+                "model_steps_per_second": 300.0,
+            }
+            for lr, depth, precision, rise in rows
+            for seed in SEEDS
+        ]
+    )
+
+
+def by_recipe(**noise_and_excess: tuple[float, float]) -> dict[str, Outcomes]:
+    runs = pd.concat([runs_of(recipe, excess, noise) for recipe, (excess, noise) in noise_and_excess.items()])
+    metrics = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in METRIC_COLUMNS.items()})
+    return outcomes_by_recipe(Records(runs.reset_index(drop=True), metrics), BATTERY)
+
+
+def test_runs_are_told_apart_by_recipe_and_setting() -> None:
+    found = by_recipe(llama=(0.5, 0.0), olmo2=(0.02, 0.0))
+    assert sorted(found) == ["llama", "olmo2"]
+    plain = [setting.lr for setting in found["llama"] if not setting.words]
+    assert plain == [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
+    mx = found["llama"][Setting(BATTERY.tests["mx"].places[-1].words, 0.3)]
+    assert mx["loss"].to_list() == pytest.approx([2.77] * 6)
+
+
+def test_the_table_has_the_planted_numbers() -> None:
+    table = reference_table(by_recipe(llama=(0.5, 0.001), olmo2=(0.02, 0.001)), BATTERY).set_index("recipe")
+    assert table["best_lr"].to_list() == [0.03, 0.03]
+    assert table["lr_x10"].to_list() == pytest.approx([0.5, 0.02], abs=0.01)
+    assert table["lr_x10_verdict"].to_list() == ["fails", "passes"]
+    assert table["mx"].to_list() == pytest.approx([0.07, 0.07], abs=0.01)
+    assert "depth" not in table  # no run has eight blocks
+
+
+def test_agreement_is_one_where_every_unstable_recipe_is_worse() -> None:
+    runs = by_recipe(llama=(0.5, 0.0), opt=(0.4, 0.0), olmo2=(0.02, 0.0), qwen3=(0.1, 0.0), gpt3=(9.0, 0.0))
+    table = reference_table(runs, BATTERY)
+    published = {"llama": "unstable", "opt": "unstable", "olmo2": "stable", "qwen3": "stable"}
+    found = {agreement.rule: agreement for agreement in agreements(table, published, BATTERY)}
+    assert found["ten times the best LR"][1:] == pytest.approx((1.0, 1 / 3, 2, 2))
+    assert found["attention scores are bounded or not"].auc == 1.0
+    reverse = {recipe: {"stable": "unstable", "unstable": "stable"}[told] for recipe, told in published.items()}
+    assert next(iter(agreements(table, reverse, BATTERY))).auc == 0.0
+
+
+def test_every_published_outcome_is_that_of_a_recipe() -> None:
+    assert {"opt", "palm"} <= {recipe for recipe, outcome in published_outcomes().items() if outcome == "unstable"}
+    assert [bounds_scores(name) for name in ("qwen3", "kimi_k2", "gemma2", "ngpt")] == [True] * 4
+    assert [bounds_scores(name) for name in ("llama", "opt", "bloom", "none")] == [False] * 4
+
+
+def test_pooled_intervals_hold_the_mean_if_recipes_have_one_spread_and_not_if_one_has_ten_times_that() -> None:
+    """With one spread, 95 % of the intervals hold the mean; if three recipes of twelve have ten times it, fewer do."""
+    same = by_recipe(**{"a" * n: (0.2, 0.02) for n in range(1, 13)})
+    assert reference_spreads(same, BATTERY)["mx"].sd == pytest.approx(0.02 * np.sqrt(2), rel=0.2)
+    assert coverage(same, BATTERY, 3)["mx"] == pytest.approx(0.95, abs=0.03)
+    mixed = by_recipe(**{"a" * n: (0.2, 0.02 if n > 3 else 0.2) for n in range(1, 13)})
+    assert coverage(mixed, BATTERY, 3)["mx"] < 0.935
