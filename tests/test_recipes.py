@@ -92,13 +92,14 @@ def test_interventions_beside_a_recipe_replace_all_of_its_own(word: str) -> None
     assert not [key for key in row if key.startswith("intervention.z_loss")]
 
 
-def test_a_recipe_replaces_the_interventions_that_a_sweep_file_sweeps() -> None:
+def test_a_recipe_replaces_the_interventions_that_a_sweep_file_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=llama,qwen3", "seed=0", "optimizer.lr=1e-3"]
     request = read_request(words, "lab", name="quickstart", sweep=find_sweep("quickstart"))
     configs = [run_config(tree) for tree in launch.compose(request).trees]
     assert [(config.recipe and config.recipe.name, config.model.name) for config in configs] == [
         (name, size) for size in ("d32", "d64") for name in ("llama", "qwen3")
     ]
+    assert "intervention" in capsys.readouterr().err
     assert {"qk_rmsnorm" in config.intervention for config in configs if config.recipe} == {True, False}
     assert all("swiglu" in config.intervention and "z_loss" not in config.intervention for config in configs)
 

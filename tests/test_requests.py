@@ -44,6 +44,21 @@ def test_what_has_nothing_to_attach_to_is_said() -> None:
     assert list(find_cautions(requested[3:])) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "idle", "active"),
+    [
+        ("nope", "intervention.nope.every=3", "intervention.nope.every=2"),
+        ("grouped_query_attention", "model.head_width=16", "model.head_width=8"),
+        ("grouped_query_attention", "intervention.grouped_query_attention.queries=1", ""),
+    ],
+)
+def test_what_no_block_and_no_head_has_is_said(name: str, idle: str, active: str) -> None:
+    requested = configs(f"intervention=[{name}] {idle}", f"intervention=[{name}] {active}")
+    (line,) = find_cautions(requested)
+    assert line.startswith(f"{name} changes nothing in 1 of 2 runs")
+    assert list(find_cautions(requested[1:])) == []
+
+
 def test_a_floor_that_no_peak_exceeds_is_said() -> None:
     lrs = ("optimizer.lr=0.01", "optimizer.lr=0.1", "optimizer.lr=0.2")
     (line,) = find_cautions(configs(*lrs, shared=("schedule.floor=0.1",)))

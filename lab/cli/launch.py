@@ -84,6 +84,8 @@ def compose(request: Request) -> Composed:
         values = [word for word in request.words if not (word.is_swept or word.is_setting or word.chooses_file)]
         config = with_values(config, values, config_dir)
         points = points_of(request, config)
+        for key in _replaced_by_recipe(config.hydra.sweeper.params, request):
+            say(f"lab: the recipe sets {key}, so what the sweep file gives for it is left out", error=True)
         callbacks: Any = NoCallbacks()
         context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=callbacks)
         with refusing():
@@ -108,10 +110,16 @@ def points_of(request: Request, config: DictConfig) -> list[list[Word]]:
     with refusing():
         params: Any = OmegaConf.to_container(config.hydra.sweeper.params, resolve=True)
     check_swept(params, request.config_dir)
-    replaced = ("intervention", "optimizer") if any(word.key == "recipe" for word in request.words) else ()
+    replaced = _replaced_by_recipe(params, request)
     texts = [f"{key}={value}" for key, value in params.items() if key not in replaced]
     swept = [] if request.one else parse(texts, request.config_dir)
     return expand([*swept, *(word for word in request.words if not word.is_setting)], request.config_dir)
+
+
+def _replaced_by_recipe(params: Mapping[str, Any], request: Request) -> list[str]:
+    """The swept keys of a file that a recipe in the request sets."""
+    is_asked_for = any(word.key == "recipe" for word in request.words)
+    return [key for key in ("intervention", "optimizer") if is_asked_for and key in params]
 
 
 def first_point(request: Request) -> tuple[DictConfig, Mapping[str, Any]]:

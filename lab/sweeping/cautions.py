@@ -21,6 +21,7 @@ def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     yield from _long_warmups(configs)
     yield from _high_floors(configs)
     yield from _unattached_interventions(configs)
+    yield from _idle_in_this_shape(configs)
     yield from _idle_attention(configs)
 
 
@@ -105,6 +106,20 @@ def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
         yield (
             f"{name} changes nothing in {runs} of {len(configs)} runs: a model of depth 0 has no blocks to attach it to"
         )
+
+
+def _idle_in_this_shape(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line about blocks without positions, and about shared keys, of which models of this shape have none."""
+    blocks = sum("nope" in c.intervention and 0 < c.model.depth < c.intervention["nope"].every for c in configs)
+    if blocks:
+        yield f"nope changes nothing in {blocks} of {len(configs)} runs: their models have fewer blocks than nope.every"
+    shared = "grouped_query_attention"
+    heads = sum(
+        shared in c.intervention and c.intervention[shared].key_value_heads(c.model.heads) == c.model.heads
+        for c in configs
+    )
+    if heads:
+        yield f"grouped_query_attention changes nothing in {heads} of {len(configs)} runs: no heads share a key"
 
 
 def _idle_attention(configs: Sequence[RunConfig]) -> Iterator[str]:
