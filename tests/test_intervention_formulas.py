@@ -360,6 +360,13 @@ def test_published_initial_values(name: str, numbers: dict[str, Any], inside: fl
     assert weights["block1.mlp_down"].std().item() == pytest.approx(back, rel=0.05)
 
 
+def test_biases_begin_at_zero_whatever_the_other_initial_values() -> None:
+    whole = made("biases", "norm_biases", "small_init")
+    biases = {name: weight for name, weight in weights_of(whole).items() if "biases" in name and "gain" not in name}
+    assert len(biases) == 2 * 6 + 5
+    assert all(weight.eq(0).all() for weight in biases.values())
+
+
 def test_a_tied_head_may_leave_logits_unscaled() -> None:
     hidden, table = drawn(1, 2, 3, 8), drawn(1, 11, 8, seed=1)
     for scale, factor in (("none", 1.0), ("inverse_root", 8**-0.5)):

@@ -56,7 +56,7 @@ class ZeroInitProjections(InitialValues):
 @INTERVENTIONS.register("small_init")
 @dataclass(frozen=True)
 class SmallInit(InitialValues):
-    """Std sqrt(2/(5 width)) everywhere, and for the projections back over sqrt(2 depth) (arXiv:2312.16903, sec. 2).
+    """Std sqrt(2/(5 width)) for all matrices, those back over sqrt(2 depth) (Takase et al., arXiv:2312.16903, sec. 2).
 
     Attributes:
         std: this standard deviation at every width (GPT-2: 0.02, DeepSeek-V3: 0.006); at 0 it follows the width.
@@ -68,6 +68,8 @@ class SmallInit(InitialValues):
     projections_back: str = one_of("over_root_depth", "same", default="over_root_depth")
 
     def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        if std == 0 and weight.endswith(("bias", "biases")):  # a bias stays at zero
+            return std
         small = self.std or math.sqrt(2 / (5 * config.width))
         is_divided = self.projections_back == "over_root_depth" and weight.endswith(OUTPUT_PROJECTIONS)
         return small / math.sqrt(2 * config.depth) if is_divided else small
