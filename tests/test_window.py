@@ -14,6 +14,7 @@ from lab.analysis import from_frame, show, study
 from lab.analysis.guard import baseline as baselines
 from lab.core.errors import RequestError
 from lab.report.answers import answer
+from lab.studies.figures import FIGURES
 
 LRS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 WINDOW = ("--window", "1e-6", "1e-3")
@@ -48,8 +49,10 @@ def test_sensitivity_is_the_mean_regret_inside(folder: Path) -> None:
 
 
 def test_a_report_names_its_window_on_page_in_table_and_figure(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only = "learning_rate_sensitivity"
+    monkeypatch.setattr("lab.report.build.FIGURES", {only: FIGURES[only]})
     assert main(["report", str(folder)]) == 0
     usual = (folder / "report.html").read_bytes()
     assert "lie outside 0.0003 to 0.3" in capsys.readouterr().out

@@ -201,11 +201,13 @@ def rounded(x: Tensor, kept_in: Format) -> Tensor:
     """Round numbers to the nearest of a format, halves to even, in the format of ``x``; fp16 overflows to infinity.
 
     It works on bits, because a compiler may leave out a cast to a narrower format and back.  Where nothing is traced
-    for a compiler, bf16 takes the casts, which are faster.
+    for a compiler, bf16 and fp16 take the casts, which are faster.  Of fp16, no zero has a sign.
     """
     if kept_in is torch.bfloat16 and get_proxy_mode() is None:
         return x.to(kept_in).to(x.dtype)
     given, x = x.dtype, x.float()
+    if kept_in is torch.float16 and get_proxy_mode() is None:
+        return torch.where(x.isnan(), x, x.to(kept_in).float() + 0.0).to(given)
     dropped = kept_in.dropped(x) if isinstance(kept_in, Mantissa) else DROPPED_BITS[kept_in]
     bits, spacing = x.view(torch.int32), 1 << dropped
     last = ((bits >> dropped).bitwise_and_(1)).add_((spacing >> 1) - 1).clamp_(min=0)  # which decides a tie

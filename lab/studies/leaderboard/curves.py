@@ -133,21 +133,22 @@ def curves_of(records: Records, sources: Mapping[str, Source], window: Window = 
     cards = records.runs.set_index("id")
     first = ended.drop_duplicates("curve")
     keys, of_key = configs(cards.loc[first["id"]].reset_index())
-    seeds, losses = _by_seed(ended, window), training_losses(records)
+    ended = ended.drop(columns="parameters").join(cards[["wall_seconds", "steps", "parameters"]], on="id")
+    runs_of, losses = dict(iter(ended.groupby("curve"))), training_losses(records)
+    seeds_of = dict(iter(_by_seed(ended, window).set_index("seed").groupby("curve")))
     curves = []
     for number, key in zip(first["curve"], keys, strict=True):
-        runs = ended[ended["curve"] == number]
-        cards_of = cards.loc[runs["id"]]
+        runs, mine = runs_of[number], seeds_of[number]
         config = of_key[key]
         names = frozenset(name for name in str(config["intervention"]).split("+") if name != "none")
-        mine = seeds[seeds["curve"] == number].set_index("seed")
         lrs = tuple(sorted(runs["lr"].unique()))
         whole = mine[mine["lrs_run"] == len(lrs)]
-        seconds = cards_of["wall_seconds"].astype(float).groupby(runs["seed"].to_numpy()).median()
+        seconds = runs["wall_seconds"].astype(float).groupby(runs["seed"].to_numpy()).median()
         within = runs[runs["seed"].isin(whole.index)]
-        spikes = counted_at(lrs, whole, int(cards_of["steps"].iloc[0])) if losses else NOT_COUNTED
+        spikes = counted_at(lrs, whole, int(runs["steps"].iloc[0])) if losses else NOT_COUNTED
         counted = within.loc[within["lr"] == spikes.lr, ["seed", "id"]].set_index("seed")["id"]
-        counted = counted[counted.isin(list(losses))]
+        counted = counted[[run in losses for run in counted]]
+        means = (within if len(within) else runs).groupby("lr")["capped"].mean()
         rates = {seed: spike_rate(losses[run]) for seed, run in counted.items()}
         curves.append(
             Curve(
@@ -158,11 +159,11 @@ def curves_of(records: Records, sources: Mapping[str, Source], window: Window = 
                 lrs=lrs,
                 incomplete=len(mine) - len(whole),
                 runs=len(runs),
-                parameters=int(cards_of["parameters"].iloc[0]) if cards_of["parameters"].notna().all() else 0,
+                parameters=int(runs["parameters"].iloc[0]) if runs["parameters"].notna().all() else 0,
                 seconds=seconds.dropna(),
                 source=sources.get(str(runs["id"].iloc[0]), Source("", "", "")),
                 window=window,
-                losses=(within if len(within) else runs).groupby("lr")["capped"].mean().to_dict(),
+                losses=dict(zip(means.index.tolist(), means.tolist(), strict=True)),
                 spikes=spikes._replace(runs=tuple(counted)) if rates else NOT_COUNTED,
             )
         )
@@ -171,12 +172,16 @@ def curves_of(records: Records, sources: Mapping[str, Source], window: Window = 
 
 def _by_seed(ended: pd.DataFrame, window: Window) -> pd.DataFrame:
     """The measures, with a row for each curve and seed."""
-    seeds = per_seed(ended, *window).set_index(["curve", "seed"])
+    seeds = per_seed(ended, *window).set_index(["curve", "seed"]).to_dict("index")
+    places: dict[tuple[Hashable, ...], list[int]] = {}
+    for place, at in enumerate(zip(ended["curve"], ended["seed"], strict=True)):
+        places.setdefault(at, []).append(place)
+    lrs, capped, bigram = (ended[name].to_numpy() for name in ("lr", "capped", "loss_bigram"))
+    is_unstable = (ended["outcome"] != "").to_numpy()
     rows = []
-    for _, runs in ended.groupby(["curve", "seed"], sort=False):
-        curve, seed = runs["curve"].iloc[0], runs["seed"].iloc[0]
-        measured, by_lr = seeds.loc[(curve, seed)], runs.sort_values("lr")
-        log_lr, loss = np.log10(by_lr["lr"].to_numpy()), by_lr["capped"].to_numpy()
+    for (curve, seed), of_seed in places.items():
+        measured, by_lr = seeds[curve, seed], sorted(of_seed, key=lrs.__getitem__)
+        log_lr, loss = np.log10(lrs[by_lr]), capped[by_lr]
         best = int(loss.argmin())
         step = float(np.diff(log_lr).min()) if len(log_lr) > 1 else math.nan
         censored = bool(math.isnan(measured["eta_div"]))
@@ -184,8 +189,8 @@ def _by_seed(ended: pd.DataFrame, window: Window) -> pd.DataFrame:
         at_3, at_10 = (_interpolated(log_lr, loss, log_lr[best] + math.log10(times)) for times in (3, 10))
         row = {"curve": curve, "seed": seed, "above": measured["above"], "total": measured["total"], "best": loss[best]}
         row |= {"range": log_lost - log_lr[best], "at_3": at_3, "at_10": at_10, "eta_div": log_lost}
-        row |= {"unstable": int((by_lr["outcome"] != "").sum()), "censored": censored, "lrs_run": len(by_lr)}
-        rows.append({**row, "trains": float(loss[best] < by_lr["loss_bigram"].iloc[0])})
+        row |= {"unstable": int(is_unstable[by_lr].sum()), "censored": censored, "lrs_run": len(by_lr)}
+        rows.append({**row, "trains": float(loss[best] < bigram[by_lr[0]])})
     return pd.DataFrame(rows)
 
 
