@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,14 @@ import pytest
 
 from lab import main
 from lab.analysis.events import Log, detect
+from lab.analysis.events.logs import logs_of
 from lab.analysis.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
+from lab.records import store
 from planted import cards, write
 
 ROWS = 600
+HOME = Path(__file__).parents[1]
+PAGE = (HOME / "docs" / "two_logs.md").read_text(encoding="utf-8")
 
 
 def twin(
@@ -61,6 +68,22 @@ def test_a_spike_of_one_twin_does_not_part_them() -> None:
     spiked = twin(0, 2)
     spiked[300:340] += 3 * np.exp(-np.arange(40) / 15)
     assert shared_batches(log(twin(0, 1)), log(spiked)).is_lasting
+
+
+@pytest.mark.parametrize("name", ["curvature_alarm", "own_spike_curvature"])
+def test_every_pair_of_committed_runs_is_told_by_its_data_seed(name: str) -> None:
+    """None of these records was used to choose the rule; some of the runs spike."""
+    records = store.read(HOME / "results" / name)
+    seeds = records.runs.set_index("id")["data.seed"]
+    logs = [log for log in logs_of(records) if np.isfinite(log.columns["loss"]).all()]
+    told = {
+        (a.name, b.name): (shared_batches(a, b).is_lasting, bool(seeds[a.name] == seeds[b.name]))
+        for a, b in combinations(logs, 2)
+    }
+    assert [pair for pair, (found, truth) in told.items() if found != truth] == []
+    of_one_seed = sum(truth for _, truth in told.values())
+    assert f"{of_one_seed} of {of_one_seed}" in PAGE
+    assert f"{len(told) - of_one_seed} of {len(told) - of_one_seed}" in PAGE
 
 
 def test_rows_that_are_missing_or_not_finite_are_left_out_and_few_rows_tell_nothing() -> None:
@@ -242,6 +265,16 @@ def test_a_bump_too_small_for_an_alarm_shows_in_the_gap(size: float, rows: int) 
     assert gap.verdict == "equal"
 
 
+def test_a_change_that_lasts_is_no_bump() -> None:
+    """Also where both logs are equal to the bit before it."""
+    parted = spliced(twin(0, 1), twin(0, 2) + 0.1, 400)
+    a, b = log(twin(0, 1)), log(parted)
+    assert bumps(a, b, shared_batches(a, b)) == []
+    (gap,) = gaps(a, b, shared_batches(a, b))
+    assert gap.left_out == 0
+    assert gap.verdict == "open"
+
+
 def test_noise_has_no_bumps() -> None:
     for seed in range(20):
         a, b = log(twin(seed, 1)), log(twin(seed, 2))
@@ -261,3 +294,19 @@ def test_the_page_draws_each_pair_with_its_events(tmp_path: Path, capsys: pytest
     assert "<h2>C against A</h2>" in content
     assert "B step 3000: loss spike" in content
     assert "&lt;d&gt;.csv" in content
+
+
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+QUOTED = [line for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line]
+
+
+def test_the_commands_of_the_page_print_what_it_quotes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results").symlink_to(HOME / "results")
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS:
+        assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in QUOTED if line not in printed] == []
+    assert (tmp_path / "two_logs.html").exists()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are loaded when they are used
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import KINDS, Event, Log
@@ -17,12 +18,14 @@ from lab.core.detectors import NORMAL, Numbers
 # A loss is de-trended by a parabola through the rows around it (Savitzky and Golay 1964), so many at a time; a parabola
 # in the middle of an odd number of rows follows a cubic, too, as early in training.
 TREND_ROWS, DEGREE = 9, 2
-# De-trended losses are ranked and correlated in blocks of about so many rows, so that a spike counts in its block only.
-BLOCK = 32
+# De-trended losses are ranked and correlated in blocks of about so many rows. Rows within half a parabola of one that
+# is so many scaled median absolute deviations off are left out, since runs on other batches may spike at the same step.
+BLOCK, OUTLIER = 32, 6.0
 # Logs share batches if the mean correlation of the blocks is at least this, and by Fisher's transform (Fisher 1921) so
 # many standard errors above zero.
 LEAST_CORRELATION, LEAST_SCORE = 0.25, 4.0
-# They share them no longer if that of the remaining blocks is, by so many standard errors, below this share of it.
+# They share them no longer if that of the remaining blocks is, by so many standard errors, below this share of it, and
+# no stretch of the blocks before, of at most half of them, is as low.
 LAST_SCORE, LAST_SHARE = 2.0, 0.5
 # The most that one row says for or against shared batches, in natural logarithms of the likelihood ratio.
 MOST_EVIDENCE = 4.0
@@ -79,7 +82,8 @@ def shared_batches(a: Log, b: Log) -> Sharing:
     u_n, v_n = detrended(a_n), detrended(b_n)
     edges = np.linspace(0, len(u_n), max(1, round(len(u_n) / BLOCK)) + 1).astype(int)
     blocks = [slice(first, end) for first, end in itertools.pairwise(edges)]
-    r_k, rows_k = np.array([_rank_correlation(u_n[some], v_n[some]) for some in blocks]), np.diff(edges)
+    far_n, rows_k = _far(u_n, blocks) | _far(v_n, blocks), np.diff(edges)
+    r_k = np.array([_rank_correlation(u_n[some], v_n[some], far_n[some]) for some in blocks])
     spread = math.sqrt(_variance(u_n, v_n))
     sum_k, count_k = np.cumsum(r_k * rows_k), np.cumsum(rows_k)
     best = int(np.argmax(sum_k / np.sqrt(count_k)))
@@ -87,7 +91,9 @@ def shared_batches(a: Log, b: Log) -> Sharing:
     if correlation < LEAST_CORRELATION or _score(correlation, error) < LEAST_SCORE:
         return Sharing(len(step_n), None, 0, *_mean(r_k, rows_k, spread, slice(None)), math.nan)
     rest, rest_error = _mean(r_k, rows_k, spread, slice(best + 1, None))
-    if not rest + LAST_SCORE * rest_error < LAST_SHARE * correlation:
+    length = max(1, min(len(r_k) - best - 1, (best + 1) // 2))
+    lowest = float(sliding_window_view(r_k[: best + 1], length).mean(1).min())
+    if not rest + LAST_SCORE * rest_error < LAST_SHARE * correlation < lowest:
         everything = _mean(r_k, rows_k, spread, slice(None))
         return Sharing(len(step_n), int(step_n[-1]), len(step_n), *everything, math.nan)
     near = slice(int(edges[best]), int(edges[min(best + 2, len(blocks))]))
@@ -103,9 +109,18 @@ def detrended(loss_n: Numbers) -> Numbers:
     return missed_n
 
 
-def _rank_correlation(u_n: Numbers, v_n: Numbers) -> float:
-    """Spearman's rank correlation; zero where nothing varies."""
-    ranks = [scipy.stats.rankdata(each) - (len(each) + 1) / 2 for each in (u_n, v_n)]
+def _far(missed_n: Numbers, blocks: Sequence[slice]) -> NDArray[np.bool_]:
+    """Rows near one that is far off in its block."""
+    size_n = np.abs(missed_n)
+    far_n = np.concatenate([size_n[some] > OUTLIER * NORMAL * np.median(size_n[some]) for some in blocks])
+    near_n: NDArray[np.bool_] = scipy.ndimage.binary_dilation(far_n, iterations=TREND_ROWS // 2)
+    return near_n
+
+
+def _rank_correlation(u_n: Numbers, v_n: Numbers, far_n: NDArray[np.bool_]) -> float:
+    """Spearman's rank correlation, without the rows that are far off unless most are; zero where nothing varies."""
+    some_n = ~far_n if 2 * far_n.sum() < len(u_n) else np.ones(len(u_n), dtype=bool)
+    ranks = [scipy.stats.rankdata(each[some_n]) - (some_n.sum() + 1) / 2 for each in (u_n, v_n)]
     square = float(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()))
     return float(ranks[0] @ ranks[1]) / square if square else 0.0
 
@@ -313,7 +328,10 @@ def _around_median(gap_n: Numbers) -> Numbers:
 
 
 def bumping(gap_n: Numbers) -> NDArray[np.bool_]:
-    """Whether a row of a gap ``[n]`` belongs to a bump; not told in fewer than ``BUMP_WINDOW`` rows."""
+    """Whether a row of a gap ``[n]`` belongs to a bump; not told in fewer than ``BUMP_WINDOW`` rows.
+
+    What lasts half the window or longer is no bump, but how the gap is from then on.
+    """
     is_bumping_n: NDArray[np.bool_] = np.zeros(len(gap_n), dtype=bool)
     if len(gap_n) < BUMP_WINDOW:
         return is_bumping_n
@@ -323,7 +341,9 @@ def bumping(gap_n: Numbers) -> NDArray[np.bool_]:
         scale = NORMAL * float(np.median(mean_n))
         high_n = (mean_n > BUMP_DEVIATIONS * scale) & (mean_n > LEAST_BUMP)
         is_bumping_n |= scipy.ndimage.binary_propagation(high_n, mask=mean_n > BUMP_OVER * scale)
-    return is_bumping_n
+    labels_n, _ = scipy.ndimage.label(is_bumping_n)
+    does_pass_n: NDArray[np.bool_] = np.bincount(labels_n)[labels_n] <= BUMP_WINDOW // 2
+    return is_bumping_n & does_pass_n
 
 
 def spiking(events: Sequence[Event], step_n: NDArray[np.int64]) -> NDArray[np.bool_]:
