@@ -8,16 +8,19 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 
 from lab import main
 from lab.analysis import from_frame, study
+from lab.analysis.forecast import optimum
 from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
 from lab.records.columns import Columns
@@ -291,6 +294,131 @@ def test_the_best_over_a_setting_is_taken_where_asked() -> None:
     assert len(runs) == 12
     assert sorted(set(runs["final_val_loss"])) == [3, 4]
     assert set(from_frame(pd.DataFrame(rows), size="N", best_over="bs").points["arm"]) == {"D 1000000", "D 4000000"}
+
+
+def scaling_law(step: float = 2.0) -> pd.DataFrame:
+    """Sizes N, tokens D and batches; the best learning rate is 2e-3 (N/1e8)^-0.8 (D/5e9)^0.3, and the batch 256."""
+    rows = []
+    for size, width in ((6e7, 512), (1.2e8, 768), (2.4e8, 1024), (4.3e8, 1280)):
+        for tokens in (2e9, 4e9, 1e10, 2e10):
+            optimum = 2e-3 * (size / 1e8) ** -0.8 * (tokens / 5e9) ** 0.3
+            for place in range(round(math.log(optimum, step)) - 3, round(math.log(optimum, step)) + 4):
+                lr = step**place
+                for batch in (64, 256, 1024):
+                    loss = 2.5 + 0.06 * math.log(lr / optimum) ** 2 + 0.03 * math.log(batch / 256) ** 2
+                    row = {"N": int(size), "D": int(tokens), "lr": lr, "bs": batch, "h": width}
+                    rows.append({**row, "iters": int(tokens / batch / 2048), "smooth loss": loss})
+    return pd.DataFrame(rows)
+
+
+def test_the_law_of_the_optimum_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
+    options = ("--size", "N", "--loss", "smooth loss", "--best-over", "bs")
+    assert import_it(tmp_path, scaling_law(), *options) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"arm +D \(2e\+09, 4e\+09, 1e\+10, 2e\+10\)", said)
+    assert re.search(r"best over +bs, \d+ of \d+ rows", said)
+    read = study(tmp_path / "out")
+    (law,) = optimum.fit_laws(read.records, read.points)
+    assert [(one.name, round(one.value, 3)) for one in law.exponents] == [("size", -0.8), ("D", 0.3)]
+    assert all(one.low <= true <= one.high for one, true in zip(law.exponents, (-0.8, 0.3), strict=True))
+    assert main(["predict", str(tmp_path / "out")]) == 0
+    assert "size^-0.80 [" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert "Law of the best learning rate: size^-0.80 [" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The optimum falls by two steps of the grid from the small size to the large one, in each of three seeds."""
+    rows = [
+        {"lr": 10**place, "seed": seed, "N": size, "loss": 3 + (place - best - noise) ** 2}
+        for size, best in ((1000, -2.0), (8000, -3.0))
+        for seed, noise in enumerate((-0.1, 0.0, 0.1))
+        for place in np.arange(-5, 0.1, 0.5)
+    ]
+    (found,) = optimum.transfers(from_frame(pd.DataFrame(rows), size="N").points)
+    assert found.shift.mean / found.step == pytest.approx(-2)
+    assert found.cost.mean == pytest.approx(1, rel=0.1)
+    assert found.unseen == pytest.approx(0, abs=1e-6)
+    noisy = pd.DataFrame(rows).assign(loss=lambda runs: runs["loss"] + 0.05 * (runs["seed"] - 1) * (runs["lr"] < 2e-3))
+    (found,) = optimum.transfers(from_frame(noisy, size="N").points)
+    assert found.unseen > 0.01
+    (alone,) = optimum.transfers(from_frame(pd.DataFrame(rows).query("seed == 0"), size="N").points)
+    assert alone.unseen == 1
+    assert import_it(tmp_path, pd.DataFrame(rows), "--size", "N") == 0
+    assert main(["predict", str(tmp_path / "out")]) == 0
+    assert re.search(r"loss|runs.csv +1k +8k +0.01 to 0.001 +-2.00", capsys.readouterr().out)
+
+
+def wandb_rows() -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+    """Config, summary and name of two arms; without qk-norm the highest learning rate diverges at step 800."""
+    for qk_norm in (True, False):
+        for lr in LRS[:3]:
+            for seed in range(3):
+                lost = lr == 0.1 and not qk_norm
+                config = {"optim": {"lr": lr, "betas": [0.9, 0.95]}, "seed": seed, "qk_norm": qk_norm}
+                loss = math.nan if lost else 3 + lr + seed / 100
+                summary = {
+                    "eval/loss": loss,
+                    "train/loss": loss + 1,
+                    "_step": 800 if lost else 5000,
+                    "_runtime": lr + seed,
+                }
+                yield config, summary, f"sunny-{lr}-{seed}-{qk_norm}"
+
+
+def of_wandb(nested: Callable[[Any], Any]) -> pd.DataFrame:
+    """The runs table as the API gives it, with whatever text its cells became."""
+    rows = [
+        {"name": name, "config": nested(config), "summary": nested(summary)} for config, summary, name in wandb_rows()
+    ]
+    return pd.DataFrame(rows)
+
+
+def of_wandb_page() -> pd.DataFrame:
+    """The runs table as the web page exports it."""
+    rows = []
+    for config, summary, name in wandb_rows():
+        wide = {f"summary.{key}": value for key, value in summary.items()}
+        settings = {"config.optim.lr": config["optim"]["lr"], "seed": config["seed"], "qk_norm": config["qk_norm"]}
+        state = "crashed" if summary["_step"] == 800 else "finished"
+        rows.append({"Name": name, "State": state, "Tags": "", "Runtime": summary["_runtime"], **settings, **wide})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("frame", [of_wandb(dict), of_wandb(json.dumps), of_wandb(str), of_wandb_page()])
+def test_a_runs_table_of_wandb_is_read_in_every_form(tmp_path: Path, frame: pd.DataFrame) -> None:
+    """Sensitivity is 2.70 with the diverged runs at 11; it was a hundredth with an arm of their own."""
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for table_read in (frame, table_files.read_table(str(tmp_path / "a.csv"))):
+        read = from_frame(table_read, initial_loss=11)
+        assert list(read.points["arm"].unique()) == ["qk norm False", "qk norm True"]
+        assert set(read.runs["steps"]) == {5000}
+        mean = {arm: interval.mean for arm, interval in zip(read.curves["arm"], read.curves["total"], strict=True)}
+        assert mean["qk norm False"] == pytest.approx((0 + 0.009 + 8 - 0.001 - 0.01) / 3, abs=1e-6)
+    reasons = read.runs.loc[read.runs["status"] == "diverged", "reason"]
+    assert set(reasons) == {f"sunny-0.1-{seed}-False: no finite loss" for seed in range(3)}
+
+
+def test_trials_of_optuna_are_runs_but_those_that_were_pruned() -> None:
+    rows = [
+        {"number": n, "value": 3 + abs(i - 1) + (name == "adam"), "params_lr": lr, "params_optimizer": name}
+        for n, (name, i, lr) in enumerate((name, i, lr) for name in ("adam", "muon") for i, lr in enumerate(LRS))
+    ]
+    frame = pd.DataFrame(rows).assign(state="COMPLETE", duration="0 days 01:00:00")
+    frame.loc[3, ["value", "state"]] = 7.0, "PRUNED"
+    read = from_frame(frame)
+    assert list(read.points["arm"].unique()) == ["adam", "muon"]
+    assert len(read.points) == 7
+    assert list(read.failed["reason"]) == ["pruned"]
+
+
+def test_the_last_result_of_a_trial_of_ray_counts() -> None:
+    rows = [
+        {"config/lr": lr, "loss": 5 - n, "trial_id": f"t{lr}", "training_iteration": n, "time_total_s": n, "pid": 7}
+        for lr in LRS
+        for n in range(1, 4)
+    ]
+    assert from_frame(pd.DataFrame(rows)).points["loss"].tolist() == [2.0] * 4
 
 
 def test_learning_rates_that_agree_in_three_digits_are_one() -> None:

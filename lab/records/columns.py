@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -43,6 +43,8 @@ RUN_NAMES = ("name", "run", "run_name", "run_id", "id", "folder")
 MANY_LRS = 3  # at which each value of a column occurs that sets arms apart
 # What a column is that holds none of the quantities: a setting that sets arms apart, or that all runs share; or else
 # why it is no setting.
+BEST = "column "  # before the name of a column of which the best is taken, among those of the design
+DESIGN_NAMES = {"lr": "learning rate"}
 ARM, SHARED, NAME = "arm", "same in all runs", "a name for each run"
 EMPTY, NOTED, MEASURED, CUT = "empty", "bookkeeping", "measured", "cut short where a run diverged"
 NOT_NAMED, NOT_NEEDED = "not named by --arm", "tells no runs apart"
@@ -166,11 +168,24 @@ def roles_of(
     while (same := runs.duplicated(keep=False)).any() and (needed := _splitting(others[same], roles, runs[same])):
         roles[needed] = ARM
         runs[needed] = others[needed].astype(str)
+    for name in _by_best([others[name] for name, role in roles.items() if role == ARM], design):
+        roles[name] = "follows from what the best is taken over"
     if ARM not in roles.values():  # arms whose seeds differ need no column to be told apart
         words = [name for name, role in roles.items() if role == NOT_NEEDED and is_word(others[name])]
         words = [name for name in words if others[name].astype(str).value_counts().min() > 1]
         roles |= dict.fromkeys([name for name in words if is_arm(name)][:1] or words[:1], ARM)
     return roles
+
+
+def _by_best(arms: Sequence[pd.Series[Any]], design: pd.DataFrame) -> Iterator[str]:
+    """Yield the numbers that follow from a column of which the best is taken, such as steps from the batch size."""
+    best = [design[name].astype(str) for name in design if str(name).startswith(BEST)]
+    kept = {str(column.name): column.astype(str) for column in arms}
+    for column in sorted(arms, key=lambda column: -column.nunique()) if best else ():
+        others = [values for name, values in kept.items() if name != column.name]
+        if not is_word(column) and kept[str(column.name)].groupby([*others, *best]).nunique().max() == 1:
+            del kept[str(column.name)]
+            yield str(column.name)
 
 
 def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool], is_measured: bool) -> str:
@@ -198,9 +213,6 @@ def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool],
     if (design["lr"].groupby(values).nunique() >= MANY_LRS).all():
         return ARM
     return NAME if end_of(name) in RUN_NAMES and values.is_unique else NOT_NEEDED
-
-
-DESIGN_NAMES = {"lr": "learning rate"}
 
 
 def _is_cut_short(column: pd.Series[Any], size: pd.Series[float], is_cut: pd.Series[bool]) -> bool:

@@ -17,6 +17,7 @@ from lab.core.errors import RequestError, nearest
 from lab.records import store
 from lab.records.columns import (
     ARM,
+    BEST,
     LOGGED_STEPS,
     LOSS_UNITS,
     NAME,
@@ -96,7 +97,7 @@ def records_of(
         design["rate"] = numbers["lr"]
     others = [str(name) for name in table if name not in (*found.values(), *best_over)]
     is_cut = is_lost | ~ends.isin(ENDED)
-    roles = roles_of(table[others], design.join(table[best_over].add_prefix("column ")), is_cut, columns.arm, measured)
+    roles = roles_of(table[others], design.join(table[best_over].add_prefix(BEST)), is_cut, columns.arm, measured)
     chosen = [name for name in others if roles[name] in (ARM, SHARED)]
     settings = _settings(table, chosen)
     alike = [numbers["size"], *settings.values()]
@@ -106,6 +107,7 @@ def records_of(
     identity = pd.DataFrame({**design, **settings}).astype(str)
     if identity.duplicated().any() and end_of(str(found["steps"])) in PLANNED_STEPS and not best_over:
         identity["steps"] = steps.astype(str)
+    numbers["steps"] = steps
     rows = _rows(identity, numbers["loss"], "best" if best_over else columns.keep)
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
@@ -333,7 +335,7 @@ def _mapping(
 
 def _values(column: pd.Series[Any]) -> str:
     """The values of a setting: all, or the first of many."""
-    values = list(map(str, column.unique()))
+    values = [f"{value:g}" if isinstance(value, int | float) else str(value) for value in column.unique().tolist()]
     return ", ".join(
         values if len(values) <= MOST_SHOWN else [*values[:MOST_SHOWN], f"and {len(values) - MOST_SHOWN} more"]
     )

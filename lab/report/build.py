@@ -19,6 +19,7 @@ from markupsafe import Markup
 from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
+from lab.analysis.forecast import optimum
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
@@ -152,6 +153,7 @@ def write_report(
     first, *others = [*_figures(study, out), Markup()]
     body = [
         html.paragraph(reply.text, "lead", reply.word),
+        *_laws(study),
         *_growing(growth),
         *_partial(study),
         *_compared(study, reply, difference),
@@ -219,6 +221,15 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
             yield html.paragraph(f"{ABOUT_TESTS} {power_of_difference(first, difference)}", "note")
         else:
             yield html.table(shown)
+
+
+def _laws(study: Study) -> Iterator[Markup]:
+    """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
+    laws = optimum.fit_laws(study.records, study.points) if is_imported(study.records) and study.axis else []
+    for law in laws:
+        yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
+    if laws:
+        yield html.paragraph(optimum.ABOUT_LAW, "note")
 
 
 def _growing(growth: str) -> Iterator[Markup]:
@@ -348,11 +359,21 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
             shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
             parts = shown, _csv(out, "differences"), html.paragraph(DIFFERENCES, "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
+    yield from _optima(study)
     parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(LOSSES, "note")
     yield html.section("Final loss by learning rate", *parts, folded=folded)
     lost = tables.lost(study)
     if len(lost):
         yield html.section("Runs that failed or diverged", html.table(lost), folded=True)
+
+
+def _optima(study: Study) -> Iterator[Markup]:
+    """Yield a section that says whether the best learning rate of imported runs transfers."""
+    if not is_imported(study.records) or not study.axis:
+        return
+    if len(table := optimum.transfer_table(study.points)):
+        about = html.paragraph(optimum.ABOUT_TRANSFER, "note")
+        yield html.section(optimum.TRANSFER, html.table(table), about, folded=True)
 
 
 def _csv(out: Path, *names: str) -> Markup:

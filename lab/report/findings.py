@@ -17,6 +17,7 @@ SLOW = (
     "Train longer, or compare instability parts."
 )
 PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
+MOST_GAPS = 4  # most kinds of gaps that are named one by one
 MOST_NAMES = 8  # most arms that a sentence names
 
 
@@ -103,6 +104,9 @@ def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
     for (arm, size), curve in curves:
         if missing := _missing(points["lr"], curve["lr"]):
             curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
+    if len(curves_by_gap) > MOST_GAPS:
+        yield f"Curves ran different learning rates; sensitivity is a mean over those from {window} that a curve ran."
+        curves_by_gap = {}
     for missing, names in curves_by_gap.items():
         yield (
             f"No seed has a run at learning rate {missing}, where other curves have one; sensitivity is a mean over "

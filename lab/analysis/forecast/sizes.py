@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.forecast.fits as fits
-from lab.analysis.curves import points
+import lab.analysis.forecast.optimum as optimum
+from lab.analysis.curves import axis_name, points
 from lab.analysis.forecast.fits import Line, slope_text
-from lab.analysis.sensitivity import WINDOW, Window, check_window, optima, per_seed
-from lab.analysis.text import count, listed, plain_text
+from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
+from lab.analysis.text import count, in_terms_of, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
@@ -105,12 +106,24 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
             lines += textwrap.wrap(sentence, line_length)
         lines.append("")
         scored |= bool(forecasts)
-    if not scored:
+    place = _place_of_optimum(records, line_length)
+    if not scored and not place:
         sizes = listed(map(count, sorted(observed["size"].unique())))
         raise RequestError(
             f"no forecast: no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
         )
-    return [*lines, *textwrap.wrap(LEGEND, line_length)]
+    legend = textwrap.wrap(LEGEND, line_length) if scored else []
+    return [in_terms_of(axis_name(records.runs), line) for line in [*(lines if scored else []), *legend, *place]]
+
+
+def _place_of_optimum(records: Records, line_length: int) -> list[str]:
+    """Whether the best learning rate transfers, and its law, as lines; empty if neither can be told."""
+    ended, lines = judge(points(records.runs)), list[str]()
+    if len(table := optimum.transfer_table(ended)):
+        lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(optimum.ABOUT_TRANSFER, line_length)]
+    if laws := optimum.fit_laws(records, ended):
+        lines += ["", optimum.LAW, *map(str, laws), *textwrap.wrap(optimum.ABOUT_LAW, line_length)]
+    return lines
 
 
 def plain(records: Records, window: Window) -> list[dict[str, Any]]:
