@@ -107,11 +107,13 @@ def test_lab_predict_says_what_it_foretells_and_how_well(tmp_path: Path, capsys:
     assert not (out / "figures").exists()
 
 
-@pytest.mark.parametrize("which", [SIZES[:1], SIZES[:2]])
-def test_too_few_sizes_are_refused_in_one_line(which: tuple[int, ...]) -> None:
+def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None:
     with pytest.raises(RequestError, match="no arm has a value at 3 sizes") as refusal:
-        forecast.say(from_frame(table(which=which), initial_loss=9).records)
+        forecast.say(from_frame(table(which=SIZES[:1]), initial_loss=9).records)
     assert "\n" not in str(refusal.value)
+    text = forecast.say(from_frame(table(which=SIZES[:2]), initial_loss=9).records)
+    assert text[0].startswith("No forecast: no arm has a value at 3 sizes")
+    assert "Does the best learning rate transfer?" in text
 
 
 def test_one_seed_has_an_interval_over_sizes_alone() -> None:

@@ -152,8 +152,8 @@ def write_report(
     question, counts = " ".join(questions(paths)) or reply.subject, _counts(claims)
     first, *others = [*_figures(study, out), Markup()]
     body = [
-        html.paragraph(reply.text, "lead", reply.word),
         *_laws(study),
+        html.paragraph(reply.text, "lead", reply.word),
         *_growing(growth),
         *_partial(study),
         *_compared(study, reply, difference),
@@ -217,7 +217,8 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
         yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
         shown = contrasts.table(reply.contrasts)
         if is_imported(study.records) and first.differences:
-            yield html.table(shown.assign(**tested(first)))
+            column = tested(first)
+            yield html.table(shown.assign(**column if any(column["p"]) else {}))
             yield html.paragraph(f"{ABOUT_TESTS} {power_of_difference(first, difference)}", "note")
         else:
             yield html.table(shown)

@@ -107,13 +107,14 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
         lines.append("")
         scored |= bool(forecasts)
     place = _place_of_optimum(records, line_length)
-    if not scored and not place:
+    if not scored:
         sizes = listed(map(count, sorted(observed["size"].unique())))
-        raise RequestError(
-            f"no forecast: no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
-        )
+        why = f"no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
+        if not place:
+            raise RequestError(f"no forecast: {why}")
+        lines = [f"No forecast: {why}."]
     legend = textwrap.wrap(LEGEND, line_length) if scored else []
-    return [in_terms_of(axis_name(records.runs), line) for line in [*(lines if scored else []), *legend, *place]]
+    return [in_terms_of(axis_name(records.runs), line) for line in [*lines, *legend, *place]]
 
 
 def _place_of_optimum(records: Records, line_length: int) -> list[str]:
