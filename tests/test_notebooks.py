@@ -43,6 +43,7 @@ TITLES = [
     "09_batch_size",
     "10_which_intervention",
     "11_own_spikes_and_low_precision",
+    "12_a_sweep_and_a_log_i_did_not_make",
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.comprehension)
 MOST_LINES = 4

@@ -16,11 +16,13 @@ import pytest
 
 import planted
 from lab import main
+from lab.analysis import watch
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
 from lab.analysis.events.logs import logs_of, read_logs
 from lab.analysis.events.trend import trend_spikes
 from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
+from lab.core.errors import RequestError
 from lab.records import store
 from planted import cards, write
 
@@ -311,6 +313,17 @@ def test_a_line_per_event_and_a_page_per_run(tmp_path: Path, capsys: pytest.Capt
     assert alarm.startswith("log.csv step 500: loss spike, 2 to 5.0")
     assert last == "1 alarm in 1 run"
     assert "<h2>Step 500</h2>" in Path(page.strip()).read_text()
+
+
+def test_a_notebook_shows_alarms_and_their_figures(tmp_path: Path) -> None:
+    found = watch(write_log(tmp_path / "log.csv", STEPS, calm() + bump(3.0)))
+    assert found.alarms[["run", "step", "kind", "ending"]].to_numpy().tolist() == [
+        ["log.csv", 500, "spike", "recovered"]
+    ]
+    assert "loss &#39;loss&#39; in nats" in found._repr_html_()
+    assert found.show(500).png.startswith(b"\x89PNG")
+    with pytest.raises(RequestError, match="some at 500"):
+        found.show(501)
 
 
 def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,13 +26,14 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.report.notebook import leaderboard as leaderboard
     from lab.report.notebook import show as show
     from lab.report.notebook import transfer as transfer
+    from lab.report.notebook import watch as watch
     from lab.report.scoreboard import verdicts as verdicts
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.report.notebook": ("leaderboard", "show", "transfer"),
+    "lab.report.notebook": ("leaderboard", "show", "transfer", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

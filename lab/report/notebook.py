@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Study, window_of
+from lab.analysis.text import listed
 from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
+
+if TYPE_CHECKING:
+    from lab.analysis.rendering.layout import Drawing
 
 PIXELS = 2  # of a picture, for each point of its width
 
@@ -64,6 +70,62 @@ def show(records: Records | Study, name: str, window: Sequence[float] | None = N
         forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window or WINDOW))
     )
     return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The alarms of a log or a folder; in a notebook it displays what was read, and the alarms.
+
+    Attributes:
+        read: lines that say what was read, and how.
+        alarms: a row for each alarm: ``run``, ``step``, ``kind``, ``ending``, what it is, and what to look at next.
+        drawings: by step a function that draws the measurements around an alarm.
+    """
+
+    read: list[str]
+    alarms: pd.DataFrame
+    drawings: Mapping[int, Callable[[], Drawing]]
+
+    def _repr_html_(self) -> str:
+        return "".join([*map(html.paragraph, self.read), html.table(self.alarms)])
+
+    def show(self, step: int) -> Shown:
+        """Draw the run, and a closer view of the alarm at this step.
+
+        Raises:
+            RequestError: no alarm begins there.
+        """
+        from lab.analysis.rendering import layout  # matplotlib is slow to import
+
+        if step not in self.drawings:
+            raise RequestError(f"no alarm at step {step}; there are some at {listed(map(str, self.drawings))}")
+        drawing = self.drawings[step]()
+        return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
+
+
+def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched:
+    """Find the alarms of a log of any program, of a folder of logs, or of records, as `lab watch` does.
+
+    Args:
+        path: the log or the folder.
+        columns: names of columns that have no usual one, such as ``{"loss": "ce"}``.
+
+    Raises:
+        RequestError: the path cannot be read, or no loss recurs in it.
+    """
+    from lab.studies.alarms.watching import event_figure, find_alarms
+    from lab.studies.alarms.words import next_look, sentence
+
+    logs, notes, events = find_alarms(Path(path), columns=columns)
+    rows: list[dict[str, object]] = []
+    drawings: dict[int, Callable[[], Drawing]] = {}
+    for log in logs:
+        for event in events[log.name]:
+            row = {name: getattr(event, name) for name in ("run", "step", "kind", "ending")}
+            what = sentence(log, event).partition(": ")[2]
+            rows.append(row | {"what": what, "look next at": next_look(log, event, events)})
+            drawings[event.step] = partial(event_figure, log, event)
+    return Watched(notes, pd.DataFrame(rows), drawings)
 
 
 def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = WINDOW) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,6 +28,26 @@ MARGIN = 40
 MOST_FIGURES = 50
 HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
 LONGEST_NAME = 100  # letters of a run's name that become part of a file name
+
+
+class Found(NamedTuple):
+    """What is known of watched runs: their logs, remarks on how these were read, and the alarms of each run."""
+
+    logs: list[Log]
+    notes: list[str]
+    events: dict[str, list[Event]]
+
+
+def find_alarms(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Found:
+    """Find the alarms of a results folder or of logs; for the arguments see ``watch``.
+
+    Raises:
+        RequestError: the path cannot be read.
+    """
+    logs, notes = read_logs(path, mantissa_bits, columns)
+    short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
+    notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
+    return Found(logs, notes, {log.name: detect(log, trend_spikes) for log in logs})
 
 
 def watch(
@@ -57,12 +77,10 @@ def watch(
     Raises:
         RequestError: the path cannot be read.
     """
-    (logs, notes), sources = read_logs(path, mantissa_bits, columns), [read_logs(each) for each in replays]
+    logs, notes, events = find_alarms(path, mantissa_bits, columns)
+    sources = [read_logs(replay) for replay in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
-    events = {log.name: detect(log, trend_spikes) for log in logs}
     alarms = [(log, event) for log in logs for event in events[log.name]]
-    short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
-    notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
     causes, departed = _causes(logs, events, [source.runs for source in sources])
     if as_json:
         plain = [
