@@ -91,10 +91,10 @@ def test_every_published_outcome_is_that_of_a_recipe() -> None:
     assert [bounds_scores(name) for name in ("llama", "opt", "bloom", "none")] == [False] * 4
 
 
-def test_pooled_intervals_hold_the_mean_if_recipes_have_one_spread_and_not_if_one_has_ten_times_that() -> None:
-    """With one spread, 95 % of the intervals hold the mean; if three recipes of twelve have ten times it, fewer do."""
+def test_pooled_intervals_hold_the_mean_even_if_some_recipes_spread_ten_times_as_much() -> None:
+    """In 95 % of draws; seeds that spread far more than those of other recipes have an interval of their own."""
     same = by_recipe(**{"a" * n: (0.2, 0.02) for n in range(1, 13)})
     assert reference_spreads(same, BATTERY)["mx"].sd == pytest.approx(0.02 * np.sqrt(2), rel=0.2)
     assert coverage(same, BATTERY, 3)["mx"] == pytest.approx(0.95, abs=0.03)
     mixed = by_recipe(**{"a" * n: (0.2, 0.02 if n > 3 else 0.2) for n in range(1, 13)})
-    assert coverage(mixed, BATTERY, 3)["mx"] < 0.935
+    assert coverage(mixed, BATTERY, 3)["mx"] == pytest.approx(0.95, abs=0.03)

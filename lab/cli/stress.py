@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -47,6 +47,7 @@ class Plan:
         tests: the tests, in their order.
         folder: of the records.
         cures: which changes are tried on failed tests, as ``--cures`` takes it.
+        left_out: by title of a test why the recipe cannot take it.
     """
 
     request: Request
@@ -54,6 +55,7 @@ class Plan:
     tests: Sequence[StressTest]
     folder: Path
     cures: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_plan(
@@ -127,9 +129,12 @@ class _Bench:
         request = self.plan.request
         trees = compose_settings(request, settings)
         every = [tree for of_setting in trees.values() for tree in of_setting]
+        from lab.sweeping.planner import points  # slow to load
+
         planned = launch.plan(self.composed._replace(trees=every), request, cautions=not self.ids)
         id_of = {id(point.tree): point.id for point in planned.requested}
-        self.ids |= {setting: [id_of[id(tree)] for tree in of_setting] for setting, of_setting in trees.items()}
+        for setting, of_setting in trees.items():  # a tree that repeats another one is not among those requested
+            self.ids[setting] = [id_of.get(id(tree)) or points([tree])[0].id for tree in of_setting]
         launch.train_runs(self.composed.launcher, planned, request.command, self.progress)
         self.done = outcomes(store.read(self.plan.folder), self.ids)
         if set(settings) - set(self.done):
@@ -140,7 +145,7 @@ class _Bench:
         """The card of the runs so far."""
         plan = self.plan
         card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
-        return replace(card, cures=cures)
+        return replace(card, cures=cures, left_out=plan.left_out)
 
 
 def make_card(plan: Plan) -> Card:
@@ -150,6 +155,7 @@ def make_card(plan: Plan) -> Card:
         RequestError: a run is invalid, or the folder cannot take records.
         SystemExit: with status 1 when a run failed.
     """
+    plan = _without_impossible_tests(plan)
     progress = Progress()
     try:
         bench = _Bench(plan, progress)
@@ -163,6 +169,35 @@ def make_card(plan: Plan) -> Card:
     files.write_text(plan.folder / "card.html", card.page())
     files.write_text(plan.folder / "card.json", card.as_json() + "\n")
     return card
+
+
+def _without_impossible_tests(plan: Plan) -> Plan:
+    """The plan without tests whose settings do not go with the recipe.
+
+    Raises:
+        RequestError: the recipe itself is invalid, or no test is left.
+    """
+    reasons = {}
+    for test in plan.tests:
+        for place in test.places:
+            if reason := _refusal(plan.request, place.setting(USUAL_BEST)):
+                reasons[test.title] = reason
+    if reasons and (refusal := _refusal(plan.request, Setting((), USUAL_BEST))):
+        raise RequestError(refusal)
+    if len(reasons) == len(plan.tests):
+        raise RequestError(next(iter(reasons.values())))
+    return replace(plan, tests=[test for test in plan.tests if test.title not in reasons], left_out=reasons)
+
+
+def _refusal(request: Request, setting: Setting) -> str:
+    """Why runs of a setting cannot be trained; empty where they can."""
+    from lab.training.config import run_config  # slow to load
+
+    try:
+        run_config(compose_settings(request, [setting])[setting][0])
+    except RequestError as refusal:
+        return str(refusal)
+    return ""
 
 
 def _try_cures(bench: _Bench) -> list[Cure]:
@@ -212,6 +247,7 @@ def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:
 
 def dry_run(plan: Plan) -> None:
     """Print what the crash test would cost, if the best learning rate is the usual one."""
+    plan = _without_impossible_tests(plan)
     settings = wanted(read_battery(), plan.tests, {})
     settings += [place.setting(USUAL_BEST) for test in plan.tests for place in test.places]
     composed, trees = launch.compose(plan.request), compose_settings(plan.request, list(dict.fromkeys(settings)))

@@ -56,7 +56,7 @@ class StressTest:
         failure: what fails at scale.
         source: where that was published.
         fails_with: overrides of the default recipe with which it must fail, the control.
-        metric: the name of a measure in ``measures.py``.
+        metric: ``tolerance`` of the curve, or the column of runs that is measured, see ``measures.outcomes``.
         unit: of the measure.
         passes: from this value on, on the side away from ``fails``, a recipe passes.
         fails: from this value on a recipe fails.
@@ -67,6 +67,7 @@ class StressTest:
         cures: names of the changes that may cure a failure, the most promising first.
         spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
+        minutes: of the shortest card that has it without being asked for.
     """
 
     name: str
@@ -85,6 +86,7 @@ class StressTest:
     cures: tuple[str, ...]
     spread: Spread
     counts_stuck: bool = False
+    minutes: int = 1
 
     @property
     def gap(self) -> float:
@@ -147,7 +149,8 @@ class Battery(NamedTuple):
             raise RequestError(f"--minutes takes {listed(map(str, self.seeds), 'or')}, not {minutes}")
         if unknown := [name for name in names if name not in self.tests]:
             raise RequestError(f"unknown test {unknown[0]!r}; {nearest(unknown[0], self.tests)}")
-        fitting = self._fitting([self.tests[name] for name in names] or self.tests.values(), minutes)
+        usual = [test for test in self.tests.values() if test.minutes <= minutes]
+        fitting = self._fitting([self.tests[name] for name in names] or usual, minutes)
         missing = [name for name in names if name not in {test.name for test in fitting}]
         if missing:
             enough = [more for more in self.seeds if self._fitting([self.tests[name] for name in names], more)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Card:
         trains: whether the recipe ends below it at any learning rate.
         parameters: of the model.
         cures: what single changes do about the tests that it fails; None where none was asked for.
+        left_out: by title of a test why the recipe cannot take it.
     """
 
     recipe: str
@@ -53,6 +54,7 @@ class Card:
     trains: bool
     parameters: int
     cures: Sequence[Cure] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -176,10 +178,11 @@ class Card:
         )
         bound = any(line.is_bound for line in self.lines)
         at_least = "At least: the loss has not risen at the last learning rate tried." if bound else ""
+        left_out = [f"Not run: {title}, since {reason}." for title, reason in self.left_out.items()]
         limits = LIMITS.format(parameters=count(self.parameters))
         return [
             sentence
-            for sentence in (*explained, best, intervals, at_least, cured if self.cures else "", limits)
+            for sentence in (*explained, best, intervals, at_least, cured if self.cures else "", *left_out, limits)
             if sentence
         ]
 
@@ -212,6 +215,7 @@ class Card:
             "loss_bigram": finite(self.bigram),
             "parameters": self.parameters,
             "tests": [_plain(line) for line in self.lines],
+            "left_out": dict(self.left_out),
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
@@ -86,15 +85,15 @@ def judge(test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float
     """
     assert test.stressed
     own, reference = done[test.stressed.setting(best)], done[test.reference.setting(best)] if test.reference else None
-    measured = {trial.change: _measure(test, done[trial.stressed]) for trial in trials}
-    effects = {change: (_measure(test, own) - values).dropna() for change, values in measured.items()}
+    measured = {trial.change: done[trial.stressed][test.metric] for trial in trials}
+    effects = {change: (own[test.metric] - values).dropna() for change, values in measured.items()}
     spread = _pooled(effects)
     intervals = {change: pooled_interval(list(values), _others(spread, values)) for change, values in effects.items()}
     ps = holm([_p(intervals[trial.change], spread.freedom) for trial in trials])
     cures = []
     for trial, p in zip(trials, ps, strict=True):
         table, interval = done[trial.stressed], intervals[trial.change]
-        left = measured[trial.change] - (_measure(test, reference) if reference is not None else 0.0)
+        left = measured[trial.change] - (reference[test.metric] if reference is not None else 0.0)
         stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
         cost = float((done[trial.best]["loss"] - done[Setting((), best)]["loss"]).mean()) if trial.best else math.nan
         verdict = NO_EFFECT
@@ -104,10 +103,6 @@ def judge(test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
         cures.append(Cure(test, trial.change, verdict, interval, p, float(left.mean()), stuck, cost, added))
     return sorted(cures, key=lambda cure: -cure.takes_off.mean)
-
-
-def _measure(test: StressTest, table: pd.DataFrame) -> pd.Series[float]:
-    return table["loss"] if test.metric == "excess" else np.log10(table["rms"])
 
 
 def _pooled(effects: Mapping[str, pd.Series[float]]) -> Spread:

@@ -13,12 +13,15 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.sensitivity import capped
 from lab.analysis.statistics import Interval
 from lab.records.store import Records
+from lab.studies.leaderboard.curves import spike_rate
 from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
 # A run that went less than this share of the way from its initial loss to a bigram model's is stuck: what it learned is
 # about how often each token occurs.
 STUCK_BELOW = 0.85
+
+SPREADS_MORE = 0.05  # p of an F test below which seeds spread more than those of the references
 
 # The runs of a card: for each setting a table by seed, see ``outcomes``.
 Outcomes = Mapping[Setting, pd.DataFrame]
@@ -42,7 +45,8 @@ def outcomes(records: Records, ids: Mapping[Setting, Sequence[str]]) -> dict[Set
     """The runs of each setting all of whose runs are recorded and did not fail, by seed.
 
     Columns: ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``, ``loss_bigram``,
-    ``parameters``, ``speed`` (steps a second), and ``rms`` of the residual stream after the last block.
+    ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end), and ``spikes`` of the
+    training loss per 1,000 steps, if it was recorded at every step.
     """
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
     tables = {}
@@ -50,10 +54,11 @@ def outcomes(records: Records, ids: Mapping[Setting, Sequence[str]]) -> dict[Set
         if runs.index.isin(wanted).sum() < len(set(wanted)):
             continue
         of_setting = runs.loc[list(wanted)]
+        metrics = records.metrics[records.metrics["id"].isin(wanted)]
         table = of_setting[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
             loss=capped(of_setting.rename(columns={"final_val_loss": "loss"})),
-            speed=of_setting["model_steps_per_second"],
-            rms=_last_rms(records.metrics[records.metrics["id"].isin(wanted)]),
+            log_rms=np.log10(_last_rms(metrics)),
+            spikes=_spike_rates(metrics),
         )
         tables[setting] = table.astype({"seed": int}).set_index("seed").sort_index()
     return tables
@@ -64,6 +69,12 @@ def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
     rms = metrics[(metrics["probe"] == "block_rms") & metrics["where"].str.fullmatch(r"block\d+")]
     rms = rms.assign(block=rms["where"].str.removeprefix("block").astype(int)).sort_values(["step", "block"])
     return rms.groupby("id")["value"].last()
+
+
+def _spike_rates(metrics: pd.DataFrame) -> pd.Series[float]:
+    """By run the spikes of its training loss per 1,000 steps."""
+    losses = metrics[metrics["probe"] == "train_loss"].sort_values("step")
+    return losses.groupby("id")["value"].agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float)))
 
 
 def curve(outcomes: Outcomes) -> pd.DataFrame:
@@ -163,9 +174,8 @@ def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | No
     if any(table is None for table in tables):
         return None
     *references, stressed = (table for table in tables if table is not None)
-    if test.metric == "excess":
-        return Measured(stressed["loss"] - references[0]["loss"], stuck=int(is_stuck(stressed).sum()))
-    return Measured(np.log10(stressed["rms"]).dropna(), stuck=int(stressed["rms"].isna().sum()))
+    values = stressed[test.metric] - (references[0][test.metric] if references else 0.0)
+    return Measured(values.dropna(), stuck=int(is_stuck(stressed).sum()))
 
 
 def is_stuck(table: pd.DataFrame) -> pd.Series[bool]:
@@ -177,12 +187,15 @@ def is_stuck(table: pd.DataFrame) -> pd.Series[bool]:
 def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95) -> Interval:
     """Student's interval of a mean whose spread is estimated from the values and from reference records together.
 
-    It assumes that all recipes have one spread. With no reference records it is the usual interval, and it takes two
-    values then.
+    It assumes that all recipes have one spread, unless the values spread significantly more than the references do, by
+    an F test at 5 %: these count alone. With no reference records it is the usual interval, and it takes two values.
     """
     known = np.array(values, dtype=float)
     n = len(known)
     mean = float(known.mean()) if n else math.nan
+    if n > 1 and spread.freedom:
+        ratio = float(known.var(ddof=1)) / spread.sd**2
+        spread = Spread() if scipy.special.fdtrc(n - 1, spread.freedom, ratio) < SPREADS_MORE else spread
     freedom = spread.freedom + max(n - 1, 0)
     if not n or not freedom:
         return Interval(mean, math.nan, math.nan, n, tuple(known.tolist()))

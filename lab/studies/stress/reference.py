@@ -58,6 +58,7 @@ def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes
     matches = {
         words: pd.concat([runs[key].astype(str) == value for key, value in _pairs(words)], axis=1).all(axis=1)
         for words in every
+        if all(key in runs for key, _ in _pairs(words))  # else no run has such a setting
     }
     matches[()] = ~pd.concat(list(matches.values()), axis=1).any(axis=1)
     found = dict[str, Outcomes]()
