@@ -430,6 +430,8 @@ FOLDERS = [
     ("compare pilot nowhere", "nowhere"),
     ("compare pilot pilot --within 0.1", "--within"),
     ("compare pilot pilot --html page.html", "--html"),
+    ("compare pilot pilot --siblings", "--siblings"),
+    ("compare none.csv --siblings --html page.html", "--html"),
     ("compare pilot/none pilot/none", "pilot has no run none"),
     ("compare nowhere.csv --within -1", "--within"),
     ("compare nowhere.csv --within none", "--within"),

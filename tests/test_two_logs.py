@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from lab import main
 from lab.analysis.events import Log, detect
+from lab.analysis.events.collapse import departure
 from lab.analysis.events.logs import logs_of
 from lab.analysis.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
 from lab.records import store
@@ -305,8 +307,90 @@ def test_the_commands_of_the_page_print_what_it_quotes(
 ) -> None:
     (tmp_path / "results").symlink_to(HOME / "results")
     monkeypatch.chdir(tmp_path)
+    for name, width in (("large", 128), ("small", 64), ("smaller", 32)):
+        written(tmp_path / f"{name}.csv", sibling(width, 0).columns["loss"])
     for command in COMMANDS:
         assert main(shlex.split(command)[1:]) == 0
     printed = capsys.readouterr().out
     assert [line for line in QUOTED if line not in printed] == []
     assert (tmp_path / "two_logs.html").exists()
+
+
+def sibling(width: int, seed: int, rows: int = 200) -> Log:
+    """One curve for all sizes, up to an offset and a factor that depend on the width."""
+    return log(width**-0.3 + 5 * width**-0.1 * twin(seed, width, rows) / 10, f"d{width}")
+
+
+def test_a_run_that_follows_its_siblings_raises_no_alarm_and_one_that_leaves_them_does() -> None:
+    siblings = [sibling(width, 0) for width in (32, 64, 128)]
+    healthy = sibling(256, 0)
+    found = departure(healthy, siblings)
+    assert found is not None
+    assert found.step is None
+    rise_n = 0.3 * np.clip(np.arange(200) / 100 - 1, 0, None)
+    rising = healthy._replace(columns={"loss": healthy.columns["loss"] + rise_n})
+    alarm = departure(rising, siblings)
+    assert alarm is not None
+    assert alarm.step is not None
+    assert 1000 < alarm.step < 1990
+    early = rising._replace(step_n=rising.step_n[:90], columns={"loss": rising.columns["loss"][:90]})
+    unfinished = departure(early, siblings)
+    assert unfinished is not None
+    assert unfinished.step is None
+    np.testing.assert_allclose(unfinished.excess_n, alarm.excess_n[: len(unfinished.excess_n)])
+    assert departure(healthy, [log(twin(0, 1, 8)), siblings[0]]) is None
+
+
+@cache
+def three_sizes(name: str) -> tuple[pd.DataFrame, dict[str, Log]]:
+    """The runs of three widths in committed records, and their logs."""
+    records = store.read(HOME / "results" / name)
+    runs = records.runs[records.runs["model.width"].isin([32, 64, 128])].sort_values("model.width")
+    return runs, {log.name: log for log in logs_of(records.of(list(runs["id"])))}
+
+
+def alarms(name: str, arm: str, lr: float, planted: float = 0.0) -> list[bool]:
+    """Whether the widest run of each seed at a rate raises an alarm against siblings at the tuned rate of 0.01."""
+    runs, logs = three_sizes(name)
+    runs, found = runs[runs["intervention"] == arm], []
+    for _, of_seed in runs.groupby("data.seed"):
+        small, target = of_seed[of_seed["model.width"] < 128], of_seed[of_seed["model.width"] == 128]
+        run = logs[target.loc[target["optimizer.lr"] == lr, "id"].item()]
+        share_n = run.step_n / run.step_n[-1]
+        rising = run._replace(columns={"loss": run.columns["loss"] + planted * np.clip(2 * share_n - 1, 0, None)})
+        judged = departure(rising, [logs[each] for each in small.loc[small["optimizer.lr"] == 0.01, "id"]])
+        assert judged is not None
+        found.append(judged.step is not None)
+    return found
+
+
+@pytest.mark.slow
+def test_the_page_says_how_often_siblings_find_trouble_and_cry_wolf() -> None:
+    both = ("z_loss", "qk_layernorm+z_loss")
+    healthy = [(both[1], lr) for lr in (0.01, 0.03, 0.1, 0.3)] + [(both[0], lr) for lr in (0.01, 0.03)]
+    costly = [(both[0], lr) for lr in (0.1, 0.3, 1.0)] + [(both[1], 1.0)]
+    groups = [
+        [alarms("qk_layernorm", arm, lr) for arm, lr in healthy],
+        [alarms("qk_layernorm", arm, lr) for arm, lr in costly],
+        [alarms("qk_layernorm", arm, 0.01, 0.2) for arm in both],
+        [alarms("logit_growth", "z_loss", lr) for lr in (0.003, 0.01)],
+        [alarms("logit_growth", "z_loss", lr) for lr in (0.1, 0.3)],
+    ]
+    counts = [f"{np.sum(found)} of {np.size(found)}" for found in groups]
+    section = PAGE.split("## Siblings of other sizes")[1]
+    assert counts == re.findall(r"\d+ of \d+", section)
+
+
+def test_the_command_follows_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rise_n = 0.3 * np.clip(np.arange(200) / 100 - 1, 0, None)
+    losses = {width: sibling(width, 0).columns["loss"] for width in (256, 32, 64)}
+    paths = [written(tmp_path / f"{width}.csv", loss + rise_n * (width == 256)) for width, loss in losses.items()]
+    content = compared(capsys, *paths, "--siblings")
+    assert 1000 < content["alarm"] < 1990
+    assert content["siblings"] == paths[1:]
+    assert main(["compare", *paths, "--siblings"]) == 0
+    assert "leaves the curve of its siblings" in capsys.readouterr().out
+    assert main(["compare", *paths[1:], *paths[1:], "--siblings"]) == 0
+    assert "keeps to the curve of its siblings" in capsys.readouterr().out
+    assert main(["compare", *paths[:2], "--siblings"]) == 2
+    assert "two siblings" in capsys.readouterr().err

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
     from lab.report.build import Report
-    from lab.studies.alarms.two_logs import ComparedLogs
+    from lab.studies.alarms.two_logs import ComparedLogs, Siblings
 
 
 def _say_json(value: Any) -> None:
@@ -422,19 +422,25 @@ def _compare(arguments: list[str]) -> None:
     from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
     from lab.core import files
-    from lab.studies.alarms.two_logs import compare_logs, margin_of
+    from lab.studies.alarms.two_logs import compare_logs, follow_siblings, margin_of
     from lab.studies.alarms.two_logs_page import page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
         raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
-    compared: SideBySide | ComparedLogs
+    compared: SideBySide | ComparedLogs | Siblings
     if all(map(is_results_folder, given.folders)):
-        if len(given.folders) != 2 or given.within or given.html:
-            raise RequestError("lab compare A B takes two results folders; --within and --html go with logs")
+        if len(given.folders) != 2 or given.within or given.html or given.siblings:
+            raise RequestError(
+                "lab compare A B takes two results folders; --within, --html and --siblings go with logs"
+            )
         compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
     elif given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
+    elif given.siblings:
+        if given.within or given.html:
+            raise RequestError("--siblings goes without --within and --html")
+        compared = follow_siblings(given.folders)
     else:
         compared = compare_logs(given.folders, margin_of(given.within) if given.within else None)
         if given.html:

@@ -188,6 +188,7 @@ COMMANDS: dict[str, Command] = {
         {
             "--within NATS": "between logs: losses are equal if they differ by less (default: 0.25 % of the loss of A)",
             "--html FILE": "between logs: write a page with curves, gap and events",
+            "--siblings": "instead: from which step on the first log leaves the curve of the others, of other sizes",
             **_WINDOW,
             **_JSON,
         },

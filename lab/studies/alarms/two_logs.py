@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from lab.analysis.events.collapse import FEWEST, Departure, departure
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
@@ -100,6 +103,74 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     Raises:
         RequestError: a path cannot be read or names several runs of a results folder, or there are fewer than two logs.
     """
+    logs, notes = _read_all(paths)
+    if len(logs) < 2:
+        raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
+    first, *others = logs
+    events = {log.name: detect(log) for log in (first, *others)}
+    pairs = []
+    for other in others:
+        sharing = shared_batches(first, other)
+        found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
+        pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing)))
+    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
+
+
+class Siblings(NamedTuple):
+    """A run, and how it follows the curve of its siblings of other sizes."""
+
+    run: Log
+    siblings: list[Log]
+    found: Departure
+
+    def lines(self) -> Iterator[str]:
+        """Sentences for a terminal."""
+        yield _described(self.run)
+        yield from (f"sibling: {_described(sibling)}" for sibling in self.siblings)
+        step_n, excess_n, tolerance, step = self.found
+        if not len(excess_n):
+            yield f"{self.run.name} has too few rows so far."
+        elif step is None:
+            most = int(np.argmax(excess_n))
+            excess = f"its loss is at most {excess_n[most]:+.3f} nats above it, at step {step_n[most]}"
+            yield f"{self.run.name} keeps to the curve of its siblings: {excess} (an alarm is above {tolerance:.3f})."
+        else:
+            excess = f"{excess_n[step_n == step][0]:+.3f} nats (an alarm is above {tolerance:.3f})"
+            yield f"{self.run.name} leaves the curve of its siblings at step {step}: its loss is above it by {excess}."
+
+    def as_json(self) -> str:
+        """All of it as a JSON object."""
+        content = {
+            "run": self.run.name,
+            "siblings": [sibling.name for sibling in self.siblings],
+            "alarm": self.found.step,
+            "tolerance": self.found.tolerance,
+            "steps": self.found.step_n.tolist(),
+            "excess": self.found.excess_n.tolist(),
+        }
+        return json.dumps(content, indent=1, allow_nan=False)
+
+
+def follow_siblings(paths: Sequence[Path]) -> Siblings:
+    """Compare a run with siblings of other sizes, at least two.
+
+    Args:
+        paths: the run first; as in ``compare_logs``.
+
+    Raises:
+        RequestError: a path cannot be read, there are fewer than two siblings, or they have too few steps in common.
+    """
+    run, *siblings = _read_all(paths)[0]
+    if len(siblings) < 2:
+        raise RequestError("--siblings needs a run and at least two siblings: lab compare LOG LOG LOG [...] --siblings")
+    found = departure(run, siblings)
+    if found is None:
+        raise RequestError(f"{run.name} and its siblings have fewer than {FEWEST} steps in common")
+    return Siblings(run, siblings, found)
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[list[Log], list[str]]:
+    """All logs, under names that differ, and remarks on how they were read."""
     missing = [path for path in paths if not path.exists() and not is_results_folder(path.parent)]
     if missing:
         raise RequestError(f"no results folder or log {missing[0]}")
@@ -108,16 +179,7 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
         more, remarks = _read(path)
         logs += more
         notes += remarks
-    if len(logs) < 2:
-        raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
-    first, *others = _distinct(logs)
-    events = {log.name: detect(log) for log in (first, *others)}
-    pairs = []
-    for other in others:
-        sharing = shared_batches(first, other)
-        found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
-        pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing)))
-    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
+    return _distinct(logs), notes
 
 
 def _shared_events(first: Log, pairs: Sequence[Pair], events: Mapping[str, Sequence[Event]]) -> Iterator[SharedEvent]:
