@@ -530,37 +530,36 @@ def test_published_runs_have_the_published_sensitivity() -> None:
     assert published.curves["total"].map(lambda interval: interval.n).eq(1).all()
 
 
-def test_the_page_shows_what_its_code_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_page_shows_what_its_commands_and_its_code_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, undrawn: None
 ) -> None:
-    """Of its tables, the second; the first has the sensitivity of the runs of the lab that it was made from."""
-    page = PAGE.read_text(encoding="utf-8")
-    monkeypatch.chdir(DOCS.parent)
-    [_, in_python] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(in_python, {})  # the page's own code
-    assert capsys.readouterr().out in page
-    with (DOCS / "tables" / "my_trainer.csv").open() as file:
-        assert "".join(next(file) for _ in range(3)) in page
+    """Its blocks in their order: commands and code are run, and what they show has been printed, or is in a table."""
+    for name in ("docs", "results"):
+        (tmp_path / name).symlink_to(DOCS.parent / name)
+    for lr in LRS:
+        log = tmp_path / "logs" / "clip" / f"lr={lr}_seed=1.jsonl"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("".join(json.dumps({"step": step, "val/loss": 4 - step + lr}) + "\n" for step in range(3)))
+    monkeypatch.chdir(tmp_path)
+    printed = "".join((DOCS / "tables" / "my_trainer.csv").read_text().splitlines(keepends=True)[:3])
+    for kind, block in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.splitlines() if kind == "sh" else ():
+            assert main(shlex.split(line)[1:]) == 0, line
+        if kind == "python" and "wandb" not in block:
+            exec(block, {})  # the page's own code
+        printed += capsys.readouterr().out
+        assert kind != "text" or block in printed, block
+    assert "from 0.001 to 0.3" in Path("runs/my_trainer/report.html").read_text()
+
+
+def test_the_tables_of_the_page_are_runs_of_the_lab() -> None:
     own = study("results/quickstart").curves["total"].map(lambda interval: interval.mean)
     read = from_frame(pd.read_csv(DOCS / "tables" / "my_trainer.csv"), initial_loss="eval/loss_at_step_0").curves
     assert read["total"].map(lambda interval: interval.mean).tolist() == pytest.approx(own.tolist())
-
-
-def test_the_commands_of_the_page_run_in_their_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, undrawn: None
-) -> None:
-    """All but the one on event files, which takes an extra."""
-    page = PAGE.read_text(encoding="utf-8")
-    (tmp_path / "docs").symlink_to(DOCS)
-    monkeypatch.chdir(tmp_path)
-    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
-    without_extra = [line for line in commands if "import logs" not in line]
-    assert len(without_extra) == len(commands) - 1 == 8
-    for line in without_extra:
-        assert main(shlex.split(line)[1:]) == 0, line
-    (forecast,) = re.findall(r"```text\n(Best learning rate\n.*?)```", page, re.DOTALL)
-    assert forecast in capsys.readouterr().out
-    assert "from 0.001 to 0.3" in Path("runs/my_trainer/report.html").read_text()
+    for name, folder in (("two_arms", "qk_layernorm"), ("warm_up", "warm_up")):
+        losses = store.read(DOCS.parent / "results" / folder).runs["final_val_loss"]
+        table_of_page = pd.read_csv(DOCS / "tables" / f"{name}.csv")
+        assert set(table_of_page.get("val_loss", table_of_page.get("loss"))) <= set(losses)
 
 
 def test_runs_of_wandb_become_a_table_as_the_page_says(
@@ -570,6 +569,8 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(
     runs = [
         SimpleNamespace(
             config={"optimizer": {"lr": lr}, "seed": seed, "n_params": 1000},
+            name=f"run-{lr}-{seed}",
+            state="finished",
             summary=SimpleNamespace(_json_dict={"eval/loss": 2 + lr + seed, "_step": 99, "_runtime": 3.5}),
         )
         for lr in LRS
@@ -585,7 +586,7 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(
         assert main(["import", "runs.csv", "out=out", "--json"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert [said[key] for key in ("folder", "runs", "is_new")] == ["out", len(runs), is_new]
-        assert said["mapping"]["not used: bookkeeping"] == "_runtime"
+        assert said["mapping"]["not used: bookkeeping"] == "State, summary._runtime"
     records = store.read(tmp_path / "out")
     assert sorted(records.runs["optimizer.lr"].unique()) == sorted(LRS)
     assert set(records.runs["steps"]) == {99}

@@ -30,6 +30,7 @@ USUAL_NAMES = {
 LN2 = math.log(2)
 LOSS_UNITS = {"nats": 1.0, "bits": LN2, "bits_per_byte": LN2, "perplexity": math.nan}
 UNIT_NAMES = {"ppl": "perplexity", "perplexity": "perplexity", "bpb": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
+SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 # What trackers and machines note about a run, which is no setting of it.
 BOOKKEEPING = {
     *("state", "status", "host", "hostname", "node", "node_ip", "machine", "pid", "user", "entity", "project", "done"),
@@ -96,7 +97,7 @@ def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float |
         if given in table:
             return given
         try:
-            number = float(given) if key in ("size", "steps", "initial_loss") else math.nan
+            number = float(spelled_out(given)) if key in ("size", "steps", "initial_loss") else math.nan
         except ValueError:
             number = math.nan
         if math.isfinite(number):
@@ -112,6 +113,12 @@ def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float |
         usual_names = " or ".join(USUAL_NAMES[key][1:4])
         raise RequestError(f"no column is called {usual_names}; {option} COLUMN says which it is")
     return None
+
+
+def spelled_out(cell: Any) -> Any:
+    """A number with a unit as a whole number, ``124M -> 124000000``; anything else as it is."""
+    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", str(cell).strip().lower())
+    return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 
 def plain_name(name: str) -> str:

@@ -30,6 +30,7 @@ from lab.records.columns import (
     end_of,
     is_arm,
     roles_of,
+    spelled_out,
 )
 from lab.records.store import Records
 from lab.records.table_files import NO_NUMBERS, plain
@@ -42,7 +43,6 @@ UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
 SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
-SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}  # such as in 124M
 KEEPS = ("error", "last", "best")
 MEANINGS = {
     "lr": "peak learning rate",
@@ -263,7 +263,7 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     cells = table[column]
     if pd.api.types.is_bool_dtype(cells):
         raise RequestError(f"{column} is no number: {cells.iloc[0]}")
-    numbers = pd.to_numeric(cells.map(_spelled, na_action="ignore") if key == "size" else cells, errors="coerce")
+    numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore") if key == "size" else cells, errors="coerce")
     is_word = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(NO_NUMBERS)
     if is_word.any():
         raise RequestError(f"{_row(is_word)}: {column} is no number: {cells[is_word].iloc[0]!r}")
@@ -272,12 +272,6 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")
     return numbers
-
-
-def _spelled(cell: Any) -> Any:
-    """``124M -> 124000000``."""
-    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", str(cell).strip().lower())
-    return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 
 def _row(chosen: pd.Series[bool]) -> str:
