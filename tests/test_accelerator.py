@@ -16,6 +16,7 @@ import lab.training.fleet
 from lab import Fleet
 from lab.training.engine import Captured, Compiled
 from lab.training.loop import train
+from sampling import few
 from small import brief, configs
 
 NOWHERE = torch.device("meta")
@@ -27,7 +28,7 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", few(RECIPES, 1))
 def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device without values ``.item()``, a branch on a tensor, or a tensor left on the host is an error."""
     monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)

@@ -71,11 +71,11 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
     ("sweep", "word", "otherwise"),
     [
         ("qk_layernorm", "Yes", "Undecided"),
-        ("mup", "In part", "In part"),
         ("pointwise_attention", "No", "Yes"),
-        ("steps", "No", "Yes"),
-        ("decay_strength", "Yes", "No"),
         ("fp16_sums", "Yes", "No"),
+        pytest.param("mup", "In part", "In part", marks=pytest.mark.slow),
+        pytest.param("steps", "No", "Yes", marks=pytest.mark.slow),
+        pytest.param("decay_strength", "Yes", "No", marks=pytest.mark.slow),
     ],
 )
 def test_planted_worlds_get_the_true_answer(sweep: str, word: str, otherwise: str) -> None:

@@ -217,7 +217,7 @@ def test_what_moved_is_told_by_learning_rate(folders: dict[str, Path], saved: Pa
     assert "What moved" not in run("check", folders["good"], *words)[1]
 
 
-@pytest.mark.parametrize("option", ["--junit", "--markdown", "--save"])
+@pytest.mark.parametrize("option", ["--junit", "--save"])
 def test_an_output_goes_through_a_link_and_into_a_pipe(
     option: str, folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
 ) -> None:

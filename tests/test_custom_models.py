@@ -25,6 +25,7 @@ from lab.core.registry import INTERVENTIONS, MODELS
 from lab.model.custom import check_custom_model
 from lab.training.building import check_custom
 from lab.training.identity import columns, run_id, static_key
+from sampling import few
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles
@@ -124,7 +125,7 @@ ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 NARROW = pytest.param(PLAIN, marks=pytest.mark.skipif(not machine.multiplies_bf16(), reason="no AVX-512"))
 
 
-@pytest.mark.parametrize("shared", [MLP, (*MLP, *ODD), NARROW, (*PLAIN, "model.width=32")], ids=" ".join)
+@pytest.mark.parametrize("shared", few([MLP, (*MLP, *ODD), NARROW, (*PLAIN, "model.width=32")], 2), ids=" ".join)
 def test_a_custom_model_has_the_same_bits_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)

@@ -215,9 +215,14 @@ def deeds(source: str) -> Iterator[str]:
             yield "read arguments"
 
 
+@cache
+def deeds_of_modules() -> dict[str, set[str]]:
+    return {module: set(deeds(source)) for module, source in SOURCES.items()}
+
+
 @pytest.mark.parametrize("deed", ALLOWED)
 def test_few_print_exit_read_arguments_or_know_hydra(deed: str) -> None:
-    doers = {module for module, source in SOURCES.items() if deed in deeds(source)}
+    doers = {module for module, done in deeds_of_modules().items() if deed in done}
     assert doers, f"nobody seems to {deed}: the test cannot see it"
     assert not {module for module in doers if not any(f"{module}.".startswith(f"{may}.") for may in ALLOWED[deed])}
 
