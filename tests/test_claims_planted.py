@@ -133,7 +133,7 @@ def test_pruned_records_decide_the_same(name: str) -> None:
         assert f"{judge_claim(claim, [pruned])}" == f"{judge_claim(claim, [whole])}", claim.name
 
 
-@pytest.mark.parametrize("name", [each for each in EACH if each.values[0] not in PRESUME_THEMSELVES])
+@pytest.mark.parametrize("name", [each for each in ONE_A_SWEEP if each.values[0] not in PRESUME_THEMSELVES])
 def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     """Or holds in part, where the world in which it fails leaves it some; without its control, which may fail there."""
     claim = CLAIMS[name]
@@ -258,7 +258,7 @@ def test_a_seed_that_does_not_tell_what_a_claim_presumes_does_not_count() -> Non
 
 
 @pytest.mark.parametrize("like", [0, pytest.param(-1, marks=pytest.mark.slow)], ids=["as untreated", "as treated"])
-@pytest.mark.parametrize("name", ONE_A_SWEEP)
+@pytest.mark.parametrize("name", _quick(_FIRST[::3]))
 def test_without_an_effect_of_its_cause_no_claim_is_reproduced(name: str, like: int) -> None:
     """Of the world in which every claim holds, with all runs ending and recording as the untreated, or treated, do."""
     claim = CLAIMS[name]
