@@ -199,9 +199,9 @@ def _seeds_to_decide(row: ScoreboardRow, effects: Qualified, alpha: float) -> fl
     """
     claim = row.claim
     if row.verdict.reason.startswith(CONTROLLED):
-        weak = [interval for interval in effects.control_intervals() if not interval.low > 0]
         return max(
-            seeds_for(interval.mean, _spread(interval), ALPHA) if interval.mean > 0 else math.nan for interval in weak
+            seeds_for(interval.mean, _spread(interval), ALPHA) if interval.mean > 0 else math.nan
+            for interval in effects.weak_controls()
         )
     (low, high), intervals = claim.side, effects.intervals()
     margin = MARGINS.get(claim.unit, 0.0) if claim.side == ABOVE_ZERO else 0.0

@@ -69,9 +69,13 @@ class Qualified(NamedTuple):
         """The intervals of the control, over the same seeds."""
         return _intervals(self.control, self._known())
 
-    def presumed_intervals(self) -> list[Interval]:
-        """The intervals of the presumption, over the same seeds."""
-        return _intervals(self.presumed, self._known())
+    def weak_controls(self) -> list[Interval]:
+        """The intervals of the control that do not lie above zero."""
+        return _not_above_zero(self.control_intervals())
+
+    def weak_presumptions(self) -> list[Interval]:
+        """The intervals of the presumption, over the same seeds, that do not lie above zero."""
+        return _not_above_zero(_intervals(self.presumed, self._known()))
 
     def with_earlier_seeds(self, earlier: pd.DataFrame, name: str) -> Qualified:
         """The same with the effects of earlier seeds; of a seed that both have, the effect here counts.
@@ -107,6 +111,10 @@ def _part_name(label: Hashable) -> str:
     if isinstance(label, (int, np.integer)):
         return f"{count(int(label))} parameters"
     return " ".join(map(_part_name, label)) if isinstance(label, tuple) else str(label).replace("_", " ")
+
+
+def _not_above_zero(intervals: Sequence[Interval]) -> list[Interval]:
+    return [interval for interval in intervals if not interval.low > 0]  # NaN is not above it
 
 
 def _intervals(effects: Qualified | None, seeds: pd.Index[str]) -> list[Interval]:

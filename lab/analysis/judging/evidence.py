@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -231,9 +232,15 @@ def read_evidence(folder: Path, records: Records, commands: Iterable[str] | None
         for (claim, config), effects in table.groupby(["claim", "config"], sort=False)
     }
     readings = folder.resolve().parent / READINGS_FILE
-    table = files.read_csv(readings) if readings.exists() else pd.DataFrame(columns=["claim", "verdict"])
-    verdicts = {str(claim): list(of_claim) for claim, of_claim in table.groupby("claim")["verdict"]}
+    verdicts = _readings_in(files.read_bytes(readings)) if readings.exists() else {}
     return Evidence(str(folder), records, commands or store.commands(folder), earlier_seeds, verdicts)
+
+
+@cache
+def _readings_in(content: bytes) -> dict[str, list[str]]:
+    """The verdicts on each claim in a file of readings, which many folders share."""
+    table = pd.read_csv(BytesIO(content))
+    return {str(claim): list(of_claim) for claim, of_claim in table.groupby("claim")["verdict"]}
 
 
 class ComparisonGroup:

@@ -242,7 +242,7 @@ def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
     decision = _decide(claim, effects, reading)
     verdict, shown, p, *_ = decision
-    weak = [interval for interval in effects.control_intervals() if not interval.low > 0]
+    weak = effects.weak_controls()
     reason = ""
     if shown.n < FEWEST_SEEDS:
         reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
@@ -296,7 +296,7 @@ def _open_parts(decision: Decision, effects: Qualified) -> str:
 
 def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
     """The reason why the setting does not meet the presumption of the claim; empty if it does."""
-    weak = [interval for interval in effects.presumed_intervals() if not interval.low > 0]
+    weak = effects.weak_presumptions()
     if not claim.presumes or not weak:
         return ""
     return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda interval: interval.low)))}; tried: {extent(arms)}"
