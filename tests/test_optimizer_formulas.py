@@ -562,6 +562,15 @@ def test_qk_clip_by_its_test_vector() -> None:
     close((weights[KEY] - keys_alone[KEY])[..., :3], 0.25 * (weights[KEY] - steps[KEY])[..., :3])
 
 
+def test_qk_clip_of_heads_that_share_a_key_takes_their_largest_score() -> None:
+    link, weights, steps = of_run(QKClip, 100.0, 0.5), draws(0), draws(1)
+    of_one_head = {**weights, KEY: weights[KEY][..., :3]}
+    given = {QUERY: steps[QUERY], KEY: steps[KEY][..., :3]}
+    made = link(given, {}, now(0, of_one_head, measured={"block0": link.observe(scores(400.0))}))
+    for name in (QUERY, KEY):
+        close(of_one_head[name] - made[name], 0.5 * (of_one_head[name] - given[name]))
+
+
 def test_a_spectral_cap_bounds_the_largest_singular_value() -> None:
     weights, link = draws(0), of_run(SpectralCap, 1.5, "matrices")
     matrices = {name: weights[name] for name in (QUERY, KEY, "block0.mlp_up")}

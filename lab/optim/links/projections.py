@@ -79,7 +79,8 @@ class QKClip(Link):
 
     With the largest score S of the batch the weights of queries are multiplied by (qk_clip / S) ** ``qk_clip_share``,
     those of keys by the rest of that ratio (arXiv:2507.20534, sec. 2.1).  Scores count as at the hook point
-    ``scores``, before what attaches there.  Moments are not rescaled.
+    ``scores``, before what attaches there.  Moments are not rescaled.  Of heads that share a key the largest score of
+    all counts.
     """
 
     takes: ClassVar = ("step",)
@@ -101,8 +102,11 @@ class QKClip(Link):
             # in the precision of numbers per run, since kernels round the last bit of a power by its place
             limit_r1, share_r1 = (torch.as_tensor(number).view(-1, 1) for number in (self.qk_clip, self.qk_clip_share))
             ratio_rh = torch.where(largest_rh > limit_r1, limit_r1 / largest_rh, 1.0)
-            for part, power_r1 in ((QUERY, share_r1), (KEY, 1 - share_r1)):
-                factor_rh = (ratio_rh**power_r1).to(largest_rh)
+            queries, keys = (now.weights[f"{where}{part}"].shape[-1] for part in (QUERY, KEY))
+            ratio_rg = ratio_rh.view(len(ratio_rh), -1, queries // keys).amin(-1)
+            ratio_rh = ratio_rg.repeat_interleave(queries // keys, dim=1)
+            for part, ratio_r, power_r1 in ((QUERY, ratio_rh, share_r1), (KEY, ratio_rg, 1 - share_r1)):
+                factor_rh = (ratio_r**power_r1).to(largest_rh)
                 for name in (f"{where}{part}", f"{where}{part}.biases"):
                     if name in steps:
                         steps[name] = _scaled_heads(now.weights[name], steps[name], factor_rh)
