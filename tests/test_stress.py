@@ -380,6 +380,16 @@ def test_the_page_has_the_zones_of_every_test() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.studies.stress.card.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    monkeypatch.setattr("lab.studies.stress.measures.extension", lambda losses, battery: [])
+    made = lab.stress(*TINY, tests=["lr_tolerance"], cures=["rezero", "score_softcap"], out="mine", seed=[0, 1])
+    assert [(cure.test.name, cure.change) for cure in made.cures or ()] == [("lr_x10", "score_softcap")]
+    assert made.cure_line().startswith("Learning-rate tolerance is ")
+
+
+@pytest.mark.usefixtures("here")
 def test_runs_that_two_settings_share_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [Setting((), 0.1), Setting(("precision=fp32",), 0.1)]
     monkeypatch.setattr("lab.cli.stress.wanted", lambda battery, tests, done: [] if done else shared)

@@ -206,7 +206,8 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     best = best_lr(curve(own_runs))
     own = next(iter(compose_settings(request, [next(iter(own_runs))]).values()))[0]
     trials, cures = dict[str, list[Trial]](), list[Cure]()
-    failed = [line.test for line in bench.card().lines if line.verdict == FAILS]
+    failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
+    failed = list({test.name: test for test in map(read_battery().cured, failing)}.values())
     for test in failed:
         for change in read_battery().cures_of(test, bench.plan.cures):
             trial = trial_of(test, change.name, _words(change, own), best)
@@ -215,6 +216,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
             else:
                 trials.setdefault(test.name, []).append(trial)
     settings = [setting for of_test in trials.values() for trial in of_test for setting in (trial.stressed, trial.best)]
+    settings += [place.setting(best) for test in failed for place in test.places]
     if missing := [setting for setting in dict.fromkeys(settings) if setting and setting not in bench.done]:
         bench.train(missing)
     judged = [

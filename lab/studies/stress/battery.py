@@ -55,7 +55,7 @@ class StressTest:
         title: its name for readers.
         failure: what fails at scale.
         source: where that was published.
-        fails_with: overrides of the default recipe with which it must fail, the control.
+        fails_with: overrides of the default recipe with which it fails, the control; None where none is known.
         metric: ``tolerance`` of the curve, or the column of runs that is measured, see ``measures.outcomes``.
         unit: of the measure.
         passes: from this value on, on the side away from ``fails``, a recipe passes.
@@ -68,13 +68,14 @@ class StressTest:
         spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
         minutes: of the shortest card that has it without being asked for.
+        cured_as: the name of the test on whose runs its cures are tried; empty for its own.
     """
 
     name: str
     title: str
     failure: str
     source: str
-    fails_with: tuple[str, ...]
+    fails_with: tuple[str, ...] | None
     metric: str
     unit: str
     passes: float
@@ -87,6 +88,7 @@ class StressTest:
     spread: Spread
     counts_stuck: bool = False
     minutes: int = 1
+    cured_as: str = ""
 
     @property
     def gap(self) -> float:
@@ -159,6 +161,10 @@ class Battery(NamedTuple):
             raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits} does; {advice}")
         return fitting
 
+    def cured(self, test: StressTest) -> StressTest:
+        """The test on whose runs the cures of a failed test are tried: itself, or one of the same failure."""
+        return self.tests[test.cured_as or test.name]
+
     def cures_of(self, test: StressTest, asked: str) -> list[Change]:
         """The changes that are tried on a test.
 
@@ -202,8 +208,9 @@ def read_battery() -> Battery:
 def _test(name: str, entry: Mapping[str, Any]) -> StressTest:
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
     spread = Spread(**entry.get("spread", {}))
-    texts = {key: tuple(entry.get(key, ())) for key in ("fails_with", "cures")}
-    return StressTest(**{**entry, **texts, "name": name, "spread": spread, **places})
+    control = tuple(entry["fails_with"]) if "fails_with" in entry else None
+    given = {"name": name, "fails_with": control, "cures": tuple(entry.get("cures", ())), "spread": spread}
+    return StressTest(**{**entry, **given, **places})
 
 
 def _place(entry: Mapping[str, Any]) -> Place:

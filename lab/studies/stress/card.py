@@ -107,9 +107,7 @@ class Card:
 
     def _cured(self, test: StressTest) -> str:
         title = f"{test.title[0].upper()}{test.title[1:]}"
-        if not test.cures:
-            return f"{title}: see the cures of the tests that share its runs."
-        of_test = [cure for cure in self.cures or () if cure.test.name == test.name]
+        of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
         parts = [
             f"{head} {listed(f'{cure.change} ({cure.effect})' for cure in of_test if cure.verdict == verdict)}"
             for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
@@ -132,8 +130,7 @@ class Card:
         yield from (*lead, *card_body(self.lines, self.table), *cures)
         notes = html.bullets(self.notes())
         yield html.section("What the numbers mean, and what they do not", notes)
-        failures = [f"{line.test.title}: {line.test.failure} ({line.test.source})." for line in self.lines]
-        yield html.section("What each test stands for", html.bullets(failures))
+        yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
 
     def _cures(self) -> Iterator[Markup]:
         if len(self.cure_table):
@@ -219,6 +216,15 @@ class Card:
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _failure(test: StressTest) -> str:
+    """What fails at scale, who says so, and what is known to fail the test here."""
+    known = "no recipe is known to fail it here"
+    if test.fails_with is not None:
+        known = f"the default recipe with {' '.join(test.fails_with)} fails it here"
+        known = known if test.fails_with else "the default recipe fails it here"
+    return f"{test.title[0].upper()}{test.title[1:]}: {test.failure} ({test.source}); {known}."
 
 
 def _plain(line: Line) -> dict[str, Any]:
