@@ -261,6 +261,7 @@ def test_arms_that_share_no_seed_are_compared_by_their_means() -> None:
 def test_losses_are_read_in_their_unit(unit: str | None, name: str, stored: float) -> None:
     frame = two_arms().drop(columns="val_loss").assign(**{name: stored})
     assert set(runs_of(frame, unit=unit)["final_val_loss"].round(9)) == {3.0}
+    assert ("nats per byte" in roles_of(frame, unit=unit).get("unit of losses", "")) == (unit == "bits_per_byte")
 
 
 def test_a_run_that_was_tried_again_counts_as_asked() -> None:

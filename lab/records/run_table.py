@@ -43,6 +43,7 @@ UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
 SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
+PER_BYTE = "losses are nats per byte"
 KEEPS = ("error", "last", "best")
 MEANINGS = {
     "lr": "peak learning rate",
@@ -85,7 +86,7 @@ def records_of(
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
     best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
-    found, numbers = _quantities(table, columns, best_over)
+    found, numbers, unit = _quantities(table, columns, best_over)
     states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), None)
     ends = pd.Series("", table.index) if states is None else states.astype(str).str.lower()
     is_lost, is_left_out = ~numbers["loss"].map(math.isfinite), ends.isin(UNFINISHED)
@@ -125,6 +126,7 @@ def records_of(
             "seed": numbers["seed"].astype("int64"),
             "versions": f"{ORIGIN} {source}",
             "data_fingerprint": "imported",
+            "data_notes": PER_BYTE if unit == "bits_per_byte" else None,
             "intervention": "none",
             TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
@@ -138,6 +140,10 @@ def records_of(
         runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
     table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
     mapping = _mapping(table, found, numbers, roles, runs)
+    if unit != "nats":
+        mapping.append(
+            ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
+        )
     if best_over:
         mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
     elif len(rows) < len(design):
@@ -158,8 +164,8 @@ def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
 
 def _quantities(
     table: pd.DataFrame, columns: Columns, best_over: Sequence[str]
-) -> tuple[dict[str, str | float | None], dict[str, pd.Series[float]]]:
-    """The columns of the quantities, and their numbers."""
+) -> tuple[dict[str, str | float | None], dict[str, pd.Series[float]], str]:
+    """The columns of the quantities, their numbers, and the unit of the losses, which are converted to nats."""
     found = {key: column_of(table, key, getattr(columns, key)) for key in (*USUAL_NAMES, "axis")}
     if found["axis"] is not None and found["axis"] == found["lr"]:
         found["axis"] = None
@@ -176,7 +182,7 @@ def _quantities(
         numbers[key] = values.map(math.log) if unit == "perplexity" else values * LOSS_UNITS[unit]
     if found["lr"]:
         numbers["lr"] = _in_three_digits(numbers["lr"])
-    return found, numbers
+    return found, numbers, unit
 
 
 def _rows(identity: pd.DataFrame, losses: pd.Series[float], keep: str | None) -> list[int]:

@@ -10,7 +10,7 @@ from lab.analysis.curves import axis_of, significant
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import LEARNING_RATE, arm_phrase, count, format_value, listed
-from lab.records.run_table import is_imported
+from lab.records.run_table import PER_BYTE, is_imported
 
 SLOW = (
     "More than half of the sensitivity is under-training, from learning rates below the best one, for {}. "
@@ -63,6 +63,8 @@ def _difference(table: pd.DataFrame, part: str) -> str:
 def notes(study: Study) -> Iterator[str]:
     """Yield cautions about the numbers, a sentence for each kind."""
     runs, failed = study.records.runs, study.failed
+    if is_imported(study.records) and runs["data_notes"].eq(PER_BYTE).any():
+        yield f"In this table {PER_BYTE}, wherever this page says nats/token."
     if len(failed):
         names = failed["reason"] if is_imported(study.records) else failed["id"]
         yield f"Failed, and left out of the curves: {len(failed)} of {len(runs)} runs ({listed(names)})."
