@@ -246,6 +246,25 @@ def test_events_of_one_log_are_told_from_those_of_its_twins(tmp_path: Path, caps
     assert "no twin to compare" in text
 
 
+def test_events_of_every_kind_are_looked_for_in_twins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of kinds that only logs have: a gradient norm that is not finite, and going back to a checkpoint."""
+    step_n, norm_n = 10 * np.arange(ROWS), np.random.default_rng(0).lognormal(0, 0.1, ROWS)
+    back = np.r_[0:400, 350:ROWS]
+    tables = {
+        "calm": pd.DataFrame({"step": step_n, "loss": twin(0, 1), "grad_norm": norm_n}),
+        "norm": pd.DataFrame(
+            {"step": step_n, "loss": twin(0, 2), "grad_norm": np.where(step_n < 3000, norm_n, math.nan)}
+        ),
+        "back": pd.DataFrame({"step": step_n[back], "loss": twin(0, 3)[back] + 0.001 * (np.arange(650) >= 400)}),
+    }
+    for name, table in tables.items():
+        table.to_csv(tmp_path / f"{name}.csv", index=False, na_rep="nan")
+    events = compared(capsys, *(str(tmp_path / f"{name}.csv") for name in tables))["events"]
+    twins = {event["kind"]: (event["in_twins"], event["not_in_twins"]) for event in events}
+    assert twins["norm_not_finite"] == ([], [str(tmp_path / "calm.csv")])
+    assert twins["restart"] == ([], [])
+
+
 def test_a_spike_is_left_out_of_the_gap() -> None:
     spiked = twin(0, 2)
     spiked[450:480] += 5.0
