@@ -72,6 +72,7 @@ def test_a_spike_of_one_twin_does_not_part_them() -> None:
     assert shared_batches(log(twin(0, 1)), log(spiked)).is_lasting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["curvature_alarm", "own_spike_curvature"])
 def test_every_pair_of_committed_runs_is_told_by_its_data_seed(name: str) -> None:
     """None of these records was used to choose the rule; some of the runs spike."""
