@@ -113,6 +113,8 @@ class Card:
             for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
             if any(cure.verdict == verdict for cure in of_test)
         ]
+        if test.cured_as and parts:  # its cures are measured in the unit of another test
+            parts[-1] += f", as measured by {of_test[0].test.title}"
         tried = sum(not cure.reason for cure in of_test)
         return f"{title} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
 
@@ -222,8 +224,7 @@ def _failure(test: StressTest) -> str:
     """What fails at scale, who says so, and what is known to fail the test here."""
     known = "no recipe is known to fail it here"
     if test.fails_with is not None:
-        known = f"the default recipe with {' '.join(test.fails_with)} fails it here"
-        known = known if test.fails_with else "the default recipe fails it here"
+        known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
     return f"{test.title[0].upper()}{test.title[1:]}: {test.failure} ({test.source}); {known}."
 
 
