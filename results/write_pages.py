@@ -8,17 +8,32 @@ names the pages that differ, and ends with exit code 1 if there are any.
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.sensitivity import Window
+from lab.records import store
 from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
+from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
+from lab.studies.stress.measures import Outcomes
+from lab.studies.stress.reference import FILE as REFERENCE
+from lab.studies.stress.reference import (
+    agreement_markdown,
+    agreements,
+    coverage,
+    outcomes_by_recipe,
+    published_outcomes,
+    recipes_markdown,
+    reference_spreads,
+    reference_table,
+)
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
@@ -26,13 +41,19 @@ VERDICTS, README = RESULTS / "verdicts.json", RESULTS / "README.md"
 # The tables of `lab claims --markdown` in the README of the results.
 TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote claims or the board.
-QUOTING = ("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md")
+QUOTING = (
+    *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
+    "docs/crash_test.md",
+)
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 SHARE = re.compile(r"(<!-- share of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
 BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
+RECIPES = re.compile(r"(<!-- published recipes -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
 
 
@@ -98,6 +119,43 @@ def quote_board(text: str) -> str:
     return TRANSFER.sub(lambda found: f"{found[1]}{transfer_line()}{found[3]}", text)
 
 
+@cache
+def crash_test() -> tuple[Battery, dict[str, Outcomes]]:
+    """The crash test with the spreads of the reference records, and these records by recipe."""
+    battery = read_battery()
+    by_recipe = outcomes_by_recipe(store.read(RESULTS / "stress" / "recipes"), battery)
+    spreads = reference_spreads(by_recipe, battery)
+    tests = {name: replace(test, spread=spreads.get(name, Spread())) for name, test in battery.tests.items()}
+    return battery._replace(tests=tests), by_recipe
+
+
+def reference_files() -> Iterator[tuple[Path, str]]:
+    """What the crash test reads of its reference records: spreads over seeds, and the numbers of each recipe."""
+    battery, by_recipe = crash_test()
+    spreads = {name: test.spread for name, test in battery.tests.items() if test.spread.freedom}
+    lines = [f"{name}: {{sd: {spread.sd:.4g}, freedom: {spread.freedom}}}" for name, spread in spreads.items()]
+    yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
+    yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
+
+
+def quote_crash_test(text: str) -> str:
+    """The text of a page with the published recipes under the crash test, where it marks them."""
+    battery, by_recipe = crash_test()
+    table, published = reference_table(by_recipe, battery), published_outcomes()
+    text = RECIPES.sub(lambda found: f"{found[1]}{recipes_markdown(table, published, battery)}{found[3]}", text)
+    lines = agreement_markdown(agreements(table, published, battery))
+    text = AGREEMENT.sub(lambda found: f"{found[1]}{lines}{found[3]}", text)
+    return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
+
+
+@cache
+def _coverage() -> str:
+    """``92 to 96 %``, over the tests and over three and six seeds."""
+    battery, by_recipe = crash_test()
+    shares = [share for seeds in (3, 6) for share in coverage(by_recipe, battery, seeds).values()]
+    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
+
+
 def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     """The file of verdicts and each page that quotes claims or the board, with the text that each should have."""
     yield VERDICTS, scoreboard.to_commit(rows)
@@ -108,14 +166,17 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     effects, tally = quotable(rows), next(scoreboard.tallies(rows))
     for page in QUOTING:
         text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
-        yield HOME / page, quote_board(text)
+        yield HOME / page, quote_crash_test(quote_board(text))
+    yield from reference_files()
 
 
 def main(*options: str) -> int:
     """Write the pages and the verdicts, or with ``--check`` name the pages that differ; returns the exit code."""
     folders, other_text = scoreboard.read([RESULTS]), scoreboard.read_other_text([RESULTS])
     rows = scoreboard.judge_all(folders, other_text=other_text)
-    stale = [(path, text) for path, text in pages(rows) if path.read_text(encoding="utf-8") != text]
+    stale = [
+        (path, text) for path, text in pages(rows) if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     if options == ("--check",):
         for path, _ in stale:
             print(f"{path.relative_to(HOME)} differs from the committed results; make results-readme writes it")

@@ -13,6 +13,9 @@ from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
+# Written by ``make results-readme``.
+SPREADS = Path(__file__).with_name("spreads.yaml")
+
 
 class Setting(NamedTuple):
     """What distinguishes runs of a card that differ in their seeds only.
@@ -196,6 +199,12 @@ class Battery(NamedTuple):
 
 
 @cache
+def read_spreads() -> dict[str, Spread]:
+    """The spread of each measure over seeds, pooled over the reference records."""
+    return {name: Spread(**entry) for name, entry in shipped.load(SPREADS).items()} if SPREADS.exists() else {}
+
+
+@cache
 def read_battery() -> Battery:
     """The crash test that comes with the lab."""
     tree = shipped.load(Path(__file__).with_name("battery.yaml"))
@@ -207,7 +216,7 @@ def read_battery() -> Battery:
 
 def _test(name: str, entry: Mapping[str, Any]) -> StressTest:
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    spread = Spread(**entry.get("spread", {}))
+    spread = read_spreads().get(name, Spread())
     control = tuple(entry["fails_with"]) if "fails_with" in entry else None
     given = {"name": name, "fails_with": control, "cures": tuple(entry.get("cures", ())), "spread": spread}
     return StressTest(**{**entry, **given, **places})

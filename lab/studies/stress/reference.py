@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -49,6 +49,11 @@ class Agreement(NamedTuple):
     p: float
     stable: int
     unstable: int
+
+
+def read_reference() -> pd.DataFrame:
+    """The numbers of the published recipes that come with the lab; see ``reference_table``."""
+    return pd.read_csv(FILE)
 
 
 def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes]:
@@ -155,3 +160,28 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
             hits += interval.low <= 0 <= interval.high
         covered[name] = hits / draws
     return covered
+
+
+def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:
+    """The published recipes as a Markdown table, those that tolerate most first, with what was published of each."""
+    tests = [test for test in battery.tests.values() if test.name in table]
+    heads = ["recipe", "published", *(f"{test.title}, {test.unit}" for test in tests)]
+    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
+    for row in table.sort_values("lr_tolerance", ascending=False).to_dict("records"):
+        cells = [_cell(row, test.name) for test in tests]
+        lines.append(f"| `{row['recipe']}` | {published.get(row['recipe'], '')} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Mapping[Hashable, Any], test: str) -> str:
+    half = row[f"{test}_high"] - row[test]
+    bound = "at least " if row[f"{test}_bound"] else ""
+    verdict = row[f"{test}_verdict"] if row["trains"] else "not judged"
+    return f"{bound}{row[test] + 0.0:.2f} ± {half:.2f} {verdict}"
+
+
+def agreement_markdown(found: Iterable[Agreement]) -> str:
+    """How well each number orders the recipes, as a Markdown table."""
+    lines = ["| rule | AUC | p |", "|---|---|---|"]
+    lines += [f"| {agreement.rule} | {agreement.auc:.2f} | {agreement.p:.2g} |" for agreement in found]
+    return "\n".join(lines) + "\n"
