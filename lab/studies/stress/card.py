@@ -20,11 +20,18 @@ from lab.studies.stress.cures import FULL, HARMS, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, line_of, strips
 from lab.studies.stress.measures import Outcomes, beats_bigram, best_lr, curve
 from lab.studies.stress.page import card_body, card_figure
+from lab.studies.stress.reference import beside_published
 
 LIMITS = (
     "A card names mechanisms that a recipe cannot stand, and its headroom, in a model of {parameters} parameters. It "
     "does not say that a large run will spike, or when: published recipes of one architecture were stable at one size "
     "and spiked at another."
+)
+
+
+BESIDE = (
+    "The published recipes were trained at this size with six seeds each, and have the interventions and the optimizer "
+    "that their papers describe. Published outcomes are those of large models, on which more than the recipe decides."
 )
 
 
@@ -130,6 +137,9 @@ class Card:
         lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.trains]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
         yield from (*lead, *card_body(self.lines, self.table), *cures)
+        beside = beside_published(self.recipe, self.lines)
+        if len(beside):
+            yield html.section("Beside published recipes", html.table(beside), html.paragraph(BESIDE, "note"))
         notes = html.bullets(self.notes())
         yield html.section("What the numbers mean, and what they do not", notes)
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import scipy  # its parts are loaded when they are used
 from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting, Spread
-from lab.studies.stress.lines import line_of
+from lab.studies.stress.lines import Line, line_of
 from lab.studies.stress.measures import (
     Outcomes,
     beats_bigram,
@@ -185,3 +185,35 @@ def agreement_markdown(found: Iterable[Agreement]) -> str:
     lines = ["| rule | AUC | p |", "|---|---|---|"]
     lines += [f"| {agreement.rule} | {agreement.auc:.2f} | {agreement.p:.2g} |" for agreement in found]
     return "\n".join(lines) + "\n"
+
+
+def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
+    """The published recipes with a row for this one among them, those first that stand the first test of the card best.
+
+    Returns:
+        Columns ``recipe``, ``published`` and the title of each test; empty where there are no reference records.
+    """
+    if not FILE.exists() or not lines:
+        return pd.DataFrame()
+    table, tests = read_reference(), [line.test for line in lines]
+    known = [test for test in tests if test.name in table]
+    if not known:
+        return pd.DataFrame()
+    own = {"recipe": recipe, "trains": True, "is_own": True}
+    for line in lines:
+        mean, low, high = line.interval[:3]
+        name = line.test.name
+        own |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_verdict": line.verdict}
+        own |= {f"{name}_bound": line.is_bound}
+    both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
+    both = both.iloc[both[known[0].name].map(known[0].share).argsort(kind="stable")]
+    published = published_outcomes()
+    rows = [
+        {
+            "recipe": f"▶ {row['recipe']}" if row["is_own"] else row["recipe"],
+            "published": published.get(row["recipe"], ""),
+        }
+        | {test.title: _cell(row, test.name) for test in known}
+        for row in both.to_dict("records")
+    ]
+    return pd.DataFrame(rows)
