@@ -38,6 +38,7 @@ def runs_of(recipe: str, excess: float, noise: float = 0.0) -> pd.DataFrame:
                 "optimizer.lr": lr,
                 "model.depth": depth,
                 "precision": precision,
+                "schedule.warmup": 0.25,
                 "final_val_loss": 2.2 + rise + random.normal(0, noise),
                 "loss_at_init": 4.0,
                 "loss_bigram": 2.4,

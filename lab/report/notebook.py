@@ -19,6 +19,7 @@ from lab.records.store import Records
 
 if TYPE_CHECKING:
     from lab.analysis.rendering.layout import Drawing
+    from lab.studies.stress.card import Card
 
 PIXELS = 2  # of a picture, for each point of its width
 
@@ -44,12 +45,12 @@ class Shown(NamedTuple):
             display(output, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
 
 
-def show(records: Records | Study, name: str, window: Sequence[float] | None = None) -> Shown:
-    """Draw a figure of the report or of `lab predict`.
+def show(records: Records | Study | Card, name: str = "", window: Sequence[float] | None = None) -> Shown:
+    """Draw a figure of the report or of `lab predict`, or the card of a crash test.
 
     Args:
-        records: the records, as ``load`` reads them, or a study, as ``lab.sweep`` returns it.
-        name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``.
+        records: the records, as ``load`` reads them, a study, as ``lab.sweep`` returns it, or a card.
+        name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``; nothing for a card.
         window: the lowest and the highest learning rate over which sensitivity is a mean; that of the study, or the
             paper's.
 
@@ -61,7 +62,11 @@ def show(records: Records | Study, name: str, window: Sequence[float] | None = N
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
     from lab.analysis.rendering import layout
     from lab.studies.figures import FIGURES
+    from lab.studies.stress.card import Card
 
+    if isinstance(records, Card):
+        drawing = records.figure()
+        return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
     if isinstance(records, Study):
         window = window or records.window
         records = records.records
@@ -126,6 +131,38 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
             rows.append(row | {"what": what, "look next at": next_look(log, event, events)})
             drawings[event.step] = partial(event_figure, log, event)
     return Watched(notes, pd.DataFrame(rows), drawings)
+
+
+def card(folder: str | Path, recipe: str) -> Card:
+    """The card of a published recipe, from records of the crash test that hold its runs.
+
+    Args:
+        folder: of results, such as ``results/stress/recipes``.
+        recipe: its name, as ``lab list recipes`` has it.
+
+    Raises:
+        RequestError: no such folder, or no runs of this recipe in it.
+    """
+    from lab.records import store
+    from lab.studies.stress.battery import read_battery
+    from lab.studies.stress.card import card_of
+    from lab.studies.stress.reference import outcomes_by_recipe
+
+    battery = read_battery()
+    by_recipe = outcomes_by_recipe(store.read(Path(folder)), battery)
+    if recipe not in by_recipe:
+        raise RequestError(f"{folder} has no runs of recipe {recipe!r}; {nearest(recipe, by_recipe)}")
+    tests = list(battery.tests.values())
+    return card_of(recipe, f"lab stress recipe={recipe}", Path(folder), tests, by_recipe[recipe], battery)
+
+
+def recipes() -> pd.DataFrame:
+    """The published recipes under the crash test, a row each: what was published, and the value of each test."""
+    from lab.studies.stress.reference import published_outcomes, read_reference
+
+    table = read_reference()
+    values = [name.removesuffix("_verdict") for name in map(str, table) if name.endswith("_verdict")]
+    return table.set_index("recipe")[values].assign(published=table["recipe"].map(published_outcomes()).to_numpy())
 
 
 def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = WINDOW) -> pd.DataFrame:

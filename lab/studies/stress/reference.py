@@ -57,28 +57,26 @@ def read_reference() -> pd.DataFrame:
 
 
 def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes]:
-    """The runs of each recipe by setting; a setting is found by the columns that its words name."""
+    """The runs of each recipe by setting, found in the columns that words of settings name.
+
+    Where a setting says nothing of a column, its runs have the value of most runs of the recipe, as those of the curve.
+    """
     runs = records.runs[records.runs["status"] != "failed"]
-    every = {place.words for test in battery.tests.values() for place in test.places if place.words}
-    matches = {
-        words: pd.concat([runs[key].astype(str) == value for key, value in _pairs(words)], axis=1).all(axis=1)
-        for words in every
-        if all(key in runs for key, _ in _pairs(words))  # else no run has such a setting
-    }
-    matches[()] = ~pd.concat(list(matches.values()), axis=1).any(axis=1)
+    settings = {place.words for test in battery.tests.values() for place in test.places} | {()}
+    pairs = {words: dict(word.split("=") for word in words) for words in settings}
+    pairs = {words: of_words for words, of_words in pairs.items() if all(key in runs for key in of_words)}
+    keys = sorted({key for of_words in pairs.values() for key in of_words})
     found = dict[str, Outcomes]()
-    for recipe in sorted(runs["recipe"].dropna().unique()):
+    for recipe, of_recipe in runs.groupby("recipe"):
+        values = of_recipe[keys].astype(str)
+        usual = dict(values.mode().iloc[0])
         ids = {
-            Setting(words, float(lr)): list(of_lr["id"])
-            for words, matched in matches.items()
-            for lr, of_lr in runs[matched & (runs["recipe"] == recipe)].groupby("optimizer.lr")
+            Setting(words, float(str(lr))): list(of_lr["id"])
+            for words, of_words in pairs.items()
+            for lr, of_lr in of_recipe[(values == pd.Series(usual | of_words)).all(axis=1)].groupby("optimizer.lr")
         }
         found[str(recipe)] = outcomes(records, ids)
     return found
-
-
-def _pairs(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(word.partition("=")[0], word.partition("=")[2]) for word in words]
 
 
 def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
