@@ -12,6 +12,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/d
 
 quickstart: .venv/installed
 	$(BIN)/lab sweep quickstart
+	@echo "What this recipe cannot stand, in about a minute: $(BIN)/lab stress"
 
 install: .venv/installed
 

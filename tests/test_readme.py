@@ -196,7 +196,8 @@ def test_the_lab_commands_work_in_their_order(
         kept = [word for word in words if not word.startswith("scale=")]  # no other scale is as small
         added = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in kept)]
         check = SMALLER_CHECK if "model.width=32" not in words else []  # that of depths is small
-        added = {"sweep": added, "train": added, "coordcheck": check}.get(words[0], [])
+        brief = ["steps=2", "seed=0,1", "--tests", "lr_x10"]
+        added = {"sweep": added, "train": added, "coordcheck": check, "stress": brief}.get(words[0], [])
         smaller = [*(kept if added else words), *added]
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["lab", *smaller])
@@ -218,7 +219,9 @@ def test_quickstart_in_a_clean_clone(tmp_path: Path) -> None:
         check=False,
     )
     assert made.returncode == 0, made.stderr
-    assert "84 trained, 0 already there" in made.stdout.splitlines()[-1]
+    *_, trained, advice = made.stdout.splitlines()
+    assert "84 trained, 0 already there" in trained
+    assert advice.endswith("lab stress")
     assert (tmp_path / "clone/runs/quickstart/report.html").exists()
     left = subprocess.run(["git", "status", "--porcelain"], cwd=tmp_path / "clone", capture_output=True, check=True)
     assert left.stdout == b""
