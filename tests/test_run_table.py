@@ -621,7 +621,7 @@ def test_all_commands_work_on_it(
     assert main(["check", str(out), "--save", str(base)]) == 0
     assert main(["check", str(out), "--baseline", str(base)]) == 0
     assert main(["claims", str(out)]) == 0
-    assert main(["predict", str(out)]) == 2
+    assert main(["predict", str(out)]) == 0  # two sizes tell how the best learning rate shifts
     assert "A fault of the lab" not in capsys.readouterr().err
 
 
