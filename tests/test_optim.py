@@ -26,10 +26,17 @@ from pieces import CONF, CPU, intervention, model, optimizer, recipe, weights_of
 from small import tree
 
 # Tensors of one run: a matrix, an embedding and a gain, of sizes that fill no vector register evenly.
-SHAPES = {"query": (5, 3), "embedding": (11, 7), "final_norm": (13,), "block0.attention.query": (6, 4)}
+SHAPES = {
+    "query": (5, 3),
+    "embedding": (11, 7),
+    "final_norm": (13,),
+    "block0.attention.query": (6, 4),
+    "block0.attention.key": (6, 4),
+}
 ROLES = {
     **{"query": Role.QUERY, "embedding": Role.EMBEDDING, "final_norm": Role.GAIN},
     "block0.attention.query": Role.QUERY,
+    "block0.attention.key": Role.MATRIX,
 }
 RECIPES = sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml"))
 Run = dict[str, Any]
@@ -549,7 +556,7 @@ def first_direction(chain: Optimizer, tensor: str, gradient: Tensor, clipped: Te
     """What the first step makes of a gradient: its sign, of Adam and many others, or as the rule says."""
     if {"sgd", "momentum"} & {*chain.links}:
         return clipped
-    if "muon" in chain.links and ROLES[tensor] == Role.QUERY:
+    if "muon" in chain.links and ROLES[tensor] in (Role.QUERY, Role.MATRIX):
         values, vectors = torch.linalg.svdvals(gradient[0]), torch.linalg.svd(gradient[0], full_matrices=False)
         after = newton_schulz_of(values / values.norm(), [(3.4445, -4.7750, 2.0315)] * 5)
         return 0.2 * math.sqrt(max(gradient.shape[1:])) * (vectors.U * after @ vectors.Vh)[None]

@@ -72,7 +72,10 @@ def test_there_is_one_zero() -> None:
     assert len({run_id(run_config(tree(f"optimizer.weight_decay={zero}")), "text") for zero in ("0", "-0.0")}) == 1
 
 
-SWITCHED = ("e4m3", "gradients", "rounded", "ends", "same")
+SWITCHED = (
+    *("e4m3", "gradients", "rounded", "ends", "same", "noise"),
+    *("width", "none", "xavier", "qkv", "gelu", "rmsnorm"),
+)
 LINK_WORDS = ("twelve", "spectral", "query_key")
 # What a choice needs of others, without which it would do nothing.
 NEEDS = {
