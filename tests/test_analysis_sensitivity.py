@@ -16,7 +16,7 @@ from lab.analysis import sensitivity
 from lab.analysis.curves import points
 from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import split
-from lab.analysis.statistics import student_t, student_t_of_rows
+from lab.analysis.statistics import dz_of_intervals, student_t, student_t_of_rows
 from lab.core.errors import RequestError
 from lab.report import findings, tables
 
@@ -175,6 +175,8 @@ def test_intervals_of_many_rows_have_the_bits_of_one_by_one():
     rows += [[0.1, math.nan, 0.3, 0.2], [math.nan] * 3, [0.1, 0.1, 0.1]]
     for row, interval in zip(rows, student_t_of_rows(rows), strict=True):
         assert repr(interval) == repr(student_t(row))
+    intervals = student_t_of_rows(rows)
+    assert repr(dz_of_intervals(intervals)) == repr([interval.dz for interval in intervals])
 
 
 def test_below_three_seeds_there_are_values_and_no_interval():

@@ -148,6 +148,18 @@ def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.9
     return Interval(mean, mean - half, mean + half, n, (), error)
 
 
+def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
+    """``Interval.dz`` of each interval, those of equally many seeds at once."""
+    found, seeds = np.full(len(intervals), math.nan), np.array([interval.n for interval in intervals])
+    for n in np.unique(seeds[seeds >= FEWEST_SEEDS]).tolist():
+        places = np.flatnonzero(seeds == n)
+        spread_k = np.array([intervals[place].values for place in places.tolist()]).std(1, ddof=1)
+        mean_k = np.array([intervals[place].mean for place in places.tolist()])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found[places] = np.where(spread_k == 0, math.nan, mean_k / spread_k)
+    return list(found.tolist())
+
+
 def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from lab.analysis.curves import axis_of, configs, differing, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
+from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import UNDEFINED, count, format_value, span
 
 # Names of the parts of sensitivity, for readers and CSV files.
@@ -67,7 +68,7 @@ def differences(study: Study) -> pd.DataFrame:
         Columns ``first``, ``second``, ``size``; sensitivity and its two parts with the ends of their intervals; ``n``;
         and Cohen's d_z of each.
     """
-    dz = {f"{column}_dz": [interval.dz for interval in study.pairs[part]] for part, column in PART_COLUMNS.items()}
+    dz = {f"{column}_dz": dz_of_intervals(list(study.pairs[part])) for part, column in PART_COLUMNS.items()}
     return _flat(study.pairs).assign(**dz)
 
 
