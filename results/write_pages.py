@@ -140,12 +140,17 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 def quote_crash_test(text: str) -> str:
     """The text of a page with the published recipes under the crash test, where it marks them."""
+    text = RECIPES.sub(lambda found: f"{found[1]}{_crash_test_tables()[0]}{found[3]}", text)
+    text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
+    return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
+
+
+@cache
+def _crash_test_tables() -> tuple[str, str]:
+    """The published recipes, and how well their numbers agree with what was published, as tables in Markdown."""
     battery, by_recipe = crash_test()
     table, published = reference_table(by_recipe, battery), published_outcomes()
-    text = RECIPES.sub(lambda found: f"{found[1]}{recipes_markdown(table, published, battery)}{found[3]}", text)
-    lines = agreement_markdown(agreements(table, published, battery))
-    text = AGREEMENT.sub(lambda found: f"{found[1]}{lines}{found[3]}", text)
-    return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
+    return recipes_markdown(table, published, battery), agreement_markdown(agreements(table, published, battery))
 
 
 @cache

@@ -324,6 +324,8 @@ def test_a_notebook_shows_alarms_and_their_figures(tmp_path: Path) -> None:
     assert found.show(500).png.startswith(b"\x89PNG")
     with pytest.raises(RequestError, match="some at 500"):
         found.show(501)
+    (alarm,) = watch(write_log(tmp_path / "a: b.csv", STEPS, calm() + bump(3.0))).alarms.to_dict("records")
+    assert alarm["what"].startswith("loss spike, 2 to 5.0"), "the name of the run is left out, whatever it holds"
 
 
 def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
         RequestError: the path cannot be read, or no loss recurs in it.
     """
     from lab.studies.alarms.watching import event_figure, find_alarms
-    from lab.studies.alarms.words import next_look, sentence
+    from lab.studies.alarms.words import next_look, what_happened
 
     logs, notes, events = find_alarms(Path(path), columns=columns)
     rows: list[dict[str, object]] = []
@@ -127,8 +127,7 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
     for log in logs:
         for event in events[log.name]:
             row = {name: getattr(event, name) for name in ("run", "step", "kind", "ending")}
-            what = sentence(log, event).partition(": ")[2]
-            rows.append(row | {"what": what, "look next at": next_look(log, event, events)})
+            rows.append(row | {"what": what_happened(log, event), "look next at": next_look(log, event, events)})
             drawings[event.step] = partial(event_figure, log, event)
     return Watched(notes, pd.DataFrame(rows), drawings)
 

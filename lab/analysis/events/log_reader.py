@@ -242,7 +242,7 @@ class Table(NamedTuple):
     def fields(self, line: str) -> Iterator[tuple[str, Fields]]:
         """The cells of a row by name, for each run in it."""
         cells = self.cells(line)
-        if len(cells) > len(self.names):
+        if len(cells) > len(self.names) or cells == self.names:  # other text, or the names once more
             return
         runs: dict[str, dict[str, str]] = {"": {}}
         for name, cell in zip(self.names, cells, strict=False):
@@ -305,8 +305,6 @@ class LogReader:
         if self.table is None:
             self.table = self._begun_table(line)
             self.header = line
-        if self.table and self.table.cells(line) == self.table.names:
-            return []  # the names once more
         if self.table:
             return [row for run, fields in self.table.fields(line) for row in self.add(fields, run)]
         if (rank := RANK.search(line)) and self.rank not in (None, rank[1]):

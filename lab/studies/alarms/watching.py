@@ -20,7 +20,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.core import files
 from lab.core.detectors import LABELS
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
-from lab.studies.alarms.words import next_look, rounded_level, sentence
+from lab.studies.alarms.words import next_look, rounded_level, sentence, what_happened
 
 # Rows shown on both sides of an event.
 MARGIN = 40
@@ -116,7 +116,7 @@ def _page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
         by_step.setdefault(event.step, []).append(event)
     sections = []
     for number, (step, together) in enumerate(by_step.items()):
-        said = [sentence(log, event).partition(": ")[2] for event in together]
+        said = [what_happened(log, event) for event in together]
         lines = [f"{words[:1].upper()}{words[1:]}." for words in said]
         advice = [f"Look next at {next_look(log, event, events)}." for event in together]
         text = html.bullets([" ".join(pair) for pair in zip(lines, advice, strict=True)])

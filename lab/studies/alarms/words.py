@@ -23,10 +23,11 @@ ENDS = 10
 
 def sentence(log: Log, event: Event) -> str:
     """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
-    return f"{event.run} step {event.step}: {_what(log, event)}"
+    return f"{event.run} step {event.step}: {what_happened(log, event)}"
 
 
-def _what(log: Log, event: Event) -> str:
+def what_happened(log: Log, event: Event) -> str:
+    """``sentence`` without the run and the step."""
     name, _ = LABELS[event.kind]
     match event.kind, event.ending:
         case "logit_rounding", _:

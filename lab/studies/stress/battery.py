@@ -201,7 +201,7 @@ class Battery(NamedTuple):
 @cache
 def read_spreads() -> dict[str, Spread]:
     """The spread of each measure over seeds, pooled over the reference records."""
-    return {name: Spread(**entry) for name, entry in shipped.load(SPREADS).items()} if SPREADS.exists() else {}
+    return {name: Spread(**entry) for name, entry in shipped.load(SPREADS).items()}
 
 
 @cache

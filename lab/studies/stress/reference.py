@@ -30,7 +30,7 @@ from lab.studies.stress.measures import (
 FILE = Path(__file__).with_name("reference.csv")
 # A rule of one bit: a recipe is stable if it has one of these, which bound the scores of attention.
 BOUNDS_SCORES = frozenset({"qk_layernorm", "qk_rmsnorm", "qk_l2norm", "ngpt", "score_softcap"})
-STABLE, UNSTABLE = "stable", "unstable"
+UNSTABLE = "unstable"
 
 
 class Agreement(NamedTuple):
@@ -86,13 +86,18 @@ def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.D
         losses = curve(done)
         row = {"recipe": recipe, "trains": beats_bigram(done), "best_loss": float(losses.mean(axis=1).min())}
         row["best_lr"] = best_lr(losses)
-        for name, test in battery.tests.items():
+        for test in battery.tests.values():
             if line := line_of(test, done, battery):
-                mean, low, high = line.interval[:3]
-                row |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_verdict": line.verdict}
-                row |= {f"{name}_bound": line.is_bound, f"{name}_stuck": line.stuck}
+                row |= _columns(line)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _columns(line: Line) -> dict[str, Any]:
+    """The value, interval and verdict of a test, each under its column."""
+    name, (mean, low, high) = line.test.name, line.interval[:3]
+    interval = {name: mean, f"{name}_low": low, f"{name}_high": high}
+    return interval | {f"{name}_verdict": line.verdict, f"{name}_bound": line.is_bound, f"{name}_stuck": line.stuck}
 
 
 def reference_spreads(by_recipe: Mapping[str, Outcomes], battery: Battery) -> dict[str, Spread]:
@@ -144,17 +149,18 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
     random, covered = np.random.default_rng(0), dict[str, float]()
     for name, test in battery.tests.items():
         found = {recipe: measure(test, done, battery) for recipe, done in by_recipe.items()}
-        values = {recipe: measured.seeds.to_numpy() for recipe, measured in found.items() if measured}
-        values = {recipe: of_recipe for recipe, of_recipe in values.items() if len(of_recipe) > 1}
-        if len(values) < 2:
+        known = {recipe: measured for recipe, measured in found.items() if measured and len(measured.seeds) > 1}
+        if len(known) < 2:
             continue
+        of_others = {
+            recipe: dict(spreads({name: [known[other] for other in known if other != recipe]}))[name]
+            for recipe in known
+        }
         hits = 0
-        for recipe in random.choice(list(values), draws):
-            own, others = values[recipe], [values[other] for other in values if other != recipe]
-            freedom = sum(len(other) - 1 for other in others)
-            sd = math.sqrt(sum(float(((other - other.mean()) ** 2).sum()) for other in others) / freedom)
+        for recipe in random.choice(list(known), draws):
+            own = known[recipe].seeds.to_numpy()
             residuals = (own - own.mean()) * math.sqrt(len(own) / (len(own) - 1))
-            interval = pooled_interval(random.choice(residuals, seeds).tolist(), Spread(sd, freedom))
+            interval = pooled_interval(random.choice(residuals, seeds).tolist(), of_others[recipe])
             hits += interval.low <= 0 <= interval.high
         covered[name] = hits / draws
     return covered
@@ -189,20 +195,15 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
     """The published recipes with a row for this one among them, those first that stand the first test of the card best.
 
     Returns:
-        Columns ``recipe``, ``published`` and the title of each test; empty where there are no reference records.
+        Columns ``recipe``, ``published`` and the title of each test; empty if no test has reference records.
     """
-    if not FILE.exists() or not lines:
-        return pd.DataFrame()
     table, tests = read_reference(), [line.test for line in lines]
     known = [test for test in tests if test.name in table]
     if not known:
         return pd.DataFrame()
-    own = {"recipe": recipe, "trains": True, "is_own": True}
+    own: dict[str, Any] = {"recipe": recipe, "trains": True, "is_own": True}
     for line in lines:
-        mean, low, high = line.interval[:3]
-        name = line.test.name
-        own |= {name: mean, f"{name}_low": low, f"{name}_high": high, f"{name}_verdict": line.verdict}
-        own |= {f"{name}_bound": line.is_bound}
+        own |= _columns(line)
     both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
     both = both.iloc[both[known[0].name].map(known[0].share).argsort(kind="stable")]
     published = published_outcomes()
