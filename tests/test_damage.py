@@ -5,19 +5,16 @@ from __future__ import annotations
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lab import Fleet
-from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
@@ -62,13 +59,13 @@ def test_a_run_that_was_damaged_is_missing(name: str, folder: Path) -> None:
     for table in ("runs.parquet", "metrics.parquet"):
         (folder / table).unlink()
     whole, missing = store.read(folder), 0
-    for _ in damages(folder / "runs/a" / name, 30):
+    for _ in damages(folder / "runs/a" / name, 15):
         found = store.read(folder)
         if list(found.runs["id"]) == ["b"]:
             missing += 1
         else:  # 1e-3 may be written 1E-3
             assert_same(found, whole)
-    assert missing > 30
+    assert missing > 15
     leave(folder, "a")
     assert store.statuses(folder) == {"a": "finished", "b": "finished"}
 
@@ -77,7 +74,7 @@ def test_a_run_that_was_damaged_is_missing(name: str, folder: Path) -> None:
 def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Path) -> None:
     whole, refused, messages = store.read(folder), 0, set[str]()
     runs = folder / "runs"
-    for _ in damages(folder / name, 30):
+    for _ in damages(folder / name, 15):
         assert_same(store.read(folder), whole)
         runs.rename(folder / "elsewhere")
         try:  # some bits of a footer mean nothing to its reader
@@ -86,7 +83,7 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Pa
             refused += 1
             messages.add(str(refusal).split(":")[0])
         (folder / "elsewhere").rename(runs)
-    assert refused > 24
+    assert refused > 12
     assert messages == {f"the tables in {folder} are damaged"}
     (folder / name).unlink()
     assert_same(store.read(folder), whole)
@@ -95,71 +92,30 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Pa
         store.read(folder)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: files.write_table(path, files.read_table(path)[:1])])
-def test_events_that_are_lost_from_a_folder_are_missed(damage: Callable[[Path], object], tmp_path: Path) -> None:
+def test_events_that_are_lost_from_a_folder_are_missed(tmp_path: Path) -> None:
     store.open_folder(tmp_path, "eager")
     happened = [(1, 1, "spike", 9.0, ""), (2, 2, "end", 1.0, "")]
     for name in "ab":
         store.write_run(tmp_path, {"id": name, "status": "finished"}, [(1, "train_loss", "", 9.0)], happened)
     whole = store.gather(tmp_path)
-    damage(tmp_path / "events.parquet")
+    (tmp_path / "events.parquet").unlink()
     assert_same(store.read(tmp_path), whole)  # from the files of the runs
-    assert store.digest_of_tables(tmp_path) is None  # a sweep gathers again, and draws
-    assert_same(store.gather(tmp_path), whole)
-    assert store.digest_of_tables(tmp_path) is not None
-    damage(tmp_path / "events.parquet")
+    assert_same(store.gather(tmp_path), whole)  # a sweep gathers again
+    (tmp_path / "events.parquet").unlink()
     shutil.rmtree(tmp_path / "runs")
-    with pytest.raises(RequestError, match=r"are damaged: [01] of 4 events are there"):
+    with pytest.raises(RequestError, match="are damaged: 0 of 4 events are there"):
         store.read(tmp_path)
 
 
-def test_a_table_of_an_earlier_version_is_read(folder: Path) -> None:
-    """Those had a digest in place of checksums, and the runs did not count the rows of the other tables."""
-    expected = store.read(folder)
-    shutil.rmtree(folder / "runs")
-    table = pyarrow.Table.from_pandas(pd.read_parquet(folder / "runs.parquet"), preserve_index=False)
-    seal = {b"seal": b"sealed by sha256:" + b"0" * 64}
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **seal})
-    pyarrow.parquet.write_table(table, folder / "runs.parquet")
-    assert_same(store.read(folder), expected)
-
-
-def test_tables_of_two_that_gather_at_once_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process leaves one more run and gathers, just after this one has written its metrics."""
-    write = files.write_table
-    others: list[Callable[[], object]] = [
-        lambda: store.gather(folder),
-        lambda: leave(folder, "c", **{"optimizer.lr": 1e-3}),
-    ]
-
-    def interrupted(path: Path, table: pd.DataFrame, **how: Any) -> str:
-        if path == folder / "runs.parquet":
-            while others:
-                others.pop()()
-        return write(path, table, **how)
-
-    monkeypatch.setattr(files, "write_table", interrupted)
-    assert list(store.gather(folder).runs["id"]) == ["a", "b", "c"]
-    shutil.rmtree(folder / "runs")
-    assert list(store.read(folder).runs["id"]) == ["a", "b", "c"]
-    assert set(store.read(folder).metrics["id"]) == {"a", "b", "c"}
-
-
-def test_a_plan_or_a_version_that_was_damaged_is_refused(folder: Path) -> None:
+def test_a_plan_that_was_damaged_is_refused(folder: Path) -> None:
     name = plans.freeze(folder, [[{"id": "a", "tree": {"lr": 1e-3}}]])
     plan, refused = plans.thaw(folder, name, 0), 0
-    for _ in damages(folder / "plans" / f"{name}.jsonl", 40):
+    for _ in damages(folder / "plans" / f"{name}.jsonl", 20):
         try:
             assert plans.thaw(folder, name, 0) == plan
         except RequestError:
             refused += 1
-    assert refused > 40
-    for _ in damages(folder / "store.json", 40):
-        try:
-            assert store.check_version(folder) in ("eager", None)
-        except RequestError:
-            refused += 1
-    assert refused > 65
+    assert refused > 20
 
 
 @pytest.mark.xdist_group("checkpoint")
@@ -184,11 +140,11 @@ def test_a_checkpoint_that_was_damaged_is_not_gone_on_from(tmp_path: Path) -> No
     assert not same(whole, before)
     assert not notes
     fell_back = 0
-    for _ in damages(newest, 50):
+    for _ in damages(newest, 20):
         notes.clear()
         assert same(restored(), before if notes else whole)
         fell_back += bool(notes)
-    assert fell_back > 45
+    assert fell_back > 18
     assert older.exists()
 
 
@@ -198,7 +154,7 @@ def test_a_part_of_a_checkpoint_that_was_damaged_is_found(tmp_path: Path) -> Non
         write_shards(tmp_path / "8", tensors)
     (part,) = (tmp_path / "8").glob("*.distcp")
     found = 0
-    for _ in damages(part, 50):
+    for _ in damages(part, 20):
         try:
             ShardedReader(tmp_path / "8").shapes()
             filled = {name: torch.zeros(64, 64) for name in tensors}
@@ -206,4 +162,4 @@ def test_a_part_of_a_checkpoint_that_was_damaged_is_found(tmp_path: Path) -> Non
             assert all(torch.equal(filled[name], tensor) for name, tensor in tensors.items())
         except (ValueError, RuntimeError):
             found += 1
-    assert found > 45
+    assert found > 18

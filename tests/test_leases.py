@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from lab.core.errors import RequestError
 from lab.records import leases, store
 from lab.sweeping import pipeline
 from lab.sweeping.job import train_fleet
@@ -86,15 +85,6 @@ def test_many_at_once_each_get_what_no_other_has(tmp_path: Path) -> None:
         got = list(threads.map(claim, range(8)))
     assert sorted(run for each in got for run in each) == sorted(runs)
     assert held(tmp_path, runs) == runs
-
-
-def test_nothing_is_written_outside_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "runs/plans").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="a link"):
-        held(tmp_path / "runs")
-    assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
 CONFIG = ["data=synthetic", "steps=3", "model.width=16", "model.depth=1", "seq_len=16", "batch_size=4"]
