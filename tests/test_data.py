@@ -263,18 +263,6 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path, monkeypatch: pyte
         opened(tmp_path / "locked")
 
 
-@pytest.mark.parametrize(("size", "longest"), [(1000, 99), (641, 64), (640, 63)])
-def test_a_window_longer_than_the_text_is_refused(tmp_path: Path, size: int, longest: int) -> None:
-    (tmp_path / "one.txt").write_bytes(b"x" * size)
-    corpus = opened(tmp_path / "one.txt")
-    corpus.check(4, longest)
-    assert corpus.batch(0, 0, 4, longest).shape == (4, longest + 1)
-    assert len(corpus.held_out(longest)) == 1
-    for ask in (corpus.check, lambda b, t: corpus.batch(0, 0, b, t), lambda b, t: corpus.held_out(t)):
-        with pytest.raises(RequestError, match=f"too short for seq_len={longest + 1}: .* at most seq_len={longest}$"):
-            ask(4, longest + 1)
-
-
 # --- the standard library -------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 import lab.data
 import lab.records.trackers  # noqa: F401  (these fill two registries; ``pieces`` fills the others)
 from lab.core import registry
-from lab.core.errors import RequestError, nearest
+from lab.core.errors import nearest
 from lab.core.registry import INTERVENTIONS, KINDS, LINKS, PROBES, Registry, first_line
 from lab.core.schema import build
 from lab.model.config import ModelConfig
@@ -42,16 +42,6 @@ NAMED = [file for file in FILES if not file.startswith(("arm/", "ledger/"))]
 
 def files(group: str) -> list[str]:
     return [name.split("/")[1] for name in FILES if name.startswith(f"{group}/")]
-
-
-def test_a_wrong_name_is_told_the_nearest() -> None:
-    with pytest.raises(RequestError, match=r"^unknown intervention 'z_los'; nearest: z_loss"):
-        INTERVENTIONS["z_los"]
-    with pytest.raises(RequestError, match=r"unknown intervention 'zzzzzz'; known: .*z_loss"):
-        INTERVENTIONS["zzzzzz"]
-    assert "z_loss" in INTERVENTIONS
-    assert "zzzzzz" not in INTERVENTIONS
-    assert list(INTERVENTIONS) == sorted(INTERVENTIONS)
 
 
 def test_nearest() -> None:
