@@ -72,7 +72,7 @@ def command(*words: str) -> None:
     from lab.__main__ import main
     from lab.cli import launch as launching
     from lab.records import store
-    from lab.sweeping import pipeline, planner
+    from lab.sweeping import planner
 
     marks, memory = {"start": 0.0}, {}
 
@@ -99,7 +99,7 @@ def command(*words: str) -> None:
     planner.plan_sweep = timed("plan", planner.plan_sweep)
     launching._launch = timed("write", launch)
     store.gather = timed("gather", store.gather)
-    pipeline._report = timed("report", pipeline._report)
+    launching._report = timed("report", launching._report)
     code = main(words)
     print(json.dumps({"seconds": marks, "memory": memory, "all": time.process_time(), "peak": peak()}), file=sys.stderr)
     raise SystemExit(code)

@@ -113,7 +113,7 @@ def test_a_floor_that_makes_learning_rates_arms_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lab.sweeping.dry_run.estimate", lambda *_, **__: ["estimated"])
-    monkeypatch.setattr("lab.sweeping.pipeline.train", lambda *_, **__: [])
+    monkeypatch.setattr("lab.cli.launch.train_plan", lambda *_, **__: [])
     floor = "schedule.floor='${divide:${optimizer.lr},10}'"
     for dry_run in (["--dry-run"], []):
         assert lab("train", "-m", "steps=30", *ONE[1:], "optimizer.lr=1e-2,3e-2,1e-1", floor, *dry_run) == 0

@@ -17,11 +17,11 @@ from lab.analysis import load
 from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed
 from lab.analysis.statistics import student_t
+from lab.cli.launch import train_plan
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
-from lab.sweeping import pipeline
 from lab.sweeping.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
 from lab.training import engine
 from lab.training.identity import static_key
@@ -200,7 +200,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
     trees = [tree(f"out={folder}", *overrides)]
     plan = plan_sweep(trees, max_runs=8, one=False, shard="1/1", is_local=True, slots=[None])
     with pytest.raises(SystemExit):  # nothing was trained
-        pipeline.train(plan, launch, command="lab")
+        train_plan(plan, launch, command="lab")
     return plans
 
 

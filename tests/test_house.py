@@ -50,9 +50,9 @@ ANALYSIS_FLOORS = [
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
 ALLOWED = {
-    "print": {"lab.__main__", "lab.cli", "lab.sweeping.pipeline", "lab.core.printing"},
+    "print": {"lab.__main__", "lab.cli", "lab.core.printing"},
     "print unescaped": {"lab.core.printing"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.pipeline", "lab.sweeping.local_jobs", "hydra_plugins"},
+    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.local_jobs", "hydra_plugins"},
     "read arguments": {"lab.__main__", "lab.cli"},
     "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
     # files.open_file refuses a pipe, which its reader may wait for, and a device, which may have no end

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 from lab import Fleet
+from lab.cli.launch import train_plan
 from lab.core import machine
 from lab.records import leases, store
-from lab.sweeping import pipeline
 from lab.sweeping.job import train_fleet
 from lab.sweeping.planner import plan_sweep
 from small import brief, tree
@@ -50,7 +50,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
     begun.set()
     points = [{**tree, "out": str(folder)} for tree in trees]
     plan = plan_sweep(points, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
-    pipeline.train(plan, launch, command="lab")
+    train_plan(plan, launch, command="lab")
 
 
 class Forked:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from lab.cli.launch import train_plan
 from lab.records import leases, store
-from lab.sweeping import pipeline
 from lab.sweeping.job import train_fleet
 from lab.sweeping.planner import plan_sweep
 from small import tree
@@ -103,7 +103,7 @@ def trained(folder: Path, disturb: Callable[[Sequence[str]], Any]) -> store.Reco
             train_fleet(folder, name, int(index), request=request)
         return []
 
-    pipeline.train(plan, launch, command="lab")
+    train_plan(plan, launch, command="lab")
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 
@@ -126,7 +126,7 @@ def test_runs_that_others_hold_are_trained_once_they_leave_them(
         theirs.close()
 
     rounds = list[int]()
-    monkeypatch.setattr("lab.sweeping.pipeline.time.sleep", leave_them)
+    monkeypatch.setattr("lab.cli.launch.time.sleep", leave_them)
     assert_same(trained(tmp_path / "shared", hold), alone)
     said = capsys.readouterr()
     assert "waiting for another command, which trains 2 of these runs" in said.err

@@ -22,11 +22,12 @@ import pytest
 from rich.console import Console
 
 from lab.__main__ import main
+from lab.cli import launch
 from lab.cli.launch import show_planning
 from lab.core import machine
 from lab.core.machine import cores
 from lab.records import plans, store
-from lab.sweeping import job, pipeline, progress
+from lab.sweeping import job, progress
 from lab.sweeping.planner import points
 from lab.sweeping.progress import FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweeping.terminal import Scene, cells, scene, sketch
@@ -157,7 +158,7 @@ def test_losses_of_earlier_runs_that_diverged_are_infinite(monkeypatch: pytest.M
     statuses = ["finished", "diverged", "diverged"]
     runs = pd.DataFrame({"id": ["a", "b", "c"], "status": statuses, "final_val_loss": [2.0, 9.0, NAN]})
     monkeypatch.setattr(store, "read", lambda folder: store.Records(runs, pd.DataFrame()))
-    assert pipeline._last_losses(Path("anywhere")) == {"a": 2.0, "b": INF, "c": INF}
+    assert launch._last_losses(Path("anywhere")) == {"a": 2.0, "b": INF, "c": INF}
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import planted
+from lab.cli import launch
 from lab.core import files, machine
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
 from lab.report import build
-from lab.sweeping import pipeline
 from lab.sweeping.planner import plan_sweep, points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
@@ -83,15 +83,15 @@ def reported(tmp_path: Path, undrawn: None) -> Path:
 def test_a_report_is_drawn_again_if_its_records_or_commands_are_newer(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert pipeline._report(reported) == ""  # it is left as it is
+    assert launch._report(reported) == ""  # it is left as it is
     for change in (
         lambda: planted.write(reported, list(planted.cards())[:5]),
         lambda: store.note_command(reported, "lab sweep other"),
         (reported / "report.html").unlink,
     ):
         change()
-        assert pipeline._report(reported) == build.summary(build.study([reported]))
-        assert pipeline._report(reported) == ""
+        assert launch._report(reported) == build.summary(build.study([reported]))
+        assert launch._report(reported) == ""
 
 
 def test_a_short_validation_has_as_many_tokens_as_training() -> None:
@@ -141,7 +141,7 @@ def here(folder: Path) -> store.Records:
     """Records of a fleet of two, trained in this process; timings left out."""
     trees = [{**tree("validation=short", f"seed={seed}"), "out": str(folder)} for seed in (0, 1)]
     plan = plan_sweep(trees, max_runs=None, one=False, shard="1/1", is_local=True, slots=[None])
-    pipeline.train(plan, lambda jobs: pytest.fail("launched"), command="lab", trains_here=True)
+    launch.train_plan(plan, lambda jobs: pytest.fail("launched"), command="lab", trains_here=True)
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 

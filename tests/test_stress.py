@@ -354,7 +354,7 @@ def test_python_returns_the_card(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.sweeping.pipeline.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
     assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
     assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
     assert not Path("card").exists()
@@ -364,7 +364,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.sweeping.pipeline.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
     monkeypatch.setattr("sys.argv", words)
     assert main([*words[1:], "--dry-run"]) == 0
     assert plans[0].folder.parent == Path("runs/stress")

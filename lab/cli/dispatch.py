@@ -29,11 +29,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """Let the first rank carry out the request, and the others train what it sends them."""
-    from lab.sweeping import pipeline
+    from lab.cli import launch
 
     code = _coded(distributed.join)
     if distributed.is_joined():
-        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else pipeline.follow_first_rank)
+        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else launch.follow_first_rank)
         if distributed.is_first_rank() and code in (DONE, REFUSED):  # the other ranks still wait for the next fleet
             distributed.send_to_all(None)
         if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # after any other end the other ranks cannot be reached

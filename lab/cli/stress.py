@@ -26,7 +26,6 @@ from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import Cure, Trial, judge, not_tried, trial_of
 from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
-from lab.sweeping import pipeline
 from lab.sweeping.progress import FleetProgress, summary
 
 LONGEST_NAME = 60  # of a folder, in characters
@@ -256,7 +255,7 @@ def dry_run(plan: Plan) -> None:
     every = [tree for of_setting in trees.values() for tree in of_setting]
     planned = launch.plan(composed._replace(trees=every), plan.request, cautions=False)
     say(f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended:")
-    pipeline.print_estimate(planned, full=False)
+    launch.print_estimate(planned, full=False)
 
 
 def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Setting, list[Tree]]:
