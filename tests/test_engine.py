@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lab.analysis.curves import points as curve_points
 from lab.analysis.sensitivity import paired, per_seed
 from lab.analysis.statistics import student_t
 from lab.cli.launch import train_plan
+from lab.cli.request import Request
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
@@ -192,7 +194,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
     """Engines of the fleets that a request to this folder would launch."""
     plans: list[str] = []
 
-    def launch(jobs: object) -> list[str]:
+    def launch(jobs: object, initial_job_idx: int) -> list[Any]:
         frozen = sorted((folder / "plans").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)[-1]
         plans.extend(one["tree"]["engine"] for line in frozen.read_text().splitlines()[1:] for one in json.loads(line))
         return []
@@ -200,7 +202,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
     trees = [tree(f"out={folder}", *overrides)]
     plan = plan_sweep(trees, max_runs=8, one=False, shard="1/1", is_local=True, slots=[None])
     with pytest.raises(SystemExit):  # nothing was trained
-        train_plan(plan, launch, command="lab")
+        train_plan(plan, Mock(launch=launch), Request(command="lab"))
     return plans
 
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
 from lab import Fleet
 from lab.cli.launch import train_plan
+from lab.cli.request import Request
 from lab.core import machine
 from lab.records import leases, store
 from lab.sweeping.job import train_fleet
@@ -41,7 +43,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
     patch.setattr("lab.report.build.FIGURES", {})
     patch.setattr(Fleet, "__init__", lambda fleet, *configs: (begin(fleet, *configs), brief(fleet))[0])
 
-    def launch(jobs: Sequence[Sequence[str]]) -> list[str]:
+    def launch(jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
         for fleet, _ in jobs:
             plan, index, request = fleet.removeprefix("fleet=").split("/")
             train_fleet(folder, plan, int(index), request=request)
@@ -50,7 +52,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
     begun.set()
     points = [{**tree, "out": str(folder)} for tree in trees]
     plan = plan_sweep(points, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
-    train_plan(plan, launch, command="lab")
+    train_plan(plan, Mock(launch=launch), Request(command="lab"))
 
 
 class Forked:

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lab.cli.launch import train_plan
+from lab.cli.request import Request
 from lab.records import leases, store
 from lab.sweeping.job import train_fleet
 from lab.sweeping.planner import plan_sweep
@@ -96,14 +98,14 @@ def trained(folder: Path, disturb: Callable[[Sequence[str]], Any]) -> store.Reco
     trees = [{**tree(f"seed={s}", f"optimizer.lr={lr}", *CONFIG), "out": str(folder)} for s in (0, 1) for lr in (1, 2)]
     plan = plan_sweep(trees, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
 
-    def launch(jobs: Sequence[Sequence[str]]) -> list[str]:
+    def launch(jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
         disturb([point.id for point in plan.mine])
         for fleet, _ in jobs:
             name, index, request = fleet.removeprefix("fleet=").split("/")
             train_fleet(folder, name, int(index), request=request)
         return []
 
-    train_plan(plan, launch, command="lab")
+    train_plan(plan, Mock(launch=launch), Request(command="lab"))
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 

@@ -10,9 +10,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, redirect_stderr, suppress
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Runs jobs, each given by its overrides; returns a line for each job that died.
-Launch = Callable[[Sequence[Sequence[str]]], list[str]]
 LOOK_EVERY = 0.5  # seconds between two looks for runs that other commands train
 
 LR = "optimizer.lr"
@@ -213,7 +210,12 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
             trees, max_runs=composed.max_runs, one=request.one, shard=request.shard, is_local=is_local, slots=slots
         )
     if cautions:
-        print_cautions(planned)
+        from lab.sweeping.cautions import find_cautions, find_single_rates
+
+        for line in find_cautions([point.config for point in planned.missing]):
+            _warn(line)
+        for line in find_single_rates([point.config for point in planned.requested]):
+            _warn(line)
     return planned
 
 
@@ -233,6 +235,14 @@ def carry_out(request: Request) -> None:
     print_estimate(plan(composed, request), full=request.dry_run == "full")
 
 
+def print_estimate(plan: SweepPlan, *, full: bool) -> None:
+    """Print the estimated cost of the plan's fleets, after a few throwaway steps of each shape."""
+    from lab.sweeping.dry_run import estimate
+
+    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
+        say(line)
+
+
 def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> None:
     """Train the points of a request that Hydra composed.
 
@@ -245,134 +255,96 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
         RequestError, SystemExit: see ``carry_out``.
     """
     launcher, planned = composed.launcher, plan(composed, request)
-    _check_launcher(launcher, planned)
     id_of = {id(point.tree): point.id for point in planned.requested}
     recipe_lrs = {
         id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
     }
-    train_plan(
-        planned,
-        partial(_launch, launcher),
-        command=request.command,
-        question=request.question,
-        recipe_lrs=recipe_lrs,
-        one=request.one,
-        trains_here=getattr(launcher, "trains_here", False) and not jobs_only,
-    )
-
-
-def train_runs(launcher: Launcher, planned: SweepPlan, command: str, screen: Screen | None) -> None:
-    """Train what is missing of a plan, without a report.
-
-    Args:
-        launcher: runs the jobs.
-        planned: the plan.
-        command: the command line, for the folder to note.
-        screen: shows the progress; None for the usual lines and display.
-
-    Raises:
-        RequestError: the folder cannot take records, or the launcher cannot run here; nothing is written then.
-    """
-    _check_launcher(launcher, planned)
-    train_missing(planned, partial(_launch, launcher), command=command, screen=screen)
-
-
-def print_cautions(plan: SweepPlan) -> None:
-    """Print cautions about the missing runs before they are trained, and about the arms of the whole request."""
-    from lab.sweeping.cautions import find_cautions, find_single_rates
-
-    for line in find_cautions([point.config for point in plan.missing]):
-        _warn(line)
-    for line in find_single_rates([point.config for point in plan.requested]):
-        _warn(line)
-
-
-def print_estimate(plan: SweepPlan, *, full: bool) -> None:
-    """Print the estimated cost of the plan's fleets, after a few throwaway steps of each shape."""
-    from lab.sweeping.dry_run import estimate
-
-    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
-        say(line)
+    trains_here = getattr(launcher, "trains_here", False) and not jobs_only
+    train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
 
 
 def train_plan(
     plan: SweepPlan,
-    launch: Launch,
+    launcher: Launcher,
+    request: Request,
     *,
-    command: str,
-    question: str = "",
     recipe_lrs: Mapping[str, float] | None = None,
-    one: bool = False,
     trains_here: bool = False,
 ) -> None:
-    """Train what is missing of a plan, then gather and report.
-
-    Args:
-        plan: as ``plan_sweep`` makes it.
-        launch: runs the jobs.
-        command: the command line, for the folder to note.
-        question: the question of the sweep file, for the folder to note.
-        recipe_lrs: learning rates of the recipe itself, for the folder to note, see ``store.RecordedCommand``.
-        one: whether the plan is a single run, whose outcome is printed.
-        trains_here: whether to train a single fleet in this process, which saves loading torch again.
+    """Train what is missing of a plan, then gather and report; see ``train_missing``.
 
     Raises:
         RequestError: the folder cannot take records; nothing is written then.
         SystemExit: with status 1 when a run failed.
     """
-    elsewhere = train_missing(
-        plan, launch, command=command, question=question, recipe_lrs=recipe_lrs, trains_here=trains_here
-    )
-    ids, requested = [point.id for point in plan.mine], [point.id for point in plan.requested]
-    _gather_and_report(plan.folder, requested, ids, len(plan.missing), len(elsewhere), one=one)
+    elsewhere = train_missing(plan, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
+    _gather_and_report(plan, len(elsewhere), one=request.one)
 
 
 def train_missing(
     plan: SweepPlan,
-    launch: Launch,
+    launcher: Launcher,
+    request: Request,
     *,
-    command: str,
-    question: str = "",
     recipe_lrs: Mapping[str, float] | None = None,
     trains_here: bool = False,
     screen: Screen | None = None,
 ) -> set[str]:
-    """Train what is missing of a plan, without a report; the arguments are those of ``train``.
+    """Train what is missing of a plan, without a report.
 
     Args:
+        plan: as ``plan_sweep`` makes it.
+        launcher: runs the jobs.
+        request: the request that was planned; the folder notes its command and its question.
+        recipe_lrs: learning rates of the recipe itself, for the folder to note, see ``store.RecordedCommand``.
+        trains_here: whether to train a single fleet in this process, which saves loading torch again.
         screen: shows the progress instead of the usual lines and display.
 
     Returns:
         The ids of the runs that other commands train.
 
     Raises:
-        RequestError: the folder cannot take records; nothing is written then.
+        RequestError: the folder cannot take records, or the launcher cannot run here; nothing is written then.
     """
-    folder, engine, _, _, _, fleets, _ = plan
-    store.open_folder(folder, engine)
-    store.note_command(folder, command, question, recipe_lrs)
+    if plan.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
+        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
+    folder, fleets = plan.folder, plan.fleets
+    store.open_folder(folder, plan.engine)
+    store.note_command(folder, request.command, request.question, recipe_lrs)
     elsewhere = set[str]()  # runs that other commands train
     while fleets:
         elsewhere -= {point.id for fleet in fleets for point in fleet}
-        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launch, trains_here=trains_here, screen=screen)
+        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launcher, trains_here=trains_here, screen=screen)
         left = _left_by_others(folder, elsewhere)
         fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
     # noted again, since a shard that began at the same time may have overwritten it
-    store.note_command(folder, command, question, recipe_lrs)
+    store.note_command(folder, request.command, request.question, recipe_lrs)
     return elsewhere
 
 
-def _train_fleets(plan: SweepPlan, launch: Launch, *, trains_here: bool, screen: Screen | None) -> set[str]:
+def _train_fleets(plan: SweepPlan, launcher: Launcher, *, trains_here: bool, screen: Screen | None) -> set[str]:
     """Freeze a plan and train its fleets; returns the ids of the runs that other commands hold or have trained."""
     folder, fleets, request = plan.folder, plan.fleets, secrets.token_hex(8)
-    name = plans.freeze(folder, (list(map(_planned, fleet)) for fleet in fleets))
-    jobs = [[f"fleet={name}/{index}/{request}", f"out={quoted(folder.absolute())}"] for index in range(len(fleets))]
+    # beside the id are the config and the data from which it follows
+    entries = (
+        [
+            {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
+            for point in fleet
+        ]
+        for fleet in fleets
+    )
+    name = plans.freeze(folder, entries)
+    deaths: list[str] = []
     with _monitor(plan, name, screen):
         if distributed.world_size() > 1:
-            deaths = _on_every_rank(folder, name, len(jobs), request)
+            for index in range(len(fleets)):
+                distributed.send_to_all((str(folder), name, index))
+                train_planned_fleet(folder, name, index, request=request)
+        elif trains_here and len(fleets) == 1:
+            deaths = _train_here(folder, name, fleets[0], request)
         else:
-            alone = trains_here and len(jobs) == 1
-            deaths = _train_here(folder, name, fleets[0], request) if alone else launch(jobs)
+            out = f"out={quoted(folder.absolute())}"
+            deaths = _launch(launcher, [[f"fleet={name}/{index}/{request}", out] for index in range(len(fleets))])
     for death in deaths:
         _warn(death)
     return leases.left(folder, request)
@@ -398,11 +370,6 @@ def _left_by_others(folder: Path, elsewhere: Collection[str]) -> set[str]:
                 is_said = True
             time.sleep(LOOK_EVERY)
     return set()
-
-
-def _planned(point: Point) -> dict[str, Any]:
-    """The entry of a point in a plan: its config, the data it was planned on, and its id, which follows from both."""
-    return {"id": point.id, "tree": point.tree, "data_fingerprint": point.config.data.entry.open().fingerprint}
 
 
 def _monitor(plan: SweepPlan, name: str, screen: Screen | None) -> ProgressMonitor:
@@ -475,13 +442,6 @@ def _train_here(folder: Path, plan: str, fleet: Sequence[Point], request: str) -
     return []
 
 
-def _on_every_rank(folder: Path, plan: str, fleets: int, request: str) -> list[str]:
-    for index in range(fleets):
-        distributed.send_to_all((str(folder), plan, index))
-        train_planned_fleet(folder, plan, index, request=request)
-    return []
-
-
 def follow_first_rank() -> None:
     """Train, on a rank that is not the first, every fleet that the first rank sends.
 
@@ -500,9 +460,14 @@ def _warn(text: str) -> None:
     say(f"lab: {text}", error=True)
 
 
-def _gather_and_report(
-    folder: Path, requested: Sequence[str], mine: Sequence[str], missing: int, elsewhere: int, *, one: bool
-) -> None:
+def _gather_and_report(plan: SweepPlan, elsewhere: int, *, one: bool) -> None:
+    """Gather the records, draw the report, and print what became of the runs, so many of them by other commands.
+
+    Raises:
+        SystemExit: with status 1 when a run failed.
+    """
+    folder, missing = plan.folder, len(plan.missing)
+    requested, mine = [point.id for point in plan.requested], [point.id for point in plan.mine]
     statuses = store.statuses(folder)
     plans.remove_checkpoints(folder, [name for name, status in statuses.items() if status != "failed"])
     mine_statuses = [statuses.get(name, "failed") for name in mine]  # a run whose job died has no card
@@ -552,11 +517,6 @@ def outcome_line(card: Mapping[Any, Any]) -> str:
         step = "" if pd.isna(card["diverged_at"]) else f" at step {card['diverged_at']}"
         ending = f"diverged{step}: {card['reason']}"
     return f"final held-out loss {card['final_val_loss']:.4f} nats/token; {ending}"
-
-
-def _check_launcher(launcher: Launcher, planned: SweepPlan) -> None:
-    if planned.fleets and type(launcher).__name__ == "SlurmLauncher" and not shutil.which("srun"):
-        raise RequestError("there is no srun here, so no SLURM to launch jobs; hydra/launcher=local trains here")
 
 
 def _launch(launcher: Launcher, jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -134,7 +134,7 @@ class _Bench:
         id_of = {id(point.tree): point.id for point in planned.requested}
         for setting, of_setting in trees.items():  # a tree that repeats another one is not among those requested
             self.ids[setting] = [id_of.get(id(tree)) or points([tree])[0].id for tree in of_setting]
-        launch.train_runs(self.composed.launcher, planned, request.command, self.progress)
+        launch.train_missing(planned, self.composed.launcher, request, screen=self.progress)
         self.done = outcomes(store.read(self.plan.folder), self.ids)
         if set(settings) - set(self.done):
             say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
