@@ -18,8 +18,8 @@ import lab.analysis.forecast.sizes as sizes
 from lab.analysis.curves import points
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, ForecastScore, make_forecasts
-from lab.analysis.rendering import layout
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, finite, format_value, listed, plain_text
 from lab.core import files
@@ -34,118 +34,6 @@ LEAST_COVERAGE = 0.8
 # Pairs of columns of a score that make a share, such as 9 of 12.
 SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted class": ("right", "judged")}
 BENT = " ~"
-INSEPARABLE = "logits do not separate unstable runs from stable ones"
-
-
-def sentences(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
-    yield from _limit(forecast, quantity)
-    if forecast.score and forecast.scored:
-        yield from _score(forecast.score, quantity.sign)
-        yield from _at_larger_sizes(forecast, quantity)
-    else:
-        yield f"No forecast: {unscored_reason(forecast)}."
-    if forecast.lines:
-        yield from _along_learning_rates(forecast)
-        yield from _cautions(forecast, quantity)
-    yield from _left_out(forecast)
-
-
-def _limit(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    runs, threshold = forecast.runs, forecast.threshold
-    unstable = int((runs["outcome"] != "").sum())
-    if quantity.sign < 0:
-        note = "." if forecast.limit else ", which no gradient reaches."
-        yield f"Limit: Adam's epsilon, {format_value(forecast.limit)}{note}"
-        return
-    kind = "unstable" if unstable == len(runs) else "stable" if not unstable else ""
-    if threshold is None:
-        why = f"all {len(runs)} runs are {kind}" if kind else INSEPARABLE
-        yield f"No threshold can be calibrated: {why}. So there is no limit for larger sizes."
-        return
-    why = f"all {len(runs)} of this arm are {kind}" if kind else f"in this arm {INSEPARABLE}"
-    whose = f"the runs of all arms, since {why}" if forecast.borrowed else "these runs"
-    yield (
-        f"Threshold {threshold.value:.3g}, calibrated on {whose}: the gap from {threshold.low:.3g} to "
-        f"{threshold.high:.3g}; above it {threshold.unstable[0]} of {threshold.unstable[1]} unstable runs, below it "
-        f"{threshold.stable[0]} of {threshold.stable[1]} stable ones."
-    )
-
-
-def unscored_reason(forecast: Forecast) -> str:
-    """The reason why no forecast is quoted, and what is missing."""
-    if forecast.score is None:
-        sizes = listed(map(count, forecast.sizes))
-        return f"of two sizes ({sizes} parameters) none can be held out to score it; train a third size"
-    runs = f"runs of {count(forecast.score.size)} parameters"
-    return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
-
-
-def _score(score: ForecastScore, sign: int) -> Iterator[str]:
-    table = score.table
-    error = table["error"].abs().median()
-    parts = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
-    parts += [
-        f"{table[part].sum()} of {table[total].sum()} runs {name}"
-        for name, (part, total) in SHARES.items()
-        if table[total].sum()
-    ]
-    limit = f" and threshold ({score.limit:.3g})" if sign > 0 and not math.isnan(score.limit) else ""
-    yield f"Held out {count(score.size)}, lines{limit} from the smaller sizes: {listed(parts)}."
-    if table["inside"].sum() < LEAST_COVERAGE * table["runs"].sum():
-        yield "The intervals are too narrow here, since growth is not quite a power law: they are lower bounds."
-
-
-def _at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    if math.isnan(forecast.limit) or not forecast.limit:
-        return
-    lrs, largest = forecast.scored, forecast.sizes[-1]
-    lines = {lr: forecast.lines[lr] for lr in lrs}
-    sizes_by_lr: dict[str, list[str]] = {}
-    for multiple in MULTIPLES:
-        crossing = fits.lr_beyond(lines, forecast.limit, quantity.sign, multiple * largest)
-        lr = crossing_text(crossing, "{:.2g}".format, lrs[0], lrs[-1])
-        sizes_by_lr.setdefault(lr, []).append(f"{count(multiple * largest)} ({multiple}x)")
-    parts = [f"{lr} at {listed(sizes)}" for lr, sizes in sizes_by_lr.items()]
-    yield f"{quantity.trouble.capitalize()} from learning rate {'; '.join(parts)}."
-
-
-def _along_learning_rates(forecast: Forecast) -> Iterator[str]:
-    largest = forecast.sizes[-1]
-    runs = forecast.runs[forecast.runs["size"] == largest].dropna(subset="value")
-    if runs["lr"].nunique() > 1:
-        slope = slope_text(fits.fit(runs["lr"], runs["value"]))
-        yield f"Along the learning rates at {count(largest)} the slope is {slope}."
-
-
-def _cautions(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    directions = {-1: ("downward" + " (saturation)" * (quantity.sign > 0), "much"), 1: ("upward", "little")}
-    for sign, (direction, amount) in directions.items():
-        bent = [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign]
-        if bent:
-            yield (
-                f"Marked{BENT}: growth bends {direction} at learning rate {listed(bent)}; beyond the largest size its "
-                f"line predicts too {amount}."
-            )
-    if any(math.isnan(line.scatter) for line in forecast.lines.values()):
-        yield "A line through only two runs has no interval."
-
-
-def _left_out(forecast: Forecast) -> Iterator[str]:
-    without_value = forecast.runs[forecast.runs["value"].isna()]
-    if len(without_value):
-        counts = Counter(zip(without_value["lr"], without_value["size"], strict=True))
-        parts = [f"{runs} at {format_value(lr)} and {count(size)}" for (lr, size), runs in counts.items()]
-        yield (
-            f"Left out of the fits, as already diverged or without a positive value: {len(without_value)} of "
-            f"{len(forecast.runs)} runs ({listed(parts)} parameters)."
-        )
-    without_line = sorted(set(forecast.runs["lr"]) - set(forecast.lines))
-    if without_line:
-        yield f"No line, for want of a second size: learning rate {listed(map(format_value, without_line))}."
-
-
-SCORE_COLUMNS = ("held-out error", "inside", "class right")
 LINE_LENGTH = 120
 LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds).
 Brackets hold the limits by the ends of the 95 % interval for one new run. ≤ means already at the smallest run; > means
@@ -175,20 +63,19 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> lis
     rounded = output_logits.say(records, LINE_LENGTH)
     try:
         lines = say(records)
-        _check_scored(records)
+        forecasts = [forecast for _, forecast in _all_forecasts(records)]
+        if not any(forecast.scored for forecast in forecasts):
+            raise RequestError(f"no forecast: {_unscored_reason(forecasts[0])}")
     except RequestError as error:
         if not rounded:
             raise
         return [*rounded, "", str(error)]
     lines += ["", *rounded] if rounded else []
     for draw in (logit_forecast, gradient_forecast):
-        try:
-            figure = draw(records)
-        except RequestError:  # the lines of `say` contain its message
-            continue
-        path = folder / "figures" / f"{draw.__name__}.svg"
-        files.write_text(path, layout.svg(figure, draw.__name__), within=folder)
-        lines.append(f"figure: {path}")
+        with suppress(RequestError):  # the lines of `say` contain its message
+            path = folder / "figures" / f"{draw.__name__}.svg"
+            files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
+            lines.append(f"figure: {path}")
     return lines
 
 
@@ -197,44 +84,25 @@ def plain(records: Records, window: Window | None = None) -> list[dict[str, Any]
     if run_table.is_imported(records):
         return sizes.plain(records, window or WINDOW)
     rows = []
-    for quantity in (LOGIT, GRADIENT):
-        with suppress(RequestError):  # a quantity that was not recorded
-            for forecast in make_forecasts(records, quantity):
-                for lr, line in forecast.lines.items():
-                    row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": finite(forecast.limit)}
-                    rows.append(
-                        {
-                            **row,
-                            "sizes": list(map(int, forecast.sizes)),
-                            **line.plain,
-                            **_plain_ends(forecast, quantity, lr),
-                        }
-                    )
+    for quantity, forecast in _all_forecasts(records):
+        for lr, line in forecast.lines.items():
+            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": finite(forecast.limit)}
+            row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
+            if lr in forecast.scored and not math.isnan(forecast.limit):
+                crossing = fits.size_beyond(line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1])
+                row["crossing"] = {name: finite(value) for name, value in crossing._asdict().items()}
+            if forecast.score is not None and lr in forecast.score.table.index:
+                held_out = forecast.score.table.loc[lr].astype(float).to_dict()
+                plain_score = {name: finite(value) for name, value in held_out.items()}
+                row["held_out"] = {"size": int(forecast.score.size), **plain_score}
+            rows.append(row)
     return rows
 
 
-def _plain_ends(forecast: Forecast, quantity: ForecastQuantity, lr: float) -> dict[str, Any]:
-    """Where a line crosses the limit, and how it did on the size that was held out."""
-    ends: dict[str, Any] = {"crossing": None, "held_out": None}
-    if lr in forecast.scored and not math.isnan(forecast.limit):
-        smallest, largest = forecast.sizes[0], forecast.sizes[-1]
-        crossing = fits.size_beyond(forecast.lines[lr], forecast.limit, quantity.sign, smallest, largest)
-        ends["crossing"] = {name: finite(value) for name, value in crossing._asdict().items()}
-    if forecast.score is not None and lr in forecast.score.table.index:
-        held_out = forecast.score.table.loc[lr].to_dict()
-        ends["held_out"] = {"size": int(forecast.score.size)} | {
-            name: finite(float(value)) for name, value in held_out.items()
-        }
-    return ends
-
-
-def _check_scored(records: Records) -> None:
-    forecasts: list[Forecast] = []
+def _all_forecasts(records: Records) -> Iterator[tuple[ForecastQuantity, Forecast]]:
     for quantity in (LOGIT, GRADIENT):
         with suppress(RequestError):  # a quantity that was not recorded
-            forecasts += make_forecasts(records, quantity)
-    if not any(forecast.scored for forecast in forecasts):
-        raise RequestError(f"no forecast: {unscored_reason(forecasts[0])}")
+            yield from ((quantity, forecast) for forecast in make_forecasts(records, quantity))
 
 
 def say(records: Records) -> list[str]:
@@ -249,25 +117,22 @@ def say(records: Records) -> list[str]:
     for quantity in (LOGIT, GRADIENT):
         try:
             forecasts = make_forecasts(records, quantity)
-            lines += [line for forecast in forecasts for line in [*_forecast_lines(forecast, quantity), ""]]
-            fitted_arms |= {forecast.arm for forecast in forecasts}
         except RequestError as error:
             errors.append(error)
             lines += [f"{quantity.name}: {error}", ""]
+            continue
+        for forecast in forecasts:
+            table = plain_text(_table(forecast, quantity)) if forecast.lines else []
+            lines += [f"{quantity.name}; {forecast.arm}", *table]
+            lines += [line for note in _notes(forecast, quantity) for line in textwrap.wrap(note, LINE_LENGTH)]
+            lines.append("")
+            fitted_arms.add(forecast.arm)
     if len(errors) == 2:
         raise errors[0]
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
         lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(not_fitted)}.", LINE_LENGTH), ""]
     return [*lines, *textwrap.wrap(LEGEND, LINE_LENGTH)]
-
-
-def _forecast_lines(forecast: Forecast, quantity: ForecastQuantity) -> Iterator[str]:
-    yield f"{quantity.name}; {forecast.arm}"
-    if forecast.lines:
-        yield from plain_text(_table(forecast, quantity))
-    for sentence in sentences(forecast, quantity):
-        yield from textwrap.wrap(sentence, LINE_LENGTH)
 
 
 def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
@@ -277,7 +142,12 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
         mark = BENT if forecast.bend_sign(lr) else ""
         row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": slope_text(line)}
         if forecast.score is not None:
-            row |= _score_cells(forecast.score, lr)
+            row |= dict.fromkeys(("held-out error", "inside", "class right"), "")
+            if lr in forecast.score.table.index:
+                score = forecast.score.table.loc[lr].to_dict()
+                row["held-out error"] = "" if math.isnan(score["error"]) else f"{score['error']:+.2f}"
+                row["inside"] = f"{score['inside']:.0f} of {score['runs']:.0f}" if score["runs"] else ""
+                row["class right"] = f"{score['right']:.0f} of {score['judged']:.0f}" if score["judged"] else ""
         if lr in forecast.scored and not math.isnan(forecast.limit):
             crossing = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
             row[f"{quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
@@ -285,10 +155,59 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def _score_cells(score: ForecastScore, lr: float) -> dict[str, str]:
-    if lr not in score.table.index:
-        return dict.fromkeys(SCORE_COLUMNS, "")
-    row = score.table.loc[lr].to_dict()
-    error = "" if math.isnan(row["error"]) else f"{row['error']:+.2f}"
-    shares = [f"{row[part]:.0f} of {row[total]:.0f}" if row[total] else "" for part, total in SHARES.values()]
-    return dict(zip(SCORE_COLUMNS, [error, *shares], strict=True))
+def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
+    """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
+    runs, score = forecast.runs, forecast.score
+    is_unstable = runs["outcome"] != ""
+    without_value = runs[runs["value"].isna()]
+    at_largest = runs[runs["size"] == forecast.sizes[-1]].dropna(subset="value")
+    has_slope = bool(forecast.lines) and at_largest["lr"].nunique() > 1
+    totals: dict[Any, float] = score.table.sum().to_dict() if score else {}
+    error = score.table["error"].abs().median() if score else math.nan
+    held_out = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
+    for name, (part, whole) in SHARES.items() if score else ():
+        if totals[whole]:
+            held_out.append(f"{totals[part]:.0f} of {totals[whole]:.0f} runs {name}")
+    text = html.render(
+        "forecast.txt",
+        forecast=forecast,
+        quantity=quantity,
+        threshold=forecast.threshold,
+        runs=len(runs),
+        kind="unstable" if is_unstable.all() else "" if is_unstable.any() else "stable",
+        score=score,
+        unscored="" if forecast.scored else _unscored_reason(forecast),
+        held_out=held_out,
+        is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
+        sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
+        slope=slope_text(fits.fit(at_largest["lr"], at_largest["value"])) if has_slope else "",
+        bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
+        mark=BENT,
+        has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),
+        without_value=Counter(zip(without_value["lr"], without_value["size"], strict=True)),
+        without_line=[format_value(lr) for lr in sorted(set(runs["lr"]) - set(forecast.lines))],
+        count=count,
+        value=format_value,
+    )
+    return text.splitlines()
+
+
+def _unscored_reason(forecast: Forecast) -> str:
+    """The reason why no forecast is quoted, and what is missing."""
+    if forecast.score is None:
+        sizes = listed(map(count, forecast.sizes))
+        return f"of two sizes ({sizes} parameters) none can be held out to score it; train a third size"
+    runs = f"runs of {count(forecast.score.size)} parameters"
+    return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
+
+
+def _limits_at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> dict[str, list[str]]:
+    """Sizes larger than those that ran, by the learning rate from which they lie beyond the limit, in words."""
+    sizes_by_lr: dict[str, list[str]] = {}
+    lines = {lr: forecast.lines[lr] for lr in forecast.scored}
+    for multiple in MULTIPLES if lines and forecast.limit > 0 else ():
+        size = multiple * forecast.sizes[-1]
+        crossing = fits.lr_beyond(lines, forecast.limit, quantity.sign, size)
+        lr = crossing_text(crossing, "{:.2g}".format, min(lines), max(lines))
+        sizes_by_lr.setdefault(lr, []).append(f"{count(size)} ({multiple}x)")
+    return sizes_by_lr
