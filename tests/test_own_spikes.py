@@ -28,7 +28,7 @@ from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.spikes.own_effects import excess_share_of_each_stage
+from lab.studies.spikes.own_effects import excess_share_of_spikes
 from lab.studies.spikes.own_spikes import (
     APART,
     OWN,
@@ -154,8 +154,8 @@ def test_shares_of_spikes_and_of_like_steps_are_of_their_own_counts() -> None:
     """Two arms have 8 spikes together, and only 4 like steps without one."""
     counts = {"spikes": 4.0, "controls": 2.0, "rate": 20.0}
     counts |= dict.fromkeys(STAGES, 3.0) | {f"{stage}_control": 1.0 for stage in STAGES}
-    arm: Any = SimpleNamespace(top=0.1, column=lambda lr, traits, column: pd.DataFrame([[counts[column]]]))
-    effect = excess_share_of_each_stage(arm, arm)
+    arm: Any = SimpleNamespace(top=0.1, lrs=(0.1,), column=lambda lr, traits, column: pd.DataFrame([[counts[column]]]))
+    effect = excess_share_of_spikes(arm, arm, traits=STAGES)
     assert isinstance(effect, Qualified)
     assert effect.table.to_numpy().tolist() == [[6 / 8 - 2 / 4] * len(STAGES)]
 

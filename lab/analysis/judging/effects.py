@@ -214,6 +214,11 @@ def difference(
     return Qualified(table.abs() if absolute else table, step)
 
 
+def weighted_sum(*arms: ArmTables, of: Quantity, weights: Sequence[float], plus: float = 0.0) -> Qualified:
+    """Sum of a quantity over the arms, each times its weight, plus a constant."""
+    return Qualified(reduce(add, [quantity(arm, of) * w for arm, w in zip(arms, weights, strict=True)]) + plus)
+
+
 def ratio(*arms: ArmTables, of: Quantity, between: Sequence[int] = (0, 1)) -> Qualified:
     """Ratio of a quantity between two arms."""
     left, right = (quantity(arms[number], of) for number in between)

@@ -1,4 +1,4 @@
-"""Quantities of an arm that claims can name: numbers of curves, losses, costs of spikes, values of probes."""
+"""Quantities of an arm that claims can name: numbers of curves, losses, columns of tables of runs, values of probes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pandas as pd
 import lab.analysis.probe_values as probe_values
 from lab.analysis.events.costs import HELD_OUT, spike_costs
 from lab.analysis.judging.evidence import ArmTables
+from lab.records.store import Records
 
-# ``NAME`` of a number of ``CurveSummary.values``, or the arguments of a function below, which their first key names.
+# ``NAME`` of a number of ``CurveSummary.values``; or arguments, the first of which is a key of ``QUANTITIES`` or of
+# ``RUN_TABLES``.
 Quantity = str | Mapping[str, Any]
 # A learning rate: ``top`` of the paper's window, ``highest`` or ``lowest`` of all, one near a number, or ``each``.
 Rate = str | float
 REDUCED_BY = {name: getattr(probe_values, name) for name in ("late", "near", "peak", "late_excess", "recovery", "rise")}
+# Functions that tabulate numbers of runs, indexed by run id; studies add theirs.
+RUN_TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {"cost": spike_costs}
 
 
 def log10(table: pd.DataFrame) -> pd.DataFrame:
@@ -31,9 +35,11 @@ def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
     Raises:
         MissingRunsError: the runs do not have it.
     """
-    arguments = {"curve": of} if isinstance(of, str) else of
-    table: pd.DataFrame | pd.Series = QUANTITIES[next(iter(arguments))](arm, **arguments)
-    return table
+    arguments = {"curve": of} if isinstance(of, str) else dict(of)
+    kind = next(iter(arguments))
+    if kind in RUN_TABLES:
+        return run_column(arm, kind, arguments.pop(kind), **arguments)
+    return QUANTITIES[kind](arm, **arguments)
 
 
 def resolution(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series | float:
@@ -69,11 +75,24 @@ def best_of_largest(arm: ArmTables) -> pd.Series:
     return arm.table("best").iloc[:, -1]
 
 
-def cost(arm: ArmTables, cost: str, at: Rate = "top") -> pd.Series:
-    """A column of ``spike_costs`` per seed, of the largest model at a learning rate; with ``each`` at every one."""
-    table: Any = _at_rate(arm, at, "largest", lambda lr: arm.column(lr, spike_costs, cost))
-    costs: pd.Series = table
-    return costs
+def run_column(arm: ArmTables, table: str, column: str, at: Rate = "top", *, decades: bool = False) -> pd.Series:
+    """A column of one of ``RUN_TABLES`` per seed, of the largest model at a learning rate; with ``each`` at every one.
+
+    In ``decades`` it is the log10 of the column.
+    """
+
+    def recorded(lr: float) -> pd.DataFrame:
+        values = arm.column(lr, RUN_TABLES[table], column)
+        return log10(values) if decades else values
+
+    numbers: Any = _at_rate(arm, at, "largest", recorded)
+    values: pd.Series = numbers
+    return values
+
+
+def cost(arm: ArmTables, column: str) -> pd.Series:
+    """A column of ``spike_costs`` per seed, of the largest model at the top learning rate."""
+    return run_column(arm, "cost", column)
 
 
 def _probe(
@@ -100,7 +119,6 @@ QUANTITIES: dict[str, Callable[..., pd.DataFrame | pd.Series]] = {
     "curve": _curve,
     "loss": _loss,
     "margin_over_costly_loss": _margin_over_costly_loss,
-    "cost": cost,
     "probe": _probe,
 }
 

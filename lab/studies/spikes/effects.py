@@ -12,7 +12,7 @@ from lab.analysis.curves import EPSILON
 from lab.analysis.events.costs import REPEATS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts, slope
 from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
-from lab.analysis.judging.quantities import by_rate, cost, log10, loss_at_top
+from lab.analysis.judging.quantities import RUN_TABLES, Quantity, by_rate, cost, loss_at_top, quantity, run_column
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
 from lab.core.detectors import LEAST_RISE
@@ -27,6 +27,7 @@ PEAK_STEP = 0.01
 # The largest share of updates left out that still counts as training (Zhang et al. 2022, run 11.6).
 LARGEST_SHARE = 0.2
 HALVING = 1.0  # the loss scale changes by factors of two
+RUN_TABLES["update"] = update_traits
 
 
 class Responses(NamedTuple):
@@ -128,11 +129,6 @@ def peak_and_loss_lowered_by_guard(*arms: ArmTables) -> Effects:
         f"final loss of {name}": 1.02 * loss_at_top(none) - loss_at_top(guard) for name, (none, guard) in pairs.items()
     }
     return parts(**lower, **price)
-
-
-def interaction(own_burst: ArmTables, own: ArmTables, other_burst: ArmTables, other: ArmTables) -> Effects:
-    """Rise of the peak by the batches of a burst in the state of the spike, minus their rise in another state."""
-    return (cost(own_burst, "peak") - cost(own, "peak")) - (cost(other_burst, "peak") - cost(other, "peak"))
 
 
 def doublings_of_loss_scale_by_early_division(divided: ArmTables, undivided: ArmTables, exact: ArmTables) -> Effects:
@@ -237,58 +233,34 @@ def at_both_epsilons(group: ComparisonGroup) -> list[ArmTables]:
     return _crossed(group, [epsilons[0], epsilons[-1]])
 
 
-def _trait(arm: ArmTables, column: str) -> pd.Series:
-    return arm.column(arm.top, update_traits, column).iloc[:, -1]
-
-
 def _by_burst(arms: Sequence[ArmTables]) -> Iterator[tuple[str, list[ArmTables]]]:
     for burst in dict.fromkeys(arm.setting(BURST) for arm in arms):
         yield str(burst), [arm for arm in arms if arm.setting(BURST) == burst]
 
 
-def _trends(arms: Sequence[ArmTables], value: Callable[[ArmTables], pd.Series]) -> pd.DataFrame:
-    """The slope of a value over log10 of the batch size, for each burst."""
-    tables = {burst: {arm.setting(BATCH): value(arm) for arm in of_burst} for burst, of_burst in _by_burst(arms)}
-    return parts(**{burst: slope(pd.DataFrame(by_batch)) for burst, by_batch in tables.items()})
-
-
-def slope_of_gradient_cosine_over_batch(*arms: ArmTables) -> Effects:
-    """Slope of the usual cosine of successive gradients over log10 of the batch size."""
-    return _trends(arms, lambda arm: _trait(arm, "lag"))
-
-
-def slope_of_update_over_batch(*arms: ArmTables) -> Effects:
-    """Slope of log10 of the usual RMS of the update over log10 of the batch size."""
-    return _trends(arms, lambda arm: log10(_trait(arm, "rms").to_frame()).iloc[:, 0])
-
-
-def slope_of_peak_over_batch(*arms: ArmTables) -> Effects:
-    """Slope of the peak excess of the held-out loss over log10 of the batch size."""
-    return Qualified(_trends(arms, lambda arm: cost(arm, "peak")), PEAK_STEP)
-
-
-def _below_half_the_usual(arms: Sequence[ArmTables], column: str) -> Qualified:
-    """Half the usual cosine with the descent minus another cosine, for each burst, a mean over batch sizes.
-
-    The control: the held-out loss rises by more than 0.1 nats.
-    """
-    bursts = dict(_by_burst(arms))
-    less = {
-        burst: mean([HALF * _trait(arm, "cosine") - _trait(arm, column) for arm in of_burst])
-        for burst, of_burst in bursts.items()
+def slope_over_batch(*arms: ArmTables, of: Quantity) -> Effects:
+    """Slope of a quantity over log10 of the batch size, for each burst."""
+    tables = {
+        burst: pd.DataFrame({arm.setting(BATCH): quantity(arm, of) for arm in of_burst})
+        for burst, of_burst in _by_burst(arms)
     }
-    peaks = {burst: mean([cost(arm, "peak") for arm in of_burst]) for burst, of_burst in bursts.items()}
+    return parts(**{burst: slope(table) for burst, table in tables.items()})
+
+
+def fall_of_descent_cosine(*arms: ArmTables, column: str) -> Effects:
+    """Half the usual cosine with the descent minus another cosine of ``update_traits``, for each burst.
+
+    Each is a mean over batch sizes. The control: the held-out loss rises by more than 0.1 nats.
+    """
+    less, peaks = {}, {}
+    for burst, of_burst in _by_burst(arms):
+        less[burst] = mean([HALF * _trait(arm, "cosine") - _trait(arm, column) for arm in of_burst])
+        peaks[burst] = mean([cost(arm, "peak") for arm in of_burst])
     return Qualified(parts(**less), control=exceeds(parts(**peaks), LEAST_RISE))
 
 
-def fall_of_descent_cosine_up_to_peak(*arms: ArmTables) -> Effects:
-    """Half the usual cosine minus the mean from the first batch of the burst to the highest held-out loss."""
-    return _below_half_the_usual(arms, "rising_cosine")
-
-
-def fall_of_descent_cosine_at_large_updates(*arms: ArmTables) -> Effects:
-    """Half the usual cosine minus the mean over all large updates from the burst on, before and after the peak."""
-    return _below_half_the_usual(arms, "large_cosine")
+def _trait(arm: ArmTables, column: str) -> pd.Series:
+    return run_column(arm, "update", column)
 
 
 def embedding_update_at_lowest_epsilon(*arms: ArmTables) -> Effects:

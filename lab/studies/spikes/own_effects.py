@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts
 from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.quantities import RUN_TABLES, run_column
 from lab.analysis.judging.verdicts import ON, QK, STEPS
 from lab.analysis.probe_values import late, near
 from lab.studies.spikes.effects import HALF, RESPONSES
@@ -18,7 +20,6 @@ from lab.studies.spikes.own_spikes import (
     COUNTS,
     SAME,
     SHRINK,
-    STAGES,
     WITHOUT,
     alarm_traits,
     branch_counts,
@@ -29,10 +30,13 @@ from lab.studies.spikes.own_spikes import (
 )
 
 BETA1 = "optimizer.beta1"
-# Spikes in 10,000 steps: as many as in a large model (about 20 in PaLM's 255,000), and enough to speak of what they do.
-FEW, MANY = 1.0, 10.0
-LEAST_LEAD, MOST_FALSE_ALARMS, NEARLY_ALL = 5, 1.0, 0.9
+# Spikes in 10,000 steps that are enough to speak of what they do; and in 1,000, without which there are none to remove.
+MANY, FEW = 10.0, 1.0
+LEAST_LEAD, NEARLY_ALL = 5, 0.9
 STEP = 0.5  # a median of whole steps is known to a half
+RUN_TABLES.update(
+    own=spike_traits, alarm=alarm_traits, remedy=remedy_traits, source=source_traits, branch=branch_counts
+)
 
 
 def with_beta1(group: ComparisonGroup, beta1: float) -> list[ArmTables]:
@@ -40,26 +44,8 @@ def with_beta1(group: ComparisonGroup, beta1: float) -> list[ArmTables]:
     return group.arms({BETA1: beta1, QK: None}, {BETA1: beta1, QK: ON})
 
 
-def _trait(arm: ArmTables, column: str, lr: float | None = None) -> pd.Series:
-    return arm.column(arm.top if lr is None else lr, spike_traits, column).iloc[:, -1]
-
-
-def _share(arms: tuple[ArmTables, ...], column: str, suffix: str = "") -> pd.Series:
-    """Share of the spikes, or of the controls, that have a trait, over these arms at the top learning rate.
-
-    It is 0 where there are none.
-    """
-    found, every = (_sum(arms, name) for name in (column + suffix, "controls" if suffix else "spikes"))
-    return (found / every).where(every != 0, 0.0)
-
-
-def _sum(arms: tuple[ArmTables, ...], column: str) -> pd.Series:
-    return len(arms) * mean([_trait(arm, column) for arm in arms])
-
-
-def own_spikes_at_top_rate(*arms: ArmTables) -> Effects:
-    """Spikes in 10,000 steps that the held-out loss shows as well, minus 1; mean over arms at the top rate."""
-    return mean([_trait(arm, "rate") for arm in arms]) - FEW
+def _mean(arms: Sequence[ArmTables], table: str, column: str, at: str = "top") -> pd.Series:
+    return mean([run_column(arm, table, column, at) for arm in arms])
 
 
 def third_of_spikes_at_highest_minus_lowest_rate(*arms: ArmTables) -> Effects:
@@ -72,135 +58,67 @@ def third_of_spikes_at_highest_minus_lowest_rate(*arms: ArmTables) -> Effects:
     """
     if len(arms[0].lrs) == 1:
         raise MissingRunsError("runs at one learning rate only", arms_exist=False)
-    highest, lowest = (mean([_trait(arm, "rate", lr) for arm in arms]) for lr in (arms[0].lrs[-1], arms[0].lrs[0]))
+    highest, lowest = (_mean(arms, "own", "rate", at) for at in ("highest", "lowest"))
     return Qualified(highest / 3 - lowest, control=exceeds(highest, MANY))
 
 
-def spikes_with_minus_half_without(without: ArmTables, with_it: ArmTables) -> Effects:
-    """Spikes in 10,000 steps with qk-layernorm minus half of those without it; the control: those are more than 10."""
-    rate, usual = _trait(with_it, "rate"), _trait(without, "rate")
-    return Qualified(rate - HALF * usual, control=exceeds(usual, MANY))
+def excess_share_of_spikes(*arms: ArmTables, traits: Sequence[str], minus: float = 0.0) -> Effects:
+    """Of each trait, the share of spikes that have it minus the share of like steps without a spike, minus a constant.
 
-
-def difference_in_own_spikes(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes in 10,000 steps of the recipe minus those after a change; the control: those are more than 10."""
-    rate = _trait(usual, "rate")
-    return Qualified(rate - _trait(changed, "rate"), control=exceeds(rate, MANY))
-
-
-def spikes_without_sampling(usual: ArmTables, full: ArmTables) -> Effects:
-    """Spikes in 10,000 steps with the full batch minus 10; the control: the recipe has more than 10."""
-    return Qualified(_trait(full, "rate") - MANY, control=exceeds(_trait(usual, "rate"), MANY))
-
-
-def excess_share_of_early_signals(*arms: ArmTables) -> Effects:
-    """Share of spikes before which a signal crosses minus the share of like steps without a spike, of two signals.
-
-    They are the gradient of the embedding, and the update of the keys of the first block; and minus 0.5 each.
+    Shares are over all arms, and 0 where there are none. The control: there are more than 10 spikes in 10,000 steps.
     """
-    moved = {
-        name: _share(arms, name) - _share(arms, name, "_control") - HALF
-        for name in ("embedding_gradient", "attention_update")
+    spikes, like_steps = _mean(arms, "own", "spikes"), _mean(arms, "own", "controls")
+    excess = {
+        trait: (_mean(arms, "own", trait) / spikes).where(spikes != 0, 0.0)
+        - (_mean(arms, "own", f"{trait}_control") / like_steps).where(like_steps != 0, 0.0)
+        - minus
+        for trait in traits
     }
-    return Qualified(parts(**moved), control=_spikes(arms))
+    return Qualified(parts(**excess), control=exceeds(_mean(arms, "own", "rate"), MANY))
 
 
-def excess_share_of_each_stage(*arms: ArmTables) -> Effects:
-    """Of each stage, the share of spikes that it goes before minus the share of like steps without one."""
-    return Qualified(
-        parts(**{stage: _share(arms, stage) - _share(arms, stage, "_control") for stage in STAGES}),
-        1 / 100,
-        control=_spikes(arms),
-    )
-
-
-def excess_share_of_embedding_gradient(*arms: ArmTables) -> Effects:
-    """Share of spikes at which the embedding's gradient has grown tenfold, minus the share of like steps, minus 0.5."""
-    returned = [_share(arms, "gradient_returns", suffix) for suffix in ("", "_control")]
-    return Qualified(returned[0] - returned[1] - HALF, 1 / 100, control=_spikes(arms))
-
-
-def _spikes(arms: tuple[ArmTables, ...]) -> Qualified:
-    """The control that there are spikes."""
-    return exceeds(mean([_trait(arm, "rate") for arm in arms]), MANY)
-
-
-def _per_spike(arms: tuple[ArmTables, ...], column: str) -> pd.Series:
+def _per_spike(arms: Sequence[ArmTables], column: str) -> pd.Series:
     """What alarms have of a column per spike, over these arms; 0 where there are none."""
-    spikes, every = (mean([_alarm(arm, name) for arm in arms]) for name in ("spikes", column))
-    return (every / spikes).where(spikes != 0, 0.0)
+    spikes = _mean(arms, "alarm", "spikes")
+    return (_mean(arms, "alarm", column) / spikes).where(spikes != 0, 0.0)
 
 
-def _alarm(arm: ArmTables, column: str) -> pd.Series:
-    return arm.column(arm.top, alarm_traits, column).iloc[:, -1]
-
-
-def _false(arms: tuple[ArmTables, ...], kind: str) -> pd.Series:
-    """False alarms in 1000 clean steps."""
-    alarms, steps = (mean([_alarm(arm, f"{kind}.{column}") for arm in arms]) for column in ("false", "clean"))
-    return PER_STEPS * alarms / steps
-
-
-def _warns(arms: tuple[ArmTables, ...], kind: str) -> Qualified:
-    """Mean lead minus 4.5 steps, and 1 minus the false alarms in 1000 clean steps."""
-    lead = _per_spike(arms, f"{kind}.lead") - LEAST_LEAD + STEP
-    return Qualified(parts(lead=lead, false=MOST_FALSE_ALARMS - _false(arms, kind)), STEP, control=_alarmed(arms))
-
-
-def _spikes_of(arms: tuple[ArmTables, ...]) -> pd.Series:
+def _spikes_of(arms: Sequence[ArmTables]) -> pd.Series:
     """How many spikes the alarms of these arms could find."""
-    return len(arms) * mean([_alarm(arm, "spikes") for arm in arms])
+    return len(arms) * _mean(arms, "alarm", "spikes")
 
 
-def _alarmed(arms: tuple[ArmTables, ...]) -> Qualified:
-    """The control that every seed has a spike."""
-    return exceeds(mean([_alarm(arm, "spikes") for arm in arms]), 0.0)
+def _margin_of_false_alarms(arms: Sequence[ArmTables], kind: str) -> pd.Series:
+    """1 minus the false alarms in 1000 clean steps."""
+    return 1 - PER_STEPS * _mean(arms, "alarm", f"{kind}.false") / _mean(arms, "alarm", f"{kind}.clean")
 
 
-def lead_of_gradient_norm_before_own_spikes(*arms: ArmTables) -> Effects:
-    """Mean lead of the gradient norm's alarm minus 4.5 steps, and 1 minus its false alarms in 1000 clean steps.
+def lead_and_false_alarms_before_own_spikes(*arms: ArmTables, kind: str) -> Effects:
+    """Mean lead of a kind of alarm minus 4.5 steps, and 1 minus its false alarms in 1000 clean steps.
 
-    A spike that the alarm does not find has a lead of 0.
+    A spike that the alarm does not find has a lead of 0. The control: every seed has a spike.
     """
-    return _warns(arms, "gradient_spike")
+    lead = _per_spike(arms, f"{kind}.lead") - LEAST_LEAD + STEP
+    margins = parts(lead=lead, false=_margin_of_false_alarms(arms, kind))
+    return Qualified(margins, STEP, control=exceeds(_mean(arms, "alarm", "spikes"), 0.0))
 
 
-def lead_of_large_updates_before_own_spikes(*arms: ArmTables) -> Effects:
-    """The same of the alarm of large updates."""
-    return _warns(arms, "update_rms")
-
-
-def _found(arms: tuple[ArmTables, ...], kind: str) -> Qualified:
-    """Share of spikes in which an alarm sounds, minus 0.9."""
+def share_of_own_spikes_with_alarm(*arms: ArmTables, kind: str) -> Effects:
+    """Share of spikes in which a kind of alarm sounds, minus 0.9; the control: every seed has a spike."""
     found = exceeds(_per_spike(arms, f"{kind}.hits"), NEARLY_ALL, _spikes_of(arms))
-    return found._replace(control=_alarmed(arms))
-
-
-def share_of_own_spikes_with_gradient_norm_alarm(*arms: ArmTables) -> Effects:
-    """Share of spikes in which the alarm of the gradient norm sounds, minus 0.9."""
-    return _found(arms, "gradient_spike")
-
-
-def share_of_own_spikes_with_curvature_alarm(*arms: ArmTables) -> Effects:
-    """Share of spikes in which the alarm of the curvature sounds, minus 0.9."""
-    return _found(arms, "curvature")
+    return found._replace(control=exceeds(_mean(arms, "alarm", "spikes"), 0.0))
 
 
 def share_of_own_spikes_with_early_curvature(*arms: ArmTables) -> Effects:
     """Share of spikes in which curvature is no later than large updates, minus 0.5; and 1 minus its false alarms."""
     first, spikes = _per_spike(arms, "curvature.first") - HALF, _spikes_of(arms)
-    false = MOST_FALSE_ALARMS - _false(arms, "curvature")
     return Qualified(
-        parts(first=first, false=false),
+        parts(first=first, false=_margin_of_false_alarms(arms, "curvature")),
         1 / 100,
-        control=_alarmed(arms),
+        control=exceeds(_mean(arms, "alarm", "spikes"), 0.0),
         trials=parts(first=spikes, false=math.nan * spikes),
         minus=HALF,
     )
-
-
-# Spikes in 1,000 updates: fewer without a remedy leave it nothing to do.
-FEW = 1.0
 
 
 def own_spikes_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables]:
@@ -213,8 +131,17 @@ def own_spikes_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables
     return group.arms(*map(answers, responses))
 
 
-def _remedy_trait(arm: ArmTables, column: str) -> pd.Series:
-    return arm.column(arm.top, remedy_traits, column).iloc[:, -1]
+def share_of_rewinds_without_return(same_batches: ArmTables, skip: ArmTables) -> Effects:
+    """Share of rewinds after which no spike begins up to 20 updates after the one that was met, minus a half.
+
+    The control: with the same batches one begins after more than half of them.
+    """
+    rewinds = [run_column(arm, "remedy", "answered") for arm in (skip, same_batches)]
+    returned = [  # 0 for a run that never went back
+        (run_column(arm, "remedy", "returned") / answered).where(answered != 0, 0.0)
+        for arm, answered in zip((skip, same_batches), rewinds, strict=True)
+    ]
+    return exceeds(1 - returned[0], HALF, rewinds[0])._replace(control=exceeds(returned[1], HALF, rewinds[1]))
 
 
 def _one_spike(arm: ArmTables) -> float:
@@ -222,34 +149,13 @@ def _one_spike(arm: ArmTables) -> float:
     return PER_STEPS / float(arm.setting(STEPS))
 
 
-def share_of_rewinds_without_return(same_batches: ArmTables, skip: ArmTables) -> Effects:
-    """Share of rewinds after which no spike begins up to 20 updates after the one that was met, minus a half.
-
-    The control: with the same batches one begins after more than half of them.
-    """
-    away = exceeds(1 - _returned(skip), HALF, _remedy_trait(skip, "answered"))
-    return away._replace(control=exceeds(_returned(same_batches), HALF, _remedy_trait(same_batches, "answered")))
-
-
-def _returned(arm: ArmTables) -> pd.Series:
-    """Share of rewinds after which the spike comes back; 0 for a run that never went back."""
-    answered = _remedy_trait(arm, "answered")
-    return (_remedy_trait(arm, "returned") / answered).where(answered != 0, 0.0)
-
-
-def difference_in_further_spikes(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes after the first, in 1,000 of the updates trained after it, of the first arm minus the second's.
+def difference_in_spike_rates(usual: ArmTables, changed: ArmTables, *, column: str) -> Effects:
+    """A rate of ``remedy_traits``, spikes in 1,000 updates, of the first arm minus the second's.
 
     The control: the first has more than 1.
     """
-    rate = _remedy_trait(usual, "rate")
-    return Qualified(rate - _remedy_trait(changed, "rate"), _one_spike(usual), control=exceeds(rate, FEW))
-
-
-def difference_in_spikes_of_run(usual: ArmTables, changed: ArmTables) -> Effects:
-    """Spikes in 1,000 updates trained, of the first arm minus the second's; control as above."""
-    rate = _remedy_trait(usual, "overall")
-    return Qualified(rate - _remedy_trait(changed, "overall"), _one_spike(usual), control=exceeds(rate, FEW))
+    rate = run_column(usual, "remedy", column)
+    return Qualified(rate - run_column(changed, "remedy", column), _one_spike(usual), control=exceeds(rate, FEW))
 
 
 def further_spikes_of_parts_minus_whole(
@@ -259,43 +165,21 @@ def further_spikes_of_parts_minus_whole(
 
     The control: without a remedy there are more than with all of it, by over half of 1.
     """
-    rate = _remedy_trait(whole, "rate")
-    gained = parts(skipping=_remedy_trait(skip, "rate") - rate, lowering=_remedy_trait(lower, "rate") - rate)
-    return Qualified(gained, _one_spike(none), control=exceeds(_remedy_trait(none, "rate") - rate, HALF))
-
-
-def further_spikes_beyond_one(none: ArmTables, *others: ArmTables) -> Effects:
-    """A control: further spikes in 1,000 updates without a remedy, minus 1."""
-    return _remedy_trait(none, "rate") - FEW
-
-
-# Spikes in 1000 steps, without which there are none to remove.
-FEW = 1.0
-FEWEST_LEFT_OUT = 2  # sources that were left out, each in turn: the one ranked first, and another as the control
+    without, rate, skipping, lowering = (run_column(arm, "remedy", "rate") for arm in (none, whole, skip, lower))
+    gained = parts(skipping=skipping - rate, lowering=lowering - rate)
+    return Qualified(gained, _one_spike(none), control=exceeds(without - rate, HALF))
 
 
 def left_out(group: ComparisonGroup) -> list[ArmTables]:
     """The whole mixture, then an arm for each source that was left out.
 
     Raises:
-        MissingRunsError: fewer than two sources were.
+        MissingRunsError: fewer than two sources were, the one ranked first and another as the control.
     """
     names = [name for name in group.values(WITHOUT) if name != ALL]
-    if len(names) < FEWEST_LEFT_OUT:
+    if len(names) < 2:
         raise MissingRunsError("fewer than two sources were left out", arms_exist=False)
     return group.arms(*({WITHOUT: name} for name in (ALL, *names)))
-
-
-def _column(arm: ArmTables, column: str) -> pd.Series:
-    return arm.column(arm.top, source_traits, column).iloc[:, -1]
-
-
-def _ranking(usual: ArmTables, names: list[str], ranking: pd.Index) -> list[str]:
-    """These sources in the order of their spikes, by runs of the whole mixture with these seeds."""
-    counts = {
-        name: {column: float(_column(usual, f"{name}.{column}")[ranking].sum()) for column in COUNTS} for name in names
-    }
-    return ranked(counts)
 
 
 def spikes_removed_by_source_ranked_first(usual: ArmTables, *without: ArmTables) -> Effects:
@@ -306,12 +190,14 @@ def spikes_removed_by_source_ranked_first(usual: ArmTables, *without: ArmTables)
     whole mixture has more than one spike in 1000 steps.
     """
     arms = {str(arm.setting(WITHOUT)): arm for arm in without}
-    rate = _column(usual, "rate")
-    rates = pd.DataFrame({name: _column(arm, "rate") for name, arm in arms.items()}).reindex(rate.index)
+    rate = run_column(usual, "source", "rate")
+    rates = pd.DataFrame({name: run_column(arm, "source", "rate") for name, arm in arms.items()}).reindex(rate.index)
+    counts = {f"{name}.{column}": run_column(usual, "source", f"{name}.{column}") for name in arms for column in COUNTS}
     first, last = (pd.Series(math.nan, rate.index) for _ in range(2))
     complete = rates.assign(usual=rate).dropna().index
     for seed in complete if len(complete) > 1 else ():
-        ranking = _ranking(usual, list(arms), complete.drop(seed))
+        sums = pd.DataFrame(counts).loc[complete.drop(seed)].sum()
+        ranking = ranked({name: {column: float(sums[f"{name}.{column}"]) for column in COUNTS} for name in arms})
         first[seed], last[seed] = rates.loc[seed, ranking[0]], rates.loc[seed, ranking[-1]]
     return Qualified(
         parts(ranked_first=HALF * rate - first, ranked_last=last - HALF * rate), control=exceeds(rate, FEW)
@@ -349,7 +235,7 @@ def late_loss_changes_by_escapes(clean: ArmTables, damaged: ArmTables) -> Effect
     """
     lower = _late(clean, OWN_LOSS) - _late(damaged, OWN_LOSS)
     higher = _late(damaged, CLEAN_LOSS) - _late(clean, CLEAN_LOSS)
-    return Qualified(parts(own_is_lower=lower - LEAST, clean_is_higher=higher))
+    return parts(own_is_lower=lower - LEAST, clean_is_higher=higher)
 
 
 KNOWN_TO = 0.01  # a share of few spikes is known to no less
@@ -361,34 +247,21 @@ def branches(group: ComparisonGroup, *changes: str) -> list[ArmTables]:
     return group.arms(*({CHANGE: change, QK: switch} for switch in switches for change in (SAME, *changes)))
 
 
-def _counts(arms: tuple[ArmTables, ...], change: str) -> tuple[pd.Series, pd.Series]:
-    """How many of the spikes of each seed a change removed, and these; over the arms with it that had one."""
-    having = [arm for arm in arms if arm.setting(CHANGE) == change]
-    removed, spikes = (
-        len(having) * mean([arm.column(arm.top, branch_counts, column).iloc[:, -1] for arm in having])
-        for column in ("removed", "spikes")
-    )
-    return removed, spikes.where(spikes > 0)
-
-
-def _by_change(arms: tuple[ArmTables, ...]) -> list[tuple[pd.Series, pd.Series]]:
-    """The counts of the twin and of each change."""
-    return [_counts(arms, str(name)) for name in dict.fromkeys(arm.setting(CHANGE) for arm in arms)]
-
-
-def _kept(twin: tuple[pd.Series, pd.Series]) -> Qualified:
-    """A control: the share of its spikes that the twin keeps, minus a half."""
-    removed, spikes = twin
-    return exceeds(1 - removed / spikes, HALF, spikes)
+def _by_change(arms: Sequence[ArmTables]) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """Of the twin and of each change, the share of the spikes that it removed, and how many there were, by seed."""
+    for change in dict.fromkeys(arm.setting(CHANGE) for arm in arms):
+        having = [arm for arm in arms if arm.setting(CHANGE) == change]
+        removed, spikes = (len(having) * _mean(having, "branch", column) for column in ("removed", "spikes"))
+        yield removed / spikes.where(spikes > 0), spikes.where(spikes > 0)
 
 
 def share_of_spikes_removed(*arms: ArmTables) -> Effects:
     """Share of spikes that a change removes minus a half; the control: the twin keeps more than half of them."""
-    twin, (removed, spikes) = _by_change(arms)
-    return exceeds(removed / spikes, HALF, spikes)._replace(control=_kept(twin))
+    (share_of_twin, spikes_of_twin), (share, spikes) = _by_change(arms)
+    return exceeds(share, HALF, spikes)._replace(control=exceeds(1 - share_of_twin, HALF, spikes_of_twin))
 
 
 def difference_of_shares_removed(*arms: ArmTables) -> Effects:
     """Share of spikes that the second change removes minus the first's; the control is the twin's."""
-    twin, first, second = _by_change(arms)
-    return Qualified(second[0] / second[1] - first[0] / first[1], KNOWN_TO, control=_kept(twin))
+    (share_of_twin, spikes_of_twin), (first, _), (second, _) = _by_change(arms)
+    return Qualified(second - first, KNOWN_TO, control=exceeds(1 - share_of_twin, HALF, spikes_of_twin))

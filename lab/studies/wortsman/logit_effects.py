@@ -18,7 +18,7 @@ from lab.analysis.judging.effects import (
     parts,
 )
 from lab.analysis.judging.evidence import LOST, ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.quantities import Quantity, log10, quantity
+from lab.analysis.judging.quantities import log10
 from lab.analysis.judging.verdicts import (
     DECAY,
     DEPTH,
@@ -293,12 +293,6 @@ def above_threshold(*arms: ArmTables, arm: int = 0, sign: int = 1) -> pd.DataFra
     """Loss at the largest learning rate minus the best one + 0.3; a model without blocks cannot beat the bigram one."""
     one = arms[arm]
     return sign * (one.loss(max(one.lrs)) - one.table("best") - LOST)
-
-
-def difference_of_differences(*arms: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:
-    """Increase of a quantity from fp32 to bf16 without z-loss, minus the same increase with z-loss."""
-    bf16_off, bf16_on, fp32_off, fp32_on = (quantity(arm, of) for arm in arms)
-    return (bf16_off - fp32_off) - (bf16_on - fp32_on)
 
 
 def log_harm_over_law(*arms: ArmTables) -> Effects:
