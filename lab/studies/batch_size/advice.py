@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from lab.analysis.text import arm_phrase, count, finite, format_value, plain_tex
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.store import Records
-from lab.studies.batch_size.measures import STAGES, TunedSteps, noise_sums, ratio_of_means, tuned_steps
+from lab.studies.batch_size.measures import STAGES, TunedSteps, noise_sums, ratio_of_means, stages, tuned_steps
 
 PROBE = "noise_scale"
 # A noise scale this many times larger than the batch that measured it is known badly.
@@ -105,14 +104,7 @@ def advise(records: Records) -> list[BatchAdvice]:
 def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
     first = runs.iloc[0]
     steps = int(first["steps"])
-    by_run = [sums.loc[name] for name in runs["id"]]
-    edges = np.linspace(0, steps, STAGES + 1)
-    ratios = np.array(
-        [
-            [ratio_of_means(run[(run.index >= low) & (run.index < high)]) for low, high in pairwise(edges)]
-            for run in by_run
-        ]
-    )
+    ratios = np.array([[ratio_of_means(stage) for stage in stages(sums.loc[run], steps)] for run in runs["id"]])
     return BatchAdvice(
         arm=str(first["arm"]),
         size=int(first["size"]),

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts, slope
+from lab.analysis.judging.effects import Effects, Qualified, exceeds, over_rate, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, CurveSummary, MissingRunsError
 from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import updates
-from lab.analysis.text import format_value
-from lab.studies.batch_size.estimates import Numbers, steps_curve
+from lab.studies.batch_size.estimates import steps_curve
 from lab.studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
     STAGES,
+    TunedSteps,
     budget_pairs,
+    end_of_grid,
     first_loss,
     last_loss,
     loss_at,
@@ -35,6 +35,7 @@ from lab.studies.batch_size.measures import (
     steps_to_bigram,
     tokens_to,
     tune,
+    tuned_batches,
 )
 
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
@@ -53,106 +54,59 @@ def each_batch_size(group: ComparisonGroup, *optimizers: str) -> list[ArmTables]
     return [arm for name in optimizers for arm in group.arms(*({OPTIMIZER: name, BATCH: size} for size in sizes))]
 
 
-class Tuned(NamedTuple):
-    """The tuned batch sizes of one optimizer: tables with a row per seed and a column per batch size.
-
-    Attributes:
-        steps: updates to the target with the best learning rate.
-        lr: the best learning rate.
-        noise_scale: computes the noise scale on the way to the target at this rate, sequences; NaN for batches of one
-            micro-batch.
-        cautions: a sentence on each batch size that is left out.
-        by_lr: updates to the target with every learning rate, by batch size.
-    """
-
-    steps: pd.DataFrame
-    lr: pd.DataFrame
-    noise_scale: Callable[[], pd.DataFrame]
-    cautions: tuple[str, ...]
-    by_lr: dict[float, pd.DataFrame]
-
-    def hyperbola(self, value: str) -> pd.Series:
-        """An attribute of the ``SaturatingCurve`` fitted to each seed's steps."""
-        whole = self.steps.dropna()
-        fits = {seed: getattr(steps_curve(self.steps.columns, steps), value) for seed, steps in whole.iterrows()}
-        return pd.Series(fits, dtype=float).reindex(self.steps.index)
-
-    def spread(self) -> Qualified:
-        """The control of laws over batch sizes: the smallest batch takes over four times the steps of the largest."""
-        return exceeds(self.steps.iloc[:, 0] / self.steps.iloc[:, -1], 4)
-
-    def exponents(self) -> pd.DataFrame:
-        """Slope of log best learning rate over log batch of each seed.
-
-        The column ``small`` is over batches up to half the critical one, ``large`` over those from twice it on; each
-        over the three outermost batches at least.
-        """
-        sizes = np.array(self.lr.columns, dtype=float)
-        critical = self.hyperbola("scale").dropna()
-        middle = float(critical.median()) if len(critical) else math.inf
-        small, large = max(3, int((sizes <= middle / 2).sum())), max(3, int((sizes >= 2 * middle).sum()))
-        return parts(small=slope(log10(self.lr.iloc[:, :small])), large=slope(log10(self.lr.iloc[:, -large:])))
-
-    def change_of_rate(self) -> pd.Series:
-        """Log2 of the largest best learning rate over the smallest."""
-        return (self.lr.max(axis=1, skipna=False) / self.lr.min(axis=1, skipna=False)).map(np.log2)
-
-
-def _tuned(arms: Sequence[ArmTables]) -> dict[str, Tuned]:
-    """The tuned batch sizes of each optimizer, by its name.
+def _tuned(arms: Sequence[ArmTables]) -> dict[str, TunedSteps]:
+    """The tuned batch sizes of each optimizer, by its name, over the seeds that all arms have.
 
     Raises:
         MissingRunsError: too few batch sizes have a best learning rate inside the grid.
     """
     seeds = sorted(set.intersection(*({summary.seed for summary in arm.complete} for arm in arms)))
-    names = dict.fromkeys(str(arm.setting(OPTIMIZER)) for arm in arms)
-    return {
-        name: _tuned_batches(name, [arm for arm in arms if arm.setting(OPTIMIZER) == name], seeds) for name in names
-    }
+    tuned = {}
+    for name in dict.fromkeys(str(arm.setting(OPTIMIZER)) for arm in arms):
+        by_lr = {
+            float(arm.setting(BATCH)): pd.DataFrame(
+                {lr: arm.probe(lr, "val_loss", "", steps_to_bigram).iloc[:, -1] for lr in arm.lrs}
+            ).loc[seeds]
+            for arm in arms
+            if arm.setting(OPTIMIZER) == name
+        }
+        if not seeds:
+            nothing = pd.DataFrame(math.nan, arms[0].seeds, list(by_lr))
+            tuned[name] = TunedSteps(name, nothing, nothing, {}, by_lr)
+            continue
+        tuned[name] = tuned_batches(name, by_lr)
+        if len(tuned[name].batches) < FEWEST_BATCHES:
+            size, refusal = next(iter(tuned[name].refusals.items()))
+            raise MissingRunsError(
+                f"a law takes {FEWEST_BATCHES} tuned batch sizes; {name} at batch {size:g}: {refusal}"
+            )
+    return tuned
 
 
-def _tuned_batches(name: str, arms: Sequence[ArmTables], seeds: list[str]) -> Tuned:
-    arm_at = {float(arm.setting(BATCH)): arm for arm in arms}
-    by_lr = {size: _steps_by_lr(arm) for size, arm in arm_at.items()}
-    rows = arms[0].seeds
-    if not seeds:
-        nothing = pd.DataFrame(math.nan, rows, list(by_lr))
-        return Tuned(nothing, nothing, lambda: nothing, (), by_lr)
-    tuned = {size: tune([float(lr) for lr in steps.columns], steps.loc[seeds]) for size, steps in by_lr.items()}
-    refusals = [f"{name} at batch {size:g}: {batch.refusal}" for size, batch in tuned.items() if batch.refusal]
-    if len(tuned) - len(refusals) < FEWEST_BATCHES:
-        raise MissingRunsError(f"a law takes {FEWEST_BATCHES} tuned batch sizes; {refusals[0]}")
-    kept = {size: batch for size, batch in tuned.items() if not batch.refusal}
-
-    def noise_scale() -> pd.DataFrame:
-        return pd.DataFrame({size: _noise(arm_at[size], batch.lr_s) for size, batch in kept.items()})
-
-    steps, lr = (
-        pd.DataFrame({size: pd.Series(batch[part], seeds) for size, batch in kept.items()}).reindex(rows)
-        for part in (0, 1)
-    )
-    return Tuned(steps, lr, noise_scale, tuple(f"left out: {refusal}" for refusal in refusals), by_lr)
-
-
-def _steps_by_lr(arm: ArmTables) -> pd.DataFrame:
-    """Steps to the target, a row per seed and a column per learning rate."""
-    return pd.DataFrame({lr: arm.probe(lr, "val_loss", "", steps_to_bigram).iloc[:, -1] for lr in arm.lrs})
-
-
-def _noise(arm: ArmTables, lr_s: Numbers) -> pd.Series:
-    """Noise scale of each seed on the way to the target, at the learning rate nearest to the best one."""
-    middle = float(np.log(lr_s).mean())
-    best = min(arm.lrs, key=lambda lr: abs(math.log(lr) - middle))
-    return arm.probe(best, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
-
-
-def _qualified(tuned: Mapping[str, Tuned], table: Table, control: Qualified | None = None) -> Qualified:
+def _qualified(tuned: Mapping[str, TunedSteps], table: Table, control: Qualified | None = None) -> Qualified:
     """Effects with a control, and with cautions about batch sizes that are left out."""
-    return Qualified(table, control=control, caution="; ".join(each for one in tuned.values() for each in one.cautions))
+    left_out = [(name, *refusal) for name, batches in tuned.items() for refusal in batches.refusals.items()]
+    cautions = [f"left out: {name} at batch {size:g}: {refusal}" for name, size, refusal in left_out]
+    return Qualified(table, control=control, caution="; ".join(cautions))
 
 
-def _largest_spread(tuned: Mapping[str, Tuned]) -> Qualified:
-    return Qualified(parts(**{name: one.spread().table for name, one in tuned.items()}))
+def _each_optimizer(tuned: Mapping[str, TunedSteps], value: Callable[[TunedSteps], pd.Series]) -> pd.DataFrame:
+    return parts(**{name: value(batches) for name, batches in tuned.items()})
+
+
+def _hyperbola(tuned: TunedSteps, value: str) -> pd.Series:
+    """An attribute of the ``SaturatingCurve`` fitted to each seed's steps."""
+    fits = {seed: getattr(steps_curve(tuned.batches, steps), value) for seed, steps in tuned.steps.dropna().iterrows()}
+    return pd.Series(fits, dtype=float).reindex(tuned.steps.index)
+
+
+def _critical_batch(tuned: TunedSteps) -> pd.Series:
+    return _hyperbola(tuned, "scale")
+
+
+def _spread(tuned: Mapping[str, TunedSteps]) -> Qualified:
+    """The control of laws over batch sizes: the smallest batch takes over four times the steps of the largest."""
+    return exceeds(_each_optimizer(tuned, lambda batches: batches.steps.iloc[:, 0] / batches.steps.iloc[:, -1]), 4)
 
 
 def distance_from_hyperbola(*arms: ArmTables) -> Effects:
@@ -161,20 +115,29 @@ def distance_from_hyperbola(*arms: ArmTables) -> Effects:
     The control: the smallest batch takes over four times the steps of the largest.
     """
     tuned = _tuned(arms)
-    misfits = {name: one.hyperbola("rms_log_error") for name, one in tuned.items()}
-    return _qualified(tuned, pd.DataFrame(misfits), _largest_spread(tuned))
+    misfits = _each_optimizer(tuned, lambda batches: _hyperbola(batches, "rms_log_error"))
+    return _qualified(tuned, misfits, _spread(tuned))
 
 
 def log_noise_scale_over_critical_batch(*arms: ArmTables) -> Effects:
     """Log10 of the noise scale (geometric mean over batches of several micro-batches) over B_crit, per optimizer.
 
-    The control: the smallest batch takes over four times the steps of the largest.
+    The noise scale is that on the way to the target, at the learning rate nearest to the best one. The control: the
+    smallest batch takes over four times the steps of the largest.
     """
     tuned = _tuned(arms)
+    noise: dict[str, dict[float, pd.Series]] = {name: {} for name in tuned}
+    for arm in arms:
+        name, size = str(arm.setting(OPTIMIZER)), float(arm.setting(BATCH))
+        if size in tuned[name].lr:
+            middle = float(np.log(tuned[name].lr[size].dropna()).mean())
+            nearest = min((abs(math.log(lr) - middle), lr) for lr in arm.lrs)[1]
+            noise[name][size] = arm.probe(nearest, "noise_scale", "", noise_scale_to_bigram).iloc[:, -1]
     ratios = {
-        name: log10(one.noise_scale()).mean(axis=1) - np.log10(one.hyperbola("scale")) for name, one in tuned.items()
+        name: log10(pd.DataFrame(noise[name])).mean(axis=1) - np.log10(_critical_batch(batches))
+        for name, batches in tuned.items()
     }
-    return _qualified(tuned, pd.DataFrame(ratios), _largest_spread(tuned))
+    return _qualified(tuned, pd.DataFrame(ratios), _spread(tuned))
 
 
 def tokens_at_four_critical_batches(*arms: ArmTables) -> Effects:
@@ -184,15 +147,13 @@ def tokens_at_four_critical_batches(*arms: ArmTables) -> Effects:
     largest.
     """
     tuned = _tuned(arms)
-    (one,) = tuned.values()
-    critical = one.hyperbola("scale")
-    sizes = np.log(np.array(one.steps.columns, dtype=float))
-    ratios = {}
-    for seed, steps in one.steps.iterrows():
+    (batches,) = tuned.values()
+    critical, log_sizes, ratios = _critical_batch(batches), np.log(batches.batches), {}
+    for seed, steps in batches.steps.iterrows():
         ends = np.log(float(critical[str(seed)])) + np.log([1.0, 4.0])
-        tokens = np.interp(ends, sizes, np.log(steps.to_numpy(dtype=float)) + sizes)
+        tokens = np.interp(ends, log_sizes, np.log(steps.to_numpy(dtype=float)) + log_sizes)
         ratios[seed] = math.exp(tokens[1] - tokens[0])
-    return _qualified(tuned, pd.Series(ratios), one.spread())
+    return _qualified(tuned, pd.Series(ratios), _spread(tuned))
 
 
 def slopes_of_steps_in_both_regimes(*arms: ArmTables) -> Effects:
@@ -202,8 +163,8 @@ def slopes_of_steps_in_both_regimes(*arms: ArmTables) -> Effects:
     """
     tuned = _tuned(arms)
     ends = {}
-    for name, one in tuned.items():
-        steps = log10(one.steps)
+    for name, batches in tuned.items():
+        steps = log10(batches.steps)
         ends[f"{name} small"] = -0.9 - slope(steps.iloc[:, :3])
         ends[f"{name} large"] = slope(steps.iloc[:, -3:]) + 0.1
     return _qualified(tuned, parts(**ends))
@@ -212,21 +173,44 @@ def slopes_of_steps_in_both_regimes(*arms: ArmTables) -> Effects:
 def doublings_of_critical_batch_over_sgd(*arms: ArmTables) -> Effects:
     """Log2 of B_crit over SGD's; at B_crit, twice the batch still saves a quarter of the steps."""
     tuned = _tuned(arms)
-    critical = {name: np.log2(one.hyperbola("scale")) for name, one in tuned.items()}
+    critical = np.log2(_each_optimizer(tuned, _critical_batch))
     return _qualified(tuned, parts(momentum=critical[MOMENTUM] - critical[SGD], adam=critical[ADAM] - critical[SGD]))
+
+
+def _exponents(tuned: TunedSteps) -> pd.DataFrame:
+    """Slope of log best learning rate over log batch of each seed.
+
+    The column ``small`` is over batches up to half the critical one, ``large`` over those from twice it on; each over
+    the three outermost batches at least.
+    """
+    critical = _critical_batch(tuned).dropna()
+    middle = float(critical.median()) if len(critical) else math.inf
+    small, large = (
+        max(3, int(is_outer.sum())) for is_outer in (tuned.batches <= middle / 2, tuned.batches >= 2 * middle)
+    )
+    return parts(small=slope(log10(tuned.lr.iloc[:, :small])), large=slope(log10(tuned.lr.iloc[:, -large:])))
 
 
 def distance_of_rate_exponents_of_sgd(*arms: ArmTables) -> Effects:
     """A quarter minus the distance of the exponent from 1 up to B_crit / 2, and from 0 from 2 B_crit on."""
     tuned = _tuned(arms)
-    exponents = tuned[SGD].exponents()
+    exponents = _exponents(tuned[SGD])
     return _qualified(tuned, parts(small=0.25 - (exponents["small"] - 1).abs(), large=0.25 - exponents["large"].abs()))
 
 
 def exponent_of_best_rate_of_adam(*arms: ArmTables) -> Effects:
     """Slope of log best learning rate over log batch up to B_crit / 2."""
     tuned = _tuned(arms)
-    return _qualified(tuned, tuned[ADAM].exponents()["small"])
+    return _qualified(tuned, _exponents(tuned[ADAM])["small"])
+
+
+def _range(table: pd.DataFrame) -> pd.Series:
+    return table.max(axis=1, skipna=False) - table.min(axis=1, skipna=False)
+
+
+def _changes_of_rate(tuned: Mapping[str, TunedSteps]) -> Qualified:
+    """The control of rules for the learning rate: with each optimizer the best one changes by more than twofold."""
+    return exceeds(_each_optimizer(tuned, lambda batches: _range(batches.lr.map(math.log2))), 1)
 
 
 def largest_miss_of_rate_rules(*arms: ArmTables) -> Effects:
@@ -238,8 +222,8 @@ def largest_miss_of_rate_rules(*arms: ArmTables) -> Effects:
     tuned = _tuned(arms)
     misses = {}
     for rule, power in RULES.items():
-        offsets = [np.log2(one.lr) - power * np.log2(np.array(one.lr.columns, dtype=float)) for one in tuned.values()]
-        misses[rule] = pd.concat([(table.max(axis=1) - table.min(axis=1)) / 2 for table in offsets], axis=1).max(axis=1)
+        offsets = [batches.lr.map(math.log2) - power * np.log2(batches.batches) for batches in tuned.values()]
+        misses[rule] = pd.concat([_range(table) / 2 for table in offsets], axis=1).max(axis=1)
     return _qualified(tuned, parts(**misses), _changes_of_rate(tuned))
 
 
@@ -251,29 +235,23 @@ def steps_with_scaled_rate_over_best(*arms: ArmTables) -> Effects:
     """
     tuned = _tuned(arms)
     costs = {
-        name: pd.concat([_cost(one, power) for power in RULES.values()], axis=1).min(axis=1, skipna=False)
-        for name, one in tuned.items()
+        name: pd.concat([_cost(batches, power) for power in RULES.values()], axis=1).min(axis=1, skipna=False)
+        for name, batches in tuned.items()
     }
     return _qualified(tuned, parts(**costs), _changes_of_rate(tuned))
 
 
-def _changes_of_rate(tuned: Mapping[str, Tuned]) -> Qualified:
-    return exceeds(parts(**{name: one.change_of_rate() for name, one in tuned.items()}), 1)
-
-
-def _cost(tuned: Tuned, power: float) -> pd.Series:
+def _cost(tuned: TunedSteps, power: float) -> pd.Series:
     """Steps at the largest batch over the fewest, if a rule scales the learning rate of a 16 times smaller batch."""
-    sizes = [float(size) for size in tuned.steps.columns]
-    largest = sizes[-1]
-    start = min(sizes, key=lambda size: abs(math.log(size * 16 / largest)))
-    scaled = tuned.lr[start] * (largest / start) ** power
+    largest = tuned.batches[-1]
+    start = min(tuned.batches, key=lambda size: abs(math.log(size * 16 / largest)))
+    log_scaled = np.log(tuned.lr[start] * (largest / start) ** power)
     costs = {}
     for seed, steps in tuned.by_lr[largest].iterrows():
-        reached = steps.dropna()
-        log_lrs, log_steps = (np.log(np.array(values, dtype=float)) for values in (reached.index, reached))
-        nearest = np.interp(math.log(scaled[str(seed)]), log_lrs, log_steps) if len(reached) else math.nan
-        costs[seed] = math.exp(nearest) / tuned.steps[largest][str(seed)]
-    return pd.Series(costs)
+        reached = np.log(steps.dropna())
+        at_scaled = np.interp(log_scaled[str(seed)], np.log(reached.index), reached) if len(reached) else math.nan
+        costs[seed] = math.exp(at_scaled)
+    return pd.Series(costs).div(tuned.steps[largest])
 
 
 def budgets(group: ComparisonGroup) -> list[ArmTables]:
@@ -366,9 +344,7 @@ def ratio_of_noise_scales_over_size(arm: ArmTables) -> Effects:
 
 def fall_of_noise_scale_with_rate(arm: ArmTables) -> Effects:
     """Minus the slope over log learning rate of the log noise scale in the second half of training, at each size."""
-    late = {lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs}
-    sizes = {size: pd.DataFrame({lr: table[size] for lr, table in late.items()}) for size in arm.sizes}
-    return pd.DataFrame({size: -slope(table) for size, table in sizes.items()})
+    return -over_rate({lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs})
 
 
 def slope_of_late_noise_scale_over_size(arm: ArmTables) -> Effects:
@@ -401,16 +377,9 @@ def _best_ramp(arm: ArmTables) -> dict[str, str]:
     summaries = _largest(arm)
     if summaries:
         means = [np.mean([summary.runs[lr].loss for summary in summaries]) for lr in arm.lrs]
-        _check_inside(arm, int(np.argmin(means)))
+        if refusal := end_of_grid(arm.lrs, int(np.argmin(means))):
+            raise MissingRunsError(f"batch={arm.setting(NAME)}: {refusal}")
     return {summary.seed: min(summary.runs.values(), key=lambda run: run.loss).id for summary in summaries}
-
-
-def _check_inside(arm: ArmTables, best: int) -> None:
-    if best in (0, len(arm.lrs) - 1):
-        end = "lowest" if best == 0 else "highest"
-        raise MissingRunsError(
-            f"batch={arm.setting(NAME)}: the best learning rate, {format_value(arm.lrs[best])}, is the {end} tried"
-        )
 
 
 def _curves(arm: ArmTables) -> Curves:

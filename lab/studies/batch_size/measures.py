@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import pairwise, starmap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -54,13 +54,10 @@ def crossings(records: Records) -> pd.DataFrame:
     """
     losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
     losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
-    losses = losses[losses["step"] < losses["updates"] - 1].sort_values(["id", "step"])
-    ids = losses["id"].to_numpy()
-    steps, values, targets = (losses[name].to_numpy(dtype=float) for name in ("step", "value", "loss_bigram"))
-    first = [n for n in range(len(ids)) if n == 0 or ids[n] != ids[n - 1]]
+    losses = losses[losses["step"] < losses["updates"] - 1].sort_values("step")
     rows = {
-        ids[begin]: crossing(steps[begin:end], values[begin:end], targets[begin])
-        for begin, end in pairwise([*first, len(ids)])
+        run: crossing(of_run["step"], of_run["value"], of_run["loss_bigram"].iloc[0])
+        for run, of_run in losses.groupby("id")
     }
     return pd.DataFrame.from_dict(rows, orient="index", columns=["steps", "interval"])
 
@@ -94,20 +91,30 @@ def tune(lrs: Sequence[float], steps_sl: ArrayLike) -> TunedBatch:
     reached_l = np.isfinite(table_sl).all(axis=0)
     nothing_s = np.full(len(table_sl), math.nan)
     if reached_l.sum() < FEWEST_TRIALS:
-        reached = f"{reached_l.sum()} of {len(lrs)} learning rates reached the target"
-        refusal = f"{reached}, a tuned one takes {FEWEST_TRIALS}"
-        return TunedBatch(nothing_s, nothing_s, refusal)
-    mean_l = np.where(reached_l, np.log(np.where(reached_l, table_sl, 1.0)).mean(axis=0), math.inf)
-    best = int(mean_l.argmin())
-    if best in (0, len(lrs) - 1):
-        end = "lowest" if best == 0 else "highest"
-        return TunedBatch(
-            nothing_s, nothing_s, f"the best learning rate, {format_value(lrs[best])}, is the {end} tried"
+        reached = (
+            f"{reached_l.sum()} of {len(lrs)} learning rates reached the target, a tuned one takes {FEWEST_TRIALS}"
         )
+        return TunedBatch(nothing_s, nothing_s, reached)
+    mean_l = np.where(reached_l, np.log(np.where(reached_l, table_sl, 1.0)).mean(axis=0), math.inf)
+    if refusal := end_of_grid(lrs, int(mean_l.argmin())):
+        return TunedBatch(nothing_s, nothing_s, refusal)
     lr_l = np.asarray(lrs, dtype=float)
     seeds = [(lr_l[np.isfinite(row)], row[np.isfinite(row)]) for row in table_sl]
     lr_s = np.array([vertex(rates, np.log(steps)) for rates, steps in seeds])
     return TunedBatch(np.array([steps.min() for _, steps in seeds]), lr_s, "")
+
+
+def end_of_grid(lrs: Sequence[float], best: int) -> str:
+    """The reason why the learning rate at this position is not tuned, if it ends the rising ``lrs``; else empty."""
+    if 0 < best < len(lrs) - 1:
+        return ""
+    return f"the best learning rate, {format_value(lrs[best])}, is the {'lowest' if best == 0 else 'highest'} tried"
+
+
+def stages(measured: pd.DataFrame, end: float) -> list[pd.DataFrame]:
+    """The rows of the ``STAGES`` equal parts of the first ``end`` updates of a table that is indexed by step."""
+    edges = np.linspace(0, end, STAGES + 1)
+    return [measured[(measured.index >= low) & (measured.index < high)] for low, high in pairwise(edges)]
 
 
 def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
@@ -122,18 +129,12 @@ def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
     Returns:
         NaN if the estimate of the squared norm is not positive in some part.
     """
-    step_n, edges = measured.index.to_numpy(), np.linspace(0, end, STAGES + 1)
-    trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
-    stages = [(step_n >= low) & (step_n < high) for low, high in pairwise(edges)]
-    return float(np.mean([_ratio(trace_n[stage], squared_n[stage]) for stage in stages if stage.any()]))
+    return float(np.mean([ratio_of_means(stage) for stage in stages(measured, end) if len(stage)]))
 
 
 def ratio_of_means(measured: pd.DataFrame) -> float:
     """Mean trace over mean squared norm; NaN if the estimate of the squared norm is not positive."""
-    return _ratio(*(measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm")))
-
-
-def _ratio(trace_n: Numbers, squared_n: Numbers) -> float:
+    trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
     finite_n = np.isfinite(trace_n) & np.isfinite(squared_n)
     if not finite_n.any() or not squared_n[finite_n].mean() > 0:
         return math.nan
@@ -177,14 +178,14 @@ class TunedSteps(NamedTuple):
         steps: updates to the target, with a row per seed and a column per batch size that is not refused.
         lr: the best learning rate, in the same rows and columns.
         refusals: the reason why a batch size is left out, by batch size.
-        lrs: the learning rates tried, by batch size.
+        by_lr: updates to the target with every learning rate (column) and seed (row), by batch size.
     """
 
     name: str
     steps: pd.DataFrame
     lr: pd.DataFrame
     refusals: dict[float, str]
-    lrs: dict[float, list[float]]
+    by_lr: Mapping[float, pd.DataFrame]
 
     @property
     def batches(self) -> Numbers:
@@ -227,10 +228,13 @@ def tuned_steps(records: Records) -> list[TunedSteps]:
         return []
     steps = crossings(records)["steps"]
     sizes = {size for (size, _), _ in several}
-    return [
-        _tuned(_name(str(optimizer), size, sizes), group.assign(to_target=group["id"].map(steps).astype(float)))
-        for (size, optimizer), group in several
-    ]
+    tuned = []
+    for (size, optimizer), group in several:
+        name = OPTIMIZER_NAMES.get(str(optimizer), str(optimizer))
+        reached = group.assign(to_target=group["id"].map(steps).astype(float)).groupby("batch_size")
+        by_lr = {float(str(batch)): rows.pivot_table("to_target", "seed", LR, dropna=False) for batch, rows in reached}
+        tuned.append(tuned_batches(name if len(sizes) == 1 else f"{name}, {size} parameters", by_lr))
+    return tuned
 
 
 def _are_one_arm(runs: pd.DataFrame, *keys: str) -> bool:
@@ -238,26 +242,14 @@ def _are_one_arm(runs: pd.DataFrame, *keys: str) -> bool:
     return not runs.duplicated([*keys, "seed"]).any()
 
 
-def _name(optimizer: str, size: object, sizes: Collection[object]) -> str:
-    name = OPTIMIZER_NAMES.get(optimizer, optimizer)
-    return name if len(sizes) == 1 else f"{name}, {size} parameters"
-
-
-def _tuned(name: str, runs: pd.DataFrame) -> TunedSteps:
-    tables = {
-        float(str(batch)): group.pivot_table("to_target", "seed", LR, dropna=False)
-        for batch, group in runs.groupby("batch_size")
-    }
-    lrs = {batch: [float(lr) for lr in table.columns] for batch, table in tables.items()}
-    tuned = {batch: tune(lrs[batch], table) for batch, table in tables.items()}
-    refusals = {batch: one.refusal for batch, one in tuned.items() if one.refusal}
-    steps, lr = (
-        pd.DataFrame(
-            {batch: pd.Series(one[part], tables[batch].index) for batch, one in tuned.items() if not one.refusal}
-        )
-        for part in (0, 1)
-    )
-    return TunedSteps(name, steps, lr, refusals, lrs)
+def tuned_batches(name: str, by_lr: Mapping[float, pd.DataFrame]) -> TunedSteps:
+    """Tune each batch size of an optimizer; for the arguments see ``TunedSteps``."""
+    tuned = {batch: tune([float(lr) for lr in table.columns], table) for batch, table in by_lr.items()}
+    kept = {batch: result for batch, result in tuned.items() if not result.refusal}
+    steps = pd.DataFrame({batch: pd.Series(result.steps_s, by_lr[batch].index) for batch, result in kept.items()})
+    lr = pd.DataFrame({batch: pd.Series(result.lr_s, by_lr[batch].index) for batch, result in kept.items()})
+    refusals = {batch: result.refusal for batch, result in tuned.items() if result.refusal}
+    return TunedSteps(name, steps, lr, refusals, by_lr)
 
 
 class TunedBudget(NamedTuple):
@@ -313,19 +305,17 @@ def budgets(records: Records, runs: pd.DataFrame) -> list[TunedBudget]:
         or runs["lr"].nunique() == 1
     ):
         return []
-    return list(starmap(_budget, zip(("equal examples", "equal steps"), at_budgets, [runs] * 2, strict=True)))
+    at_examples, at_steps = at_budgets
+    return [_budget("equal examples", at_examples, runs), _budget("equal steps", at_steps, runs)]
 
 
 def _budget(name: str, pairs: list[tuple[float, float]], runs: pd.DataFrame) -> TunedBudget:
-    rows = []
-    for batch, steps in pairs:
-        at_pair = runs[(runs["batch_size"] == batch) & (runs["steps"] == steps)]
-        for seed, curve in at_pair.sort_values("lr").groupby("seed"):
-            rows.append({"batch": batch, "seed": seed, **_best(curve["lr"].to_numpy(), curve["capped"].to_numpy())})
-    table = pd.DataFrame(rows)
-    return TunedBudget(
-        name, *(table.pivot_table(part, "seed", "batch", dropna=False) for part in TunedBudget._fields[1:])
-    )
+    at_budget = runs.merge(pd.DataFrame(pairs, columns=["batch_size", "steps"]), on=["batch_size", "steps"])
+    curves = at_budget.sort_values("lr").groupby(["batch_size", "seed"])
+    best = {curve: _best(rows["lr"].to_numpy(), rows["capped"].to_numpy()) for curve, rows in curves}
+    table = pd.DataFrame.from_dict(best, orient="index").rename_axis(["batch", "seed"])
+    loss, lr, low, high = (table[part].unstack("batch") for part in ("loss", "lr", "low", "high"))
+    return TunedBudget(name, loss, lr, low, high)
 
 
 def _best(lr_l: Numbers, loss_l: Numbers) -> dict[str, float]:
