@@ -304,12 +304,12 @@ def test_a_run_is_the_same_bits_alone_and_in_any_company(switches: str) -> None:
     )
 
 
-def test_probes_change_no_bits() -> None:
+@pytest.mark.parametrize("switches", some([PLAIN[1], *SWITCHED[:2]], [SWITCHED[1]]))
+def test_probes_change_no_bits(switches: str) -> None:
     names = "probes.names=[saturation,gradient_underflow,zero_gradients,gain_octave,gain_code,update_descent_cosine]"
-    for switches in (SWITCHED[1],):
-        heard = trained(configs(*RATES, shared=(*switches.split(), names)))
-        deaf = trained(configs(*RATES, shared=(*switches.split(), "probes=none")))
-        assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
+    heard = trained(configs(*RATES, shared=(*switches.split(), names)))
+    deaf = trained(configs(*RATES, shared=(*switches.split(), "probes=none")))
+    assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
 
 
 @pytest.mark.parametrize("switches", [PLAIN[1], SWITCHED[0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -109,6 +110,7 @@ def companies(names: list[str]) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups]
 
 
+@cache
 def excludes(a: str, b: str) -> bool:
     return any(one in getattr(intervention(other), "excludes", ()) for one, other in ((a, b), (b, a)))
 
