@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lab import main
-from lab.core import machine
+from lab.core import files, machine
 from lab.records import store
 
 WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
@@ -46,13 +46,28 @@ def _finish_silently(folder: Path) -> None:
     finish(folder, "basic")
 
 
-def finished(folder: Path, *words: str) -> store.Records:
-    """What a command line that trains leaves behind, timings left out; run in this process, which has torch already."""
+def lab(*words: str, reports: bool = False) -> int:
+    """Exit code of a command line, run in this process, which has torch already.
+
+    What trains leaves an empty page unless it ``reports``, which takes as long as a small sweep.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["lab", *words, f"out={folder}"])
-        patch.setattr("lab.report.build.FIGURES", {})
-        assert main(sys.argv[1:]) == 0
+        patch.setattr(sys, "argv", ["lab", *words])
+        if words[:1] in (("train",), ("sweep",)) and not reports:
+            patch.setattr("lab.report.build.make_report", _empty_page)
+        code = main(list(words))
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    return code
+
+
+def _empty_page(folders: Sequence[Path]) -> tuple[None, str]:
+    files.write_text(folders[0] / "report.html", "")
+    return None, ""
+
+
+def finished(folder: Path, *words: str) -> store.Records:
+    """What a command line that trains leaves behind, timings left out."""
+    assert lab(*words, f"out={folder}") == 0
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 

@@ -21,27 +21,21 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
 import planted
-from lab.__main__ import main
 from lab.cli import compose, launch
 from lab.cli.launch import compose_points
 from lab.core import files
 from lab.records import store
 from sampling import few
+from sweeping import lab
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "validation=short", "hydra/launcher=basic"]
-pytestmark = pytest.mark.usefixtures("undrawn", "briefly")
+pytestmark = pytest.mark.usefixtures("briefly")
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def lab(*words: str) -> int:
-    """Exit code of a command line, run in this process."""
-    sys.argv = ["lab", *words]
-    return main(list(words))
 
 
 def test_the_same_command_trains_nothing_and_more_values_train_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,11 +199,9 @@ def test_a_folder_of_another_version_is_left_intact(capsys: pytest.CaptureFixtur
     assert {path: path.read_bytes() for path in Path().rglob("*.*") if path.is_file()} == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab("train", *ONE) == 0
-    for path in Path("runs/train/tables").iterdir():
-        path.unlink()
-    Path("runs/train/tables").rmdir()
+    planted.write(Path("runs/train"), list(planted.cards(arms=["z_loss"], widths=[32])))
     Path("runs/train/tables").write_text("in the way")
     assert lab("report", "runs/train") == 2
     assert "cannot write runs/train/tables" in capsys.readouterr().err
@@ -238,9 +230,11 @@ def test_the_config_shown_is_the_first_that_runs(capsys: pytest.CaptureFixture[s
     assert "steps: 4\n" in shown
 
 
-def test_train_without_m_is_one_run_at_any_scale() -> None:
-    assert lab("train", *TOY) == 0
+@pytest.mark.usefixtures("undrawn")
+def test_train_without_m_is_one_run_at_any_scale_and_has_a_report() -> None:
+    assert lab("train", *TOY, reports=True) == 0
     assert len(store.read(Path("runs/train")).runs) == 1
+    assert "1 run" in Path("runs/train/report.html").read_text()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -286,16 +280,14 @@ def raising(error: Exception, name: str, file: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("error", "name"),
+    ("place", "error", "name"),
     [
-        (RuntimeError("x"), "plan_sweep"),
-        (KeyError("x"), "expand"),
-        (HydraException("x"), "carry_out"),
-        (ConfigKeyError("x"), "compose"),
+        ("lab.sweeping.planner.plan_sweep", RuntimeError("x"), "plan_sweep"),
+        ("lab.sweeping.planner.plan_sweep", HydraException("x"), "carry_out"),
+        ("lab.sweeping.local_jobs.choose_slots", ConfigKeyError("x"), "compose"),
     ],
-    ids=repr,
+    ids=lambda value: value if isinstance(value, str) else repr(value),
 )
-@pytest.mark.parametrize("place", ["lab.sweeping.planner.plan_sweep", "lab.sweeping.local_jobs.choose_slots"])
 def test_an_error_of_ours_is_no_refusal(
     place: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,13 +297,18 @@ def test_an_error_of_ours_is_no_refusal(
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("no such thing"), KeyError("no such thing"), RecursionError("no such thing")], ids=repr
+    ("words", "place", "error"),
+    [
+        (["train"], "hydra.compose", KeyError("no such thing")),
+        (["coordcheck"], "hydra.compose", RecursionError("no such thing")),
+        (
+            ["train", "--cfg", "job"],
+            "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides",
+            RuntimeError("no such thing"),
+        ),
+    ],
+    ids=["train", "coordcheck", "config"],
 )
-@pytest.mark.parametrize(
-    "place",
-    ["hydra.compose", "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides"],
-)
-@pytest.mark.parametrize("words", [["train"], ["train", "--cfg", "job"], ["coordcheck"]], ids=" ".join)
 def test_what_hydra_raises_while_it_reads_the_request_is_a_refusal(
     words: list[str], place: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab import Probe, main
+from lab import Probe
 from lab.core.hooks import announce
 from lab.core.registry import PROBES
 from lab.records import store
 from lab.training.engine import Compiled
 from small import configs, trained
-from sweeping import TIMINGS, assert_same
+from sweeping import TIMINGS, assert_same, lab
 from test_checkpoint import go_on
 
 MINI = [
@@ -37,15 +36,7 @@ MINI += ["steps=12", "probes.every=4"]
 MINI += ["hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
 
 
-def lab(*words: str) -> int:
-    """Exit code of a command line, run in this process."""
-    sys.argv = ["lab", *words]
-    code = main(list(words))
-    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
-    return code
-
-
-@pytest.mark.usefixtures("undrawn", "briefly")
+@pytest.mark.usefixtures("briefly")
 def test_a_clock_that_jumps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +99,7 @@ def test_a_probe_that_raises_leaves_the_traced_step(monkeypatch: pytest.MonkeyPa
     assert list(step.faults) == ["broken"]
 
 
-@pytest.mark.usefixtures("undrawn", "briefly")
+@pytest.mark.usefixtures("briefly")
 def test_of_a_probe_that_raises_one_line_is_said_and_its_records_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

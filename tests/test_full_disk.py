@@ -16,10 +16,10 @@ import pytest
 import planted
 from lab.analysis.rendering.layout import Drawing
 from lab.records import store
-from sweeping import TIMINGS, assert_same
-from test_faults import MINI, lab
+from sweeping import TIMINGS, assert_same, lab
+from test_faults import MINI
 
-pytestmark = [pytest.mark.xdist_group("full disk"), pytest.mark.usefixtures("undrawn", "briefly")]
+pytestmark = [pytest.mark.xdist_group("full disk"), pytest.mark.usefixtures("briefly")]
 
 
 def trained(folder: Path) -> store.Records:

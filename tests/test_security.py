@@ -18,12 +18,11 @@ from omegaconf import OmegaConf
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import planted
-from lab import main
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.shards import ShardedReader, write_shards
-from sweeping import finished
+from sweeping import finished, lab
 
 HOME = Path(__file__).parents[1]
 SMALL = ["data=synthetic", "validation=short", "model.width=16", "steps=3", "hydra/launcher=basic"]
@@ -40,12 +39,6 @@ def spring(*_: Any, **__: Any) -> None:
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     SPRUNG.clear()
-
-
-def lab(*words: str) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["lab", *words])
-        return main(words)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

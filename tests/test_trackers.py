@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.__main__ import main
 from lab.core.registry import TRACKERS
 from lab.records import plans, store
 from lab.records.trackers import Value, readable_name, tag
@@ -31,6 +30,7 @@ from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
 from sampling import few
 from small import tree
+from sweeping import lab
 
 # One of the two runs diverges at once, so that NaN is among the values.
 SHARED = ["steps=6", "model.width=16", "data=synthetic", "probes.every=2"]
@@ -79,12 +79,6 @@ def _planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(TRACKERS._entries, "planted", Planted)
     monkeypatch.setattr(Heard, "all", {})
-
-
-def lab(*words: str) -> int:
-    """Exit code of a command line, run in this process."""
-    sys.argv = ["lab", *words]
-    return main(list(words))
 
 
 def trained(folder: str, tracker: str = "none", *more: str) -> store.Records:
