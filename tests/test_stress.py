@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import FULL, HARMS, NO_EFFECT, NOT_TRIED, PART, Cure, judge, trial_of
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, verdict_of
 from lab.studies.stress.measures import measure, outcomes, pooled_interval, wanted
+from lab.studies.stress.pair import CardPair, card_pair
 
 AT_INIT, BIGRAM = 6.0, 2.4
 SEEDS = 3
@@ -352,6 +354,41 @@ def test_python_returns_the_card(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_two_recipes_are_put_side_by_side_and_each_keeps_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text("intervention: [rmsnorm]\nmodel: {depth: 2}\nsteps: 5\n")
+    words = [word for word in TINY if "depth" not in word and "steps" not in word]
+    pair = lab.stress(["llama", "mine.yaml"], *words, "steps=4", tests=["lr_x10"], out="both", seed=[0, 1])
+    assert pair.names == ("llama", "mine.yaml")
+    assert list(pair.table["test"]) == ["ten times the best LR"]
+    assert "<svg" in pair._repr_html_()
+    assert {path.name for path in Path("both").iterdir()} == {
+        *("llama", "mine.yaml"),
+        *("llama-and-mine.yaml.html", "llama-and-mine.yaml.json"),
+    }
+    runs = store.read(Path("both/mine.yaml")).runs
+    assert set(runs["recipe"]) == {"mine"}
+    assert set(runs["model.depth"]) == {2}
+    assert capsys.readouterr().out == ""
+    before = {path: path.stat().st_mtime_ns for path in Path("both").glob("*/runs/*/run.json")}
+    assert main(["stress", "llama", "mine.yaml", *words, "steps=4", "--tests=lr_x10", "out=both", "seed=0,1"]) == 0
+    assert "llama" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in Path("both").glob("*/runs/*/run.json")} == before
+
+
+@pytest.mark.usefixtures("here")
+def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    Path("mine.yaml").write_text("defaults: [override /model: d64]\nsteps: 300\nbatch_size: 8\n")
+    assert main(["stress", "mine.yaml", "--dry-run", "--tests", "lr_x10"]) == 0
+    config = plans[0].missing[0].config
+    assert (config.model.width, config.steps, config.batch_size) == (64, 300, 8)
+    assert plans[0].folder == Path("runs/stress/mine.yaml")
+    assert main(["stress", "mine.yaml", "steps=20", "--dry-run", "--tests", "lr_x10"]) == 0
+    assert plans[1].missing[0].config.steps == 20
+
+
+@pytest.mark.usefixtures("here")
 def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
     monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
@@ -369,6 +406,53 @@ def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pyt
     assert main([*words[1:], "--dry-run"]) == 0
     assert plans[0].folder.parent == Path("runs/stress")
     assert {point.config.steps for point in plans[0].missing} >= {200}
+
+
+def side_by_side(first: dict[Setting, pd.DataFrame], second: dict[Setting, pd.DataFrame]) -> CardPair:
+    return card_pair(replace(card(first), recipe="a"), replace(card(second), recipe="b"), "lab stress a b")
+
+
+def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests() -> None:
+    # the valleys share their seeds' levels, which spread far more than the recipes differ
+    pair = side_by_side(planted(valley(rise=0.12, spread=0.9)), planted(valley(rise=0.6, spread=0.9)))
+    assert pair.headline() == "a stands more: learning-rate tolerance and ten times the best LR."
+    assert [found.difference.mean for found in pair.pairs] == pytest.approx([4 / 3, -0.48], rel=0.05)
+    turned = side_by_side(planted(valley(rise=0.6, spread=0.9)), planted(valley(rise=0.12, spread=0.9)))
+    assert turned.headline().startswith("b stands more: ")
+    assert [found.p for found in turned.pairs] == pytest.approx([found.p for found in pair.pairs])
+    content = json.loads(pair.as_json())
+    assert [test["stands_more"] for test in content["tests"]] == ["a", "a"]
+    assert [made["recipe"] for made in content["cards"]] == ["a", "b"]
+    assert pair.page().count("<figure>") == 1
+
+
+def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
+    pair = side_by_side(planted(valley(rise=0.24)), planted(valley(rise=0.26)))
+    assert pair.headline() == "No difference found: learning-rate tolerance and ten times the best LR."
+    assert list(pair.table["stands more"]) == ["", ""]
+    sd = read_battery().tests["lr_x10"].spread.sd
+    assert pair.pairs[1].difference.high - pair.pairs[1].difference.mean > sd  # 2.0 * sqrt(2) * sd / sqrt(3)
+
+
+def test_a_tolerance_that_is_a_lower_bound_never_stands_less() -> None:
+    flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
+    pair = side_by_side(flat, planted(valley(rise=0.6)))
+    assert [found.stands_more for found in pair.pairs] == [0, 0]
+    turned = side_by_side(planted(lambda lr: [2.0] * SEEDS, [0.01, 0.03, 0.1, 30]), flat)
+    bound = turned.pairs[0]._replace(p=0.0, first=turned.pairs[0].first._replace(is_bound=True))
+    assert bound.stands_more == -1
+
+
+def test_a_recipe_that_is_not_judged_is_named_and_its_tests_are_not_compared() -> None:
+    pair = side_by_side(planted(valley(rise=0.12, floor=3.0)), planted(valley(rise=0.6)))
+    assert "a is no better than a bigram" in pair.headline()
+    assert all(math.isnan(found.p) for found in pair.pairs)
+
+
+def test_only_tests_that_both_recipes_have_are_put_side_by_side() -> None:
+    first, second = card(planted(valley(rise=0.12))), card(planted(valley(rise=0.6)))
+    pair = card_pair(first, replace(second, lines=second.lines[1:]), "")
+    assert [found.first.test.name for found in pair.pairs] == ["lr_x10"]
 
 
 def test_the_page_has_the_zones_of_every_test() -> None:

@@ -55,23 +55,24 @@ def _stress(arguments: list[str]) -> None:
 
     words = [word for word in arguments if request.is_override(word)]
     given = OptionParser("stress").read([word for word in arguments if not request.is_override(word)])
-    if given.folders:
-        raise RequestError(f"unknown word {str(given.folders[0])!r}; lab stress takes KEY=VALUE and options")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
-    plan = stress.read_plan(words, command, names=names, minutes=int(minutes), cures=given.cures, options=options)
+    asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options}
+    plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
     if given.dry_run:
-        stress.dry_run(plan)
+        for plan in plans:
+            stress.dry_run(plan)
         return
-    card = stress.make_card(plan)
+    card = stress.make_card(*plans) if len(plans) == 1 else stress.make_pair(plans)
     if given.json:
         say(card.as_json())
     else:
-        stress.print_card(card)
+        page = plans[0].folder / "card.html" if len(plans) == 1 else stress.pair_file(plans, ".html")
+        stress.print_card(card, page)
 
 
 def _carry_out(asked: Request) -> None:

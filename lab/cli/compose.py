@@ -29,6 +29,7 @@ from lab.core.shipped import data_folder, files_with
 Tree = Mapping[str, Any]
 
 GIVEN = "requested"  # the name, in its config group, of a file that the user gave by its path
+BARE = "without_numbers"  # the name of a recipe without the numbers of its interventions and its optimizer
 # Launchers from other packages, and the extra of this one that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 DEFAULT_STEPS = "${scale.steps}"  # as conf/config.yaml says
@@ -142,7 +143,7 @@ def _single_words(word: Word, config_dir: Path | None) -> list[Word]:
 def hydra_configs(files: Mapping[str, DictConfig] | None = None) -> Iterator[None]:
     """Within the block ``hydra.compose`` finds the lab's configs, and ``files`` as ``GIVEN`` in their groups."""
     for group, content in (files or {}).items():
-        package = "_global_" if group == "sweeps" else None
+        package = "_global_" if group in ("sweeps", "recipe") else None
         ConfigStore.instance().store(group=group, name=GIVEN, node=content, package=package)
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(data_folder("conf")), version_base="1.3", job_name="lab"):
@@ -178,7 +179,7 @@ def compose_files(
             if recipe := choices.get("recipe"):
                 optimizer = _keep_without_numbers(recipe, config_dir)
                 others = [word.text for word in words if word.key != "recipe"]
-                bare = hydra.compose("config", [*own, *others, f"recipe={GIVEN}"])
+                bare = hydra.compose("config", [*own, *others, f"recipe={BARE}"])
                 config.intervention = OmegaConf.masked_copy(config.intervention, [*bare.intervention])
                 if choices.optimizer != optimizer:
                     config.optimizer = bare.optimizer
@@ -188,15 +189,19 @@ def compose_files(
 
 
 def _keep_without_numbers(recipe: str, config_dir: Path | None) -> str | None:
-    """Keep a recipe as ``GIVEN`` without the numbers of its interventions and its optimizer; returns the optimizer.
+    """Keep a recipe as ``BARE``, without the numbers of its interventions and its optimizer; returns the optimizer.
 
     They belong to what the recipe chooses, and would otherwise change, or switch on, what a request chooses instead.
     """
-    paths = (folder / "recipe" / f"{recipe}.yaml" for folder in config_folders(config_dir))
-    content: Any = OmegaConf.load(next(path for path in paths if path.is_file()))
+    content: Any
+    if recipe == GIVEN:
+        content = deepcopy(ConfigStore.instance().load(f"recipe/{GIVEN}.yaml").node)
+    else:
+        paths = (folder / "recipe" / f"{recipe}.yaml" for folder in config_folders(config_dir))
+        content = OmegaConf.load(next(path for path in paths if path.is_file()))
     for key in ("intervention", "optimizer"):
         content.pop(key, None)
-    ConfigStore.instance().store(group="recipe", name=GIVEN, node=content, package="_global_")
+    ConfigStore.instance().store(group="recipe", name=BARE, node=content, package="_global_")
     choices = [entry for entry in content.get("defaults", ()) if "override /optimizer" in entry]
     return str(choices[-1]["override /optimizer"]) if choices else None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from lab.core.printing import say
 
 if TYPE_CHECKING:
     from lab.studies.stress.card import Card
+    from lab.studies.stress.pair import CardPair
 
 
 def sweep(
@@ -72,6 +73,7 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
 
 
+@overload
 def stress(
     *overrides: str,
     minutes: int = 1,
@@ -79,34 +81,62 @@ def stress(
     cures: int | Sequence[str] | None = None,
     out: str | Path | None = None,
     **values: Any,
-) -> Card:
-    """Crash-test a recipe, as ``lab stress`` does, and train what is missing for it.
+) -> Card: ...
+
+
+@overload
+def stress(
+    recipes: list[str] | tuple[str, str],
+    /,
+    *overrides: str,
+    minutes: int = 1,
+    tests: Sequence[str] = (),
+    cures: int | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    **values: Any,
+) -> CardPair: ...
+
+
+def stress(
+    *overrides: Any,
+    minutes: int = 1,
+    tests: Sequence[str] = (),
+    cures: int | Sequence[str] | None = None,
+    out: str | Path | None = None,
+    **values: Any,
+) -> Card | CardPair:
+    """Crash-test a recipe, as ``lab stress`` does, and train what is missing for it; or two, side by side.
 
     Args:
-        overrides: of the recipe, as on the command line, such as ``"recipe=qwen3"``.
-        minutes: how long it may take on two cores: 1, 5 or 30.
+        overrides: of the recipe, as on the command line, such as ``"recipe=qwen3"``. Before them may stand the name of
+            a recipe or the file of one, ``"mine.yaml"``, or a list of two: ``["olmo2", "mine.yaml"]``.
+        minutes: how long a card may take on two cores: 1, 5 or 30.
         tests: the names of the tests; all that fit unless given.
         cures: how many single changes to try on each failed test, or their names; none in a minute, else 10, unless
             given.
-        out: the results folder; ``runs/stress/NAME`` unless given.
+        out: the results folder; ``runs/stress/NAME`` unless given. With two recipes, the folder that holds theirs.
         values: overrides by key, as for ``sweep``.
 
     Returns:
-        The card, which a notebook displays; ``Card.table`` holds a row per test.
+        The card, which a notebook displays; ``Card.table`` holds a row per test. Of two recipes, both cards with a
+        ``CardPair.table`` of their differences.
 
     Raises:
         RequestError: the recipe or a test is invalid, or does not fit into the minutes.
         SystemExit: a run failed.
     """
-    from lab.cli.stress import make_card, read_plan  # here, since a sweep needs none of it
+    from lab.cli.stress import make_card, make_pair, read_plans  # here, since a sweep needs none of it
 
-    words = _checked([*_with_values(overrides, values), *([] if out is None else [override("out", str(out))])])
+    given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
+    words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int) else ",".join(cures) if cures is not None else None
     given = {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
     command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in given.items() if value)])
     own = [word for word in words if is_override(word)]
-    return make_card(read_plan(own, command, names=tests, minutes=minutes, cures=chosen, options=options))
+    recipes = [word for word in words if word not in (*own, *options)]
+    plans = read_plans(recipes, own, command, names=tests, minutes=minutes, cures=chosen, options=options)
+    return make_card(*plans) if len(plans) == 1 else make_pair(plans)
 
 
 def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -136,6 +136,9 @@ def read_request(
         elif key.lstrip("+") == "ledger" and Path(value).suffix in (".yaml", ".yml"):
             files["ledger"] = _read_ledger(Path(value))
             texts.append(f"ledger={GIVEN}")
+        elif key.lstrip("+") == "recipe" and Path(value).suffix in (".yaml", ".yml"):
+            files["recipe"] = _read_recipe(Path(value))
+            texts.append(f"recipe={GIVEN}")
         else:
             texts.append(text)
     if "out" not in content and not any(text.lstrip("+").startswith("out=") for text in texts):
@@ -251,6 +254,22 @@ def check_swept(params: Mapping[str, Any], config_dir: Path | None) -> None:
             raise RequestError(f"hydra.sweeper.params holds {key}, which is no key of a run; {alike}")
         if match[1] in own_groups and "." not in key and ESCAPE.search(str(value)):
             raise RequestError(f"hydra.sweeper.params.{key} must choose files by their names, not {value}")
+
+
+def _read_recipe(path: Path) -> DictConfig:
+    """Read a recipe, the file of ``recipe=FILE.yaml``, written as those in ``conf/recipe``; its name is the file's.
+
+    Raises:
+        RequestError: the file does not exist, makes no sense, or sets anything of Hydra.
+    """
+    if not path.is_file():
+        raise RequestError(f"no recipe file {path}; lab list recipes names those that come with the lab")
+    content = read_sweep(path)
+    if "hydra" in content:
+        raise RequestError(f"{path}: hydra: a recipe may not set it; sweeps/ has files that sweep")
+    named = OmegaConf.merge({"recipe": {"name": path.stem}}, content)
+    assert isinstance(named, DictConfig)
+    return named
 
 
 def _read_ledger(path: Path) -> DictConfig:

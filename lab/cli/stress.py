@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -18,6 +20,7 @@ from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.files import quoted
 from lab.core.printing import printable, say
 from lab.records import store
 from lab.studies.leaderboard.arms import arm_cards
@@ -26,11 +29,12 @@ from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import Cure, Trial, judge, not_tried, trial_of
 from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
+from lab.studies.stress.pair import CardPair, card_pair
 from lab.sweeping.progress import FleetProgress, summary
 
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.
-NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b")
+NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b|recipe=none$")
 MOST_CURES = 10
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
 COLOURS = {"passes": "green", "weak": "yellow", "fails": "red"}
@@ -83,14 +87,67 @@ def read_plan(
     cures = cures or ("none" if minutes == 1 else str(MOST_CURES))
     for test in tests:
         read_battery().cures_of(test, cures)
-    own = [word for word in words if not NO_RECIPE.match(word)]
+    own = _recipe_words(words)
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name(own)}")
+    request = _as_the_file_says(request)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
     return Plan(request, _recipe_name(own), tests, Path(str(out)), cures)
+
+
+def read_plans(recipes: Sequence[str], words: Sequence[str], command: str, **given: Any) -> list[Plan]:
+    """Read the words of a crash test of named recipes: of none, as the words say, of one, or of two side by side.
+
+    Args:
+        recipes: names or files.
+        words: overrides of each.
+        command: as ``read_plan`` takes it.
+        given: the other arguments of ``read_plan``.
+
+    Raises:
+        RequestError: there are more than two, or a recipe is given twice; or as ``read_plan``.
+    """
+    if len(recipes) > 2:
+        raise RequestError(f"lab stress takes a recipe, or two to put side by side, not {len(recipes)}")
+    if recipes and (again := next((word for word in words if re.match(r"\+?recipe=", word)), "")):
+        raise RequestError(f"{again}: the recipe is {recipes[0]!r} already")
+    if len(recipes) < 2:
+        return [read_plan([*(f"recipe={name}" for name in recipes), *words], command, **given)]
+    if len(set(recipes)) < 2:
+        raise RequestError(f"two recipes are put side by side, and both are {recipes[0]!r}")
+    parents = [str(word.value) for word in parse([word for word in words if word.startswith("out=")])]
+    words = [word for word in words if not word.startswith("out=")]
+    plans = []
+    for name in recipes:
+        recipe = f"recipe={name}"
+        out = [f"out={quoted(Path(parents[-1], _folder_name(_recipe_words([recipe]))))}"] if parents else []
+        plans.append(read_plan([recipe, *words, *out], command, **given))
+    return plans
+
+
+def _as_the_file_says(request: Request) -> Request:
+    """A request without the words of the battery where the recipe is a file that says otherwise."""
+    content: Any = OmegaConf.to_container(request.files["recipe"]) if "recipe" in request.files else {}
+    chosen = {key.removeprefix("override /") for entry in content.get("defaults", ()) for key in entry}
+
+    def is_set(key: str) -> bool:
+        tree = content
+        for name in key.split("."):
+            if not isinstance(tree, Mapping) or name not in tree:
+                return False
+            tree = tree[name]
+        return not isinstance(tree, Mapping)
+
+    battery = set(read_battery().runs)
+    kept = [word for word in request.words if word.text not in battery or not (word.key in chosen or is_set(word.key))]
+    return replace(request, words=kept)
+
+
+def _recipe_words(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not NO_RECIPE.match(word)]
 
 
 def _last_of_each_key(words: Iterable[str]) -> list[str]:
@@ -98,11 +155,18 @@ def _last_of_each_key(words: Iterable[str]) -> list[str]:
 
 
 def _folder_name(words: Sequence[str]) -> str:
-    text = re.sub(r"[^\w.,=-]+", "_", "+".join(words).removeprefix("recipe=")).strip("_.") or "default"
+    text = "+".join(_without_folders(words)).removeprefix("recipe=")
+    text = re.sub(r"[^\w.,=-]+", "_", text).strip("_.") or "default"
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}-{files.text_digest(text)[:6]}"
 
 
+def _without_folders(words: Sequence[str]) -> list[str]:
+    """Words in which a recipe of a file has the name of the file."""
+    return [re.sub(r"^recipe=.*[/\\]", "recipe=", word) for word in words]
+
+
 def _recipe_name(words: Sequence[str]) -> str:
+    words = _without_folders(words)
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
     changes = [word for word in words if not word.startswith("recipe=")]
     name = named[0] if named else "the default recipe"
@@ -170,19 +234,38 @@ def make_card(plan: Plan) -> Card:
     return card
 
 
+def make_pair(plans: Sequence[Plan]) -> CardPair:
+    """Make the cards of two plans and put them side by side, with a page and JSON in the folder that holds both.
+
+    Raises:
+        RequestError, SystemExit: as ``make_card``.
+    """
+    first, second = map(_without_impossible_tests, plans)  # before one of them is trained
+    pair = card_pair(make_card(first), make_card(second), first.request.command)
+    files.write_text(pair_file(plans, ".html"), pair.page())
+    files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
+    return pair
+
+
+def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
+    """The file of two cards side by side: ``runs/stress/olmo2-and-llama.html``."""
+    first, second = plans
+    return first.folder.parent / f"{first.folder.name}-and-{second.folder.name}{suffix}"
+
+
 def _without_impossible_tests(plan: Plan) -> Plan:
     """The plan without tests whose settings do not go with the recipe.
 
     Raises:
         RequestError: the recipe itself is invalid, or no test is left.
     """
+    if refusal := _refusal(plan.request, Setting((), USUAL_BEST)):
+        raise RequestError(refusal)
     reasons = {}
     for test in plan.tests:
         for place in test.places:
             if reason := _refusal(plan.request, place.setting(USUAL_BEST)):
                 reasons[test.title] = reason
-    if reasons and (refusal := _refusal(plan.request, Setting((), USUAL_BEST))):
-        raise RequestError(refusal)
     if len(reasons) == len(plan.tests):
         raise RequestError(next(iter(reasons.values())))
     return replace(plan, tests=[test for test in plan.tests if test.title not in reasons], left_out=reasons)
@@ -310,10 +393,10 @@ class Progress:
             self.live.stop()
 
 
-def coloured(lines: Sequence[Line]) -> list[Text]:
+def coloured(lines: Sequence[Line], names: Sequence[str] = ()) -> list[Text]:
     """The strips of a card with zones in colour."""
     texts = []
-    for plain in strips(lines):
+    for plain in strips(lines, names):
         text = Text(printable(plain), no_wrap=True, overflow="crop")
         start = plain.index("[") + 1
         for place in range(STRIP):
@@ -322,13 +405,14 @@ def coloured(lines: Sequence[Line]) -> list[Text]:
     return texts
 
 
-def print_card(card: Card) -> None:
-    """Print a card, its strips in colour on a terminal."""
-    plain, pretty = list(strips(card.lines)), dict(zip(strips(card.lines), coloured(card.lines), strict=True))
-    console = Console() if sys.stdout.isatty() else None
+def print_card(card: Card | CardPair, page: Path) -> None:
+    """Print a card or two, their strips in colour on a terminal, and the place of the page."""
+    shown = card.strips() if isinstance(card, CardPair) else (card.lines, [])
+    pretty = dict(zip(strips(*shown), coloured(*shown), strict=True)) if sys.stdout.isatty() else {}
+    console = Console()
     for line in card.text():
-        if console and line in plain:
+        if line in pretty:
             console.print(pretty[line])
         else:
             say(line)
-    say(f"page: {card.folder / 'card.html'}")
+    say(f"page: {page}")

@@ -63,10 +63,11 @@ COMMANDS: dict[str, Command] = {
         {"-m": "train a run for each combination of the values given", **_REQUEST},
     ),
     "stress": Command(
-        "[KEY=VALUE ...]",
-        "crash-test a recipe: a card of what it cannot stand, with its headroom",
+        "[RECIPE [RECIPE]] [KEY=VALUE ...]",
+        "crash-test a recipe, or two side by side: a card of what it cannot stand",
         "--minutes 5 'intervention=[z_loss]'",
         {
+            "RECIPE": "a name that lab list recipes gives, or a FILE.yaml",
             **{key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME")},
             "out=DIR": "the folder of the records and of the card (default: runs/stress/NAME)",
             "--minutes 1|5|30": "how long it may take on two cores, which decides on tests and seeds (default: 1)",

@@ -250,6 +250,7 @@ def _plain(line: Line) -> dict[str, Any]:
         "unit": test.unit,
         "is_lower_bound": line.is_bound,
         "seeds": list(interval.values),
+        "seed_numbers": list(line.seeds),
         "stuck_seeds": line.stuck,
         "passes": test.passes,
         "fails": test.fails,

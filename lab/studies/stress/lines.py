@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import pandas as pd
+
 from lab.analysis.statistics import Interval
 from lab.studies.stress.battery import Battery, StressTest
 from lab.studies.stress.measures import Outcomes, measure, pooled_interval
@@ -54,6 +56,7 @@ class Line(NamedTuple):
         interval: 95 % interval of the measure, over seeds.
         is_bound: whether the measure is a lower bound.
         stuck: of how many seeds training was stuck, or diverged.
+        seeds: the seeds of the values of the interval, in their order.
     """
 
     test: StressTest
@@ -61,6 +64,12 @@ class Line(NamedTuple):
     interval: Interval
     is_bound: bool
     stuck: int
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def by_seed(self) -> pd.Series[float]:
+        """Its measure by seed."""
+        return pd.Series(self.interval.values, index=list(self.seeds), dtype=float)
 
     @property
     def number(self) -> str:
@@ -100,11 +109,12 @@ def zone_at(share: float) -> str:
     return PASSES if share < BETWEEN[0] else WEAK if share < BETWEEN[1] else FAILS
 
 
-def strips(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield a line of text for each of these lines of a card: title, strip, verdict and number."""
-    width = max((len(line.test.title) for line in lines), default=0)
-    for line in lines:
-        yield f"{line.test.title:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}"
+def strips(lines: Sequence[Line], names: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a line of text for each of these lines of a card: its name or title, strip, verdict and number."""
+    names = names or [line.test.title for line in lines]
+    width = max(map(len, names), default=0)
+    for name, line in zip(names, lines, strict=True):
+        yield f"{name:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}"
 
 
 def line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
@@ -114,4 +124,5 @@ def line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
         return None
     interval = pooled_interval(list(measured.seeds), test.spread)
     verdict = verdict_of(test, interval, is_bound=measured.is_bound, stuck=measured.stuck)
-    return Line(test, verdict, interval, measured.is_bound, measured.stuck)
+    seeds = tuple(int(str(seed)) for seed in measured.seeds.index)
+    return Line(test, verdict, interval, measured.is_bound, measured.stuck, seeds)

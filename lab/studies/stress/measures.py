@@ -11,7 +11,7 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.sensitivity import capped
-from lab.analysis.statistics import Interval
+from lab.analysis.statistics import Difference, Interval
 from lab.records.store import Records
 from lab.studies.leaderboard.curves import spike_rate
 from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
@@ -184,26 +184,64 @@ def is_stuck(table: pd.DataFrame) -> pd.Series[bool]:
     return table["loss_at_init"] - table["loss"] < STUCK_BELOW * way
 
 
-def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95) -> Interval:
-    """Student's interval of a mean whose spread is estimated from the values and from reference records together.
+def pooled_sd(groups: Sequence[np.ndarray], spread: Spread) -> Spread:
+    """The standard deviation within groups of values, estimated from them and from reference records together.
 
     It assumes that all recipes have one spread, unless the values spread significantly more than the references do, by
-    an F test at 5 %: these count alone. With no reference records it is the usual interval, and it takes two values.
+    an F test at 5 %: these count alone. With no reference records they always do.
     """
+    freedom = sum(max(len(group) - 1, 0) for group in groups)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups if len(group))
+    if freedom and spread.freedom:
+        ratio = squares / freedom / spread.sd**2
+        spread = Spread() if scipy.special.fdtrc(freedom, spread.freedom, ratio) < SPREADS_MORE else spread
+    if spread.freedom:
+        freedom, squares = freedom + spread.freedom, squares + spread.freedom * spread.sd**2
+    return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread()
+
+
+def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95) -> Interval:
+    """Student's interval of a mean whose spread is that of ``pooled_sd``; without references it takes two values."""
     known = np.array(values, dtype=float)
-    n = len(known)
+    n, shown = len(known), tuple(known.tolist())
     mean = float(known.mean()) if n else math.nan
-    if n > 1 and spread.freedom:
-        ratio = float(known.var(ddof=1)) / spread.sd**2
-        spread = Spread() if scipy.special.fdtrc(n - 1, spread.freedom, ratio) < SPREADS_MORE else spread
-    freedom = spread.freedom + max(n - 1, 0)
+    sd, freedom = pooled_sd([known], spread)
     if not n or not freedom:
-        return Interval(mean, math.nan, math.nan, n, tuple(known.tolist()))
-    squares = float(((known - mean) ** 2).sum())
-    squares += spread.freedom * spread.sd**2 if spread.freedom else 0.0
-    error = math.sqrt(squares / freedom / n)
+        return Interval(mean, math.nan, math.nan, n, shown)
+    error = sd / math.sqrt(n)
     half = float(scipy.special.stdtrit(freedom, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, tuple(known.tolist()), error)
+    return Interval(mean, mean - half, mean + half, n, shown, error)
+
+
+def of_difference(spread: Spread) -> Spread:
+    """The spread of the difference of two recipes on one seed, as if they shared nothing of it.
+
+    Recipes of the reference records share little: their differences spread about as much.
+    """
+    return spread._replace(sd=spread.sd * math.sqrt(2))
+
+
+def pooled_difference(old: pd.Series, new: pd.Series, spread: Spread) -> Difference:
+    """The mean of new values minus that of old ones, by seed: paired where both have the same seeds, else not.
+
+    Args:
+        old: a value per seed, indexed by seed.
+        new: likewise.
+        spread: of one of the values over seeds.
+
+    Returns:
+        The difference; its error is NaN where nothing tells the spread.
+    """
+    if set(old.index) == set(new.index):
+        changes = (new - old).to_numpy(dtype=float)
+        sd, freedom = pooled_sd([changes], of_difference(spread))
+        mean, error = float(changes.mean()) if len(changes) else math.nan, sd / math.sqrt(max(len(changes), 1))
+    else:
+        groups = [side.to_numpy(dtype=float) for side in (old, new)]
+        sd, freedom = pooled_sd(groups, spread)
+        mean = float(new.mean() - old.mean())
+        error = sd * math.sqrt(sum(1 / max(len(group), 1) for group in groups))
+    return Difference(mean, error, freedom, mean / sd if sd > 0 else math.nan)
 
 
 def spreads(by_test: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[str, Spread]]:
