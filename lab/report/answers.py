@@ -13,11 +13,12 @@ import pandas as pd
 from lab.analysis import contrasts
 from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
-from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, NOT_TESTABLE, REPRODUCED
+from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.verdicts import LOG10
+from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import alike, arm_phrase, count, format_value, listed
+from lab.analysis.text import alike, arm_phrase, count, format_value
 from lab.core import shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
@@ -28,6 +29,7 @@ from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
+SAY = html.macros("answers.txt")  # a macro for each kind of sentence
 
 
 def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[str, str]:
@@ -57,18 +59,11 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
 
 
 def _part(row: ScoreboardRow) -> str:
-    verdict, sentence = row.verdict.verdict, row.claim.sentence
-    seeds = f"{row.verdict.seeds} {'seed' if row.verdict.seeds == 1 else 'seeds'}{', a screening' * row.is_screening}"
-    shown = f" ({_effect(row)}, {seeds})" if row.effect else f" ({seeds})"
-    if verdict == REPRODUCED:
-        return f"{sentence}{shown}"
-    if verdict in AGAINST:
-        return f"it is not the case that {sentence}{shown}"
-    if verdict == IN_PART:
-        return f"it holds in part that {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
-    if verdict == NOT_TESTABLE:
-        return f"these runs cannot test whether {sentence}"
-    return f"it is open whether {sentence}{shown}: {row.verdict.reason.partition(';')[0]}"
+    verdict, reason = row.verdict, row.verdict.reason.partition(";")[0]
+    effect = _effect(row) if row.effect else ""
+    return str(
+        SAY.claim(row.claim.sentence, verdict.verdict, reason, effect, verdict.seeds, is_screening=row.is_screening)
+    )
 
 
 def _effect(row: ScoreboardRow) -> str:
@@ -203,8 +198,16 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
         return Answer(word, text or _one_run(points.iloc[0]), [])
     found = compared(study, sweeps)
     if not word and found:
-        word, text = _decided(study, found[0]) or ("", _sentence(study, found[0]) + _no_sensitivity(study, found[0]))
+        first = found[0]
+        word, text = _decided(study, first) or (
+            "",
+            f"{_sentence(study, first)} {_no_sensitivity(study, first)}".rstrip(),
+        )
     return Answer(word, text, found)
+
+
+def _undecided(study: Study, contrast: Contrast) -> str:
+    return f"{_sentence(study, contrast)} {_no_sensitivity(study, contrast)}".rstrip()
 
 
 def _no_sensitivity(study: Study, contrast: Contrast) -> str:
@@ -212,8 +215,8 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
     if ANY_SWEEP not in contrast.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
         return ""
     if not with_scaled_steps(study).empty:
-        return " LR sensitivities are not compared, since a learning rate does not mean the same in all arms."
-    return f" LR sensitivity takes {FEWEST_LRS} learning rates from {study.window}, which no arm has."
+        return str(SAY.scaled_steps())
+    return str(SAY.too_few_learning_rates(FEWEST_LRS, study.window))
 
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
@@ -259,23 +262,13 @@ def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
 
 
 def _diverged(points: pd.DataFrame) -> str:
-    runs = "The only run" if len(points) == 1 else f"All {len(points)} runs"
-    lrs = sorted(points["lr"].unique())
-    rates = (
-        f"learning rate {format_value(lrs[0])}"
-        if len(lrs) == 1
-        else f"learning rates {format_value(lrs[0])} to {format_value(lrs[-1])}"
-    )
-    return f"{runs} diverged, at {rates}, so there is no final loss to compare."
+    lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
+    return str(SAY.diverged(len(points), lowest, highest))
 
 
 def _one_run(run: pd.Series) -> str:
-    side = "below" if run["loss"] < run["loss_bigram"] else "not below"
-    return (
-        f"One run {arm_phrase(run['arm'])}, of {count(run['size'])} parameters at learning rate "
-        f"{format_value(run['lr'])}, ended at a loss of {run['loss']:.3f} nats/token, "
-        f"{side} the {run['loss_bigram']:.3f} of a bigram model."
-    )
+    arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
+    return str(SAY.single_run(arm, size, lr, run["loss"], run["loss_bigram"]))
 
 
 def _sentence(study: Study, contrast: Contrast) -> str:
@@ -283,34 +276,28 @@ def _sentence(study: Study, contrast: Contrast) -> str:
     cells = [cell for of_arm in (contrast.differences or contrast.levels).values() for cell in of_arm.values()]
     seeds = max(cell.n for cell in cells)
     if not seeds:
-        return (
-            f"No arm has runs of the same size, seed and learning rate as {_noun(contrast.reference)} to compare with."
-        )
-    if seeds < FEWEST_SEEDS:
-        few = "one seed" if seeds == 1 else f"{seeds} seeds"
-        return (
-            f"{_values(contrast)[:-1]}, from {few}: too few for an interval, or to distinguish a difference from noise."
-        )
-    return _leading(study, contrast) if contrast.differences and contrast.measure.better else _values(contrast)
+        return str(SAY.nothing_shared(_noun(contrast.reference)))
+    if seeds >= FEWEST_SEEDS and contrast.differences and contrast.measure.better:
+        return _leading(study, contrast)
+    return _values(contrast, seeds if seeds < FEWEST_SEEDS else 0)
 
 
-def _values(contrast: Contrast) -> str:
+def _values(contrast: Contrast, few: int) -> str:
     """A sentence with the lowest and the highest value in the last column, or with all if they are few.
 
-    For a single arm, it has the values in the first and in the last column.
+    For a single arm, it has the values in the first and in the last column. ``few`` is the number of seeds if it is too
+    small for an interval, else 0.
     """
     measure, last = contrast.measure, contrast.columns[-1]
     if len(contrast.levels) == 1:
         ((arm, cells),) = contrast.levels.items()
         ends = [f"{measure.with_unit(cells[column])} {column}".strip() for column in (contrast.columns[0], last)]
-        return f"{measure.name} {arm_phrase(arm)} is {listed(dict.fromkeys(ends))}."
+        return str(SAY.values(f"{measure.name} {arm_phrase(arm)}", list(dict.fromkeys(ends)), False, few))
     known = {arm: cells[last] for arm, cells in contrast.levels.items() if cells[last].n}
     rising = sorted(known, key=lambda arm: known[arm].mean)
     shown = known if len(known) <= MOST_VALUES else [rising[0], rising[-1]]
     values = [f"{measure.with_unit(known[arm])} {arm_phrase(arm)}" for arm in shown]
-    if len(shown) < len(known):
-        return f"{_place(contrast, last)} is from {' to '.join(values)}."
-    return f"{_place(contrast, last)} is {listed(values)}."
+    return str(SAY.values(_place(contrast, last), values, len(shown) < len(known), few))
 
 
 def _place(contrast: Contrast, column: str) -> str:
@@ -329,13 +316,17 @@ def _leading_in(study: Study, contrast: Contrast, column: str) -> str:
     best = min(known, key=lambda arm: sign * known[arm].mean)
     beside = contrasts.contrast(measure, measure.points(study), best, study.window).differences
     ties = [arm for arm in known if arm != best and not sign * _side(beside[arm][column]) > 0]
-    tied = f", tied with {listed(map(_noun, ties))}" if ties else ""
-    most = "lowest" if sign > 0 else "highest"
-    text = f"{_place(contrast, column)} is {most} {arm_phrase(best)}{tied}: {measure.with_unit(known[best])}"
-    if contrast.reference == best or contrast.reference not in known:
-        return f"{text}."
-    return (
-        f"{text}, against {measure.level(known[contrast.reference])} {arm_phrase(contrast.reference)}, the reference."
+    is_compared = contrast.reference != best and contrast.reference in known
+    return str(
+        SAY.leading(
+            _place(contrast, column),
+            "lowest" if sign > 0 else "highest",
+            arm_phrase(best),
+            list(map(_noun, ties)),
+            measure.with_unit(known[best]),
+            arm_phrase(contrast.reference) if is_compared else "",
+            measure.level(known[contrast.reference]) if is_compared else "",
+        )
     )
 
 
@@ -353,14 +344,11 @@ def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
     lower, higher = ([arm for arm in others if sides[arm] == side] for side in (-1, 1))
     affirming = lower if measure.affirmed_by == "lower" else [*lower, *higher]
     name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
-    beside = f"Against {_noun(contrast.reference)}, {name}"
-    if not affirming and set(higher) != set(others):
-        return "Undecided", f"{beside} is not certainly {measure.affirmed_by} with any arm."
+    word = "Yes" if affirming else "No" if set(higher) == set(others) else "Undecided"
     shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
-    changes = listed(f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown)
-    if affirming:
-        return "Yes", f"{beside} certainly changes by {changes} ({measure.unit})."
-    return "No", f"{beside} is certainly higher with every other arm, at least by {changes} ({measure.unit})."
+    changes = [f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown]
+    sought = measure.affirmed_by
+    return word, str(SAY.decided(_noun(contrast.reference), name, word, sought, changes, measure.unit))
 
 
 def _side(interval: Interval) -> int:

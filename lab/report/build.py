@@ -311,30 +311,24 @@ def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
 
 
 def _extent(study: Study) -> str:
-    statuses = {name: int((study.records.runs["status"] == name).sum()) for name in store.STATUSES}
     points, runs = study.points, study.records.runs
-    lrs = sorted(points["lr"].unique())
-    steps = map(format_value, sorted(set(map(float, runs["steps"])))) if "steps" in runs else []
     arms = list(points["arm"].unique())
     shared = set.intersection(*(set(str(names).split("+")) for names in runs["intervention"])) - {"none"}
-    common = f", all {switches_text(sorted(shared), ())}" if shared else ""
-    names = f": {'; '.join(arms)}" if len(arms) <= NAMED_ARMS else ""
-    named = f"{len(arms)} arms{names}{common}" if len(arms) > 1 else f"one arm: {arms[0]}"
-    rates = (
-        f"{len(lrs)} peak learning rates from {format_value(lrs[0])} to {format_value(lrs[-1])}"
-        if len(lrs) > 1
-        else f"learning rate {format_value(lrs[0])}"
-    )
-    rates = f"{rates}; " if study.axis else ""
-    sizes = f"{size_name(study.records)}: {listed(map(count, sorted(points['size'].unique())))}; "
-    sizes = "" if set(points["size"]) == {UNKNOWN_SIZE} else sizes
-    seeds = points["seed"].nunique()
-    window = "" if study.window == WINDOW else f"; sensitivity over learning rates from {study.window}"
-    return (
-        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} "
-        f"({', '.join(f'{n} {name}' for name, n in statuses.items())}); "
-        f"{named}; {sizes}{rates}"
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}{f'; {listed(steps)} steps' if 'steps' in runs else ''}{window}."
+    has_sizes = set(points["size"]) != {UNKNOWN_SIZE}
+    return str(
+        html.macros("extent.txt").extent(
+            runs=len(runs),
+            statuses={name: int((runs["status"] == name).sum()) for name in store.STATUSES},
+            arms=len(arms),
+            names=arms if len(arms) <= NAMED_ARMS else [],
+            common=switches_text(sorted(shared), ()) if shared else "",
+            size_name=size_name(study.records),
+            sizes=list(map(count, sorted(points["size"].unique()))) if has_sizes else [],
+            lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.axis else [],
+            seeds=points["seed"].nunique(),
+            steps=list(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
+            window="" if study.window == WINDOW else study.window,
+        )
     )
 
 
