@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 from markupsafe import escape
 
+import committed
 import planted
 from lab.__main__ import main
 from lab.analysis import all_pairs, findings, points, study
@@ -50,6 +52,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folder):
     return (folder / "report.html").read_text()
+
+
+def test_an_answer_may_name_arms_of_its_own(tmp_path, monkeypatch):
+    """The question of this sweep is asked of arms without their bursts."""
+    monkeypatch.setattr(build, "FIGURES", {})
+    shutil.copytree(committed.RESULTS / "adam_theory", tmp_path / "adam_theory")
+    build.make_report([tmp_path / "adam_theory"])
+    assert build.BESIDE in (tmp_path / "adam_theory/report.html").read_text()
 
 
 class Links(HTMLParser):

@@ -211,7 +211,7 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
     if reply.contrasts:
         first, *others = reply.contrasts
         title = "" if others else f"{first.title()}. "
-        seeds = study.points.groupby("arm")["seed"].agg(set)
+        seeds = first.measure.points(study).groupby("arm")["seed"].agg(set)
         is_paired = not first.reference or any(seeds[first.reference] & seeds[arm] for arm in first.differences)
         beside = f"{BESIDE if is_paired else APART} " if first.reference else ""
         yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
