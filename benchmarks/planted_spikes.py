@@ -25,7 +25,7 @@ from lab.analysis.events.detectors import Log
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.events.trend import trend_spikes
 from lab.analysis.logit_rounding import BF16
-from lab.core.detectors import MERGE, Numbers, Span, loss_spikes
+from lab.core.spike_trigger import MERGE, Numbers, Span, loss_spikes
 from lab.records import store
 
 HERE = Path(__file__).parent

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from lab.cli.launch import compose_points
 from lab.core import machine, schema
-from lab.core.detectors import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span, before, loss_spikes
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
+from lab.core.spike_trigger import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span, before, loss_spikes
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary

@@ -12,8 +12,8 @@ import torch
 
 from lab import Fleet
 from lab.core import machine
-from lab.core.detectors import STALLED_FOR
 from lab.core.registry import RESPONSES
+from lab.core.spike_trigger import STALLED_FOR
 from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
 from lab.responses.within_step import SoftLRGuard

@@ -17,7 +17,7 @@ import pytest
 import planted
 import planted_board
 from lab.__main__ import main
-from lab.core.detectors import FEWEST
+from lab.core.spike_trigger import FEWEST
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.claims import CLAIMS

@@ -21,8 +21,8 @@ from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
 from lab.analysis.events.logs import logs_of, read_logs
 from lab.analysis.events.trend import trend_spikes
-from lab.core.detectors import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
 from lab.core.errors import RequestError
+from lab.core.spike_trigger import FEWEST, LEAST_RISE, MERGE, STALLED_FOR, Span, SpikeWatch, window_statistics
 from lab.records import store
 from planted import cards, write
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lab.core.detectors import SpikeWatch
+from lab.core.spike_trigger import SpikeWatch
 from lab.responses.response import Memory
 
 

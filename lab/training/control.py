@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.core.detectors import FLOOR_FOR, STALLED_FOR, WINDOW, window_statistics
+from lab.core.spike_trigger import FLOOR_FOR, STALLED_FOR, WINDOW, window_statistics
 from lab.optim.links import Link
 from lab.responses.response import Action, Reading, Response
 from lab.training.clock import Clock, RunLog, Snapshots

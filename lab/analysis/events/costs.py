@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.text import format_value
-from lab.core.detectors import LEAST_RISE
+from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import Records
 
 NONE, REPEATS = "none", "burst.repeats"

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.logit_rounding import BF16, COSTLY
-from lab.core.detectors import FEWEST, MERGE, STALLED_FOR, Numbers, Span, before, loss_spikes
+from lab.core.spike_trigger import FEWEST, MERGE, STALLED_FOR, Numbers, Span, before, loss_spikes
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 GRADIENT_RISE, MEMORY = 5.0, 0.99

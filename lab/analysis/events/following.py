@@ -18,8 +18,8 @@ from lab.analysis.events.log_reader import LOSS, Row
 from lab.analysis.events.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.analysis.logit_rounding import BF16
 from lab.core import files
-from lab.core.detectors import Numbers, Span
 from lab.core.errors import RequestError
+from lab.core.spike_trigger import Numbers, Span
 
 # Rows that are kept of each column, in which alarms other than loss spikes are found.
 TAIL = 512

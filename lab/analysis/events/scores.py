@@ -14,8 +14,8 @@ from lab.analysis.events.costs import repeats_of
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import logs_of
 from lab.analysis.statistics import Interval, rate_interval, share_interval
-from lab.core.detectors import MERGE, Span
 from lab.core.schema import batches_of_bursts
+from lab.core.spike_trigger import MERGE, Span
 from lab.records.store import Records
 
 NONE, SPIKE = "none", "spike"

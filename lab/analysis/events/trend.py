@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log
-from lab.core.detectors import Numbers, Span, window_statistics
+from lab.core.spike_trigger import Numbers, Span, window_statistics
 
 # Rows before the first row that is judged; and rows whose misses (loss minus the line) make the tolerance, by scale.
 FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)

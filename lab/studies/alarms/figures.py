@@ -13,7 +13,7 @@ from lab.analysis.rendering import layout, panels
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval
-from lab.core.detectors import LABELS
+from lab.core.spike_trigger import LABELS
 from lab.records.store import Records
 
 BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from lab.analysis.events.twins import Gap, common_losses
 from lab.analysis.rendering import html, layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
-from lab.core.detectors import LABELS
+from lab.core.spike_trigger import LABELS
 from lab.studies.alarms.two_logs import (
     METHOD,
     ComparedLogs,

@@ -18,7 +18,7 @@ from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
 from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core import files
-from lab.core.detectors import LABELS
+from lab.core.spike_trigger import LABELS
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 from lab.studies.alarms.words import next_look, rounded_level, sentence, what_happened
 

@@ -11,7 +11,7 @@ from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.text import format_value
-from lab.core.detectors import LABELS
+from lab.core.spike_trigger import LABELS
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3

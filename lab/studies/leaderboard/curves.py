@@ -15,8 +15,8 @@ from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.probe_values import training_losses
 from lab.analysis.sensitivity import WINDOW, Window, judge, per_seed
 from lab.analysis.text import listed
-from lab.core.detectors import FEWEST, Numbers, loss_spikes
 from lab.core.errors import RequestError
+from lab.core.spike_trigger import FEWEST, Numbers, loss_spikes
 from lab.records import store
 from lab.records.store import Records
 

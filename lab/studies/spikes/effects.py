@@ -15,8 +15,8 @@ from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, Con
 from lab.analysis.judging.quantities import RUN_TABLES, Quantity, by_rate, cost, loss_at_top, quantity, run_column
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
-from lab.core.detectors import LEAST_RISE
 from lab.core.schema import batches_of_bursts
+from lab.core.spike_trigger import LEAST_RISE
 from lab.studies.spikes.planted import EARLIER, FRACTION, START, Cell, update_traits
 
 RESPONSE = "response"

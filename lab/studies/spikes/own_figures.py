@@ -20,7 +20,7 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval, share_interval, student_t
-from lab.core.detectors import LABELS, MERGE
+from lab.core.spike_trigger import LABELS, MERGE
 from lab.records.store import Records
 from lab.studies.alarms.figures import alarm_dots
 from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, change, cost_rows

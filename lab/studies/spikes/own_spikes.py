@@ -15,7 +15,7 @@ from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes
 from lab.analysis.events.logs import logs_of
 from lab.analysis.events.scores import COLUMNS, PER_STEPS
 from lab.analysis.probe_values import TRAIN, training_losses
-from lab.core.detectors import LEAST_RISE, MERGE, NORMAL, Numbers, loss_spikes
+from lab.core.spike_trigger import LEAST_RISE, MERGE, NORMAL, Numbers, loss_spikes
 from lab.records.store import Records
 from lab.studies.spikes.effects import RESPONSES
 

@@ -16,7 +16,7 @@ from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables
 from lab.analysis.judging.quantities import by_rate, held_out, loss_at_top
 from lab.analysis.probe_values import late_excess, recovery, rise
-from lab.core.detectors import LEAST_RISE
+from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import Records
 from lab.studies.spikes.effects import HALF
 
