@@ -1,4 +1,4 @@
-"""How many loss spikes `lab watch` finds in logs of known spikes, and how many of its alarms are false.
+"""How many loss spikes the lab finds in logs of known spikes, and how many of its alarms are false.
 
     python benchmarks/planted_spikes.py             writes PLANTED_SPIKES.md
     python benchmarks/planted_spikes.py --tuning    prints the same of the logs on which the constants were chosen
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from lab.analysis.events.attempts import Column, log_of, table_of
 from lab.analysis.events.detectors import Log
 from lab.analysis.events.scores import score_runs, summarize
-from lab.analysis.events.trend import trend_spikes
+from lab.analysis.events.trend import Span, loss_spikes
 from lab.analysis.logit_rounding import BF16
-from lab.core.spike_trigger import MERGE, Numbers, Span, loss_spikes
+from lab.core.spike_trigger import triggered
+from lab.core.windows import MERGE, Numbers
 from lab.records import store
 
 HERE = Path(__file__).parent
@@ -194,12 +195,12 @@ def plant(
     return [PlantedSpike(range(first, first + tail), height, visibility, falling)]
 
 
-Find = Callable[[Log], Iterator[Span]]
+Find = Callable[[Log], Iterable[Span]]
 
 
 def mean_and_deviations(log: Log) -> Iterator[Span]:
     """Losses above the mean of the 128 rows before by six standard deviations, the rule by which OLMo-core leaves out
-    a step; alarms as close as those of ``loss_spikes`` are one.
+    a step; alarms closer than ``MERGE`` rows are one.
     """
     loss_n = log.columns["loss"]
     past_nw = sliding_window_view(np.concatenate([np.full(128, math.nan), loss_n])[:-1], 128)[128:]
@@ -209,8 +210,8 @@ def mean_and_deviations(log: Log) -> Iterator[Span]:
 
 
 DETECTORS: dict[str, Find] = {
-    "`lab watch`": trend_spikes,
-    "training's own detector": lambda log: loss_spikes(log.columns["loss"]),
+    "the lab's detector": lambda log: loss_spikes(log.step_n, log.columns["loss"]),
+    "the trigger of responses": lambda log: [Span(row, row, math.nan) for row in triggered(log.columns["loss"])],
     "mean and six deviations of 128 rows": mean_and_deviations,
 }
 
@@ -292,7 +293,7 @@ def text() -> str:
     """PLANTED_SPIKES.md."""
     return "\n".join(
         [
-            "# Which loss spikes `lab watch` finds",
+            "# Which loss spikes the lab finds",
             "",
             "Written by `python benchmarks/planted_spikes.py`. None of the logs comes from a real large run: the logs",
             "are synthetic, and the labelled runs are tiny models of the lab.",
@@ -315,9 +316,8 @@ def text() -> str:
             "",
             "## Labelled runs of the lab",
             "",
-            "These are bursts of bad batches in the runs of `results/labelled_spikes`, with a row per step. Training",
-            "acts on its own detector, and so do the scores and claims of that sweep. We looked at these runs while",
-            "choosing the constants of `lab watch`.",
+            "These are bursts of bad batches in the runs of `results/labelled_spikes`, with a row per step. We looked",
+            "at these runs while choosing the constants of the detector.",
             "",
             *labelled(),
             "",

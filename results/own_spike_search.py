@@ -21,11 +21,13 @@ import scipy  # its parts are loaded when they are used
 import yaml
 from numpy.typing import NDArray
 
+from lab.analysis.events.trend import Span, loss_spikes
 from lab.cli.launch import compose_points
 from lab.core import machine, schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.core.spike_trigger import DEVIATIONS, LEAST_RISE, MERGE, Numbers, Span, before, loss_spikes
+from lab.core.spike_trigger import DEVIATIONS, LEAST_RISE
+from lab.core.windows import MERGE, Numbers, before
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
@@ -237,9 +239,11 @@ class _Run:
         # The held-out loss is not measured before the first step, and that of the last is on all held-out rows.
         self.train_n, self.held_n = train_n, np.concatenate([held_n[:1], held_n[:-1], held_n[-2:-1]])
         self.own = find_spikes({"": {("train_loss", ""): self.train_n, ("val_loss", ""): self.held_n}})
-        self.spikes, self.rises = (
-            [span for span in loss_spikes(loss_n) if span.first >= START] for loss_n in (self.train_n, self.held_n)
-        )
+        self.spikes, self.rises = (_spikes(loss_n) for loss_n in (self.train_n, self.held_n))
+
+
+def _spikes(loss_n: Numbers) -> list[Span]:
+    return [span for span in loss_spikes(np.arange(len(loss_n)), loss_n) if span.first >= START]
 
 
 def _counts(name: str, loss_n: Numbers, spikes: list[Span], others: list[Span]) -> dict[str, float]:

@@ -17,7 +17,6 @@ import pytest
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.following import CURSOR, Alarm, Follower
 from lab.analysis.events.logs import read_logs
-from lab.analysis.events.trend import trend_spikes
 from lab.core.errors import RequestError
 from test_watch import bump, calm
 
@@ -69,7 +68,7 @@ def test_a_follower_raises_what_a_reader_of_the_whole_log_finds(piece: int, log:
     for start in range(0, 1000, piece):
         append(log, *rows[start : start + piece])
         raised += [found.event for found in follower.poll() if isinstance(found, Alarm)]
-    whole = detect(read_logs(log).runs[0], trend_spikes)
+    whole = detect(read_logs(log).runs[0])
     assert len(whole) == 6
     assert [(each.step, each.kind, each.lead) for each in sorted(raised)] == [
         (each.step, each.kind, each.lead) for each in sorted(whole)

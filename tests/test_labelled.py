@@ -174,6 +174,14 @@ def test_the_answer_speaks_of_alarms(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_loss_finds_the_bursts_of_the_committed_runs() -> None:
+    loss, *_ = summarize(score_runs(store.read(Path(__file__).parents[1] / "results" / "labelled_spikes")))
+    assert loss.kind == "spike"
+    assert (loss.found.n, loss.false_alarms.n) == (63, 0)
+    assert loss.found.mean * loss.found.n >= 62
+
+
+@pytest.mark.slow
 def test_a_pruned_folder_has_the_same_scores(folder: Path) -> None:
     whole = score_runs(store.read(folder))
     assert whole.loc[whole["kind"] == "update_rms", "hit"].sum() == 12

@@ -17,18 +17,17 @@ import pytest
 import planted
 import planted_board
 from lab.__main__ import main
-from lab.core.spike_trigger import FEWEST
 from lab.records import store
 from lab.records.store import NO_METRICS, Records
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.board import Board
-from lab.studies.leaderboard.curves import counted_at, curves_of, spike_rate
+from lab.studies.leaderboard.curves import UNJUDGED, counted_at, curves_of, spike_rate
 from lab.studies.leaderboard.listing import lines, table
 from lab.studies.leaderboard.planted_spikes import CLAIM, planted_durations
 
 PLAIN, RELU = ("z_loss",), ("relu", "z_loss")
 RESULTS = Path(__file__).parents[1] / "results"
-ONE = 1000 / 380  # the rate of one spike in a run of 400 steps
+ONE = 1000 / 370  # the rate of one spike in a run of 400 steps
 
 
 def unstable_from(lr: float, cards: Any) -> list[dict[str, Any]]:
@@ -66,8 +65,8 @@ def test_spikes_are_counted_at_half_the_smallest_unstable_rate() -> None:
     assert difference.mean == pytest.approx(2 * ONE)
     assert difference.low < difference.mean < difference.high  # counts are known to one spike only
     shown = table(made.panels[0]).set_index("arm")["spikes / 1,000 steps"]
-    assert shown["(reference)"] == "2.632 at 0.03"
-    assert shown["relu"].startswith("5.263 [")
+    assert shown["(reference)"] == "2.703 at 0.03"
+    assert shown["relu"].startswith("5.405 [")
     assert shown["relu"].endswith("] at 0.1")
 
 
@@ -88,7 +87,7 @@ def test_one_unstable_seed_lowers_the_rate_of_its_arm() -> None:
     assert math.isnan(counted_at((1e-2, 1e-1), seeds, 400).lr)
 
 
-@pytest.mark.parametrize(("step", "seen"), [(FEWEST - 1, 0), (FEWEST, 1)])
+@pytest.mark.parametrize(("step", "seen"), [(UNJUDGED - 1, 0), (UNJUDGED, 1)])
 def test_spikes_are_seen_from_the_step_at_which_exposure_begins(step: int, seen: int) -> None:
     loss_n = np.full(400, 2.0) + np.random.default_rng(0).normal(0, 0.01, 400)
     loss_n[step] = 5

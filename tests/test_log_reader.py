@@ -16,7 +16,6 @@ from lab import main
 from lab.analysis.events import detect
 from lab.analysis.events.log_reader import given_columns
 from lab.analysis.events.logs import read_logs
-from lab.analysis.events.trend import trend_spikes
 from lab.core.errors import RequestError
 from lab.records import trackers
 from test_watch import bump, calm
@@ -209,7 +208,7 @@ def test_a_loss_beyond_all_measure_is_infinite(line: str, tmp_path: Path) -> Non
     path.write_text("step,loss\n" + "".join(line.format(step=step) + "\n" for step in range(50)))
     (log,) = read_logs(path).runs
     assert np.isinf(log.columns["loss"]).all()
-    assert [event.ending for event in detect(log, trend_spikes)] == ["diverged"]
+    assert [event.ending for event in detect(log)] == ["diverged"]
 
 
 def test_lines_without_a_loss_are_refused_with_the_likeliest(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import planted_claims
@@ -12,6 +14,8 @@ from drawn_texts import complaints
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import NONE
+from lab.analysis.events.trend import loss_spikes
+from lab.analysis.probe_values import training_losses
 from lab.analysis.sensitivity import judge
 from lab.records.store import Records
 from lab.responses.between_steps import RewindAndSkip
@@ -91,6 +95,18 @@ def test_spikes_are_counted_as_often_as_training_met_them(good: bool) -> None:
         assert row["rate"] == pytest.approx(1000 * (spikes - 1) / (trained - planted_own_spikes.FIRST)), name
         assert row["overall"] == pytest.approx(1000 * spikes / trained), name
         assert (row["answered"], row["returned"]) == (goes_back, goes_back and returns), name
+
+
+def test_runs_that_answer_none_are_counted_by_the_rule_that_answers() -> None:
+    """A rise that is no trigger counts in no arm, though it is a loss spike: no response would have answered it."""
+    records = planted(True)
+    metrics = records.metrics
+    is_late = (metrics["probe"] == "train_loss") & metrics["step"].between(700, 702)
+    raised = records._replace(metrics=metrics.assign(value=metrics["value"].where(~is_late, metrics["value"] + 0.09)))
+    run = str(metrics.loc[is_late, "id"].iloc[0])
+    loss_n = training_losses(raised)[run]
+    assert any(span.first == 700 for span in loss_spikes(np.arange(len(loss_n)), loss_n))
+    pd.testing.assert_frame_equal(remedy_traits(raised), remedy_traits(records))
 
 
 def test_a_run_without_a_spike_has_none_to_follow() -> None:

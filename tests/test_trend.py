@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 from planted_spikes import judge, synthetic_log
 
-from lab.analysis.events import Log
 from lab.analysis.events import trend as rules
-from lab.analysis.events.trend import Rise, TrendWatch, trend_spikes
-
-
-def log(loss_n: np.ndarray, spacing: int = 1) -> Log:
-    return Log("planted", spacing * np.arange(len(loss_n)), {"loss": loss_n})
+from lab.analysis.events.trend import Rise, TrendWatch, loss_spikes
 
 
 def found(loss_n: np.ndarray, spacing: int = 1) -> list[tuple[int, str]]:
     """Steps and endings of the spikes of a log."""
-    return [(spacing * span.first, span.ending) for span in trend_spikes(log(loss_n, spacing))]
+    return [(spacing * span.first, span.ending) for span in loss_spikes(spacing * np.arange(len(loss_n)), loss_n)]
 
 
 def falling(rows: int, spacing: int, seed: int = 0, noise: float = 0.02) -> np.ndarray:
@@ -162,7 +157,9 @@ def naive_line(step_w: list[int], loss_w: list[float], step: int) -> float:
 
 
 def test_misses_and_tolerances_are_those_of_their_definition() -> None:
+    """Of rows that rise by more than the least that counts, since no tolerance is smaller."""
     step_n, loss_n = 10 * np.arange(700), falling(700, 10)
+    loss_n[[650, 699]] += 2 * rules.LEAST_RISE
     rows, scales = rules.LEAST_ROWS, 5
     both = rules.measured(np.empty((0, rules.WIDTH)), step_n, loss_n, rows, scales)
     rise_nk, allowed_nk, _ = rules.judged(both, 0, scales, 10.0)
@@ -182,7 +179,7 @@ def test_synthetic_logs_are_scored_as_the_page_says() -> None:
     planted, found_there, extra, rows = 0, 0, 0, 0
     for seed in range(5000, 5020):
         made = synthetic_log(seed)
-        hits, false = judge(made, trend_spikes)
+        hits, false = judge(made, lambda log: loss_spikes(log.step_n, log.columns["loss"]))
         visible = [hit for hit, spike in zip(hits, made.spikes, strict=True) if spike.visibility >= 8]
         planted, found_there = planted + len(visible), found_there + sum(visible)
         extra, rows = extra + false, rows + len(made.log.step_n)

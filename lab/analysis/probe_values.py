@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from lab.core.spike_trigger import Numbers
+from lab.core.windows import Numbers
 from lab.records.store import Records
 
 TRAIN = "train_loss"

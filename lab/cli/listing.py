@@ -59,7 +59,7 @@ def _entries(
 
 
 def _detectors() -> Iterator[tuple[str, str]]:
-    from lab.core.spike_trigger import LABELS
+    from lab.analysis.events.detectors import LABELS
 
     for name, (label, _) in LABELS.items():
         yield name, label

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lab.core.spike_trigger import SpikeWatch
+from lab.core.spike_trigger import SpikeTrigger
 from lab.responses.response import Memory
 
 
@@ -78,7 +78,7 @@ class RunLog:
     Attributes:
         losses: of the updates that led to the present state, and of those left out on the way.
         steps: the step of each of them.
-        watch: the detector of loss spikes.
+        watch: what triggers the response.
         memory: of the response.
         events: what happened.
         ending: of the last spike.
@@ -91,7 +91,7 @@ class RunLog:
 
     losses: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    watch: SpikeWatch = field(default_factory=SpikeWatch)
+    watch: SpikeTrigger = field(default_factory=SpikeTrigger)
     memory: Memory = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     ending: str = "none"
@@ -109,7 +109,7 @@ class RunLog:
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> RunLog:
         """The log whose fields a checkpoint stored."""
-        return cls(**{**state, "watch": SpikeWatch(**state["watch"])})
+        return cls(**{**state, "watch": SpikeTrigger(**state["watch"])})
 
     def note(self, at: At, kind: str, value: float, note: str = "") -> None:
         """Add an event."""
@@ -120,16 +120,16 @@ class RunLog:
 
         Spikes that begin and end here are noted.
         """
-        span = self.watch.add(loss, median, deviation)
+        ending = self.watch.add(loss, median, deviation)
         self.losses.append(loss)
         self.steps.append(at[0])
         if self.watch.begins:
             self.spikes, self.peak = self.spikes + 1, -math.inf
             self.note(at, "spike", loss, f"usual loss {self.watch.usual:.4g}")
-        if span or self.in_spike:
+        if ending or self.in_spike:
             self.peak = max(self.peak, loss)
-        if span:
-            self.end_spike(at, span.ending)
+        if ending:
+            self.end_spike(at, ending)
         return self.watch.begins
 
     @property

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.core.spike_trigger import FLOOR_FOR, STALLED_FOR, WINDOW, window_statistics
+from lab.core.spike_trigger import STALLED_FOR
+from lab.core.windows import WINDOW, window_statistics
 from lab.optim.links import Link
 from lab.responses.response import Action, Reading, Response
 from lab.training.clock import Clock, RunLog, Snapshots
@@ -22,6 +23,8 @@ from lab.training.step import TrainingState
 Reset = Callable[..., None]
 # How names of the tensors begin that are reset.
 MOMENTS = {"moments": "", "first_moment": "mean.", "second_moment": "square."}
+# Overflows in a row at the floor of the loss scale, after which a run has stalled.
+FLOOR_FOR = 20
 
 
 class Restarts:

@@ -14,7 +14,7 @@ from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
 from lab.analysis.events.log_reader import LOSS, Row
 from lab.analysis.logit_rounding import rounding_cost
-from lab.core.spike_trigger import NORMAL, Numbers
+from lab.core.windows import NORMAL, Numbers
 
 # Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log
-from lab.core.spike_trigger import Numbers
+from lab.core.windows import Numbers
 
 # Means of the loss over pieces of the steps, at most so many; and the pieces at the start that are left out, those of a
 # first line, and those whose mean is compared with it.

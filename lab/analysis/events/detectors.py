@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from lab.analysis.events.trend import Span, loss_spikes
 from lab.analysis.logit_rounding import BF16, COSTLY
-from lab.core.spike_trigger import FEWEST, MERGE, STALLED_FOR, Numbers, Span, before, loss_spikes
+from lab.core.spike_trigger import STALLED_FOR
+from lab.core.windows import FEWEST, MERGE, Numbers, before
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 GRADIENT_RISE, MEMORY = 5.0, 0.99
@@ -31,6 +33,22 @@ HIGHEST_FLOOR = 1.0
 HELD = 5
 # An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
 LEAD = 100
+
+# What the events that a log is searched for are called, and the unit of their values.
+LABELS = {
+    "spike": ("loss spike", "loss, nats/token"),
+    "gradient_spike": ("gradient spike", "gradient norm"),
+    "norm_not_finite": ("gradient norm not finite", "gradient norm"),
+    "norm_drift": ("drift of the gradient norm", "gradient norm"),
+    "restart": ("goes back", "loss, nats/token"),
+    "logit_growth": ("growth of attention logits", "largest\nattention logit"),
+    "update_rms": ("large update", "update RMS"),
+    "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
+    "loss_scale": ("loss scale at its floor", "loss scale"),
+    "curvature": ("curvature above limit", "curvature /\nlimit"),
+    "parting": ("the two held-out losses part", "parting of\nheld-out losses,\nnats/token"),
+    "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
+}
 
 
 class WentBack(NamedTuple):
@@ -92,23 +110,24 @@ class Event(NamedTuple):
     lead: int | None = None
 
 
-def detect(log: Log, spikes: Callable[[Log], Iterator[Span]] | None = None) -> list[Event]:
+def detect(log: Log, spikes: Iterable[Span] | None = None) -> list[Event]:
     """All alarms of a log, in the order of their steps; that of a loss spike has the lead of other alarms.
 
     Args:
         log: the measurements of the run.
-        spikes: finds loss spikes, and what is ``WATCHED`` is found, too; by default ``loss_spikes``, the detector to
-            which responses in training react.
+        spikes: its loss spikes, if they were found already; by default those of ``loss_spikes``.
     """
-    kinds = KINDS | WATCHED if spikes else KINDS
-    spans = {kind: list(find(log.columns[column])) for kind, (column, find) in kinds.items() if column in log.columns}
-    if spikes:
-        spans["spike"] = list(spikes(log))
-        lost_n = ~np.isfinite(log.columns["loss"])
-        overflows = spans.get("norm_not_finite", [])
-        spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
-        rows = {row for span in overflows for row in range(span.first, span.last + 1)}
-        spans["gradient_spike"] = [span for span in spans.get("gradient_spike", []) if span.first not in rows]
+    losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
+    spans = {
+        kind: list(find(log.columns[column]) if find else losses)
+        for kind, (column, find) in (KINDS | WATCHED).items()
+        if column in log.columns
+    }
+    lost_n = ~np.isfinite(log.columns["loss"])
+    overflows = spans.get("norm_not_finite", [])
+    spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
+    rows = {row for span in overflows for row in range(span.first, span.last + 1)}
+    spans["gradient_spike"] = [span for span in spans.get("gradient_spike", []) if span.first not in rows]
     warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
     events = [
         (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
@@ -245,8 +264,8 @@ def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
         yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
 
 
-KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
-    "spike": ("loss", loss_spikes),
+KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
+    "spike": ("loss", None),  # ``loss_spikes`` reads the steps, too
     "gradient_spike": ("grad_norm", gradient_spikes),
     "logit_growth": ("attention_logit_max", _rises(LOGIT_RISE)),
     "update_rms": ("update_rms", _rises(UPDATE_RISE)),
@@ -256,5 +275,8 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]]]] = {
     "parting": ("parting", apart),
     "logit_rounding": ("logit_rounding", costly_rounding),
 }
-# What ``lab watch`` finds besides; no study of the records counts it.
-WATCHED = {"norm_not_finite": ("grad_norm", lasting_overflow), "norm_drift": ("grad_norm", norm_drift)}
+# What ``detect`` finds besides; no study of the records counts it.
+WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
+    "norm_not_finite": ("grad_norm", lasting_overflow),
+    "norm_drift": ("grad_norm", norm_drift),
+}

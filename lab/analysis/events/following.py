@@ -19,7 +19,7 @@ from lab.analysis.events.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.analysis.logit_rounding import BF16
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.core.spike_trigger import Numbers, Span
+from lab.core.windows import Numbers
 
 # Rows that are kept of each column, in which alarms other than loss spikes are found.
 TAIL = 512
@@ -179,7 +179,7 @@ class Follower:
         log = log_of(shown, table_of(run.columns), self.bits)
         for column in run.columns.values():
             column.trim(TAIL)
-        others = [event for event in detect(log, _none) if event.step >= self._since(log, run.rows - known)]
+        others = [event for event in detect(log, spikes=()) if event.step >= self._since(log, run.rows - known)]
         new = [event for event in others if _key(event) not in self.raised]
         run.warnings = sorted({*run.warnings, *(event.step for event in new)})[-TAIL:]
         spikes = [_spike(log, rise, run.warnings) for rise in rises]
@@ -220,11 +220,6 @@ class Follower:
 
 def _key(event: Event) -> tuple[str, str, int]:
     return event.run, event.kind, event.step
-
-
-def _none(_: Log) -> Iterator[Span]:
-    """No loss spikes: a ``TrendWatch`` finds them."""
-    return iter(())
 
 
 def _spike(log: Log, rise: Rise, warnings: list[int]) -> Event:

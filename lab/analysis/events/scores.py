@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ import pandas as pd
 from lab.analysis.events.costs import repeats_of
 from lab.analysis.events.detectors import KINDS, Event, Log, detect
 from lab.analysis.events.logs import logs_of
+from lab.analysis.events.trend import Span
 from lab.analysis.statistics import Interval, rate_interval, share_interval
 from lab.core.schema import batches_of_bursts
-from lab.core.spike_trigger import MERGE, Span
+from lab.core.windows import MERGE
 from lab.records.store import Records
 
 NONE, SPIKE = "none", "spike"
@@ -25,7 +26,7 @@ PER_STEPS = 1000  # steps to which rates of false alarms refer
 QUARTILES = (0.25, 0.5, 0.75)
 
 
-def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None = None) -> pd.DataFrame:
+def score_runs(records: Records, spikes: Callable[[Log], Iterable[Span]] | None = None) -> pd.DataFrame:
     """Score each alarm on each labelled run: one with or without bursts, and without response and restart log.
 
     The label is the config. An alarm is a hit if it begins between the first step of a burst and 20 measurements after
@@ -34,7 +35,7 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None 
 
     Args:
         records: records of labelled runs.
-        spikes: finds loss spikes; see ``detect``.
+        spikes: finds loss spikes; by default ``loss_spikes``.
 
     Returns:
         A row per run, burst and kind of alarm whose measurements were recorded; no rows unless there are runs with and
@@ -60,9 +61,9 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterator[Span]] | None 
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _score(log: Log, card: Card, spikes: Callable[[Log], Iterator[Span]] | None) -> Iterator[tuple[Any, ...]]:
+def _score(log: Log, card: Card, spikes: Callable[[Log], Iterable[Span]] | None) -> Iterator[tuple[Any, ...]]:
     """The rows of one run."""
-    events, ends = detect(log, spikes), _last_finite_step(log) + 1
+    events, ends = detect(log, spikes(log) if spikes else None), _last_finite_step(log) + 1
     labels = [label for label in _labels(card) if label.start < ends]
     start = labels[0].start if labels else ends
     kinds = [kind for kind, (column, _) in KINDS.items() if column in log.columns]

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import Log
-from lab.core.spike_trigger import Numbers, Span, window_statistics
+from lab.core.windows import Numbers, finite_median, window_statistics
 
 # Rows before the first row that is judged; and rows whose misses (loss minus the line) make the tolerance, by scale.
 FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)
@@ -62,6 +61,16 @@ BLOCK = 256
 STEP, LOSS, LEVEL, SLOPE, SHIFT, MISSES = 0, 1, 2, 3, 4, 5
 WIDTH = MISSES + len(SCALES)
 KEPT = 2 * max(PASTS) + max(SCALES)
+
+
+class Span(NamedTuple):
+    """An event in rows of a log: from ``first`` up to ``last``, with its ending at row ``end``."""
+
+    first: int
+    last: int
+    usual: float
+    ending: str = "none"
+    end: int | None = None
 
 
 class Rise(NamedTuple):
@@ -330,15 +339,9 @@ def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows:
     new[:, STEP], new[:, LOSS] = step_n, loss_n
     both = np.concatenate([history, new])
     known, axis_n, all_n = len(history), axis(both[:, STEP]), both[:, LOSS]
-    first = max(known, round(rows / YOUNG) - 1)
-    for row in range(known, min(len(both), first)):
-        through = max(FEWEST // 2, round(YOUNG * (row + 1)))
-        if row + 1 >= through:
-            some = slice(row + 1 - through, row + 1)
-            both[row, LEVEL:MISSES] = lines(axis_n[None, some], all_n[None, some])[0]
-    if first < len(both):
-        windows = (sliding_window_view(values[first - rows + 1 :], rows) for values in (axis_n, all_n))
-        both[first:, LEVEL:MISSES] = lines(*windows)
+    row_n = np.arange(max(known, FEWEST // 2 - 1), len(both))
+    through_n = np.clip(np.round(YOUNG * (row_n + 1)), FEWEST // 2, rows).astype(np.int64)
+    both[row_n, LEVEL:MISSES] = lines(axis_n, all_n, row_n, through_n)
     for index, scale in enumerate(SCALES[:scales]):
         begin = max(known, scale)
         if begin >= len(both):
@@ -349,62 +352,78 @@ def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows:
     return both
 
 
-def lines(axis_nw: Numbers, loss_nw: Numbers) -> Numbers:
-    """Level at 0, slope and shift ``[n, 3]`` of the line through each window; its slope is never positive.
+def lines(place: Numbers, loss: Numbers, row_n: NDArray[np.int64], through_n: NDArray[np.int64]) -> Numbers:
+    """Level at 0, slope and shift ``[n, 3]`` of lines through the losses; their slopes are never positive.
 
-    The shift moves the line up to the last rows if these lie above it; otherwise, after a sudden fall of the loss, the
+    The shift moves a line up to the last rows if these lie above it; otherwise, after a sudden fall of the loss, the
     line would lie far too low.
+
+    Args:
+        place: where the losses stand on the axis.
+        loss: the losses.
+        row_n: the last row through which each line is drawn.
+        through_n: how many rows up to there each line is drawn through.
     """
-    apart = max(1, loss_nw.shape[1] // 4)
-    steps_nw, rises_nw = (values_nw[:, apart:] - values_nw[:, :-apart] for values_nw in (axis_nw, loss_nw))
-    slope_n = np.minimum(np.median(rises_nw / steps_nw, axis=1), 0.0)
-    rest_nw = loss_nw - slope_n[:, None] * axis_nw
-    level_n = np.median(rest_nw, axis=1)
-    shift_n = np.maximum(np.median(rest_nw[:, -RECENT:], axis=1) - level_n, 0.0)
+    age_w = np.arange(through_n.max(initial=1))[::-1]
+    row_nw = np.maximum(row_n[:, None] - age_w, 0)
+    place_nw, loss_nw = place[row_nw], loss[row_nw]
+    apart_n = np.maximum(1, through_n // 4)
+    earlier_nw = np.maximum(row_nw - apart_n[:, None], 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes_nw = (loss_nw - loss[earlier_nw]) / (place_nw - place[earlier_nw])
+    slope_n = np.minimum(_median_of_last(slopes_nw, age_w, through_n - apart_n), 0.0)
+    rest_nw = loss_nw - slope_n[:, None] * place_nw
+    level_n = _median_of_last(rest_nw, age_w, through_n)
+    shift_n = np.maximum(_median_of_last(rest_nw, age_w, np.minimum(through_n, RECENT)) - level_n, 0.0)
     return np.stack([level_n, slope_n, shift_n], axis=1)
+
+
+def _median_of_last(value_nw: Numbers, age_w: NDArray[np.int64], count_n: NDArray[np.int64]) -> Numbers:
+    """The median of the ``count_n`` last values of each row."""
+    return finite_median(np.where(age_w < count_n[:, None], value_nw, math.nan), count_n)
 
 
 def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
     """Rise, tolerance and calm level ``[n, k]`` of each row after the ``known`` ones, at each scale; above the line.
 
     The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
-    spike is over. All are infinite where too few rows are known.
+    spike is over. All are infinite where too few rows are known, and where the rise is too small for any tolerance.
     """
     shape = (len(both) - known, scales)
     rise_nk, allowed_nk, back_nk = np.full(shape, -math.inf), np.full(shape, math.inf), np.full(shape, math.inf)
     for index, scale in enumerate(SCALES[:scales]):
-        if len(both) < FEWEST_ROWS + scale - 1:  # no row has enough misses before it
-            break
         miss_n = both[:, MISSES + index]
+        row_n = known + np.flatnonzero(miss_n[known:] > LEAST_RISE)  # no tolerance is smaller
+        row_n = row_n[row_n >= FEWEST_ROWS + scale - 2]  # before, no row has enough misses before it
+        if not len(row_n):
+            continue
         past = PASTS[index]
-        padded = np.concatenate([np.full(past + scale - 1, math.nan), miss_n])
-        past_nw = sliding_window_view(padded[known : len(padded) - scale], past)[: shape[0]]
-        ages = np.maximum(YOUNG_PAST * np.arange(known, len(both)), FEWEST + scale)
-        past_nw = np.where(np.arange(past, 0, -1) <= ages[:, None], past_nw, math.nan)
+        age_w = np.arange(past, 0, -1)
+        past_nw = miss_n[np.maximum(row_n[:, None] - scale + 1 - age_w, 0)]
+        oldest_n = np.minimum(np.maximum(YOUNG_PAST * row_n, FEWEST + scale), row_n - scale + 1)
+        past_nw = np.where(age_w <= oldest_n[:, None], past_nw, math.nan)
         median_n, deviation_n = window_statistics(past_nw, FEWEST)
         count_n = np.isfinite(past_nw).sum(1) / scale
         with np.errstate(divide="ignore", invalid="ignore"):
             times_n = DEVIATIONS[index] * (1 + UNCERTAINTY / count_n)
-            usual_n = np.maximum(median_n, 0.0) + GAP * _fall_over_gaps(both, known, scale, spacing)
+            usual_n = np.maximum(median_n, 0.0) + GAP * _fall_over_gaps(both, row_n, scale, spacing)
             least_n = np.maximum(times_n * deviation_n, LEAST_RISE)
             if scale == 1:
                 least_n = np.minimum(least_n, np.maximum(BUMP / DEVIATIONS[0] * times_n * deviation_n, LEAST_BUMP))
-            allowed = usual_n + least_n
-        rise = miss_n[known:]
-        is_known = np.isfinite(rise) & np.isfinite(allowed)
-        rise_nk[:, index] = np.where(is_known, rise, -math.inf)
-        allowed_nk[:, index] = np.where(is_known, allowed, math.inf)
-        back_nk[:, index] = np.where(is_known, usual_n + BACK * deviation_n, math.inf)
+        is_known = np.isfinite(usual_n + least_n)
+        at_n = row_n[is_known] - known
+        rise_nk[at_n, index] = miss_n[row_n[is_known]]
+        allowed_nk[at_n, index] = (usual_n + least_n)[is_known]
+        back_nk[at_n, index] = (usual_n + BACK * deviation_n)[is_known]
     return rise_nk, allowed_nk, back_nk
 
 
-def _fall_over_gaps(both: Numbers, known: int, scale: int, spacing: float) -> Numbers:
+def _fall_over_gaps(both: Numbers, row_n: NDArray[np.int64], scale: int, spacing: float) -> Numbers:
     """How far the line falls ``[n]`` over steps without rows, such as those of a spike before."""
-    before_n = np.arange(known, len(both)) - scale
-    line_n = both[np.maximum(before_n, 0)]
-    gap_n = both[known:, STEP] - line_n[:, STEP] - scale * spacing
-    fall_n = -line_n[:, SLOPE] * np.maximum(gap_n, 0.0) / (both[known:, STEP] + OFFSET)
-    return np.where((before_n >= 0) & np.isfinite(fall_n), fall_n, 0.0)
+    line_n = both[row_n - scale]
+    gap_n = both[row_n, STEP] - line_n[:, STEP] - scale * spacing
+    fall_n = -line_n[:, SLOPE] * np.maximum(gap_n, 0.0) / (both[row_n, STEP] + OFFSET)
+    return np.where(np.isfinite(fall_n), fall_n, 0.0)
 
 
 def exploded(losses: Sequence[float], at_start: float) -> bool:
@@ -434,12 +453,12 @@ def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
         return
 
 
-def trend_spikes(log: Log) -> Iterator[Span]:
-    """The loss spikes of a whole log."""
-    watch, loss_n = TrendWatch(), log.columns["loss"]
-    found = {rise.first: rise for rise in [*watch.add(log.step_n, loss_n), *watch.finish()]}
+def loss_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Span]:
+    """The loss spikes of a whole run, from its losses at increasing steps."""
+    watch = TrendWatch()
+    found = {rise.first: rise for rise in [*watch.add(step_n, loss_n), *watch.finish()]}
     if not any(first < FEWEST_ROWS for first in found):
-        for rise in early_spikes(log.step_n, loss_n):
+        for rise in early_spikes(step_n, loss_n):
             yield rise.span
     for rise in found.values():
         yield rise.span

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import KINDS, WATCHED, Event, Log
-from lab.core.spike_trigger import NORMAL, Numbers
+from lab.core.windows import NORMAL, Numbers
 
 # A loss is de-trended by a parabola through the rows around it (Savitzky and Golay 1964), so many at a time; a parabola
 # in the middle of an odd number of rows follows a cubic, too, as early in training.

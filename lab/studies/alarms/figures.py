@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.events.detectors import LABELS
 from lab.analysis.events.scores import NONE, AlarmScore, score_runs, summarize
 from lab.analysis.rendering import layout, panels
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval
-from lab.core.spike_trigger import LABELS
 from lab.records.store import Records
 
 BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_reader import MICRO_BATCH
 from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches, shares_event
-from lab.core.spike_trigger import LEAST_RISE, Numbers
+from lab.core.spike_trigger import LEAST_RISE
+from lab.core.windows import Numbers
 
 # Largest relative difference between the gradients of a batch and of its parts that rounding can explain.
 PARTS_DIFFER = 1e-5

@@ -13,7 +13,6 @@ import numpy as np
 from lab.analysis.events.collapse import FEWEST, Departure, departure
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
-from lab.analysis.events.trend import trend_spikes
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
 from lab.analysis.text import finite, json_rows, listed
 from lab.core.errors import RequestError, similar_names
@@ -108,7 +107,7 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     if len(logs) < 2:
         raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
     first, *others = logs
-    events = {log.name: detect(log, trend_spikes) for log in (first, *others)}
+    events = {log.name: detect(log) for log in (first, *others)}
     pairs = []
     for other in others:
         sharing = shared_batches(first, other)

@@ -10,10 +10,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lab.analysis.events.detectors import LABELS
 from lab.analysis.events.twins import Gap, common_losses
 from lab.analysis.rendering import html, layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
-from lab.core.spike_trigger import LABELS
 from lab.studies.alarms.two_logs import (
     METHOD,
     ComparedLogs,

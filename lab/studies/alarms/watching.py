@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from lab.analysis.events.detectors import KINDS, Event, Log, detect
+from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, detect
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
-from lab.analysis.events.trend import FEWEST_ROWS, trend_spikes
+from lab.analysis.events.trend import FEWEST_ROWS
 from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.core import files
-from lab.core.spike_trigger import LABELS
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 from lab.studies.alarms.words import next_look, rounded_level, sentence, what_happened
 
@@ -47,7 +46,7 @@ def find_alarms(path: Path, mantissa_bits: int | None = None, columns: Mapping[s
     logs, notes = read_logs(path, mantissa_bits, columns)
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
     notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
-    return Found(logs, notes, {log.name: detect(log, trend_spikes) for log in logs})
+    return Found(logs, notes, {log.name: detect(log) for log in logs})
 
 
 def watch(
@@ -135,7 +134,7 @@ def _causes(
     And those from which on a replay has other batches: what follows is judged without it.
     """
     causes, departed = dict[Event, str](), list[Cause]()
-    events_of = {id(twin): detect(twin, trend_spikes) for source in replays for twin in source}
+    events_of = {id(twin): detect(twin) for source in replays for twin in source}
     for log in logs if replays else ():
         found = find_twins(log, logs, replays)
         twins = [same_batches(log, twin, events[log.name], events_of[id(twin)]) for twin in found]

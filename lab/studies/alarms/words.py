@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.analysis.events.detectors import Event, Log
+from lab.analysis.events.detectors import LABELS, Event, Log
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.text import format_value
-from lab.core.spike_trigger import LABELS
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3

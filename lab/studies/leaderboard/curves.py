@@ -12,13 +12,16 @@ import pandas as pd
 
 from lab.analysis.curves import configs, load, points
 from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.probe_values import training_losses
 from lab.analysis.sensitivity import WINDOW, Window, judge, per_seed
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
-from lab.core.spike_trigger import FEWEST, Numbers, loss_spikes
+from lab.core.windows import Numbers
 from lab.records import store
 from lab.records.store import Records
+
+UNJUDGED = FEWEST_ROWS - 1  # the first rows of a run, in which only a large rise of the loss is seen
 
 
 class Spikes(NamedTuple):
@@ -50,7 +53,7 @@ def counted_at(lrs: tuple[float, ...], seeds: pd.DataFrame, steps: int) -> Spike
         steps: of a run.
     """
     unstable = seeds.loc[~seeds["censored"].astype(bool), "eta_div"]
-    resolution = PER_STEPS / max(steps - FEWEST, 1)
+    resolution = PER_STEPS / max(steps - UNJUDGED, 1)
     if unstable.empty:
         return Spikes(lrs[-1], True, resolution) if len(seeds) else NOT_COUNTED
     below = [lr for lr in lrs if lr <= 10 ** unstable.min() / 2]
@@ -58,12 +61,15 @@ def counted_at(lrs: tuple[float, ...], seeds: pd.DataFrame, steps: int) -> Spike
 
 
 def spike_rate(loss_n: Numbers) -> float:
-    """Loss spikes per ``PER_STEPS`` steps of a run, by the detector to which responses in training react.
+    """Loss spikes per ``PER_STEPS`` steps of a run.
 
-    The detector compares a loss with the 100 before it, and needs ``FEWEST`` of them, 20. So a spike can be seen from
-    step 20 on, counted from 0, and these steps alone are the exposure: 380 of the 400 of a run of the board.
+    The detector needs ``UNJUDGED`` rows, 30, for a trend. So a small spike can be seen from step 30 on, counted from 0,
+    and these steps alone are the exposure: 370 of the 400 of a run of the board.
     """
-    return len(list(loss_spikes(loss_n))) * PER_STEPS / (len(loss_n) - FEWEST) if len(loss_n) > FEWEST else math.nan
+    if len(loss_n) <= UNJUDGED:
+        return math.nan
+    spikes = sum(span.first >= UNJUDGED for span in loss_spikes(np.arange(len(loss_n)), loss_n))
+    return spikes * PER_STEPS / (len(loss_n) - UNJUDGED)
 
 
 # Groups of keys that distinguish arms; all other keys are settings that a panel shares.

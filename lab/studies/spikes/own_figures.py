@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.events.costs import HELD_OUT, NONE, spike_costs
+from lab.analysis.events.detectors import LABELS
 from lab.analysis.events.scores import PER_STEPS, summarize
 from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
@@ -20,7 +21,7 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval, share_interval, student_t
-from lab.core.spike_trigger import LABELS, MERGE
+from lab.core.windows import MERGE
 from lab.records.store import Records
 from lab.studies.alarms.figures import alarm_dots
 from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, change, cost_rows

@@ -14,8 +14,10 @@ from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes
 from lab.analysis.events.logs import logs_of
 from lab.analysis.events.scores import COLUMNS, PER_STEPS
+from lab.analysis.events.trend import loss_spikes
 from lab.analysis.probe_values import TRAIN, training_losses
-from lab.core.spike_trigger import LEAST_RISE, MERGE, NORMAL, Numbers, loss_spikes
+from lab.core.spike_trigger import LEAST_RISE, triggered
+from lab.core.windows import MERGE, NORMAL, Numbers
 from lab.records.store import Records
 from lab.studies.spikes.effects import RESPONSES
 
@@ -102,7 +104,7 @@ def find_spikes(series: Mapping[str, Series]) -> list[Spike]:
 
 def _spikes(run: str, series: Series) -> Iterator[Spike]:
     loss_n, held_n = series[TRAIN, ""], series[HELD_OUT, ""]
-    spans = list(loss_spikes(loss_n))
+    spans = list(loss_spikes(np.arange(len(loss_n)), loss_n))
     is_calm_n = np.ones(len(loss_n), dtype=bool)
     is_calm_n[: START + USUAL] = is_calm_n[-HELD_AFTER - 1 :] = False
     for span in spans:
@@ -320,7 +322,7 @@ def score_own(records: Records) -> pd.DataFrame:
 
 def _score(log: Log, spikes: list[Spike], loss_n: Any) -> Iterator[tuple[Any, ...]]:
     is_clean_n = np.arange(len(loss_n)) >= START
-    for span in loss_spikes(loss_n):
+    for span in loss_spikes(np.arange(len(loss_n)), loss_n):
         is_clean_n[max(0, span.first - BEFORE) : span.last + MERGE] = False
     events = detect(log)
     for kind in (kind for kind, (column, _) in KINDS.items() if column in log.columns and kind != SPIKE):
@@ -385,8 +387,9 @@ def remedy_traits(records: Records) -> pd.DataFrame:
     """The loss spikes of each run without planted bad data, indexed by its id.
 
     Spikes are those that training met: one that comes back after a run went back counts again, and so do the updates
-    that were trained again.  Runs that answer none have no events, so theirs are found in the training loss, where it
-    was measured at every step.
+    that were trained again.  Runs that answer none have no events, so theirs are where the
+    same trigger would have fired, in the training loss if it was measured at every step. (Losses that a run went back
+    over are in no record, so ``loss_spikes`` could not count them.)
 
     Returns:
         Columns ``more``, spikes after the first, and ``rate``, these in 1,000 of the updates trained after it, both 0
@@ -404,9 +407,7 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         if run in events:
             rows[run] = _remedy_traits(card, events[run])
         elif run in losses:
-            rows[run] = _remedy_traits(
-                card, [(span.first, span.first, "spike", 0.0) for span in loss_spikes(losses[run])]
-            )
+            rows[run] = _remedy_traits(card, [(row, row, "spike", 0.0) for row in triggered(losses[run])])
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(REMEDY_COLUMNS), dtype=float)
 
 

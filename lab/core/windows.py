@@ -1,0 +1,48 @@
+"""Medians and deviations of moving windows of measurements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+# Flagged measurements that are closer than this belong to one event.
+MERGE = 20
+# Measurements before another that say what is usual, and the fewest finite ones among them that do.
+WINDOW, FEWEST = 100, 20
+NORMAL = 1.4826  # from median absolute deviation to standard deviation, of a normal distribution
+
+
+def window_statistics(window_nw: Numbers, fewest: int = FEWEST) -> tuple[Numbers, Numbers]:
+    """Median and scaled median absolute deviation ``[n]`` of each window; NaN where fewer than ``fewest`` are finite.
+
+    Args:
+        window_nw: measurements; those that are not finite do not count.
+    """
+    finite_nw = np.where(np.isfinite(window_nw), window_nw, math.nan)
+    count_n = np.isfinite(finite_nw).sum(1)
+    median_n = finite_median(finite_nw, count_n)
+    deviation_n = NORMAL * finite_median(np.abs(finite_nw - median_n[:, None]), count_n)
+    enough_n = count_n >= fewest
+    return np.where(enough_n, median_n, math.nan), np.where(enough_n, deviation_n, math.nan)
+
+
+def finite_median(number_nw: Numbers, count_n: NDArray[np.int64]) -> Numbers:
+    """The median of the ``count_n`` finite numbers of each row; NaN in a row without any."""
+    rows, sorted_nw = np.arange(len(number_nw)), np.sort(number_nw, axis=1)  # NaN comes last
+    lower_n, upper_n = sorted_nw[rows, np.maximum(count_n - 1, 0) // 2], sorted_nw[rows, count_n // 2]
+    middle_n: Numbers = (lower_n + upper_n) / 2
+    return middle_n
+
+
+def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
+    """Median and scaled median absolute deviation ``[n]`` of the ``WINDOW`` measurements before each.
+
+    NaN where fewer than ``FEWEST`` of these are finite.
+    """
+    padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
+    return window_statistics(sliding_window_view(padded, WINDOW))
