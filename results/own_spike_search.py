@@ -21,13 +21,12 @@ import scipy  # its parts are loaded when they are used
 import yaml
 from numpy.typing import NDArray
 
-from lab.analysis.events.trend import Span, loss_spikes
+from lab.analysis.events.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
 from lab.cli.launch import compose_points
 from lab.core import machine, schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.core.spike_trigger import DEVIATIONS, LEAST_RISE
-from lab.core.windows import MERGE, Numbers, before
+from lab.core.windows import MERGE, Numbers, window_statistics
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
@@ -248,15 +247,22 @@ def _spikes(loss_n: Numbers) -> list[Span]:
 
 def _counts(name: str, loss_n: Numbers, spikes: list[Span], others: list[Span]) -> dict[str, float]:
     """Spikes of a loss, how far it must rise for one, and how many others share or end as they should."""
-    deviation_n = before(loss_n)[1][START:]
     shared = [any(abs(spike.first - other.first) <= SAME for other in others) for spike in spikes]
     return {
         f"{name}_spikes": len(spikes),
         f"{name}_size": _median([float(loss_n[span.first : span.last + 1].max() - span.usual) for span in spikes]),
-        f"{name}_needs": max(LEAST_RISE, DEVIATIONS * float(np.nanmedian(deviation_n))),
+        f"{name}_needs": _least_rise(loss_n),
         f"{name}_back": sum(span.ending == "recovered" for span in spikes),
         f"{name}_shared": sum(shared),
     }
+
+
+def _least_rise(loss_n: Numbers) -> float:
+    """How far a single row must rise above the trend at the end of a run."""
+    watch = TrendWatch()
+    list(watch.add(np.arange(len(loss_n)), loss_n))
+    _, deviation_n = window_statistics(watch.history[None, -PASTS[0] :, MISSES])
+    return max(LEAST_RISE, DEVIATIONS[0] * float(deviation_n[0]))
 
 
 def _rise(held_n: Numbers, step: int) -> float:
