@@ -72,7 +72,7 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
     [
         ("qk_layernorm", "Yes", "Undecided"),
         ("pointwise_attention", "No", "Yes"),
-        ("fp16_sums", "Yes", "No"),
+        pytest.param("fp16_sums", "Yes", "No", marks=pytest.mark.slow),
         pytest.param("mup", "In part", "In part", marks=pytest.mark.slow),
         pytest.param("steps", "No", "Yes", marks=pytest.mark.slow),
         pytest.param("decay_strength", "Yes", "No", marks=pytest.mark.slow),

@@ -72,7 +72,7 @@ def test_mup_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("role", "shows"),
-    [(Role.HEAD, {"logits"}), (Role.QUERY, {"block0.query", "block0.scores"})],
+    few([pytest.param(Role.HEAD, {"logits"}), pytest.param(Role.QUERY, {"block0.query", "block0.scores"})], 1),
 )
 def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(MuPIntermediate):
@@ -159,38 +159,3 @@ def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None
     assert not coordinate_check.slopes(changes)["holds"].any()
     assert list(coordinate_check.lines(changes))[-1].endswith("GROW")
     layout.svg(coordinate_check.figure(changes), "broken")
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["model.depth=1,2", "model.width=32"],
-            "depths are compared by first and last block; model.depth=2 is the least",
-        ),
-        (
-            ["model.depth=2,4"],
-            "coordcheck compares widths at one depth, or depths at one model.width, as in model.width=32",
-        ),
-        (["model.width=32"], "a slope takes at least two widths, as in model.width=32,64, not 32 alone"),
-        (["seed=0,1", "model.width=32,64"], "an interval takes at least 3 seeds, as in seed=0,1,2, not 2"),
-        (
-            ["optimizer.lr=1e-2,1e-1", "model.width=32", "seed=0"],
-            "coordcheck compares sizes: give model.width or model.depth, and seed several values, not",
-        ),
-        (["model.widths=32,64"], "unknown key 'model.widths'; nearest: model.width"),
-        (["parametrization=mup_ful"], "unknown parametrization 'mup_ful'; nearest: mup_full"),
-        (["model.width=30,64", "seed=0"], "width 30 is not a multiple of head_width 16"),
-        (["--dry-run"], "unknown option '--dry-run'; this command takes key=value and --config-dir only"),
-        (["mup_full"], "unknown word 'mup_full'"),
-        (["out=", "model.width=32,64", "seed=0,1,2"], "out must name one folder, not nothing"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_one_line(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lab(*words) == 2
-    said = capsys.readouterr().err
-    assert line in said
-    assert said.count("\n") == 1
-    assert not list(Path().iterdir())

@@ -80,7 +80,7 @@ def allocated_at_most(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize(
     "shape",
     [
-        "model.width=64 seq_len=128 batch_size=8",
+        pytest.param("model.width=64 seq_len=128 batch_size=8", marks=pytest.mark.slow),
         "model.width=64 seq_len=128 batch_size=24 batch=constant batch.micro_batch=8",
     ],
 )
