@@ -16,6 +16,9 @@ quickstart: .venv/installed
 
 install: .venv/installed
 
+# Bytecode is kept whatever the environment says, or each process that a test starts would compile the lab anew.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: .venv/installed-test lint
 	$(BIN)/pytest -q -n 2 --dist loadgroup
 

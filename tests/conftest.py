@@ -15,7 +15,7 @@ from lab import Fleet
 from lab.core import machine
 from lab.records import store
 from small import brief
-from sweeping import finish
+from sweeping import empty_page, finish
 
 pytest_plugins = ["pytester"]
 
@@ -79,6 +79,12 @@ def denormals() -> Iterator[None]:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
     monkeypatch.setattr("lab.report.build.FIGURES", {})
+
+
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of this process leave an empty page."""
+    monkeypatch.setattr("lab.report.build.make_report", empty_page)
 
 
 @pytest.fixture

@@ -54,13 +54,14 @@ def lab(*words: str, reports: bool = False) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lab", *words])
         if words[:1] in (("train",), ("sweep",)) and not reports:
-            patch.setattr("lab.report.build.make_report", _empty_page)
+            patch.setattr("lab.report.build.make_report", empty_page)
         code = main(list(words))
     torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     return code
 
 
-def _empty_page(folders: Sequence[Path]) -> tuple[None, str]:
+def empty_page(folders: Sequence[Path]) -> tuple[None, str]:
+    """In place of a report."""
     files.write_text(folders[0] / "report.html", "")
     return None, ""
 

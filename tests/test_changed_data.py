@@ -129,7 +129,7 @@ def test_a_file_written_again_with_the_same_text_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn", "briefly")
+@pytest.mark.usefixtures("unreported", "briefly")
 def test_the_next_sweep_trains_on_the_data_as_they_are(
     folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

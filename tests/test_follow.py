@@ -18,6 +18,7 @@ from lab.analysis.events.detectors import detect
 from lab.analysis.events.following import CURSOR, Alarm, Follower
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
+from sampling import some
 from test_watch import bump, calm
 
 Start = Callable[[Path], Follower]
@@ -57,7 +58,7 @@ def follow() -> Iterator[Callable[[Path], Follower]]:
         follower.close()
 
 
-@pytest.mark.parametrize("piece", [10, 333, 1000])
+@pytest.mark.parametrize("piece", some([10, 333, 1000], [333]))
 def test_a_follower_raises_what_a_reader_of_the_whole_log_finds(piece: int, log: Path, follow: Start) -> None:
     random = np.random.default_rng(3)
     norms, epsilon = random.lognormal(0, 0.1, 1000), np.where(np.arange(1000) % 400 > 380, 2.0, 0.1)
@@ -269,6 +270,7 @@ def test_the_command_of_an_alarm_gets_it_as_json_and_may_fail(log: Path) -> None
     assert out[-1] == "1 alarm raised"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_calm_log_with_0_and_a_short_one_with_2(log: Path) -> None:
     append(log, *LINES[:490])
     short = log.with_name("short.csv")

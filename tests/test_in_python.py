@@ -29,7 +29,7 @@ TOY = ("scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, briefly: None) -> None:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreported: None, briefly: None) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -110,7 +110,7 @@ def trained(folder: Path, disturb: Callable[[Sequence[str]], Any]) -> store.Reco
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 
 
-@pytest.mark.usefixtures("undrawn", "briefly")
+@pytest.mark.usefixtures("unreported", "briefly")
 def test_runs_that_others_hold_are_trained_once_they_leave_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

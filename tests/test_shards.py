@@ -65,7 +65,7 @@ def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn", "briefly")
+@pytest.mark.usefixtures("unreported", "briefly")
 def test_the_last_shard_gathers_and_the_others_say_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
