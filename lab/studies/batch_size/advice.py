@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.curves import points
-from lab.analysis.rendering import layout, style
+from lab.analysis.rendering import html, layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import arm_phrase, count, finite, format_value, plain_text
@@ -141,12 +141,22 @@ def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, A
     best = min(measured, key=lambda curve: curve.loss if math.isfinite(curve.loss) else math.inf)
     picture = folder / "batch.svg"
     files.write_text(picture, layout.svg(noise_figure(measured), "batch"))
+    text = html.render(
+        "batch_advice.txt",
+        unmeasured=len(advice) - len(measured),
+        curves=len(advice),
+        tuned=tuned,
+        best=best,
+        arm=arm_phrase(best.arm),
+        count=count,
+        value=format_value,
+    )
+    left_out = [sentence for curve in tuned for sentence in curve.cautions()]
+    cautions = html.render("batch_cautions.txt", best=best, reach=REACH, left_out=left_out).splitlines()
     lines = [*plain_text(pd.DataFrame([_row(curve) for curve in measured])), ""]
-    if unmeasured := len(advice) - len(measured):
-        lines.append(f"Left out: {unmeasured} of {len(advice)} curves, whose noise scale cannot be estimated.")
-    for sentence in (*map(_measured, tuned), *_recommendation(best), *cautions(best), *dropped(tuned)):
+    for sentence in [*text.splitlines(), *cautions]:
         lines += textwrap.wrap(sentence, LINE_LENGTH)
-    return [*lines, f"figure: {picture}"], _plain(advice, best, tuned)
+    return [*lines, f"figure: {picture}"], _plain(advice, best, tuned, cautions)
 
 
 def _row(advice: BatchAdvice) -> dict[str, Any]:
@@ -167,55 +177,6 @@ def _row(advice: BatchAdvice) -> dict[str, Any]:
 
 def _spell(interval: Interval) -> str:
     return "" if math.isnan(interval.mean) else f"{interval.mean:.3g}"
-
-
-def _recommendation(best: BatchAdvice) -> Iterator[str]:
-    if math.isnan(best.critical.mean):
-        yield "The noise scale is not estimable, since the gradient is too small: take a larger batch, or more steps."
-        return
-    low, high = best.learning_rates
-    yield (
-        f"Recommended {arm_phrase(best.arm)} at {count(best.size)} parameters, by its best runs (learning rate "
-        f"{format_value(best.lr)}, loss {best.loss:.3f}): a batch of about {best.batch:.3g} sequences "
-        f"({count(best.batch * best.seq_len)} tokens), with a learning rate from {low:.2g} (square-root rule) to "
-        f"{high:.2g} (linear rule)."
-    )
-    yield (
-        f"It would reach the same loss in about {best.steps_there:.3g} steps and {count(best.tokens_there)} tokens; "
-        f"here it took {best.steps} steps and {count(best.steps * best.batch_size * best.seq_len)} tokens."
-    )
-
-
-def _measured(curve: TunedSteps) -> str:
-    """The critical batch by steps to a target, to compare with the noise scale."""
-    if not curve.has_fit:
-        return f"{curve.name}: {len(curve.batches)} batch sizes with a tuned learning rate give no critical batch."
-    fit = curve.fit
-    least = (
-        f"{fit.limit:.3g} at least, twice that at the critical batch of" if fit.is_bounded else "the critical batch is"
-    )
-    return f"Steps to the loss of a bigram model with {curve.name}: {least} {fit.scale_text}."
-
-
-def dropped(tuned: Sequence[TunedSteps]) -> Iterator[str]:
-    """Yield a caution on each batch size without a tuned learning rate."""
-    for sentence in (sentence for curve in tuned for sentence in curve.cautions()):
-        yield f"Caution: {sentence[0].lower()}{sentence[1:]}"
-
-
-def cautions(best: BatchAdvice) -> Iterator[str]:
-    """Yield cautions about the recommendation."""
-    yield (
-        "Caution: this critical batch assumes an isotropic Hessian, so read it as an order of magnitude. The noise "
-        "scale grows while the loss falls and while the learning rate decays, so it differs with another schedule."
-    )
-    if best.batch > REACH * best.batch_size:
-        yield (
-            f"Caution: the noise scale is over {REACH} times the batch of {best.batch_size} that measured it, so the "
-            "estimate is uncertain and the advice extrapolates."
-        )
-    if best.critical.n < 3:
-        yield f"Caution: an interval takes three seeds with an estimable noise scale, and there are {best.critical.n}."
 
 
 @layout.styled
@@ -247,17 +208,19 @@ def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
     axes.errorbar(middles, means, np.where(np.isfinite(ends), ends, 0), color=colour, marker="o", markersize=4)
 
 
-def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps]) -> dict[str, Any]:
-    def interval(of: Interval) -> dict[str, float | None]:
-        return {"mean": finite(of.mean), "low": finite(of.low), "high": finite(of.high)}
+def _plain(
+    advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps], cautions: list[str]
+) -> dict[str, Any]:
+    def interval(mean: float, low: float, high: float) -> dict[str, float | None]:
+        return {"mean": finite(mean), "low": finite(low), "high": finite(high)}
 
     rows = [
         {
             **{name: getattr(curve, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
             "loss": finite(curve.loss),
             "seeds": curve.critical.n,
-            "noise_scale_by_quarter": [interval(stage) for stage in curve.stages],
-            "critical_batch_size": interval(curve.critical),
+            "noise_scale_by_quarter": [interval(*stage[:3]) for stage in curve.stages],
+            "critical_batch_size": interval(*curve.critical[:3]),
         }
         for curve in advice
     ]
@@ -269,18 +232,10 @@ def _plain(advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[Tun
         "steps": finite(best.steps_there),
         "tokens": finite(best.tokens_there),
     }
-    measured = [
-        {
-            "optimizer": curve.name,
-            "critical_batch_size": {
-                "mean": fit.scale if fit.is_bounded else None,
-                "low": fit.low or None,
-                "high": finite(fit.high),
-            },
-            "fewest_steps": fit.limit if fit.is_bounded else None,
-        }
-        for curve in tuned
-        if curve.has_fit and (fit := curve.fit)
-    ]
-    warnings = [*cautions(best), *dropped(tuned)]
-    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": warnings}
+    measured = []
+    for curve in (curve for curve in tuned if curve.has_fit):
+        fit = curve.fit
+        scale, limit = (fit.scale, fit.limit) if fit.is_bounded else (math.nan, math.nan)
+        critical = interval(scale, fit.low or math.nan, fit.high)
+        measured.append({"optimizer": curve.name, "critical_batch_size": critical, "fewest_steps": finite(limit)})
+    return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": cautions}
