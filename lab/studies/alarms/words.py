@@ -10,6 +10,7 @@ import numpy as np
 from lab.analysis.events.detectors import LABELS, Event, Log
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.logit_rounding import format_name
+from lab.analysis.rendering import html
 from lab.analysis.text import format_value
 
 # Other runs rise with this one if theirs begins within so many of its rows.
@@ -27,35 +28,21 @@ def sentence(log: Log, event: Event) -> str:
 
 def what_happened(log: Log, event: Event) -> str:
     """``sentence`` without the run and the step."""
-    name, _ = LABELS[event.kind]
-    match event.kind, event.ending:
-        case "logit_rounding", _:
-            cost = f"{event.value:.3g} nats per token in {format_name(log.mantissa_bits)}"
-            return f"{name}, a level of {rounded_level(log, event):.3g} costs {cost}"
-        case "parting", _:
-            return f"{name}, up to {event.value:.3g} nats per token further apart than {WINDOW} evaluations before"
-        case "restart", _:
-            assert log.went_back
-            rates = f", at learning rate {event.value:g} instead of {event.usual:g}" if _differ(event) else ""
-            return f"training goes back from step {log.went_back.last}{rates}"
-        case "norm_not_finite", _:
-            return f"the gradient norm is not finite in {_rows_after(log, event)} rows, while the loss is"
-        case "spike", "isolated":
-            return f"the loss is not finite in a single row, and goes on at step {event.end}"
-        case "spike", "anew":
-            return f"training starts anew, since the losses after {event.usual:.3g} are those of the first rows"
-    words = [f"{'the loss diverges' if event.ending == 'diverged' else name}, {event.usual:.3g} to {event.value:.3g}"]
-    if event.ending == "recovered" and _rows_until(log, event) == 1:
-        words = [f"a bump of one row, {event.usual:.3g} to {event.value:.3g}"]
-    elif event.ending not in ("none", "diverged"):
-        words.append(f"{event.ending} at step {event.end}")
-    elif event.kind == "spike":
-        words.append("not yet ended")
-    if event.ending == "diverged":
-        words.append(log.note or ("to the end of the log" if math.isfinite(event.value) else "not finite"))
-    if event.lead is not None:
-        words.append(f"{event.lead} steps after the first warning")
-    return ", ".join(words)
+    is_finite = math.isfinite(event.value)
+    text = html.render(
+        "alarm.txt",
+        log=log,
+        event=event,
+        name=LABELS[event.kind][0],
+        window=WINDOW,
+        is_finite=is_finite,
+        lr_differs=is_finite and math.isfinite(event.usual) and event.value != event.usual,
+        level=rounded_level,
+        format_name=format_name,
+        rows_until=_rows_until,
+        rows_after=_rows_after,
+    )
+    return text.strip()
 
 
 def rounded_level(log: Log, event: Event) -> float:
@@ -119,10 +106,6 @@ _AFTER_LOSS = {
     True: "whether updates are skipped, since the loss still falls; the format of gradients and the loss scale",
     False: "the weights, since the loss no longer falls: go back to a checkpoint before this step",
 }
-
-
-def _differ(event: Event) -> bool:
-    return math.isfinite(event.value) and math.isfinite(event.usual) and event.value != event.usual
 
 
 def _rows_until(log: Log, event: Event) -> int:
