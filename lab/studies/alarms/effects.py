@@ -12,8 +12,8 @@ from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, bursts_of
 
-# Bounds of the claims: lead in steps, false alarms in 1000 steps, and share of the bursts that the alarm must find.
-LEAST_LEAD, MOST_FALSE_ALARMS, LEAST_SHARE, HALF = 5, 1.0, 0.9, 0.5
+# Bounds of the claims: lead in steps, and share of the bursts that the alarm must find.
+LEAST_LEAD, LEAST_SHARE, HALF = 5, 0.9, 0.5
 LOSS, GRADIENT, UPDATES, CURVATURE = "spike", "gradient_spike", "update_rms", "curvature"
 
 
@@ -42,11 +42,10 @@ def _where_the_loss_spikes(bursts: Sequence[ArmTables], value: pd.DataFrame) -> 
     return kept
 
 
-def _share(clean: ArmTables, bursts: Sequence[ArmTables], hits: pd.DataFrame) -> Qualified:
-    """Share of the bursts with a loss spike in which an alarm is raised, minus 0.9."""
-    found = _where_the_loss_spikes(bursts, hits)
-    share = exceeds(found.mean(axis=1), LEAST_SHARE, found.notna().sum(axis=1))
-    return share._replace(control=_spikes_of_bursts(clean, bursts))
+def _margin_of_false_alarms(arms: Sequence[ArmTables], kind: str) -> pd.Series:
+    """1 minus the false alarms in 1000 clean steps."""
+    alarms, steps = (_alarm(arms, kind, column).sum(axis=1, skipna=False) for column in ("false_alarms", "clean_steps"))
+    return 1 - PER_STEPS * alarms / steps
 
 
 def lead_and_false_alarms_of_gradient_norms(clean: ArmTables, *bursts: ArmTables) -> Effects:
@@ -55,28 +54,18 @@ def lead_and_false_alarms_of_gradient_norms(clean: ArmTables, *bursts: ArmTables
     If the loss spikes without an alarm of the gradient norm, the lead counts as 0.
     """
     warned = _alarm(bursts, GRADIENT, "lead").where(_alarm(bursts, GRADIENT, "hit") > 0, 0.0)
-    lead = _where_the_loss_spikes(bursts, warned).median(axis=1)
-    alarms, steps = (
-        _alarm([clean, *bursts], GRADIENT, column).sum(axis=1, skipna=False)
-        for column in ("false_alarms", "clean_steps")
-    )
-    return Qualified(parts(lead=lead - LEAST_LEAD + 0.5, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps), 0.5)
+    lead = _where_the_loss_spikes(bursts, warned).median(axis=1) - LEAST_LEAD + 0.5
+    return Qualified(parts(lead=lead, false=_margin_of_false_alarms([clean, *bursts], GRADIENT)), 0.5)
 
 
-def share_of_spikes_with_gradient_norm_alarm(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Share of the bursts with a loss spike in which the gradient norm's alarm is raised, too, minus 0.9.
+def share_of_spikes_with_alarm(clean: ArmTables, *bursts: ArmTables, kind: str) -> Effects:
+    """Share of the bursts with a loss spike in which a kind of alarm is raised, too, minus 0.9.
 
     The control: the loss spikes in more bursts than in runs without one.
     """
-    return _share(clean, bursts, _alarm(bursts, GRADIENT, "hit"))
-
-
-def share_of_spikes_with_curvature_alarm(clean: ArmTables, *bursts: ArmTables) -> Effects:
-    """Share of the bursts with a loss spike in which the curvature's alarm is raised, too, minus 0.9.
-
-    The control: the loss spikes in more bursts than in runs without one.
-    """
-    return _share(clean, bursts, _alarm(bursts, CURVATURE, "hit"))
+    found = _where_the_loss_spikes(bursts, _alarm(bursts, kind, "hit"))
+    share = exceeds(found.mean(axis=1), LEAST_SHARE, found.notna().sum(axis=1))
+    return share._replace(control=_spikes_of_bursts(clean, bursts))
 
 
 def share_of_curvature_alarms_no_later_than_updates(clean: ArmTables, *bursts: ArmTables) -> Effects:
@@ -84,19 +73,15 @@ def share_of_curvature_alarms_no_later_than_updates(clean: ArmTables, *bursts: A
 
     The first part is the share of the bursts with a loss spike in which it is no later, minus a half. The second part
     is 1 minus its false alarms in 1000 clean steps. The comparison is the lab's own. The control is that of
-    ``share_of_spikes_with_curvature_alarm``.
+    ``share_of_spikes_with_alarm``.
     """
     delays = [_alarm(bursts, kind, "delay") for kind in (CURVATURE, UPDATES)]
     is_known = _alarm(bursts, CURVATURE, "hit").notna()
     is_first = (delays[0] <= delays[1].fillna(math.inf)).astype(float).where(is_known)
-    alarms, steps = (
-        _alarm([clean, *bursts], CURVATURE, column).sum(axis=1, skipna=False)
-        for column in ("false_alarms", "clean_steps")
-    )
     first = _where_the_loss_spikes(bursts, is_first)
     found = first.notna().sum(axis=1)
     return Qualified(
-        parts(first=first.mean(axis=1) - HALF, false=MOST_FALSE_ALARMS - PER_STEPS * alarms / steps),
+        parts(first=first.mean(axis=1) - HALF, false=_margin_of_false_alarms([clean, *bursts], CURVATURE)),
         1 / is_first.size,
         control=_spikes_of_bursts(clean, bursts),
         trials=parts(first=found, false=math.nan * found),

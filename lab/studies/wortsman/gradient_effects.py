@@ -12,6 +12,7 @@ from lab.analysis.judging.effects import (
     Effects,
     Qualified,
     at_each_size,
+    difference,
     exceeds,
     extrapolated,
     late_log,
@@ -23,7 +24,7 @@ from lab.analysis.judging.effects import (
     slope_resolution,
 )
 from lab.analysis.judging.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError, each_value_of
-from lab.analysis.judging.quantities import best_of_largest, log10, loss_at_top
+from lab.analysis.judging.quantities import log10, loss_at_top
 from lab.analysis.judging.verdicts import BATCH, DECAY, DEPTH, OPTIMIZER, STEPS, WIDTH, Presumption
 
 EPS = "optimizer.eps"
@@ -134,21 +135,16 @@ def _updates(arms: tuple[ArmTables, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.concat(updates, axis=1), pd.concat(ratios, axis=1)
 
 
-def _largest_update(arms: tuple[ArmTables, ...]) -> pd.Series:
-    """The largest of these updates at which epsilon is at least the gradient RMS."""
+def update_ratio_past_the_gradient(*arms: ArmTables) -> pd.Series:
+    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
+
+    Over all epsilons, LRs and sizes at which epsilon is at least the gradient RMS that the smallest epsilon leaves.
+    """
     updates, ratios = _updates(arms)
     largest = updates.where(~(ratios < 0), -math.inf).max(axis=1, skipna=False)
     if (largest == -math.inf).all():
         raise MissingRunsError("no epsilon as large as a gradient RMS")
     return largest
-
-
-def update_ratio_past_the_gradient(*arms: ArmTables) -> Effects:
-    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
-
-    Over all epsilons, LRs and sizes at which epsilon is at least the gradient RMS that the smallest epsilon leaves.
-    """
-    return _largest_update(arms)
 
 
 def margins_of_updates_by_epsilon_ratio(*arms: ArmTables) -> Effects:
@@ -158,7 +154,7 @@ def margins_of_updates_by_epsilon_ratio(*arms: ArmTables) -> Effects:
     """
     updates, ratios = _updates(arms)
     smallest = updates.where(~(ratios > -2), math.inf).min(axis=1, skipna=False)
-    return parts(halved=0.5 - _largest_update(arms), whole=smallest - 0.5)
+    return parts(halved=0.5 - update_ratio_past_the_gradient(*arms), whole=smallest - 0.5)
 
 
 TOTAL_DECAY = 10
@@ -192,26 +188,21 @@ def margin_over_costly_loss_by_epsilon(smallest: ArmTables, *larger: ArmTables) 
 ABOVE = 1.0
 
 
-def _falls(usual: ArmTables, large: ArmTables, probe: str) -> list[pd.Series]:
-    """Decades by which a probe of the first MLP layer falls below that at epsilon 1e-8, in the first and last block."""
-    layers = [where for where in usual.locations(probe) if where.endswith(".mlp_up")]
-    logs = [
-        [late_log(arm, probe, where)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
-        for where in (layers[0], layers[-1])
-    ]
-    return [at_usual - at_large for at_usual, at_large in logs]
+def _fall(usual: ArmTables, large: ArmTables, probe: str, block: int) -> pd.Series:
+    """Decades by which a probe of a block's first MLP layer falls below that at epsilon 1e-8, at the largest size."""
+    layer = [where for where in usual.locations(probe) if where.endswith(".mlp_up")][block]
+    logs = [late_log(arm, probe, layer)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
+    return logs[0] - logs[1]
 
 
 def log_fall_of_last_gradient(usual: ArmTables, large: ArmTables) -> Effects:
     """Log10 of the late gradient RMS of the last block's first MLP layer at 1e-8 over that at 1e-5, largest size."""
-    _, last = _falls(usual, large, "grad_rms")
-    return last
+    return _fall(usual, large, "grad_rms", -1)
 
 
 def falls_of_last_and_first_update(usual: ArmTables, large: ArmTables) -> Effects:
     """Decades by which the last block's update falls, minus 1; and 1 minus those by which the first block's falls."""
-    first, last = _falls(usual, large, "update_rms")
-    return parts(last=last - 1, first=1 - first)
+    return parts(last=_fall(usual, large, "update_rms", -1) - 1, first=1 - _fall(usual, large, "update_rms", 0))
 
 
 # Log10 parameters of a size that stands for any larger one, and for none at all.
@@ -243,21 +234,11 @@ def margin_below_costly_loss_at_one(full: ArmTables, standard: ArmTables) -> Eff
     return Qualified(-full.margin_over_costly_loss(1.0), control=Qualified(standard.margin_over_costly_loss(1.0)))
 
 
-def _gain(root: ArmTables, inverse: ArmTables) -> pd.DataFrame:
-    """Best loss with 1/sqrt(head width) minus that with 1/head width, at each of several sizes."""
+def best_loss_of_root_minus_inverse_scale(root: ArmTables, inverse: ArmTables, *, size: str, sign: int = 1) -> Effects:
+    """Best loss with 1/sqrt(head width) minus that with 1/head width, at the smallest or the largest size."""
     if len(root.sizes) < 2:
         raise MissingRunsError("models of one size only")
-    return root.table("best") - inverse.table("best")
-
-
-def loss_of_root_minus_inverse_scale(root: ArmTables, inverse: ArmTables) -> Effects:
-    """Best loss with 1/sqrt(head width) minus that with 1/head width."""
-    return _gain(root, inverse).iloc[:, 0]
-
-
-def loss_of_inverse_minus_root_scale(root: ArmTables, inverse: ArmTables) -> Effects:
-    """Best loss with 1/head width minus that with 1/sqrt(head width)."""
-    return -_gain(root, inverse).iloc[:, -1]
+    return difference(root, inverse, of={"curve": "best", "size": size}).table * sign
 
 
 COMPARABLE_SIZES = 1.3  # largest ratio between models that grew in different ways
@@ -279,12 +260,6 @@ def grown(group: ComparisonGroup, *ways: str) -> list[ArmTables]:
     if max(largest) > COMPARABLE_SIZES * min(largest):
         raise MissingRunsError("models that grow in depth and in width end at unlike sizes")
     return arms
-
-
-def loss_of_single_minus_both(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:
-    """Best loss of growth in depth, and in width, minus the best loss of growth in both."""
-    best = best_of_largest(both)
-    return parts(depth_alone=best_of_largest(deep) - best, width_alone=best_of_largest(wide) - best)
 
 
 def error_of_single_minus_both(deep: ArmTables, wide: ArmTables, both: ArmTables) -> Effects:

@@ -54,8 +54,8 @@ def share_of_runs_with_largest_first_block(*depths: ArmTables) -> Effects:
     shown = [(_first_is_largest(arm, lr), arm.setting(DEPTH)) for arm in depths for lr in arm.lrs if lr >= 0.1]
     if not shown:
         raise MissingRunsError("no learning rate from 0.1 on")
-    first = pd.concat([one for one, _ in shown], axis=1)
-    chance = sum(one.shape[1] / depth for one, depth in shown) / first.shape[1]
+    first = pd.concat([table for table, _ in shown], axis=1)
+    chance = sum(table.shape[1] / depth for table, depth in shown) / first.shape[1]
     return exceeds(first.mean(axis=1, skipna=False), chance, first.shape[1])
 
 
@@ -132,9 +132,9 @@ def _auc(values: np.ndarray, lost: pd.Series) -> float:
 
     NaN if all runs are lost, or none is.
     """
-    high, low = values[lost.to_numpy()], values[~lost.to_numpy()]
-    wins = [float(one > other) + 0.5 * float(one == other) for one in high for other in low]
-    return float(np.mean(wins)) if wins else math.nan
+    ranks, hits = pd.Series(values, lost.index).rank()[lost], int(lost.sum())
+    pairs = hits * (len(lost) - hits)
+    return float(ranks.sum() - hits * (hits + 1) / 2) / pairs if pairs else math.nan
 
 
 KAPPA = "intervention.kappa_transplant"
@@ -159,7 +159,7 @@ def no_blocks(group: ComparisonGroup, steps: float) -> Callable[[Config], bool]:
     return lambda curve: id(curve) in first.values()
 
 
-def above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> pd.DataFrame:
+def loss_above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> pd.DataFrame:
     """Best loss of a model above the zero-block model of its width, at each size."""
     if len(blocks.sizes) != len(zero_block.sizes):
         raise MissingRunsError("not every width has a model without blocks")
@@ -170,11 +170,6 @@ def largest_kappa_and_no_blocks(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms({VALUE: 1e4, DEPTH: 2}, no_blocks(group, group.values(STEPS)[0]))
 
 
-def loss_above_no_blocks(blocks: ArmTables, zero_block: ArmTables) -> Effects:
-    """Best loss at kappa 1e4 above the zero-block model, at each width."""
-    return above_no_blocks(blocks, zero_block)
-
-
 def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Log10 of the smallest kappa with which blocks are worse than none, at each size, and the step of the grid there.
 
@@ -182,18 +177,15 @@ def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, 
     the largest kappa.
     """
     log_kappas = np.log10([arm.setting(VALUE) for arm in kappas])
-    tables = [above_no_blocks(arm, zero_block) for arm in kappas]
+    tables = [loss_above_no_blocks(arm, zero_block) for arm in kappas]
     gaps_ksn = np.stack([table.to_numpy(dtype=float) for table in tables])
     crossings, steps = np.full((2, *gaps_ksn.shape[1:]), math.nan)
     for cell in np.ndindex(*crossings.shape):
         gaps = gaps_ksn[(slice(None), *cell)]
         if not np.isnan(gaps).any():
             crossings[cell], steps[cell] = _first_above_zero(log_kappas, gaps)
-    first = tables[0]
-    return (
-        pd.DataFrame(crossings, first.index, first.columns),
-        pd.DataFrame(steps, first.index, first.columns),
-    )
+    index, columns = tables[0].index, tables[0].columns
+    return pd.DataFrame(crossings, index, columns), pd.DataFrame(steps, index, columns)
 
 
 def _first_above_zero(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -220,7 +212,9 @@ def log_kappa_at_no_blocks(zero_block: ArmTables, *kappas: ArmTables) -> Effects
 
     The control: at kappa 1 the model is better than one without blocks by more than 0.05 nats/token.
     """
-    return Qualified(*_crossing(zero_block, *kappas), control=exceeds(-above_no_blocks(kappas[0], zero_block), 0.05))
+    return Qualified(
+        *_crossing(zero_block, *kappas), control=exceeds(-loss_above_no_blocks(kappas[0], zero_block), 0.05)
+    )
 
 
 def change_of_log_kappa_over_width(zero_block: ArmTables, *kappas: ArmTables) -> Effects:
