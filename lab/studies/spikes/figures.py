@@ -32,9 +32,9 @@ from lab.studies.spikes.planted import (
     RMS,
     arm_costs,
     cells,
+    change,
     factors_by_seed,
     repeated_costs,
-    with_changes,
 )
 
 PANEL_HEIGHT = 8.5  # in multiples of the size of text
@@ -158,33 +158,20 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def change(costs: pd.DataFrame, column: str, reference: str) -> pd.Series:
-    """A cost minus that of the same burst, size, learning rate and seed in the runs of this name."""
-    pair = ["burst", "size", "lr", "seed"]
-    usual = costs[costs["name"] == reference].drop_duplicates(pair).set_index(pair)[column]
-    return costs[column] - pd.Series([usual.get(tuple(key), np.nan) for key in costs[pair].to_numpy()], costs.index)
-
-
 def _alarms(costs: pd.DataFrame) -> str:
     """A sentence on the spikes that began outside bursts."""
     alarms, steps = int(costs["false_alarms"].sum()), int(costs["clean_steps"].sum())
     return f"Before bursts, and in runs without one, there were {alarms} false alarms in {steps:,} updates."
 
 
-class Series(NamedTuple):
-    """A row of the anatomy: a probe, its label, and whether it has a line for each layer."""
-
-    probe: str
-    label: str
-    by_layer: bool = True
-
-
-SERIES = (
-    Series("train_loss", "training loss\n(nats/token)", by_layer=False),
-    Series("val_loss", "held-out loss\n(nats/token)", by_layer=False),
-    Series("grad_rms", "gradient RMS"),
-    Series("update_rms", "update RMS"),
-)
+# Rows of the anatomy: the label of each probe; those of ``BY_LAYER`` have a line for each layer.
+SERIES = {
+    "train_loss": "training loss\n(nats/token)",
+    "val_loss": "held-out loss\n(nats/token)",
+    "grad_rms": "gradient RMS",
+    "update_rms": "update RMS",
+}
+BY_LAYER = ("grad_rms", "update_rms")
 
 
 @figure("anatomy_of_a_spike")
@@ -196,21 +183,21 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     panels show which layers move before the loss does.
     """
     chosen = largest_spikes(records, runs)
-    series = [row for row in SERIES if (records.metrics["probe"] == row.probe).any()]
-    if not any(row.by_layer for row in series):
+    probes = [probe for probe in SERIES if (records.metrics["probe"] == probe).any()]
+    if not set(probes) & set(BY_LAYER):
         raise NothingToDrawError("nothing to draw: no gradients or updates of layers are on record")
     chosen = chosen.head(layout.columns_for(len(chosen)))  # the largest spikes that fit on the page
-    tensors = [where for row in series if row.by_layer for where in places(records, row.probe)]
+    tensors = [where for probe in probes if probe in BY_LAYER for where in places(records, probe)]
     layers = list(dict.fromkeys(where.split(".")[0] for where in tensors))
     layers.sort(key=lambda layer: (layer != "embedding", not layer.startswith("block")))  # as in the forward pass
     shades = dict(zip(layers, style.shades(range(len(layers)), style.SIZE_SHADES).values(), strict=True))
     spikes = chosen.to_dict("records")
     titles = [f"{spike['burst']}, seed {spike['seed']}".replace("_", " ") for spike in spikes]
-    sheet, facet_axes = layout.facets(titles, [row.label for row in series], PANEL_HEIGHT, share_y=False)
+    sheet, facet_axes = layout.facets(titles, [SERIES[probe] for probe in probes], PANEL_HEIGHT, share_y=False)
     for spike, of_spike in zip(spikes, facet_axes, strict=True):
         run, shown = str(spike["id"]), (float(spike["step"] - AROUND), float(spike["step"] + AROUND))
-        for axes, row in zip(of_spike, series, strict=True):
-            _anatomy(axes, records, run, row, shown, shades)
+        for axes, probe in zip(of_spike, probes, strict=True):
+            _anatomy(axes, records, run, probe, shown, shades)
             _events(axes, records, run, shown)
         of_spike[-1].set_xlim(*shown)
         of_spike[-1].xaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -237,11 +224,11 @@ def largest_spikes(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _anatomy(
-    axes: Axes, records: Records, run: str, series: Series, shown: tuple[float, float], shades: dict[str, str]
+    axes: Axes, records: Records, run: str, probe: str, shown: tuple[float, float], shades: dict[str, str]
 ) -> None:
-    metrics = records.metrics[(records.metrics["id"] == run) & (records.metrics["probe"] == series.probe)]
+    metrics = records.metrics[(records.metrics["id"] == run) & (records.metrics["probe"] == probe)]
     metrics = metrics[metrics["step"].between(*shown) & np.isfinite(metrics["value"]) & (metrics["value"] > 0)]
-    layers = metrics["where"].str.split(".").str[0] if series.by_layer else pd.Series("", metrics.index)
+    layers = metrics["where"].str.split(".").str[0] if probe in BY_LAYER else pd.Series("", metrics.index)
     for layer, lines in metrics.groupby(layers):
         logs = np.log(lines["value"]).groupby(lines["step"]).mean()
         axes.plot(logs.index, np.exp(logs), color=shades.get(str(layer), style.INK), linewidth=1)
@@ -367,7 +354,9 @@ def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
     same learning rate and seed without a burst. Lasting damage is the excess of many bursts over both the last of them
     alone and a run that is shorter by as many batches.
     """
-    costs = with_changes(repeated_costs(records).merge(runs, on="id"))
+    costs = repeated_costs(records).merge(runs, on="id")
+    costs = costs.assign(change=change(costs, "final", CLEAN, ("size", "lr", "seed")))
+    costs = costs.sort_values(["number", "name"], kind="stable")
     if costs["change"].isna().all():
         raise NothingToDrawError("nothing to draw: no burst comes several times beside runs without one")
     names = [name for name in dict.fromkeys(costs["name"]) if name != CLEAN]

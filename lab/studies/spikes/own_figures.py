@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,10 +21,10 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval, share_interval, student_t
-from lab.core.windows import MERGE
+from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
 from lab.studies.alarms.figures import alarm_dots
-from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, change, cost_rows
+from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, cost_rows
 from lab.studies.spikes.figures import SPIKE as BEGINS
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
@@ -42,7 +42,6 @@ from lab.studies.spikes.own_spikes import (
     UPDATE,
     WHOLE,
     WITHOUT,
-    Series,
     changes,
     find_spikes,
     measured,
@@ -53,27 +52,19 @@ from lab.studies.spikes.own_spikes import (
     score_own,
     source_traits,
 )
+from lab.studies.spikes.planted import change
 
-
-class Line(NamedTuple):
-    """A line of a panel: a probe, where it listens, and its name in the legend."""
-
-    probe: str
-    where: str
-    name: str
-
-
-# By the label of its axis, the lines of each panel.
+# By the label of its axis, the lines of each panel: their names, and the probes and places that they show.
 PANELS = {
-    "loss\n(nats/token)": (Line(TRAIN, "", "training"), Line(HELD_OUT, "", "held-out")),
-    "gradient RMS": (
-        Line(GRADIENT, EMBEDDING, "embedding"),
-        Line(GRADIENT, DEEP, "first MLP layer"),
-        Line(GRADIENT, "head", "head"),
-    ),
-    "update RMS": (Line(UPDATE, EMBEDDING, "embedding"), Line(UPDATE, KEYS, "keys of block 0")),
+    "loss\n(nats/token)": {"training": (TRAIN, ""), "held-out": (HELD_OUT, "")},
+    "gradient RMS": {
+        "embedding": (GRADIENT, EMBEDDING),
+        "first MLP layer": (GRADIENT, DEEP),
+        "head": (GRADIENT, "head"),
+    },
+    "update RMS": {"embedding": (UPDATE, EMBEDDING), "keys of block 0": (UPDATE, KEYS)},
 }
-LINES = list(dict.fromkeys(line.name for lines in PANELS.values() for line in lines))
+LINES = list(dict.fromkeys(name for lines in PANELS.values() for name in lines))
 
 
 @figure("own_spikes")
@@ -94,8 +85,8 @@ def typical_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     for row, of_spike in zip(chosen.to_dict("records"), facet_axes, strict=True):
         step = int(row["step"])
         for axes, lines in zip(of_spike, PANELS.values(), strict=True):
-            for line in lines:
-                _draw(axes, series[str(row["run"])], line, step, looks[line.name])
+            for name, place in lines.items():
+                _draw(axes, series[str(row["run"])].get(place, np.empty(0)), step, looks[name])
             if axes is not of_spike[0]:
                 scales.probe_axis(axes)
             panels.level(axes, float(step), BEGINS, (0, (1, 1)), upright=True)
@@ -117,11 +108,11 @@ def _typical(spikes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return chosen.assign(title=chosen["arm"].astype(str))
 
 
-def _draw(axes: Axes, series: Series, line: Line, step: int, look: dict[str, object]) -> None:
-    value_n = series.get((line.probe, line.where), np.empty(0))[max(0, step - AROUND) : step + AROUND + 1]
-    step_n = np.arange(max(0, step - AROUND), max(0, step - AROUND) + len(value_n))
+def _draw(axes: Axes, value_n: Numbers, step: int, look: dict[str, Any]) -> None:
+    first = max(0, step - AROUND)
+    value_n = value_n[first : step + AROUND + 1]
     shown_n = np.isfinite(value_n) & (value_n > 0)
-    axes.plot(step_n[shown_n], value_n[shown_n], **look)  # type: ignore[arg-type]
+    axes.plot(first + np.flatnonzero(shown_n), value_n[shown_n], **look)
 
 
 @figure("alarms_on_own_spikes")

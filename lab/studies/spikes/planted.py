@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -126,6 +126,7 @@ def _setting(key: str, value: Hashable, usual: Hashable) -> str:
 
 START, FRACTION, STEPS = "burst.start", "burst.fraction", "steps"
 CLEAN = "no burst"
+PAIR = ("burst", "size", "lr", "seed")  # columns in which two runs agree whose costs are compared
 
 
 def repeated_costs(records: Records) -> pd.DataFrame:
@@ -147,17 +148,10 @@ def repeated_costs(records: Records) -> pd.DataFrame:
     return spike_costs(records).join(names, how="inner").rename_axis("id").reset_index()
 
 
-def with_changes(costs: pd.DataFrame) -> pd.DataFrame:
-    """These costs with ``size``, ``lr`` and ``seed`` of their runs, in rising order of the number of bursts.
-
-    Returns:
-        With a new column ``change``: the final loss minus the loss of the run of equal size, learning rate and seed
-        without a burst; NaN if there is none.
-    """
-    pair = ["size", "lr", "seed"]
-    clean = costs[costs["name"] == CLEAN].drop_duplicates(pair).set_index(pair)["final"]
-    change = costs["final"] - clean.reindex(pd.MultiIndex.from_frame(costs[pair])).to_numpy()
-    return costs.assign(change=change).sort_values(["number", "name"], kind="stable")
+def change(costs: pd.DataFrame, column: str, reference: str, pair: Sequence[str] = PAIR) -> pd.Series:
+    """A cost minus that of the run with this name that agrees in the columns ``pair``; NaN if there is none."""
+    usual = costs[costs["name"] == reference].drop_duplicates(pair).set_index(list(pair))[column]
+    return costs[column].sub(usual.reindex(pd.MultiIndex.from_frame(costs[list(pair)])).to_numpy())
 
 
 def _number(card: Mapping[Hashable, Any]) -> int:
@@ -214,12 +208,7 @@ def cells(records: Records) -> pd.DataFrame:
     return table.join(spike_costs(records)[list(MEASURES)])
 
 
-def rise(loss: Mapping[Cell, Any], *, weights: bool, moments: bool) -> Any:
-    """Loss with the burst's batches minus that with ordinary batches, in the same state."""
-    return loss[Cell(weights, moments, data=True)] - loss[Cell(weights, moments, data=False)]
-
-
-def factors(loss: Mapping[Cell, pd.Series]) -> pd.DataFrame:
+def factors(loss: Mapping[Cell, pd.Series] | pd.DataFrame) -> pd.DataFrame:
     """Contributions of each factor to the rise of a loss, from its values in all eight cells.
 
     Returns:
@@ -228,11 +217,15 @@ def factors(loss: Mapping[Cell, pd.Series]) -> pd.DataFrame:
         ``weights`` alone, with earlier ``moments`` alone, and with both (``state``). If the data alone cause the spike,
         interactions are zero; if it also needs this state, I = d(s).
     """
-    own = rise(loss, weights=True, moments=True)
+
+    def rise(weights: bool, moments: bool) -> Any:
+        return loss[Cell(weights, moments, data=True)] - loss[Cell(weights, moments, data=False)]
+
+    own = rise(weights=True, moments=True)
     earlier = {
-        "weights": rise(loss, weights=False, moments=True),
-        "moments": rise(loss, weights=True, moments=False),
-        "state": rise(loss, weights=False, moments=False),
+        "weights": rise(weights=False, moments=True),
+        "moments": rise(weights=True, moments=False),
+        "state": rise(weights=False, moments=False),
     }
     return pd.DataFrame({"data": own, **{name: own - other for name, other in earlier.items()}})
 
@@ -243,12 +236,9 @@ def factors_by_seed(records: Records, measure: str) -> pd.DataFrame:
     Seeds and settings without all eight cells are left out.
     """
     table = cells(records)
-    cards = records.runs.set_index("id").loc[table.index]
-    keys = ["burst", "model.width", "model.depth", "optimizer.lr", "seed"]
-    by_cell = {
-        Cell(*map(bool, cell)): group.set_index([group["burst"], *(cards.loc[group.index, key] for key in keys[1:])])
-        for cell, group in table.groupby(list(Cell._fields))
-    }
-    if len(by_cell) < 8:
+    keys = ["model.width", "model.depth", "optimizer.lr", "seed"]
+    table = table.join(records.runs.set_index("id")[keys])
+    by_cell = table.pivot_table(measure, ["burst", *keys], list(Cell._fields))
+    if by_cell.shape[1] < 8:
         return pd.DataFrame(columns=["data", "weights", "moments", "state"], dtype=float)
-    return factors({cell: group[measure] for cell, group in by_cell.items()}).dropna()
+    return factors(by_cell).dropna()
