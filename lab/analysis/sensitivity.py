@@ -295,20 +295,13 @@ def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     lr, loss, ended_below_init = significant(points["lr"]), capped(points), _ended_below_init(points)
     names = {column: points[column].to_numpy() for column in ("arm", "parameters", "seed")}
     rows = []
-    for curve in _rows_of(points, "curve", "seed"):
+    for curve in points.groupby(["curve", "seed"], sort=False).indices.values():
         fine = _best_fine(lr[curve], loss[curve], ended_below_init[curve])
         low, high = shifted(fine, *window)
         row = {column: values[curve[0]] for column, values in names.items()}
         row |= {"best_lr_fine": fine, "spread": float(np.ptp(loss[curve])), "window_low": low, "window_high": high}
         rows.append({**row, "sensitivity": regret(lr[curve], loss[curve], low, high).total})
     return pd.DataFrame(rows)
-
-
-def _rows_of(table: pd.DataFrame, *keys: str) -> list[np.ndarray]:
-    """The positions of the rows of each group, in the order in which groups first occur."""
-    group = table.groupby(list(keys), sort=False).ngroup().to_numpy()
-    order = np.argsort(group, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 class Study(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -14,38 +15,13 @@ from lab.analysis.judging import effects as effects_of_library
 from lab.analysis.judging import evidence as arms_of_library
 from lab.analysis.judging.decision import ABOVE_ZERO
 from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
-from lab.analysis.judging.verdicts import KINDS, PLAIN, SOURCES, WIDTH, Claim, Presumption
+from lab.analysis.judging.evidence import ArmTables, Config
+from lab.analysis.judging.verdicts import KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
 Named = Mapping[str, Any]  # functions and presumptions by their names
 _orders = count()
-
-
-@dataclass(frozen=True)
-class Arms:
-    """The arms of a claim: a config for each, or a function that picks them, with its arguments."""
-
-    configs: tuple[Config, ...] = ()
-    pick: Any = None
-    arguments: tuple[Any, ...] = ()
-
-    def __call__(self, group: ComparisonGroup) -> list[ArmTables]:
-        """Pick them from curves that differ in the keys that the claim frees."""
-        return list(self.pick(group, *self.arguments)) if self.pick else group.arms(*self.configs)
-
-
-@dataclass(frozen=True)
-class Effect:
-    """An effect of a claim: a function of its arms, with its arguments."""
-
-    function: EffectsOfArms
-    arguments: Mapping[str, Any]
-
-    def __call__(self, *arms: ArmTables) -> Qualified:
-        """Compute it."""
-        return qualified(self.function(*arms, **self.arguments))
 
 
 @dataclass(frozen=True)
@@ -59,8 +35,8 @@ class RowEffects:
         resolution: of the effects, in their unit; None if they know it.
     """
 
-    effects: Effect | Mapping[str, Effect]
-    control: Effect | None = None
+    effects: EffectsOfArms | Mapping[str, EffectsOfArms]
+    control: EffectsOfArms | None = None
     above: float | None = None
     each: str = ""
     resolution: float | None = None
@@ -76,9 +52,9 @@ class RowEffects:
         return effects._replace(control=control if self.above is None else exceeds(control.table, self.above))
 
     def _effects(self, *arms: ArmTables) -> Qualified:
-        if isinstance(self.effects, Effect):
-            return self.effects(*arms)
-        return Qualified(parts(**{part: effect(*arms).table for part, effect in self.effects.items()}))
+        if not isinstance(self.effects, Mapping):
+            return qualified(self.effects(*arms))
+        return Qualified(parts(**{part: qualified(effect(*arms)).table for part, effect in self.effects.items()}))
 
     def _in_each(self, effect: EffectsOfArms, arms: tuple[ArmTables, ...]) -> Qualified:
         if not self.each:
@@ -163,13 +139,15 @@ def _checked(config: Config) -> Config:
     return config
 
 
-def _arms(spec: Any, known: Named) -> Arms:
+def _arms(spec: Any, known: Named) -> ChooseArms:
+    """Picks a config for each arm, or calls the named function, from curves that differ in the keys a claim frees."""
     if isinstance(spec, list):
-        return Arms(tuple(map(_checked, spec)))
+        configs = list(map(_checked, spec))
+        return lambda group: group.arms(*configs)
     name, arguments = _split(spec)
     pick, arguments = _get("choice of arms", name, known), arguments if isinstance(arguments, list) else [arguments]
     inspect.signature(pick).bind(None, *arguments)
-    return Arms(pick=pick, arguments=tuple(arguments))
+    return lambda group: list(pick(group, *arguments))
 
 
 def _split(spec: Any) -> tuple[str, Any]:
@@ -179,22 +157,22 @@ def _split(spec: Any) -> tuple[str, Any]:
 
 
 def _effects(row: dict[str, Any], known: Named) -> RowEffects:
-    effect, control, above = row.pop("effect", ""), row.pop("control", None), None
-    several = {part: _effect(spec, known) for part, spec in row.pop("parts", {}).items()}
+    effect, several, control = (row.pop(field, None) for field in ("effect", "parts", "control"))
+    above = None
     if isinstance(control, dict):
         above = control.get("above")
         control = {key: value for key, value in control.items() if key != "above"}
     return RowEffects(
-        several or _effect(effect, known),
-        control=None if control is None else _effect(control, known),
+        {part: _effect(spec, known) for part, spec in several.items()} if several else _effect(effect or "", known),
+        control=control and _effect(control, known),
         above=above,
         each=row.pop("each", ""),
         resolution=row.pop("resolution", None),
     )
 
 
-def _effect(spec: Any, known: Named) -> Effect:
+def _effect(spec: Any, known: Named) -> EffectsOfArms:
     name, arguments = _split(spec)
     function, arguments = _get("effect", name, known), dict(arguments)
     inspect.signature(function).bind_partial(**arguments)
-    return Effect(function, arguments)
+    return partial(function, **arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -29,26 +29,6 @@ FEWEST_BLOCKS, USUAL_LR = 4, 1e-2
 TENSORS = {"mlp_up": "first layer of the MLP", "attention.key": "key projection"}
 GRADIENT = Quantity("gradient RMS", log=True)
 EPSILON_SENTENCE = "The dashed line is Adam's epsilon: a gradient that falls to it moves the weights too little."
-
-
-class SizeSeries(NamedTuple):
-    """A probe as one number per run.
-
-    Attributes:
-        probe: the name of the probe.
-        where: the part of block 0 where it is measured.
-        label: the name of the probe for readers.
-        measure: reduces its records to one number per run.
-    """
-
-    probe: str
-    where: str
-    label: str
-    measure: Callable[[Records, str, str], pd.Series] = late
-
-    def where_in(self, block: int) -> str:
-        """The same part of another block."""
-        return self.where.replace("block0", f"block{block}", 1)
 
 
 @figure("max_attention_logit")
@@ -82,7 +62,7 @@ def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     It is a root mean square over the layer's elements, a mean over the last tenth of the run, and a geometric mean over
     seeds. Against size and learning rate: the first block; against block: the largest model.
     """
-    return _growth(records, runs, SizeSeries("grad_rms", "block0.mlp_up", "gradient RMS"))
+    return _growth(records, runs, "grad_rms", ".mlp_up", "gradient RMS")
 
 
 @figure("key_gradient_with_size")
@@ -92,7 +72,7 @@ def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     It is a root mean square over the projection's elements, a mean over the last tenth of the run, and a geometric mean
     over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
-    return _growth(records, runs, SizeSeries("grad_rms", "block0.attention.key", "gradient RMS"))
+    return _growth(records, runs, "grad_rms", ".attention.key", "gradient RMS")
 
 
 @figure("block_output_with_size")
@@ -102,7 +82,7 @@ def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     It is a root mean square of the residual stream after the block, a mean over the last tenth of the run, and a
     geometric mean over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
-    return _growth(records, runs, SizeSeries("block_rms", "block0", "block output RMS"))
+    return _growth(records, runs, "block_rms", "", "block output RMS")
 
 
 @figure("attention_logit_with_size")
@@ -112,15 +92,24 @@ def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     It is taken at the recorded step nearest to a tenth of the run, before runs become unstable; lines are geometric
     means over seeds. Against size and learning rate: the first block; against block: the largest model.
     """
-    return _growth(records, runs, SizeSeries("attention_logit_max", "block0", "max attention\nlogit", _at_a_tenth))
+    return _growth(records, runs, "attention_logit_max", "", "max attention\nlogit", partial(near, part=0.1))
 
 
-def _at_a_tenth(records: Records, probe: str, where: str) -> pd.Series:
-    return near(records, probe, where, 0.1)
-
-
-def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
+def _growth(
+    records: Records,
+    runs: pd.DataFrame,
+    probe: str,
+    part: str,
+    label: str,
+    measure: Callable[[Records, str, str], pd.Series] = late,
+) -> Sheet:
     """A row of three panels per arm that has more than one size: against size, learning rate and block.
+
+    Args:
+        probe: the name of the probe.
+        part: the part of a block where it is measured; empty for the block itself.
+        label: the name of the probe for readers.
+        measure: reduces its records to one number per run.
 
     Raises:
         NothingToDrawError: no arm has more than one size, or more than four arms have.
@@ -129,20 +118,20 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
     runs = runs.assign(
         depth=runs["id"].map(depth).fillna(0).astype(int), eps=epsilons(records.runs).loc[runs["id"]].to_numpy()
     )
-    runs = runs.assign(value=runs["id"].map(series.measure(records, series.probe, series.where)), block=1)
+    runs = runs.assign(value=runs["id"].map(measure(records, probe, f"block0{part}")), block=1)
     runs["value"] = runs["value"].where(np.isfinite(runs["value"]) & (runs["value"] > 0))
     runs = runs[runs.groupby(["arm", "size", "lr"])["value"].transform("count") > 0]
     arms = [(str(arm), group) for arm, group in runs.groupby("arm", sort=False) if group["size"].nunique() > 1]
     if not 0 < len(arms) <= MOST_ARM_ROWS:
-        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {series.probe}")
+        raise NothingToDrawError(f"nothing to draw: {len(arms)} arms of several sizes recorded {probe}")
     blocks = range(1, 1 + max(group.loc[group["size"] == group["size"].max(), "depth"].max() for _, group in arms))
-    values_by_block = {block: series.measure(records, series.probe, series.where_in(block - 1)) for block in blocks}
+    values_by_block = {block: measure(records, probe, f"block{block - 1}{part}") for block in blocks}
     lrs = style.shades(runs["lr"], style.LR_SHADES)
     sizes = style.shades(runs["size"], style.SIZE_SHADES)
-    quantity = Quantity(series.label.replace("\n", " "), log=True)
+    quantity = Quantity(label.replace("\n", " "), log=True)
     titles = [arm for arm, _ in arms for _ in range(3)]
     columns = 3 if layout.columns_for(3) == 3 else 1
-    sheet, facet_axes = layout.facets(titles, [series.label], 11.0, columns)
+    sheet, facet_axes = layout.facets(titles, [label], 11.0, columns)
     for index, (_, group) in enumerate(arms):
         largest = group[group["size"] == group["size"].max()]
         by_block = pd.concat(
@@ -163,7 +152,7 @@ def _growth(records: Records, runs: pd.DataFrame, series: SizeSeries) -> Sheet:
         of_block.set_xlim(0.8, max(blocks) + 0.2)
         of_block.set_xlabel(f"block, at {count(largest['size'].iloc[0])}")
     scales.probe_axis(sheet.figure.axes[0])
-    if series.probe == "grad_rms":
+    if probe == "grad_rms":
         for axes, (_, group) in zip(sheet.figure.axes, [arm for arm in arms for _ in range(3)], strict=True):
             panels.epsilon(axes, float(group["eps"].max()))
         scales.y_ticks(sheet.figure.axes[0])
