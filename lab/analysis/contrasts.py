@@ -67,6 +67,21 @@ class Measure(NamedTuple):
         return _shown(interval, plus="+")
 
 
+class Measures(list[Measure]):
+    """The measures of a study; of several that one question asks about, the answer shows all in their order."""
+
+    def add(
+        self, name: str, unit: str, reduce: Reduce, better: str = "", **fields: Any
+    ) -> Callable[[Callable[[Study], pd.DataFrame]], Callable[[Study], pd.DataFrame]]:
+        """Add the measure of the points that the decorated function makes; for the fields see ``Measure``."""
+
+        def add(points: Callable[[Study], pd.DataFrame]) -> Callable[[Study], pd.DataFrame]:
+            self.append(Measure(name, unit, points, reduce, better, **fields))
+            return points
+
+        return add
+
+
 def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus: str = "") -> str:
     if not interval.n:
         return "none"

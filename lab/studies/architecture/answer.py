@@ -5,11 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import Measure, by_column, by_rate, valued
+from lab.analysis.contrasts import Measures, by_column, by_rate, valued
 from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share, near
 from lab.analysis.sensitivity import Study
 
+MEASURES = Measures()
 
+
+@MEASURES.add(
+    "Distance of positions from their initial values", "", by_rate, is_log=True, asked_by=("learned_positions",)
+)
+def _distances(study: Study) -> pd.DataFrame:
+    return valued(study, np.log10(near(study.records, DISTANCE, POSITIONS, 1.0)))
+
+
+@MEASURES.add(
+    "Norm of the embedding's gradient over that of the rest",
+    "",
+    by_column,
+    is_log=True,
+    asked_by=("embedding_gradients",),
+)
 def _shares(study: Study) -> pd.DataFrame:
     shares = embedding_share(study.records)
     steps = {"at the first step": shares["step"].min(), "at the last step": shares["step"].max()}
@@ -18,6 +34,7 @@ def _shares(study: Study) -> pd.DataFrame:
     )
 
 
+@MEASURES.add("Held-out loss", "nats/token", by_column, "lower", asked_by=("recipe_arms",))
 def _early_and_late(study: Study) -> pd.DataFrame:
     """Held-out losses at a twentieth of the budget and at its end, at the learning rate that ends lowest."""
     best = study.points[study.points["lr"] == study.points["best_lr"]]
@@ -28,24 +45,3 @@ def _early_and_late(study: Study) -> pd.DataFrame:
 
 def _parts(study: Study, values: dict[str, pd.Series]) -> pd.DataFrame:
     return pd.concat([valued(study, value).assign(column=name) for name, value in values.items()])
-
-
-MEASURES = (
-    Measure(
-        "Distance of positions from their initial values",
-        "",
-        points=lambda study: valued(study, np.log10(near(study.records, DISTANCE, POSITIONS, 1.0))),
-        reduce=by_rate,
-        is_log=True,
-        asked_by=("learned_positions",),
-    ),
-    Measure(
-        "Norm of the embedding's gradient over that of the rest",
-        "",
-        points=_shares,
-        reduce=by_column,
-        is_log=True,
-        asked_by=("embedding_gradients",),
-    ),
-    Measure("Held-out loss", "nats/token", _early_and_late, by_column, "lower", asked_by=("recipe_arms",)),
-)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import NO_REFERENCE, Contrast, Measure, by_column, of_curves, own_points, valued
+from lab.analysis.contrasts import NO_REFERENCE, Contrast, Measure, Measures, by_column, of_curves, own_points, valued
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
@@ -17,6 +17,11 @@ from lab.studies.batch_size.measures import TunedSteps, budgets, by_tenth, tuned
 # Constant batches: the one with which most ramps end, and the one with which they begin.
 LARGE, SMALL = "constant batch", "constant batch, a quarter as large"
 CONSTANT = {"constant": LARGE, "quarter": SMALL}
+
+
+CRITICAL = Measure(
+    "Critical batch on the way to the loss of a bigram model", "sequences", own_points, by_column, is_log=True
+)
 
 
 def cautions(study: Study) -> list[str]:
@@ -37,6 +42,9 @@ def _log_scale(curve: TunedSteps) -> Interval:
     return Interval(math.log10(fit.scale), low, high, len(curve.steps))
 
 
+MEASURES = Measures()
+
+
 def _at_budgets(study: Study, *, rates: bool) -> pd.DataFrame:
     rows = []
     for budget in budgets(study.records, study.points):
@@ -50,6 +58,37 @@ def _at_budgets(study: Study, *, rates: bool) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(column="")
 
 
+@MEASURES.add(
+    "Power of the batch by which the best learning rate grows",
+    "",
+    by_column,
+    reference=NO_REFERENCE,
+    asked_by=("learning_rate_and_batch",),
+)
+def _powers(study: Study) -> pd.DataFrame:
+    return _at_budgets(study, rates=True)
+
+
+@MEASURES.add(
+    "Best loss of the largest batch minus that of the smallest",
+    "nats/token",
+    by_column,
+    reference=NO_REFERENCE,
+    asked_by=("learning_rate_and_batch",),
+)
+def _changes_of_loss(study: Study) -> pd.DataFrame:
+    return _at_budgets(study, rates=False)
+
+
+@MEASURES.add(
+    "Best loss at as many tokens",
+    "nats/token",
+    of_curves("best"),
+    "lower",
+    reference=SMALL,
+    asked_by=("batch_ramps",),
+    affirmed_by="lower",
+)
 def _ramps(study: Study) -> pd.DataFrame:
     """Points named by batch schedule; empty unless some batches are constant and some are not."""
     names = study.records.runs.set_index("id").reindex(columns=["batch.name"])["batch.name"].astype("string")
@@ -57,6 +96,7 @@ def _ramps(study: Study) -> pd.DataFrame:
     return points[points["arm"].notna()]
 
 
+@MEASURES.add("Noise scale", "sequences", by_column, is_log=True, reference=NO_REFERENCE, asked_by=("noise_scale",))
 def _noise(study: Study) -> pd.DataFrame:
     """Log10 of the noise scale in the first and in the last tenth of runs, at the best learning rate of their size."""
     points = study.points[study.points["lr"] == study.points["best_lr"]]
@@ -67,37 +107,3 @@ def _noise(study: Study) -> pd.DataFrame:
     ]
     names = pd.concat(parts)
     return names.assign(arm=[f"{count(size)} parameters" for size in names["size"]])
-
-
-CRITICAL = Measure(
-    "Critical batch on the way to the loss of a bigram model", "sequences", own_points, by_column, "", True
-)
-MEASURES = (
-    Measure(
-        "Best loss at as many tokens",
-        "nats/token",
-        points=_ramps,
-        reduce=of_curves("best"),
-        better="lower",
-        reference=SMALL,
-        asked_by=("batch_ramps",),
-        affirmed_by="lower",
-    ),
-    Measure(
-        "Power of the batch by which the best learning rate grows",
-        "",
-        points=lambda study: _at_budgets(study, rates=True),
-        reduce=by_column,
-        reference=NO_REFERENCE,
-        asked_by=("learning_rate_and_batch",),
-    ),
-    Measure(
-        "Best loss of the largest batch minus that of the smallest",
-        "nats/token",
-        points=lambda study: _at_budgets(study, rates=False),
-        reduce=by_column,
-        reference=NO_REFERENCE,
-        asked_by=("learning_rate_and_batch",),
-    ),
-    Measure("Noise scale", "sequences", _noise, by_column, "", True, reference=NO_REFERENCE, asked_by=("noise_scale",)),
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import Measure, by_column, by_rate, valued
+from lab.analysis.contrasts import Measures, by_column, by_rate, valued
 from lab.analysis.logit_rounding import RESULTS_IN_FP32
 from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
 from lab.studies.precision.measures import spike_rate
@@ -12,21 +12,12 @@ from lab.studies.precision.measures import spike_rate
 GAINS, ATTENTION = "norm_gains", "attention_precision"
 
 
+MEASURES = Measures()
+
+
+@MEASURES.add("Loss spikes in 1000 updates", "", by_rate, "lower", asked_by=("loss_scale",))
 def _spikes(study: Study) -> pd.DataFrame:
     return valued(study, spike_rate(study.records))
-
-
-def _by_format(study: Study) -> pd.DataFrame:
-    """The points of a sweep over formats, under the names of the formats; the other interventions make the columns."""
-    runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, ATTENTION, "intervention"])
-    if runs["precision"].nunique() < 2:
-        return study.points.iloc[:0]
-    rounds_attention = runs["precision"].isin(RESULTS_IN_FP32) & (runs[ATTENTION] != "bf16")
-    formats = runs["precision"].astype(str) + runs[GAINS].map({"rounded": ", rounded gains"}).fillna("")
-    formats += rounds_attention.map({True: ", rounded attention", False: ""})
-    recipes = runs["intervention"].astype(str).str.split("+").map(_recipe)
-    points = study.points
-    return points.assign(arm=points["id"].map(formats), column=points["id"].map(recipes))
 
 
 def _recipe(interventions: list[str]) -> str:
@@ -41,16 +32,23 @@ def _instability(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     return by_column(points.assign(value=[parts[key] for key in keys]))
 
 
-MEASURES = (
-    Measure(
-        "Instability part of LR sensitivity",
-        "nats/token",
-        _by_format,
-        _instability,
-        "lower",
-        reference="fp32",
-        asked_by=("low_precision", "attention_products"),
-        pairs=("seed", "lr", "column"),
-    ),
-    Measure("Loss spikes in 1000 updates", "", _spikes, by_rate, "lower", asked_by=("loss_scale",)),
+@MEASURES.add(
+    "Instability part of LR sensitivity",
+    "nats/token",
+    _instability,
+    "lower",
+    reference="fp32",
+    asked_by=("low_precision", "attention_products"),
+    pairs=("seed", "lr", "column"),
 )
+def _by_format(study: Study) -> pd.DataFrame:
+    """The points of a sweep over formats, under the names of the formats; the other interventions make the columns."""
+    runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, ATTENTION, "intervention"])
+    if runs["precision"].nunique() < 2:
+        return study.points.iloc[:0]
+    rounds_attention = runs["precision"].isin(RESULTS_IN_FP32) & (runs[ATTENTION] != "bf16")
+    formats = runs["precision"].astype(str) + runs[GAINS].map({"rounded": ", rounded gains"}).fillna("")
+    formats += rounds_attention.map({True: ", rounded attention", False: ""})
+    recipes = runs["intervention"].astype(str).str.split("+").map(_recipe)
+    points = study.points
+    return points.assign(arm=points["id"].map(formats), column=points["id"].map(recipes))

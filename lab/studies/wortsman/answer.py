@@ -12,7 +12,7 @@ from lab.analysis import probe_values
 from lab.analysis.contrasts import (
     ANY_SWEEP,
     NO_REFERENCE,
-    Measure,
+    Measures,
     by_rate,
     by_size,
     change_over_size,
@@ -75,121 +75,76 @@ def _beside_no_blocks(study: Study) -> pd.DataFrame:
 
 
 KAPPA = "intervention.kappa_transplant.kappa"
-LARGEST_STABLE = Measure(
-    "Largest stable learning rate",
-    "",
-    points=own_points,
-    reduce=of_curves("log_lost"),
-    better="higher",
-    is_log=True,
-    asked_by=("qk_layernorm", "architecture_arms", "decay_and_epsilon", "mup"),
-)
-DRIFT = Measure(
+MEASURES = Measures()
+MEASURES.add(
     "Change of the best learning rate",
     "decades",
-    points=own_points,
-    reduce=change_over_size("log_best"),
+    change_over_size("log_best"),
     asked_by=("mup", "rms_scaled_lr"),
     pairs=("seed", "lr"),
+)(own_points)
+MEASURES.add(
+    "Largest stable learning rate",
+    "",
+    of_curves("log_lost"),
+    "higher",
+    is_log=True,
+    asked_by=("qk_layernorm", "architecture_arms", "decay_and_epsilon", "mup"),
+)(own_points)
+MEASURES.add("Best learning rate", "", of_curves("log_best"), is_log=True, asked_by=("decay_strength",))(own_points)
+MEASURES.add("Largest attention logit, late in training", "", by_size, is_log=True, asked_by=("pointwise_attention",))(
+    _recorded("attention_logit_max", "*")
 )
-MEASURES = (
-    DRIFT,
-    LARGEST_STABLE,
-    Measure(
-        "Best learning rate",
-        "",
-        points=own_points,
-        reduce=of_curves("log_best"),
-        is_log=True,
-        asked_by=("decay_strength",),
-    ),
-    Measure(
-        "Largest attention logit, late in training",
-        "",
-        points=_recorded("attention_logit_max", "*"),
-        reduce=by_size,
-        is_log=True,
-        asked_by=("pointwise_attention",),
-    ),
-    Measure(
-        "Largest attention logit, a tenth into the run",
-        "",
-        points=_recorded("attention_logit_max", "*", 1e-2, "near", part=0.1),
-        reduce=by_size,
-        is_log=True,
-        asked_by=("logit_growth",),
-    ),
-    Measure(
-        "Mean log² Z, late in training",
-        "",
-        points=_recorded("log_z_square", rate=0.1),
-        reduce=by_size,
-        better="lower",
-        is_log=True,
-        asked_by=("output_logits",),
-    ),
-    Measure(
-        "Mean log² Z, late in training",
-        "",
-        points=_recorded("log_z_square", rate=HIGHEST),
-        reduce=by_rate,
-        better="lower",
-        is_log=True,
-        asked_by=("output_logit_drift",),
-    ),
-    Measure(
-        "RMS of the last gain, late in training",
-        "",
-        points=_recorded("param_rms", "final_norm", HIGHEST, decades=False),
-        reduce=by_size,
-        reference="batch size 2, weight decay 0, steps 2000 without fixed-gains or gain-lr",
-        asked_by=("final_gain",),
-    ),
-    Measure(
-        "RMS of updates of the last block's first MLP layer",
-        "",
-        points=_recorded("update_rms", ".mlp_up", HIGHEST),
-        reduce=by_rate,
-        is_log=True,
-        asked_by=("stalled_block", "epsilon"),
-    ),
-    Measure("Final loss", NATS, _top_losses, by_rate, "lower", asked_by=("epsilon", "rounded_logits")),
-    Measure(
-        "Final loss", NATS, _top_losses, by_rate, "lower", reference="mantissa bits 23", asked_by=("mantissa_bits",)
-    ),
-    Measure("Best loss", NATS, own_points, of_curves("best"), "lower", asked_by=("qk_norm_axis",)),
-    Measure(
-        "Best loss above that without blocks",
-        NATS,
-        _beside_no_blocks,
-        by_size,
-        reference=NO_REFERENCE,
-        asked_by=("kappa",),
-    ),
-    Measure(
-        "LR sensitivity",
-        NATS,
-        points=own_points,
-        reduce=of_curves("total"),
-        better="lower",
-        asked_by=("schedules",),
-        affirmed_by="different",
-    ),
-    Measure(
-        "LR sensitivity",
-        "nats/token per decade",
-        points=lambda study: ways_to_grow(study.records.runs, study.points),
-        reduce=slope_over_size("total"),
-        asked_by=("depth_width",),
-        pairs=("seed", "lr"),
-    ),
-    Measure(
-        "LR sensitivity",
-        NATS,
-        lambda study: study.points if compares_sensitivity(study) else study.points.head(0),
-        of_curves("total"),
-        "lower",
-        asked_by=(ANY_SWEEP,),
-    ),
-    Measure("Best loss over learning rates", NATS, own_points, of_curves("best"), "lower", asked_by=(ANY_SWEEP,)),
+MEASURES.add("Largest attention logit, a tenth into the run", "", by_size, is_log=True, asked_by=("logit_growth",))(
+    _recorded("attention_logit_max", "*", 1e-2, "near", part=0.1)
 )
+MEASURES.add("Mean log² Z, late in training", "", by_size, "lower", is_log=True, asked_by=("output_logits",))(
+    _recorded("log_z_square", rate=0.1)
+)
+MEASURES.add("Mean log² Z, late in training", "", by_rate, "lower", is_log=True, asked_by=("output_logit_drift",))(
+    _recorded("log_z_square", rate=HIGHEST)
+)
+MEASURES.add(
+    "RMS of the last gain, late in training",
+    "",
+    by_size,
+    reference="batch size 2, weight decay 0, steps 2000 without fixed-gains or gain-lr",
+    asked_by=("final_gain",),
+)(_recorded("param_rms", "final_norm", HIGHEST, decades=False))
+MEASURES.add(
+    "RMS of updates of the last block's first MLP layer",
+    "",
+    by_rate,
+    is_log=True,
+    asked_by=("stalled_block", "epsilon"),
+)(_recorded("update_rms", ".mlp_up", HIGHEST))
+MEASURES.add("Final loss", NATS, by_rate, "lower", asked_by=("epsilon", "rounded_logits"))(_top_losses)
+MEASURES.add("Final loss", NATS, by_rate, "lower", reference="mantissa bits 23", asked_by=("mantissa_bits",))(
+    _top_losses
+)
+MEASURES.add("Best loss", NATS, of_curves("best"), "lower", asked_by=("qk_norm_axis",))(own_points)
+MEASURES.add("Best loss above that without blocks", NATS, by_size, reference=NO_REFERENCE, asked_by=("kappa",))(
+    _beside_no_blocks
+)
+MEASURES.add("LR sensitivity", NATS, of_curves("total"), "lower", asked_by=("schedules",), affirmed_by="different")(
+    own_points
+)
+
+
+@MEASURES.add(
+    "LR sensitivity",
+    "nats/token per decade",
+    slope_over_size("total"),
+    asked_by=("depth_width",),
+    pairs=("seed", "lr"),
+)
+def _ways_to_grow(study: Study) -> pd.DataFrame:
+    return ways_to_grow(study.records.runs, study.points)
+
+
+@MEASURES.add("LR sensitivity", NATS, of_curves("total"), "lower", asked_by=(ANY_SWEEP,))
+def _comparable_by_sensitivity(study: Study) -> pd.DataFrame:
+    return study.points if compares_sensitivity(study) else study.points.head(0)
+
+
+MEASURES.add("Best loss over learning rates", NATS, of_curves("best"), "lower", asked_by=(ANY_SWEEP,))(own_points)
