@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_reader import MICRO_BATCH
@@ -93,26 +93,13 @@ class Cause(NamedTuple):
     cause: str
 
 
-class _Pair(NamedTuple):
-    """A log and its replay at the steps that both have.
-
-    Attributes:
-        step_n: these steps.
-        log: columns of the log at these steps.
-        replay: the same columns of the replay, as far as it has them.
-    """
-
-    step_n: NDArray[np.int64]
-    log: dict[str, Numbers]
-    replay: dict[str, Numbers]
+Pair = tuple[pd.DataFrame, pd.DataFrame]
 
 
-def _pair(log: Log, replay: Log) -> _Pair:
-    step_n, rows_n, replayed_n = np.intersect1d(log.step_n, replay.step_n, return_indices=True)
-    columns = {name: column[rows_n] for name, column in log.columns.items()}
-    return _Pair(
-        step_n, columns, {name: replay.columns[name][replayed_n] for name in columns if name in replay.columns}
-    )
+def _pair(log: Log, replay: Log) -> Pair:
+    """A log and its replay as tables of the columns that both have, at the steps that both have."""
+    first, again = (pd.DataFrame(source.columns, source.step_n) for source in (log, replay))
+    return first.align(again, join="inner")
 
 
 class Twin(NamedTuple):
@@ -188,18 +175,17 @@ def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
 def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
     """The likely cause of a loss spike of the log."""
     pair = _pair(log, replay) if replay else None
-    if pair is None or spike.step not in pair.step_n:
+    if pair is None or spike.step not in pair[0].index:
         return "not_replayed"
-    until = log.step_n[-1] if spike.end is None else spike.end
-    in_spike_n = (pair.step_n >= spike.step) & (pair.step_n <= until)
-    losses = [columns["loss"][in_spike_n] for columns in (pair.log, pair.replay)]
+    until = int(log.step_n[-1] if spike.end is None else spike.end)
+    losses = [table["loss"].loc[spike.step : until].to_numpy() for table in pair]
     first, again = (float(np.max(loss_n, where=np.isfinite(loss_n), initial=-math.inf)) for loss_n in losses)
     returns = (
-        not _departs(pair, int(until)).any()
+        not _departures(pair, until)
         or not np.isfinite(losses[1]).all()
         or (first - spike.usual > LEAST_RISE and again - spike.usual > (first - spike.usual) / 2)
     )
-    cause = diagnose(_evidence(log, pair, spike.step, int(until), returns))
+    cause = diagnose(_evidence(log, pair, spike.step, until, returns))
     return "not_batch" if cause in ("corrupted_state", "rounding") and not _begins_alike(pair) else cause
 
 
@@ -214,20 +200,18 @@ def departure(log: Log, twin: Twin | None, events: Sequence[Event]) -> Cause | N
     pair, last = _pair(log, replay), int(log.step_n[-1])
     if not _begins_alike(pair):
         return None
-    differs = np.flatnonzero(_departs(pair, last))
-    if len(differs):
-        step = int(pair.step_n[differs[0]])
+    if steps := _departures(pair, last):
+        step = steps[0]
         return Cause(log.name, step, diagnose(_evidence(log, pair, step, last, returns=False)))
     return Cause(log.name, last, "stopped") if last < replay.step_n[-1] else None
 
 
-def _begins_alike(pair: _Pair) -> bool:
+def _begins_alike(pair: Pair) -> bool:
     """Whether the losses of the first step with both are equal to rounding, as those of the same run again are."""
-    loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
+    loss_n, replayed_n = (table["loss"].to_numpy() for table in pair)
     first = np.flatnonzero(np.isfinite(loss_n) & np.isfinite(replayed_n))[:1]
-    return bool(
-        (np.abs(loss_n - replayed_n)[first] <= ROUNDING * np.abs(replayed_n)[first] + DIGITS * _digit(loss_n)).all()
-    )
+    near_n = ROUNDING * np.abs(replayed_n) + DIGITS * _digit(loss_n)
+    return bool((np.abs(loss_n - replayed_n)[first] <= near_n[first]).all())
 
 
 def _digit(loss_n: Numbers) -> float:
@@ -236,19 +220,18 @@ def _digit(loss_n: Numbers) -> float:
     return float(different.min()) if len(different) else 0.0
 
 
-def _departs(pair: _Pair, until: int) -> NDArray[np.bool_]:
-    """Whether any measurement of the replay differs ``[n]``, up to a step."""
-    pairs = [(pair.log[name], replayed_n) for name, replayed_n in pair.replay.items()]
-    differs_n = np.logical_or.reduce([~((a == b) | (np.isnan(a) & np.isnan(b))) for a, b in pairs])
-    departs_n: NDArray[np.bool_] = differs_n & (pair.step_n <= until)
-    return departs_n
+def _departures(pair: Pair, until: int, column: str | None = None) -> list[int]:
+    """The steps, up to one, at which a column of the replay differs, or any of them."""
+    first, again = pair if column is None else (table[[column]] for table in pair)
+    differs = ~(first.eq(again) | (first.isna() & again.isna())).all(axis=1)
+    step_n = differs.index.to_numpy()
+    return list(step_n[differs.to_numpy() & (step_n <= until)].tolist())
 
 
-def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> ReplayEvidence:
+def _evidence(log: Log, pair: Pair, step: int, until: int, returns: bool) -> ReplayEvidence:
     """The evidence of log and replay on a step; losses are those at the first difference, or else at the step."""
-    loss_n, replayed_n = pair.log["loss"], pair.replay["loss"]
-    differs = np.flatnonzero(_departs(pair._replace(log={"loss": loss_n}, replay={"loss": replayed_n}), until))
-    first = int(differs[0]) if len(differs) else int(np.flatnonzero(pair.step_n == step)[0])
+    first = next(iter(_departures(pair, until, "loss")), step)
+    loss, replayed = (float(table["loss"].to_numpy()[table.index == first][0]) for table in pair)
     row = int(np.flatnonzero(log.step_n == step)[0])
     norms_nm = np.array([column for name, column in log.columns.items() if name.startswith(MICRO_BATCH)]).T
     norms = norms_nm[row].tolist() if norms_nm.size else []
@@ -256,5 +239,4 @@ def _evidence(log: Log, pair: _Pair, step: int, until: int, returns: bool) -> Re
     errors_n = log.columns.get("parts_error", np.zeros(1))
     error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
     usual_norm = float(np.median(before)) if len(before) else math.nan
-    digit = _digit(log.columns["loss"])
-    return ReplayEvidence(float(loss_n[first]), float(replayed_n[first]), returns, error, norms, usual_norm, digit)
+    return ReplayEvidence(loss, replayed, returns, error, norms, usual_norm, _digit(log.columns["loss"]))
