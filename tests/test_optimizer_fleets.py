@@ -63,7 +63,7 @@ NEW = [
 ]
 
 
-@pytest.mark.parametrize("name", few(NEW, 5))
+@pytest.mark.parametrize("name", few(NEW, 3))
 def test_an_optimizer_goes_on_from_a_checkpoint_to_the_same_bits(name: str, tmp_path: Path) -> None:
     wanted = of(name, "optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", shared=("probes.every=3", "model.depth=1"))
     whole, *_ = go_on(tmp_path / "alone", wanted, ids=["a", "b"])

@@ -14,7 +14,7 @@ from lab.analysis.events.following import Alarm, Follower
 from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
 from lab.analysis.events.logs import read_logs
 from lab.data.synthetic import BACKSLASH, ESCAPED, Escapes, Trigram
-from lab.records import store
+from sweeping import finished
 
 EVALUATIONS, EVERY, BEGINS = 120, 25, 40  # evaluations of a log, steps from one to the next, and the first that parts
 
@@ -166,10 +166,9 @@ def test_damaged_rows_have_their_share_and_a_clean_twin() -> None:
 def test_a_run_records_the_clean_loss_of_data_that_have_one(tmp_path: Path) -> None:
     words = ["train", "steps=4", "model=d32", "model.depth=1", "engine=eager", "validation=short", "probes.every=1"]
     words += ["probes.names=[train_loss,val_loss,clean_val_loss]"]
-    assert main([*words, "data=escapes", "data.share=0", f"out={tmp_path / 'a'}"]) == 0
-    values = store.read(tmp_path / "a").metrics.pivot(index="step", columns="probe", values="value")
+    metrics = finished(tmp_path / "a", *words, "data=escapes", "data.share=0").metrics
+    values = metrics.pivot(index="step", columns="probe", values="value")
     assert values["clean_val_loss"].notna().all()
     # without damage both are the same text, between start and end the same slice of it
     assert values["clean_val_loss"][1:3].tolist() == values["val_loss"][1:3].tolist()
-    assert main([*words, "data=trigram", f"out={tmp_path / 'b'}"]) == 0
-    assert "clean_val_loss" not in set(store.read(tmp_path / "b").metrics["probe"])
+    assert "clean_val_loss" not in set(finished(tmp_path / "b", *words, "data=trigram").metrics["probe"])

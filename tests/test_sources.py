@@ -10,7 +10,6 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab import main
 from lab.analysis.curves import points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.effects import qualified
@@ -20,13 +19,13 @@ from lab.analysis.rendering import style
 from lab.analysis.sensitivity import judge, study_of
 from lab.core.registry import DATA
 from lab.data.synthetic import Mixture
-from lab.records import store
 from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
+from sweeping import finished
 
 CLAIM = CLAIMS["leaving_out_the_source_ranked_first_removes_spikes"]
 
@@ -44,9 +43,8 @@ def whole(records: Records) -> pd.DataFrame:
 @pytest.mark.parametrize("micro", ["", pytest.param("batch.micro_batch=2", marks=pytest.mark.slow)])
 def test_the_probe_counts_rows_of_each_source_of_each_batch(tmp_path: Path, micro: str) -> None:
     words = ["train", "-m", "data=mixture", "steps=6", "batch_size=4", "seed=0,5", "model=d32", "model.depth=1"]
-    words += ["probes.every=1", "probes.names=[source_rows]", "engine=eager", "validation=short", f"out={tmp_path}"]
-    assert main([*words, *(["batch=constant", micro] if micro else [])]) == 0
-    records = store.read(tmp_path)
+    words += ["probes.every=1", "probes.names=[source_rows]", "engine=eager", "validation=short"]
+    records = finished(tmp_path, *words, *(["batch=constant", micro] if micro else []))
     corpus = DATA["mixture"]().open()
     for run, seed in zip(records.runs["id"], records.runs["seed"], strict=True):
         rows = records.metrics[records.metrics["id"] == run]
@@ -57,8 +55,7 @@ def test_the_probe_counts_rows_of_each_source_of_each_batch(tmp_path: Path, micr
 
 def test_other_data_have_no_sources(tmp_path: Path) -> None:
     words = ["train", "data=trigram", "steps=3", "model=d32", "probes.names=[source_rows]", "engine=eager"]
-    assert main([*words, f"out={tmp_path}"]) == 0
-    assert store.read(tmp_path).metrics.empty
+    assert finished(tmp_path, *words).metrics.empty
 
 
 def test_spikes_are_counted_where_they_were_planted() -> None:
