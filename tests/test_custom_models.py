@@ -355,7 +355,7 @@ class Odd(nn.Module):
         if self.amiss == "breaks":
             raise KeyError("no such\nthing")
         logits = self.head(x)
-        return {"tuple": (logits, x), "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
+        return {"tuple": (logits, x), "text": "logits", "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
 
 
 COUNT: Iterator[int] = iter(range(1000))
@@ -369,9 +369,8 @@ AMISS = {
     "state": "the next time",
     "future": "later",
     "next token": "later",
-    "branch": "vmap",
     "breaks": "KeyError",
-    "tuple": "tuple",
+    "text": "str",
     "last": "(2, 7)",
     "numpy": "seed",
 }
@@ -386,7 +385,9 @@ def test_a_module_that_cannot_be_trained_so_is_refused_in_one_line(amiss: str) -
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("make", [partial(Odd, ""), partial(Mlp, 8, 1, 7), partial(Plain, 8, 1, 7)])
+@pytest.mark.parametrize(
+    "make", [*(partial(Odd, kind) for kind in ("", "branch", "tuple")), partial(Mlp, 8, 1, 7), partial(Plain, 8, 1, 7)]
+)
 def test_a_module_with_nothing_amiss_passes(make: Callable[[], nn.Module]) -> None:
     state = torch.get_rng_state()
     check_custom_model("fine", make, 7, 5)

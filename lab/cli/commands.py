@@ -51,7 +51,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _stress(arguments: list[str]) -> None:
-    from lab.cli import request, stress
+    from lab.cli import own_code, request, stress
 
     words = [word for word in arguments if request.is_override(word)]
     given = OptionParser("stress").read([word for word in arguments if not request.is_override(word)])
@@ -61,7 +61,8 @@ def _stress(arguments: list[str]) -> None:
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
-    asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options}
+    code = [own_code.read(kind, path) for kind in own_code.KINDS if (path := getattr(given, kind))]
+    asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options, "code": code}
     plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
     if given.dry_run:
         for plan in plans:

@@ -26,6 +26,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lab.cli import own_code
 from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
 from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
 from lab.core import distributed, machine
@@ -545,6 +546,7 @@ def hydra_task(config: DictConfig) -> None:
     if HydraConfig.initialized():  # true under a launcher of Hydra
         with suppress(FileNotFoundError):
             os.chdir(HydraConfig.get().runtime.cwd)  # cluster workers start anywhere; paths are relative to it
+    own_code.register_for_job()
     plan, index, request = str(config.fleet).split("/")
     train_planned_fleet(Path(config.out), plan, int(index), request=request)
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
+from lab.cli.own_code import OwnCode
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
@@ -69,6 +70,7 @@ def read_plan(
     minutes: int = 1,
     cures: str | None = None,
     options: Sequence[str] = (),
+    code: Sequence[OwnCode] = (),
 ) -> Plan:
     """Read the words of a crash test.
 
@@ -79,6 +81,7 @@ def read_plan(
         minutes: the minutes on two cores.
         cures: what to try on failed tests: ``none``, a number, or names of changes; by default ``none`` in one minute.
         options: ``--config-dir`` with its folder.
+        code: a model and an optimizer of the user's own.
 
     Raises:
         RequestError: a word, a test, a cure or the number of minutes is unknown, or more than the seed is swept.
@@ -89,13 +92,17 @@ def read_plan(
         read_battery().cures_of(test, cures)
     own = _recipe_words(words)
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
+    names_of_code = [each.name for each in code]
+    for each in code:
+        words = each.with_settings(words)
     given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
-    request = read_request([*given, *options], command, name=f"stress/{_folder_name(own)}")
+    request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = _as_the_file_says(request)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
-    return Plan(request, _recipe_name(own), tests, Path(str(out)), cures)
+    recipe = " and ".join([*names_of_code, *([_recipe_name(own)] if own or not code else [])])
+    return Plan(request, recipe, tests, Path(str(out)), cures)
 
 
 def read_plans(recipes: Sequence[str], words: Sequence[str], command: str, **given: Any) -> list[Plan]:

@@ -69,6 +69,8 @@ COMMANDS: dict[str, Command] = {
         {
             "RECIPE": "a name that lab list recipes gives, or a FILE.yaml",
             **{key: _REQUEST[key] for key in ("KEY=VALUE", "GROUP=NAME")},
+            "--model FILE.py:NAME|CONFIG": "a model of your own: what builds a module, or a config of transformers",
+            "--optimizer FILE.py:CLASS": "an optimizer of your own, a torch.optim.Optimizer",
             "out=DIR": "the folder of the records and of the card (default: runs/stress/NAME)",
             "--minutes 1|5|30": "how long it may take on two cores, which decides on tests and seeds (default: 1)",
             "--tests NAME,NAME": "these tests only",

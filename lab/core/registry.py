@@ -84,6 +84,10 @@ class Registry(Generic[Entry]):
 
         return decorate
 
+    def replace(self, name: str, entry: Entry) -> None:
+        """Register an entry under a name that may be taken."""
+        self._entries[name] = entry
+
     def _load_external(self) -> None:
         if not self._external_loaded:
             self._external_loaded = True

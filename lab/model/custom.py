@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, HookPoint, attach
+from lab.core.hooks import HookIntervention, HookPoint, announce, attach
 from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
 
@@ -28,8 +29,29 @@ def build_from_seed(make: Build, seed: int) -> nn.Module:
         return make()
 
 
+def block_modules(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list."""
+    lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
+    alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
+    return max(alike, key=len, default=[])
+
+
+def logits_of(module: nn.Module, weights: dict[str, Tensor], tokens_bt: Tensor) -> Any:
+    """What a module with these weights makes of tokens ``[b t]``: logits ``[b t v]``, or what it returns otherwise.
+
+    The logits may be the ``logits`` of an output, as in Hugging Face's models, or the first of several outputs. A
+    module whose forward pass takes ``targets`` gets some, since nanoGPT's makes all logits only then.
+    """
+    targets = {"targets": tokens_bt} if "targets" in inspect.signature(module.forward).parameters else {}
+    output = functional_call(module, weights, (tokens_bt,), targets)
+    return getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
+
+
 class CustomModel(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]``: a user's modules side by side, each from ``[b t]`` to ``[b t v]``.
+
+    A module that ``torch.func.vmap`` cannot batch is called for one run after the other. The outputs of its blocks, the
+    members of its longest ``nn.ModuleList``, are announced as ``block_output``.
 
     Args:
         make: builds the module of one run.
@@ -54,8 +76,9 @@ class CustomModel(nn.Module):
         operands: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.make, self.operands = make, operands
+        self.make, self.operands, self.one_by_one = make, operands, False
         self.inner = build_from_seed(make, 0)
+        self.layers = block_modules(self.inner)
         single = list(self.inner.parameters())  # kept alive, so that ids stay unique
         stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in single}
         for module in self.inner.modules():
@@ -70,17 +93,48 @@ class CustomModel(nn.Module):
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
         """Return logits ``[r b t v]``, and None because a module does not return its hidden states."""
 
-        def forward_one(weights: dict[str, Tensor], tokens_bt: Tensor) -> Tensor:
-            logits_btv: Tensor = functional_call(self.inner, weights, (tokens_bt,))
-            return logits_btv
-
         weights, enabled = self.weights(), self.operands is not None
         # attention without fused kernels, which vmap would call once per run
         rounded = torch.autocast(tokens_rbt.device.type, self.operands, enabled, cache_enabled=False)
         with rounded, sdpa_kernel(SDPBackend.MATH):
-            logits_rbtv = vmap(forward_one, randomness="error")(weights, tokens_rbt)
+            logits_rbtv, blocks_rbtd = self._of_all_runs(weights, tokens_rbt)
+        for number, block_rbtd in enumerate(blocks_rbtd):
+            announce("block_output", f"block{number}", block_rbtd)
         changed_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
         return changed_rbtv, None
+
+    def _of_all_runs(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if not self.one_by_one:
+            try:
+                outputs: tuple[Tensor, list[Tensor]] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
+            except Exception as fault:
+                if "random" in str(fault):
+                    raise
+                self.one_by_one = True
+            else:
+                return outputs
+        of_runs = [
+            self._of_one_run({name: weight[run] for name, weight in weights.items()}, tokens_bt)
+            for run, tokens_bt in enumerate(tokens_rbt)
+        ]
+        logits_rbtv = torch.stack([logits_btv for logits_btv, _ in of_runs])
+        return logits_rbtv, [torch.stack(blocks) for blocks in zip(*(blocks for _, blocks in of_runs), strict=True)]
+
+    def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits ``[b t v]``, and the outputs of its blocks ``[b t d]``."""
+        blocks = list[Tensor]()
+
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            block = output[0] if isinstance(output, tuple) else output
+            if isinstance(block, Tensor) and block.ndim == 3 and block.shape[:2] == tokens_bt.shape:
+                blocks.append(block)
+
+        hooks = [layer.register_forward_hook(keep) for layer in self.layers]
+        try:
+            return logits_of(self.inner, weights, tokens_bt), blocks
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight ``[r ...]`` by its name in the user's module."""
@@ -137,7 +191,7 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if name := _first_difference(before, dict(build_from_seed(make, 1).named_buffers())):
         return f"has a buffer that depends on the seed: make {name} a parameter"
-    logits_btv = model(tokens_bt)
+    logits_btv = logits_of(model, {}, tokens_bt)
     expected = (*tokens_bt.shape, vocabulary)
     shape = tuple(logits_btv.shape) if isinstance(logits_btv, Tensor) else type(logits_btv).__name__
     if shape != expected:
@@ -148,11 +202,13 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is None:
             return f"makes its logits without the parameter {weight}"
-    if not torch.equal(model(tokens_bt), logits_btv):
+    if not torch.equal(logits_of(model, {}, tokens_bt), logits_btv):
         return VARIES
     other_bt = tokens_bt.clone()
     other_bt[:, -1] = (other_bt[:, -1] + 1) % vocabulary
-    if not torch.allclose(model(other_bt)[:, :-1], logits_btv[:, :-1], rtol=1e-4, atol=1e-4, equal_nan=True):
+    if not torch.allclose(
+        logits_of(model, {}, other_bt)[:, :-1], logits_btv[:, :-1], rtol=1e-4, atol=1e-4, equal_nan=True
+    ):
         return "looks at tokens that come later"
     return None
 
@@ -164,7 +220,8 @@ def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
     pair.initialize((0, 1), {})
     logits_rbtv, _ = pair(tokens_bt.expand(2, -1, -1))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
-        if not torch.allclose(logits_btv, build_from_seed(make, seed)(tokens_bt), rtol=1e-4, atol=1e-4, equal_nan=True):
+        alone_btv = logits_of(build_from_seed(make, seed), {}, tokens_bt)
+        if not torch.allclose(logits_btv, alone_btv, rtol=1e-4, atol=1e-4, equal_nan=True):
             return "computes something else side by side than alone, or is not decided by torch's seed"
     return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.number_formats import Mantissa
 from lab.core.registry import PROBES
 from lab.model import low_precision
-from lab.model.custom import CustomModel, check_custom_model
+from lab.model.custom import Build, CustomModel, check_custom_model
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
@@ -89,7 +91,13 @@ def check_custom(config: RunConfig) -> None:
     """
     for name, entry in config.guest.items():
         vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, partial(entry.build, config.model, vocabulary), vocabulary, config.seq_len)
+        check_custom_model(name, _builder(entry, config), vocabulary, config.seq_len)
+
+
+def _builder(entry: Any, config: RunConfig) -> Build:
+    """What builds the module of one run; a ``build`` with a third argument gets the length of a window."""
+    shape = [config.model, config.data.entry.open().vocabulary, config.seq_len]
+    return partial(entry.build, *shape[: len(inspect.signature(entry.build).parameters)])
 
 
 def hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
@@ -117,7 +125,7 @@ def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     """The model of so many runs, its weights not initialized."""
     vocabulary, operands = config.data.entry.open().vocabulary, operand_format(config)
     for entry in config.guest.values():
-        make = partial(entry.build, config.model, vocabulary)
+        make = _builder(entry, config)
         assert not isinstance(operands, (Mantissa, LowPrecision)), "refused with the config"
         return CustomModel(make, runs, hook_interventions(config), config.model, operands)
     scale = config.parametrization.entry.attention_scale(config.model.head_width)

@@ -1,0 +1,168 @@
+"""A user's own model and optimizer: read from a file, and made entries by which every job finds them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from lab.core.errors import RequestError, nearest
+from lab.core.files import read_text, text_digest
+from lab.core.registry import LINKS, MODELS, Registry
+
+# The environment variable by which jobs, in processes of their own, learn what to register.
+VARIABLE = "LAB_OWN_CODE"
+KINDS = ("model", "optimizer")
+OF_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}  # which trains what an optimizer of matrices leaves out
+
+
+class OwnCode(NamedTuple):
+    """A model or an optimizer of the user's.
+
+    Attributes:
+        kind: ``model`` or ``optimizer``.
+        name: by which configs choose it.
+        words: overrides that do so.
+        settings: keys that may be given besides, with what they are called in a config.
+        remark: what the user must know of it; may be empty.
+    """
+
+    kind: str
+    name: str
+    words: Sequence[str]
+    settings: Mapping[str, str]
+    remark: str = ""
+
+    def with_settings(self, words: Sequence[str]) -> list[str]:
+        """The user's own words after those that choose the code, its settings marked as new keys."""
+        marked = [f"++{word}" if word.partition("=")[0] in self.settings.values() else word for word in words]
+        return [*self.words, *marked]
+
+
+def read(kind: str, given: Any) -> OwnCode:
+    """Register a model or an optimizer.
+
+    Args:
+        kind: ``model`` or ``optimizer``.
+        given: ``FILE.py:NAME``, for a model also a config of transformers (its class, or the path of a
+            ``config.json``), for an optimizer also a class of ``torch.optim``; or the object itself.
+
+    Raises:
+        RequestError: there is no such file or name, or what it names cannot be trained here.
+    """
+    made = (_model if kind == "model" else _optimizer)(given)
+    if isinstance(given, str):
+        others = json.loads(os.environ.get(VARIABLE, "[]"))
+        entry = [kind, _absolute(given)]
+        os.environ[VARIABLE] = json.dumps([*(each for each in others if each != entry), entry])
+    return made
+
+
+def register_for_job() -> None:
+    """Register, in the process of a job, what the request registered.
+
+    Raises:
+        RequestError: a file is no longer there, or has changed for the worse.
+    """
+    for kind, given in json.loads(os.environ.get(VARIABLE, "[]")):
+        (_model if kind == "model" else _optimizer)(given)
+
+
+def _absolute(given: str) -> str:
+    path, colon, name = given.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if colon else str(Path(given).resolve()) if Path(given).exists() else given
+
+
+def _model(given: Any) -> OwnCode:
+    from lab.model.own_module import entry_of, huggingface_builder
+
+    if isinstance(given, str) and (given.endswith(("Config", ".json")) or Path(given, "config.json").is_file()):
+        name, builder, text = huggingface_builder(given)
+    else:
+        builder, text = _object(given, "")
+        name = builder.__name__
+    entry = entry_of(builder, name)
+    _register(MODELS, name, entry)
+    settings = {field.name: f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"}
+    missing = [part for part in ("width", "depth") if part not in entry.takes]
+    remark = f"{name} takes no {' and no '.join(missing)}, so it has the size that it is built with" if missing else ""
+    return OwnCode("model", name, [f"+guest.{name}.source={text_digest(text)}", "intervention=[]"], settings, remark)
+
+
+def _optimizer(given: Any) -> OwnCode:
+    from lab.core.roles import Role
+    from lab.optim.links.torch_optimizer import link_of
+
+    optimizer, text = _object(given, "torch.optim")
+    link = link_of(optimizer)
+    name = link.__name__
+    _register(LINKS, name, link)
+    takes_all = link.roles == tuple(Role)
+    chain = ["clip", name, "peak", "schedule"] if takes_all else ["clip", name, "adam", "peak", "schedule"]
+    numbers = {**({} if takes_all else OF_ADAM), **link.defaults}
+    words = [
+        "optimizer=sgd",
+        f"optimizer.name={name}",
+        f"optimizer.chain=[{','.join(chain)}]",
+        "~optimizer.weight_decay",
+        f"++optimizer.source={text_digest(text)}",
+        *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
+    ]
+    remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
+    return OwnCode("optimizer", name, words, {key: f"optimizer.{key}" for key in numbers}, remark)
+
+
+def _register(registry: Registry[Any], name: str, entry: Any) -> None:
+    """Register an entry; the same code may be read again."""
+    if name in registry and not hasattr(registry[name], "source"):
+        raise RequestError(f"the lab has a {registry.kind} called {name!r}; give yours another name")
+    registry.replace(name, entry)
+
+
+def _object(given: Any, package: str) -> tuple[Any, str]:
+    """What ``FILE.py:NAME`` names, or the name of an object of a package, or the object itself; and its code.
+
+    Raises:
+        RequestError: there is no such file, or it cannot be imported, or does not define the name.
+    """
+    if not isinstance(given, str):
+        try:
+            return given, inspect.getsource(given)
+        except (OSError, TypeError):  # typed at a prompt, or built in
+            return given, getattr(given, "__qualname__", "")
+    path, colon, name = given.rpartition(":")
+    if not colon and package:
+        module, text = importlib.import_module(package), ""
+    elif not colon or not Path(path).is_file():
+        raise RequestError(f"no file {path!r}" if colon else f"{given!r} must be FILE.py:NAME")
+    else:
+        module, text = _imported(Path(path).resolve()), read_text(Path(path))
+    if not hasattr(module, name):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
+    return getattr(module, name), text
+
+
+@cache
+def _imported(path: Path) -> ModuleType:
+    """The module of a file, which may import others that lie beside it."""
+    sys.path.insert(0, str(path.parent))
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as fault:
+        raise RequestError(f"{path} cannot be imported: {type(fault).__name__}: {fault}") from None
+    return module

@@ -1,0 +1,249 @@
+"""A user's own optimizer and module: trained as their authors mean it, in any company, and refused in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.__main__ import main
+from lab.core.errors import RequestError
+from lab.core.registry import LINKS
+from lab.core.schema import stack
+from lab.model.config import ModelConfig
+from lab.model.custom import CustomModel, check_custom_model
+from lab.model.own_module import entry_of, huggingface_builder
+from lab.optim.links.torch_optimizer import link_of
+from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.optim.schedule import Cosine
+from pieces import CPU, optimizer
+from test_optim import at, draw, noise, walk
+
+SHAPE = ModelConfig("tiny", 16, 2, 8)
+
+
+class Memory(torch.optim.Optimizer):
+    """Keeps a list of tensors, a number of a weight, and a number of the group."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.9, order: int = 2) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "order": order, "k": 0})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for weight in group["params"]:
+                state = self.state[weight]
+                past = state.setdefault("past", [torch.zeros_like(weight) for _ in range(group["order"])])
+                state["n"] = state.get("n", 0) + 1
+                past.insert(0, group["momentum"] * past.pop() + weight.grad)
+                weight.sub_(group["lr"] * sum(past) / math.sqrt(group["k"] * state["n"]))
+
+
+class Closure(Memory):
+    def step(self, closure: Callable[[], float]) -> None:  # type: ignore[override]
+        closure()
+
+
+class Hidden(Memory):
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, lr)
+        self.count = 0
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.count += 1
+
+
+class NoRate(Memory):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+
+
+@pytest.fixture(autouse=True)
+def _links() -> Iterator[None]:
+    known = dict(LINKS._entries)
+    yield
+    LINKS._entries.clear()
+    LINKS._entries.update(known)
+
+
+def own(kind: Any, *runs: dict[str, float]) -> Optimizer:
+    """A chain with an optimizer of torch's, stacked over runs."""
+    link = link_of(kind)
+    LINKS.replace(link.__name__, link)
+    fixed = {"name": link.__name__, "chain": ["clip", link.__name__, "peak", "schedule"], "clip": math.inf}
+    chain: Optimizer = stack([build_optimizer(fixed | run) for run in runs], CPU)
+    return chain
+
+
+def test_torchs_adamw_equals_the_labs_run_by_run() -> None:
+    runs = [
+        {"lr": 0.1, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8},
+        {"lr": 0.01, "weight_decay": 0.0, "beta1": 0.8, "beta2": 0.99, "eps": 1e-6},
+    ]
+    theirs = own(torch.optim.AdamW, *runs)
+    labs = optimizer("adamw_coupled", *({**run, "clip": math.inf} for run in runs))
+    gradients, shape_sr = noise(20, 2), Cosine(0.1, 1e-3).shape(20, labs.lr)
+    ours, expected = (walk(chain, gradients, shape_sr) for chain in (theirs, labs))
+    for name, weight in expected.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_has_the_same_bits_alone_and_in_company_and_a_rate_of_zero_moves_nothing() -> None:
+    runs = [{"lr": 0.3, "momentum": 0.5}, {"lr": 0.01}]
+    gradients, shape_sr = noise(6, 2), torch.tensor([[1.0, 0.5]] * 5 + [[0.0, 0.0]], dtype=torch.float64)
+    together = walk(own(Memory, *runs), gradients, shape_sr)
+    alone = [{name: value[1:] for name, value in step.items()} for step in gradients]
+    single = walk(own(Memory, runs[1]), alone, shape_sr[:, 1:], weights=draw(101))
+    before_last = walk(own(Memory, *runs), gradients[:5], shape_sr)
+    for name, weight in single.items():
+        assert torch.equal(weight[0], together[name][1])
+        assert torch.equal(before_last[name], together[name])
+
+
+def test_it_goes_on_from_its_tensors_in_another_process() -> None:
+    gradients, rate_r = noise(6, 1), torch.ones(1, dtype=torch.float64)
+    whole = walk(own(Memory, {"lr": 0.1}), gradients, rate_r.expand(6, 1))
+    weights, state = draw(100), None
+    for part in (gradients[:3], gradients[3:]):
+        chain = own(Memory, {"lr": 0.1})  # as a new process would build it
+        fresh = chain.begin(weights)
+        if state:
+            for link, tensors in state.items():
+                assert fresh[link].keys() == tensors.keys()
+        state = state or fresh
+        for step, gradient in enumerate(part):
+            chain.step(gradient, state, at(step, weights, rate_r))
+    for name, weight in whole.items():
+        assert torch.equal(weights[name], weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [(Closure, "closure"), (Hidden, "count"), (NoRate, "lr"), (dict, "torch.optim.Optimizer")]
+)
+def test_an_optimizer_that_no_fleet_can_train_is_refused_in_one_line(kind: Any, word: str) -> None:
+    with pytest.raises(RequestError, match=word) as refusal:
+        own(kind, {"lr": 0.1}).begin(draw(0))
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_optimizer_of_matrices_leaves_the_others_to_adam() -> None:
+    link = link_of(torch.optim.Muon)
+    LINKS.replace("Muon", link)
+    numbers = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "lr": 0.1, "clip": 1.0}
+    chain = build_optimizer({"name": "Muon", "chain": ["clip", "Muon", "adam", "peak", "schedule"], **numbers})
+    assert "Muon" in chain.links_of("matrix")
+    assert "adam" not in chain.links_of("matrix")
+    assert "Muon" not in chain.links_of("gain")
+
+
+class Recurrent(nn.Module):
+    """A module that vmap cannot batch, with blocks that write into a residual stream."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.gru = nn.GRU(width, width, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.gru(x)[0]
+
+    def __init__(self, vocab_size: int, n_embd: int, n_layer: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.embedding, self.scale = nn.Embedding(vocab_size, n_embd), scale
+        self.blocks = nn.ModuleList(self.Block(n_embd) for _ in range(n_layer))
+        self.head = nn.Linear(n_embd, vocab_size)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
+        x = self.scale * self.embedding(idx)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x if targets is not None else x[:, -1:]), None
+
+
+def test_a_module_takes_the_shape_by_the_names_of_its_arguments_and_announces_its_blocks() -> None:
+    from lab.core.hooks import listening
+
+    entry: Any = entry_of(Recurrent, "Recurrent")
+    assert dict(entry.takes) == {"vocabulary": "vocab_size", "width": "n_embd", "depth": "n_layer"}
+    make = lambda: entry(scale=2.0).build(SHAPE, 11, 7)  # noqa: E731
+    check_custom_model("Recurrent", make, 11, 7)
+    model, tokens_rbt = CustomModel(make, 2, {}, SHAPE), torch.arange(28).reshape(2, 2, 7) % 11
+    model.initialize((3, 4), {})
+    heard = {}
+    with listening(lambda kind, where, *values: heard.update({(kind, where): values[0]})):
+        logits_rbtv, _ = model(tokens_rbt)
+    torch.manual_seed(4)
+    alone = make()
+    assert torch.equal(logits_rbtv[1], alone(tokens_rbt[1], tokens_rbt[1])[0])
+    first = alone.blocks[0](2.0 * alone.embedding(tokens_rbt[1]))
+    assert torch.equal(heard["block_output", "block0"][1], first)
+    assert ("block_output", "block1") in heard
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        (lambda width, depth: None, "vocabulary"),
+        (lambda vocabulary, widht: None, "width"),
+        ("not callable", "builds a torch.nn.Module"),
+    ],
+)
+def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> None:
+    with pytest.raises(RequestError, match=word):
+        entry_of(build, "mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--optimizer", "{here}/own.py:Mina"], "Mine"),
+        (["--optimizer", "{here}/none.py:Mine"], "none.py"),
+        (["--optimizer", "AdamX"], "AdamX"),
+        (["--optimizer", "{here}/broken.py:Mine"], "SyntaxError"),
+        (["--model", "{here}/own.py"], "FILE.py:NAME"),
+        (["--model", "{here}/own.py:Mine"], "vocabulary"),
+        (["--optimizer", "{here}/own.py:Mine", "optimizer.momentun=1"], "optimizer.momentun"),
+    ],
+)
+def test_what_is_given_wrongly_is_answered_in_one_line(
+    options: list[str], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAB_OWN_CODE", "[]")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
+    (tmp_path / "broken.py").write_text("class Mine(:\n")
+    assert main(["stress", "--dry-run", *(option.format(here=tmp_path) for option in options)]) == 2
+    complaint = capsys.readouterr().err
+    assert word in complaint
+    assert complaint.count("\n") == 1
+    assert not list(tmp_path.glob("runs"))
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config", "GPT2Config", "MixtralConfig"])
+def test_configs_of_transformers_are_shrunk_and_trainable(name: str) -> None:
+    pytest.importorskip("transformers")
+    _, build, _ = huggingface_builder(name)
+    entry: Any = entry_of(build, name)
+    module = entry().build(SHAPE, 50, 12)
+    check_custom_model(name, lambda: entry().build(SHAPE, 50, 12), 50, 12)
+    assert module.config.num_hidden_layers == 2
+    assert module.config.hidden_size == 16
+    assert module.config.vocab_size == 50
+
+
+@pytest.mark.slow
+def test_a_card_of_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command trains in processes of its own, which find the code; the card has a line for what can be tested."""
+    import json
+
+    monkeypatch.setenv("LAB_OWN_CODE", "[]")
+    file = Path(__file__)
+    words = ["--tests", "lr_x10,residual_growth", "seed=0", "steps=20", f"out={tmp_path}/card", "--json"]
+    assert main(["stress", "--optimizer", f"{file}:Memory", "--model", f"{file}:Recurrent", *words]) == 0
+    card = json.loads((tmp_path / "card" / "card.json").read_text())
+    assert [test["name"] for test in card["tests"]] == ["lr_x10", "residual_growth"]
