@@ -62,6 +62,9 @@ def _stress(arguments: list[str]) -> None:
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
     code = [own_code.read(kind, path) for kind in own_code.KINDS if (path := getattr(given, kind))]
+    for each in code:
+        if each.remark:
+            say(f"lab: {each.remark}", error=True)
     asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options, "code": code}
     plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
     if given.dry_run:

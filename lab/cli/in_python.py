@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lab.analysis.sensitivity import WINDOW, Study, study
 from lab.analysis.text import listed
-from lab.cli import launch
+from lab.cli import launch, own_code
 from lab.cli.compose import Tree, parse
 from lab.cli.request import find_sweep, is_override, read_request
 from lab.core import machine, registry
@@ -73,35 +73,13 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
 
 
-@overload
-def stress(
-    *overrides: str,
-    minutes: int = 1,
-    tests: Sequence[str] = (),
-    cures: int | Sequence[str] | None = None,
-    out: str | Path | None = None,
-    **values: Any,
-) -> Card: ...
-
-
-@overload
-def stress(
-    recipes: list[str] | tuple[str, str],
-    /,
-    *overrides: str,
-    minutes: int = 1,
-    tests: Sequence[str] = (),
-    cures: int | Sequence[str] | None = None,
-    out: str | Path | None = None,
-    **values: Any,
-) -> CardPair: ...
-
-
 def stress(
     *overrides: Any,
     minutes: int = 1,
     tests: Sequence[str] = (),
     cures: int | Sequence[str] | None = None,
+    model: Any = None,
+    optimizer: Any = None,
     out: str | Path | None = None,
     **values: Any,
 ) -> Card | CardPair:
@@ -114,6 +92,10 @@ def stress(
         tests: the names of the tests; all that fit unless given.
         cures: how many single changes to try on each failed test, or their names; none in a minute, else 10, unless
             given.
+        model: a model of your own: a function or a class that builds a module, or as ``lab stress --model`` takes it;
+            or the name of a size, such as ``"d64"``.
+        optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress
+            --optimizer`` takes it, to put beside the recipe's; or the name of one of the lab's.
         out: the results folder; ``runs/stress/NAME`` unless given. With two recipes, the folder that holds theirs.
         values: overrides by key, as for ``sweep``.
 
@@ -127,15 +109,21 @@ def stress(
     """
     from lab.cli.stress import make_card, make_pair, read_plans  # here, since a sweep needs none of it
 
+    given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+    code = [own_code.read(kind, value) for kind, value in given.items() if own_code.is_code(value)]
+    values = {kind: value for kind, value in given.items() if not own_code.is_code(value)} | values
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
     words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int) else ",".join(cures) if cures is not None else None
-    given = {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
-    command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in given.items() if value)])
+    shown: dict[str, Any] = {
+        f"--{kind}": getattr(each, "__name__", each) for kind, each in given.items() if own_code.is_code(each)
+    }
+    shown |= {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
+    command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in shown.items() if value)])
     own = [word for word in words if is_override(word)]
     recipes = [word for word in words if word not in (*own, *options)]
-    plans = read_plans(recipes, own, command, names=tests, minutes=minutes, cures=chosen, options=options)
+    plans = read_plans(recipes, own, command, names=tests, minutes=minutes, cures=chosen, options=options, code=code)
     return make_card(*plans) if len(plans) == 1 else make_pair(plans)
 
 

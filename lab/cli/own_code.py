@@ -22,6 +22,10 @@ from lab.core.registry import LINKS, MODELS, Registry
 # The environment variable by which jobs, in processes of their own, learn what to register.
 VARIABLE = "LAB_OWN_CODE"
 KINDS = ("model", "optimizer")
+SHRUNK = (
+    "{name} is shrunk: its width, depth, heads, vocabulary and positions are those of the run; the width of its MLP to "
+    "that of the model and the query heads per key head are kept, there are 8 experts at most, and dropout is off"
+)
 OF_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}  # which trains what an optimizer of matrices leaves out
 
 
@@ -34,6 +38,7 @@ class OwnCode(NamedTuple):
         words: overrides that do so.
         settings: keys that may be given besides, with what they are called in a config.
         remark: what the user must know of it; may be empty.
+        fixed: keys that change nothing in it.
     """
 
     kind: str
@@ -41,6 +46,7 @@ class OwnCode(NamedTuple):
     words: Sequence[str]
     settings: Mapping[str, str]
     remark: str = ""
+    fixed: Sequence[str] = ()
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
@@ -60,11 +66,18 @@ def read(kind: str, given: Any) -> OwnCode:
         RequestError: there is no such file or name, or what it names cannot be trained here.
     """
     made = (_model if kind == "model" else _optimizer)(given)
-    if isinstance(given, str):
+    if not isinstance(given, str):
+        made = made._replace(words=[*made.words, "hydra/launcher=basic"])
+    else:
         others = json.loads(os.environ.get(VARIABLE, "[]"))
         entry = [kind, _absolute(given)]
         os.environ[VARIABLE] = json.dumps([*(each for each in others if each != entry), entry])
     return made
+
+
+def is_code(given: Any) -> bool:
+    """Whether a value names code, or is code, rather than choosing a file of ``conf/``."""
+    return not isinstance(given, str) or ":" in given or given.endswith(("Config", ".json", ".py"))
 
 
 def register_for_job() -> None:
@@ -87,15 +100,24 @@ def _model(given: Any) -> OwnCode:
 
     if isinstance(given, str) and (given.endswith(("Config", ".json")) or Path(given, "config.json").is_file()):
         name, builder, text = huggingface_builder(given)
+        remark = SHRUNK.format(name=name)
     else:
         builder, text = _object(given, "")
-        name = builder.__name__
+        name, remark = builder.__name__, ""
     entry = entry_of(builder, name)
     _register(MODELS, name, entry)
     settings = {field.name: f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"}
-    missing = [part for part in ("width", "depth") if part not in entry.takes]
-    remark = f"{name} takes no {' and no '.join(missing)}, so it has the size that it is built with" if missing else ""
-    return OwnCode("model", name, [f"+guest.{name}.source={text_digest(text)}", "intervention=[]"], settings, remark)
+    fixed = [part for part in ("width", "depth") if part not in entry.takes]
+    if fixed:
+        remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
+    return OwnCode(
+        "model",
+        name,
+        [f"+guest.{name}.source={text_digest(text)}", "intervention=[]"],
+        settings,
+        remark,
+        [f"model.{part}" for part in fixed],
+    )
 
 
 def _optimizer(given: Any) -> OwnCode:

@@ -38,6 +38,9 @@ LONGEST_NAME = 60  # of a folder, in characters
 NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b|recipe=none$")
 MOST_CURES = 10
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
+UNMEASURED = (
+    "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
+)
 COLOURS = {"passes": "green", "weak": "yellow", "fails": "red"}
 
 
@@ -52,6 +55,7 @@ class Plan:
         folder: of the records.
         cures: which changes are tried on failed tests, as ``--cures`` takes it.
         left_out: by title of a test why the recipe cannot take it.
+        fixed: keys that change nothing in the user's own model.
     """
 
     request: Request
@@ -60,6 +64,7 @@ class Plan:
     folder: Path
     cures: str
     left_out: Mapping[str, str] = field(default_factory=dict)
+    fixed: Sequence[str] = ()
 
 
 def read_plan(
@@ -101,17 +106,22 @@ def read_plan(
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
-    recipe = " and ".join([*names_of_code, *([_recipe_name(own)] if own or not code else [])])
-    return Plan(request, recipe, tests, Path(str(out)), cures)
+    fixed = [key for each in code for key in each.fixed]
+    return Plan(request, _recipe_name(own, code), tests, Path(str(out)), cures, fixed=fixed)
 
 
-def read_plans(recipes: Sequence[str], words: Sequence[str], command: str, **given: Any) -> list[Plan]:
+def read_plans(
+    recipes: Sequence[str], words: Sequence[str], command: str, *, code: Sequence[OwnCode] = (), **given: Any
+) -> list[Plan]:
     """Read the words of a crash test of named recipes: of none, as the words say, of one, or of two side by side.
+
+    An optimizer of the user's own stands beside that of the recipe, unless there are two recipes.
 
     Args:
         recipes: names or files.
         words: overrides of each.
         command: as ``read_plan`` takes it.
+        code: a model and an optimizer of the user's own, for each recipe.
         given: the other arguments of ``read_plan``.
 
     Raises:
@@ -121,17 +131,25 @@ def read_plans(recipes: Sequence[str], words: Sequence[str], command: str, **giv
         raise RequestError(f"lab stress takes a recipe, or two to put side by side, not {len(recipes)}")
     if recipes and (again := next((word for word in words if re.match(r"\+?recipe=", word)), "")):
         raise RequestError(f"{again}: the recipe is {recipes[0]!r} already")
-    if len(recipes) < 2:
-        return [read_plan([*(f"recipe={name}" for name in recipes), *words], command, **given)]
-    if len(set(recipes)) < 2:
+    if len(recipes) == 2 and len(set(recipes)) == 1:
         raise RequestError(f"two recipes are put side by side, and both are {recipes[0]!r}")
+    named = [f"recipe={name}" for name in recipes]
+    without = [each for each in code if each.kind != "optimizer"]
+    if len(recipes) == 2:
+        variants = [([name, *words], code) for name in named]
+    elif len(without) < len(code):
+        own_keys = {key for each in code if each not in without for key in each.settings.values()}
+        others = [word for word in words if word.partition("=")[0] not in own_keys]
+        variants = [([*named, *words], code), ([*named, *others], without)]
+    else:
+        return [read_plan([*named, *words], command, code=code, **given)]
     parents = [str(word.value) for word in parse([word for word in words if word.startswith("out=")])]
-    words = [word for word in words if not word.startswith("out=")]
     plans = []
-    for name in recipes:
-        recipe = f"recipe={name}"
-        out = [f"out={quoted(Path(parents[-1], _folder_name(_recipe_words([recipe]))))}"] if parents else []
-        plans.append(read_plan([recipe, *words, *out], command, **given))
+    for own, own_code in variants:
+        own = [word for word in own if not word.startswith("out=")]
+        names = [each.name for each in own_code] + _recipe_words(own)
+        out = [f"out={quoted(Path(parents[-1], _folder_name(names)))}"] if parents else []
+        plans.append(read_plan([*own, *out], command, code=own_code, **given))
     return plans
 
 
@@ -172,11 +190,13 @@ def _without_folders(words: Sequence[str]) -> list[str]:
     return [re.sub(r"^recipe=.*[/\\]", "recipe=", word) for word in words]
 
 
-def _recipe_name(words: Sequence[str]) -> str:
+def _recipe_name(words: Sequence[str], code: Sequence[OwnCode] = ()) -> str:
     words = _without_folders(words)
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
     changes = [word for word in words if not word.startswith("recipe=")]
-    name = named[0] if named else "the default recipe"
+    of_kind = {each.kind: each.name for each in code}
+    name = of_kind.get("model") or (named[0] if named else "the default recipe")
+    name += f" trained by {of_kind['optimizer']}" if "optimizer" in of_kind else ""
     return f"{name} with {' '.join(changes)}" if changes else name
 
 
@@ -215,7 +235,9 @@ class _Bench:
         """The card of the runs so far."""
         plan = self.plan
         card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
-        return replace(card, cures=cures, left_out=plan.left_out)
+        unmeasured = {line.test.title: UNMEASURED for line in card.lines if not line.interval.n}
+        lines = [line for line in card.lines if line.interval.n]
+        return replace(card, lines=lines, cures=cures, left_out={**plan.left_out, **unmeasured})
 
 
 def make_card(plan: Plan) -> Card:
@@ -271,7 +293,10 @@ def _without_impossible_tests(plan: Plan) -> Plan:
     reasons = {}
     for test in plan.tests:
         for place in test.places:
-            if reason := _refusal(plan.request, place.setting(USUAL_BEST)):
+            keys = [word.partition("=")[0] for word in place.words]
+            if unchanged := [key for key in keys if key in plan.fixed]:
+                reasons[test.title] = f"{unchanged[0]} changes nothing in {plan.recipe}"
+            elif reason := _refusal(plan.request, place.setting(USUAL_BEST)):
                 reasons[test.title] = reason
     if len(reasons) == len(plan.tests):
         raise RequestError(next(iter(reasons.values())))

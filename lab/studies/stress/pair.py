@@ -128,7 +128,10 @@ class CardPair:
         if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.trains]:
             verb = "is" if len(unjudged) == 1 else "are"
             return f"Not judged: {listed(unjudged)} {verb} no better than a bigram model at any learning rate."
-        titles = {who: [pair.first.test.title for pair in self.pairs if pair.stands_more == who] for who in (0, 1, -1)}
+        titles = {
+            who: [f"{pair.first.test.title} ({pair.number})" for pair in self.pairs if pair.stands_more == who]
+            for who in (0, 1, -1)
+        }
         sentences = [
             f"{name} stands more: {listed(titles[who])}." for who, name in enumerate(self.names) if titles[who]
         ]
