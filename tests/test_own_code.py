@@ -21,6 +21,7 @@ from lab.model.own_module import entry_of, huggingface_builder
 from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
+from lab.records import store
 from pieces import CPU, optimizer
 from test_optim import at, draw, noise, walk
 
@@ -213,7 +214,6 @@ def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> No
 def test_what_is_given_wrongly_is_answered_in_one_line(
     options: list[str], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("LAB_OWN_CODE", "[]")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
     (tmp_path / "broken.py").write_text("class Mine(:\n")
@@ -237,13 +237,16 @@ def test_configs_of_transformers_are_shrunk_and_trainable(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_card_of_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_of_own_code(tmp_path: Path) -> None:
     """The command trains in processes of its own, which find the code; the card has a line for what can be tested."""
     import json
 
-    monkeypatch.setenv("LAB_OWN_CODE", "[]")
     file = Path(__file__)
     words = ["--tests", "lr_x10,residual_growth", "seed=0", "steps=20", f"out={tmp_path}/card", "--json"]
     assert main(["stress", "--optimizer", f"{file}:Memory", "--model", f"{file}:Recurrent", *words]) == 0
-    card = json.loads((tmp_path / "card" / "card.json").read_text())
-    assert [test["name"] for test in card["tests"]] == ["lr_x10", "residual_growth"]
+    own, recipes = sorted((tmp_path / "card").glob("*/card.json"), key=lambda path: "Memory" not in path.parent.name)
+    for path in (own, recipes):
+        assert [test["name"] for test in json.loads(path.read_text())["tests"]] == ["lr_x10", "residual_growth"]
+    assert set(store.read(own.parent).runs["optimizer.name"]) == {"Memory"}
+    assert set(store.read(recipes.parent).runs["optimizer.name"]) == {"adamw"}
+    assert set(store.read(recipes.parent).runs["guest"]) == {"Recurrent"}

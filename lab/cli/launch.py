@@ -315,7 +315,9 @@ def train_missing(
     elsewhere = set[str]()  # runs that other commands train
     while fleets:
         elsewhere -= {point.id for fleet in fleets for point in fleet}
-        elsewhere |= _train_fleets(plan._replace(fleets=fleets), launcher, trains_here=trains_here, screen=screen)
+        elsewhere |= _train_fleets(
+            plan._replace(fleets=fleets), launcher, request.job_words, trains_here=trains_here, screen=screen
+        )
         left = _left_by_others(folder, elsewhere)
         fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
     # noted again, since a shard that began at the same time may have overwritten it
@@ -323,7 +325,9 @@ def train_missing(
     return elsewhere
 
 
-def _train_fleets(plan: SweepPlan, launcher: Launcher, *, trains_here: bool, screen: Screen | None) -> set[str]:
+def _train_fleets(
+    plan: SweepPlan, launcher: Launcher, job_words: Sequence[str], *, trains_here: bool, screen: Screen | None
+) -> set[str]:
     """Freeze a plan and train its fleets; returns the ids of the runs that other commands hold or have trained."""
     folder, fleets, request = plan.folder, plan.fleets, secrets.token_hex(8)
     # beside the id are the config and the data from which it follows
@@ -344,8 +348,8 @@ def _train_fleets(plan: SweepPlan, launcher: Launcher, *, trains_here: bool, scr
         elif trains_here and len(fleets) == 1:
             deaths = _train_here(folder, name, fleets[0], request)
         else:
-            out = f"out={quoted(folder.absolute())}"
-            deaths = _launch(launcher, [[f"fleet={name}/{index}/{request}", out] for index in range(len(fleets))])
+            words = [f"out={quoted(folder.absolute())}", *job_words]
+            deaths = _launch(launcher, [[f"fleet={name}/{index}/{request}", *words] for index in range(len(fleets))])
     for death in deaths:
         _warn(death)
     return leases.left(folder, request)
@@ -546,7 +550,7 @@ def hydra_task(config: DictConfig) -> None:
     if HydraConfig.initialized():  # true under a launcher of Hydra
         with suppress(FileNotFoundError):
             os.chdir(HydraConfig.get().runtime.cwd)  # cluster workers start anywhere; paths are relative to it
-    own_code.register_for_job()
+    own_code.register(config.get("own_code", ()))
     plan, index, request = str(config.fleet).split("/")
     train_planned_fleet(Path(config.out), plan, int(index), request=request)
 

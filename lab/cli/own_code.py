@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -19,8 +18,6 @@ from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
 from lab.core.registry import LINKS, MODELS, Registry
 
-# The environment variable by which jobs, in processes of their own, learn what to register.
-VARIABLE = "LAB_OWN_CODE"
 KINDS = ("model", "optimizer")
 SHRUNK = (
     "{name} is shrunk: its width, depth, heads, vocabulary and positions are those of the run; the width of its MLP to "
@@ -39,6 +36,7 @@ class OwnCode(NamedTuple):
         settings: keys that may be given besides, with what they are called in a config.
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
+        source: where jobs find it; empty for an object.
     """
 
     kind: str
@@ -47,6 +45,7 @@ class OwnCode(NamedTuple):
     settings: Mapping[str, str]
     remark: str = ""
     fixed: Sequence[str] = ()
+    source: str = ""
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
@@ -66,13 +65,9 @@ def read(kind: str, given: Any) -> OwnCode:
         RequestError: there is no such file or name, or what it names cannot be trained here.
     """
     made = (_model if kind == "model" else _optimizer)(given)
-    if not isinstance(given, str):
-        made = made._replace(words=[*made.words, "hydra/launcher=basic"])
-    else:
-        others = json.loads(os.environ.get(VARIABLE, "[]"))
-        entry = [kind, _absolute(given)]
-        os.environ[VARIABLE] = json.dumps([*(each for each in others if each != entry), entry])
-    return made
+    if isinstance(given, str):
+        return made._replace(source=_absolute(given))
+    return made._replace(words=[*made.words, "hydra/launcher=basic"])  # other processes cannot import an object
 
 
 def is_code(given: Any) -> bool:
@@ -80,14 +75,20 @@ def is_code(given: Any) -> bool:
     return not isinstance(given, str) or ":" in given or given.endswith(("Config", ".json", ".py"))
 
 
-def register_for_job() -> None:
+def words_for_jobs(code: Sequence[OwnCode]) -> list[str]:
+    """The override by which jobs, in processes of their own, learn what to register; none if there is nothing."""
+    entries = [[each.kind, each.source] for each in code if each.source]
+    return [f"+own_code={json.dumps(entries)}"] if entries else []
+
+
+def register(entries: Sequence[Sequence[str]]) -> None:
     """Register, in the process of a job, what the request registered.
 
     Raises:
-        RequestError: a file is no longer there, or has changed for the worse.
+        RequestError: a file is no longer there, or no longer defines the name.
     """
-    for kind, given in json.loads(os.environ.get(VARIABLE, "[]")):
-        (_model if kind == "model" else _optimizer)(given)
+    for kind, source in entries:
+        (_model if kind == "model" else _optimizer)(source)
 
 
 def _absolute(given: str) -> str:

@@ -50,6 +50,7 @@ class Request:
         one: whether it is a single run, and the values that a sweep file sweeps are left out.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
+        job_words: overrides that each job gets besides its fleet.
     """
 
     words: Sequence[Word] = ()
@@ -61,6 +62,7 @@ class Request:
     one: bool = False
     command: str = ""
     question: str = ""
+    job_words: Sequence[str] = ()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode
+from lab.cli.own_code import OwnCode, words_for_jobs
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
@@ -102,7 +102,7 @@ def read_plan(
         words = each.with_settings(words)
     given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
-    request = _as_the_file_says(request)
+    request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
@@ -136,20 +136,20 @@ def read_plans(
     named = [f"recipe={name}" for name in recipes]
     without = [each for each in code if each.kind != "optimizer"]
     if len(recipes) == 2:
-        variants = [([name, *words], code) for name in named]
+        variants = [([name], words, code) for name in named]
     elif len(without) < len(code):
         own_keys = {key for each in code if each not in without for key in each.settings.values()}
         others = [word for word in words if word.partition("=")[0] not in own_keys]
-        variants = [([*named, *words], code), ([*named, *others], without)]
+        variants = [(named, words, code), (named, others, without)]
     else:
         return [read_plan([*named, *words], command, code=code, **given)]
     parents = [str(word.value) for word in parse([word for word in words if word.startswith("out=")])]
     plans = []
-    for own, own_code in variants:
-        own = [word for word in own if not word.startswith("out=")]
-        names = [each.name for each in own_code] + _recipe_words(own)
-        out = [f"out={quoted(Path(parents[-1], _folder_name(names)))}"] if parents else []
-        plans.append(read_plan([*own, *out], command, code=own_code, **given))
+    for recipe, changes, own in variants:
+        kept = [word for word in changes if not word.startswith("out=")]
+        folder = _folder_name([*(each.name for each in own), *recipe])
+        out = [f"out={quoted(Path(parents[-1], folder))}"] if parents else []
+        plans.append(read_plan([*recipe, *kept, *out], command, code=own, **given))
     return plans
 
 
