@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,7 +231,6 @@ CHANGE_NAMES = {
 }
 # A spike that begins within so many updates of the branch was made by the change.
 AT_ONCE = 5
-BRANCH_COLUMNS = ("step", "back", "removed", "at_once", "wait")
 
 
 def branch_outcomes(records: Records) -> pd.DataFrame:
@@ -247,22 +246,14 @@ def branch_outcomes(records: Records) -> pd.DataFrame:
     cards = records.runs.reindex(columns=["id", "response"])
     branched = set(cards.loc[cards["response"] == BRANCH, "id"])
     events = records.events[records.events["id"].isin(branched)]
-    rows = {str(run): _outcome(of_run.to_dict("records")) for run, of_run in events.groupby("id", sort=False)}
-    found = {run: row for run, row in rows.items() if row}
-    return pd.DataFrame.from_dict(found, orient="index", columns=list(BRANCH_COLUMNS), dtype=float)
-
-
-def _outcome(events: Sequence[dict[Any, Any]]) -> tuple[float, ...] | None:
-    """Of the events of a run, in the order in which they happened."""
-    kinds = [event["kind"] for event in events]
-    if "rewind" not in kinds:
-        return None
-    rewind = kinds.index("rewind")
-    start, back = int(events[rewind]["step"]), int(events[rewind]["value"])
-    spike = start + back - 1  # the run had made the update of that step
-    later = [event["step"] for event in events[rewind:] if event["kind"] == "spike"]
-    wait = later[0] - start if later else math.inf
-    return spike, back - 1, wait > back - 1 + MERGE, wait <= AT_ONCE, wait
+    events = events.assign(order=np.arange(len(events)))  # in which they happened
+    rewind = events[events["kind"] == "rewind"].drop_duplicates("id").set_index("id")
+    back = rewind["value"] - 1  # the run had made the update of the step at which the spike began
+    is_later = events["order"] > events["id"].map(rewind["order"]).astype(float)
+    spikes = events[(events["kind"] == "spike") & is_later].drop_duplicates("id").set_index("id")["step"]
+    wait = (spikes - rewind["step"]).reindex(rewind.index).fillna(math.inf)
+    outcomes = {"step": rewind["step"] + back, "back": back, "removed": wait > back + MERGE}
+    return pd.DataFrame(outcomes | {"at_once": wait <= AT_ONCE, "wait": wait}).astype(float).rename_axis(None)
 
 
 def branch_counts(records: Records) -> pd.DataFrame:
@@ -380,8 +371,6 @@ NO_REMEDY, SHRUNK_NAME = REMEDY_NAMES["none"], "shrunk embedding gradient"
 NUMBERS = ("steps", "spikes", "rewound_steps", "final_val_loss")
 REMEDY_COLUMNS = ("more", "rate", "overall", "answered", "returned", "lost", "final")
 
-Event = tuple[int, int, str, float]  # step, batch, kind and value
-
 
 def remedy_traits(records: Records) -> pd.DataFrame:
     """The loss spikes of each run without planted bad data, indexed by its id.
@@ -398,16 +387,20 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
         loss, nats/token.
     """
-    cards = _own(records)
-    events = _happened(records, cards[cards["spikes"].notna()])
-    losses = training_losses(records)
+    cards = records.runs.reindex(columns=["id", "burst", "ledger", "status", *NUMBERS])
+    cards = cards.astype(dict.fromkeys(NUMBERS, float))
+    own = cards[(cards[["burst", "ledger"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
+    events, losses = dict(iter(records.events.groupby("id"))), training_losses(records)
     rows: dict[str, tuple[float, ...]] = {}
-    for card in cards.to_dict("records"):
+    for card in own.to_dict("records"):
         run = str(card["id"])
-        if run in events:
-            rows[run] = _remedy_traits(card, events[run])
+        if not math.isnan(card["spikes"]):
+            rows[run] = _remedy_traits(card, events.get(run, records.events.head(0)))
         elif run in losses:
-            rows[run] = _remedy_traits(card, [(row, row, "spike", 0.0) for row in triggered(losses[run])])
+            spikes = list(triggered(losses[run]))
+            rows[run] = _remedy_traits(
+                card, pd.DataFrame({"step": spikes, "batch": spikes, "kind": "spike", "value": 0.0})
+            )
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(REMEDY_COLUMNS), dtype=float)
 
 
@@ -424,41 +417,20 @@ def _name(card: Mapping[Hashable, Any]) -> str:
     return next(named, "")
 
 
-def _own(records: Records) -> pd.DataFrame:
-    """The cards of finished and diverged runs in which nothing was planted or scheduled."""
-    cards = records.runs.reindex(columns=["id", "burst", "ledger", "status", *NUMBERS]).astype(
-        dict.fromkeys(NUMBERS, float)
-    )
-    return cards[(cards[["burst", "ledger"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
-
-
-def _happened(records: Records, cards: pd.DataFrame) -> dict[str, list[Event]]:
-    """The events of these runs in the order in which they happened."""
-    happened: dict[str, list[Event]] = {str(run): [] for run in cards["id"]}
-    chosen = records.events[records.events["id"].isin(list(happened))]
-    columns = [chosen[key] for key in ("id", "step", "batch", "kind", "value")]
-    for run, step, batch, kind, value in zip(*columns, strict=True):
-        happened[str(run)].append((int(step), int(batch), str(kind), float(value)))
-    return happened
-
-
-def _remedy_traits(card: Mapping[Hashable, Any], events: Sequence[Event]) -> tuple[float, ...]:
+def _remedy_traits(card: Mapping[Hashable, Any], events: pd.DataFrame) -> tuple[float, ...]:
+    """The traits of a run from its card and its events, in the order in which they happened."""
     trained = float(np.nansum([card["steps"], card["rewound_steps"]]))
-    spikes = [step for step, _, kind, _ in events if kind == "spike"]
-    more = max(0, len(spikes) - 1)
-    rate = PER_STEPS * more / (trained - spikes[0]) if spikes else 0.0
-    returned = [_comes_back(events[place:]) for place, (_, _, kind, _) in enumerate(events) if kind == "rewind"]
-    last_step, last_batch = events[-1][:2] if events else (0, 0)
-    lost = np.nansum([card["rewound_steps"], last_batch - last_step])
-    overall = PER_STEPS * len(spikes) / trained
-    return more, rate, overall, len(returned), sum(returned), float(lost), float(card["final_val_loss"])
-
-
-def _comes_back(events: Sequence[Event]) -> bool:
-    """Whether a spike begins, after the rewind that is the first event, up to 20 updates after where it came from."""
-    start, _, _, back = events[0]
-    later = next((step for step, _, kind, _ in events[1:] if kind == "spike"), math.inf)
-    return later - start <= back - 1 + MERGE
+    step_n, is_spike_n = events["step"].to_numpy(dtype=float), (events["kind"] == "spike").to_numpy()
+    spike_steps = step_n[is_spike_n]
+    more = max(0, len(spike_steps) - 1)
+    rate = PER_STEPS * more / (trained - spike_steps[0]) if len(spike_steps) else 0.0
+    next_spike_n = pd.Series(np.where(is_spike_n, step_n, math.nan)).bfill().to_numpy()
+    comes_back_n = next_spike_n - step_n <= events["value"].to_numpy(dtype=float) - 1 + MERGE
+    returned_n = comes_back_n[(events["kind"] == "rewind").to_numpy()]
+    passed_over = float(events["batch"].iloc[-1] - events["step"].iloc[-1]) if len(events) else 0.0
+    lost = float(np.nansum([card["rewound_steps"], passed_over]))
+    overall = PER_STEPS * len(spike_steps) / trained
+    return more, rate, overall, len(returned_n), int(returned_n.sum()), lost, float(card["final_val_loss"])
 
 
 WITHOUT, ALL = "data.without", "none"
