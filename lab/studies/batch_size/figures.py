@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,14 +125,12 @@ def _band(tuned: TunedSteps, fit: SaturatingCurve, fine: Numbers) -> tuple[Numbe
 def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Quantity) -> None:
     """Draw the mean over seeds in each column, with its interval; the columns are batch sizes."""
     batches = table.columns.to_numpy(dtype=float)
-    columns = [table[batch].dropna().to_numpy(dtype=float) for batch in table]
-    texts = [
-        "\n".join(
-            [name, f"batch of {format_value(float(batch))} sequences", *quantity.lines(seeds), f"{len(seeds)} seeds"]
-        )
-        for batch, seeds in zip(batches, columns, strict=True)
-    ]
-    dots = [Dot(_interval(seeds, quantity), text) for seeds, text in zip(columns, texts, strict=True)]
+    dots = []
+    for batch, column in zip(batches, table, strict=True):
+        seeds = table[column].dropna().to_numpy(dtype=float)
+        of_batch = f"batch of {format_value(float(batch))} sequences"
+        text = "\n".join([name, of_batch, *quantity.lines(seeds), f"{len(seeds)} seeds"])
+        dots.append(Dot(_interval(seeds, quantity), text))
     panels.draw_dots(axes, batches, dots, color=colour, marker="o", linestyle="", markersize=3.5)
 
 
@@ -234,20 +232,13 @@ def noise_scale_with_loss(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def _noise_line(axes: Axes, tenths: pd.DataFrame, colour: str, name: str) -> None:
-    by_tenth_ = tenths.groupby("tenth")
-    losses, seeds = by_tenth_["loss"].mean(), [part.to_numpy(dtype=float) for _, part in by_tenth_["noise_scale"]]
-    texts = [
-        "\n".join(
-            [
-                name,
-                f"tenth {int(str(tenth)) + 1} of training",
-                f"held-out loss {loss:.4g} nats/token",
-                *NOISE.lines(part),
-            ]
-        )
-        for (tenth, loss), part in zip(losses.items(), seeds, strict=True)
-    ]
-    panels.mean_line(axes, losses.to_numpy(), seeds, NOISE, texts, color=colour)
+    losses, seeds, texts = [], [], []
+    for tenth, rows in tenths.groupby("tenth"):
+        losses.append(float(rows["loss"].mean()))
+        seeds.append(rows["noise_scale"].to_numpy(dtype=float))
+        place = f"tenth {int(str(tenth)) + 1} of training\nheld-out loss {losses[-1]:.4g} nats/token"
+        texts.append("\n".join([name, place, *NOISE.lines(seeds[-1])]))
+    panels.mean_line(axes, losses, seeds, NOISE, texts, color=colour)
 
 
 CONSTANT = "constant"
@@ -255,8 +246,6 @@ DIFFERENCE = Quantity("final loss minus that of the constant batch", "nats/token
 LEVEL = "constant batch"
 TICKS = (1, 2, 5, 10, 20, 50, 100)
 SHARES = np.geomspace(1, 100, 80)  # of the tokens, percent, at which lines are drawn
-
-Curves = dict[str, pd.DataFrame]  # by seed, a run of ``over_tokens``
 
 
 @figure("batch_ramps")
@@ -270,25 +259,37 @@ def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
     best = _best(records, runs)
     names = list(dict.fromkeys(best["batch"]))
     looks = panels.arm_looks(names)
-    curves = _curves(records, best)
+    over, total = over_tokens(records.of(best["id"])), records.runs.set_index("id")["tokens"].astype(float)
+    held, losses = {}, {}  # at each of ``SHARES``, by batch schedule and seed
+    for name, seed, run in best[["batch", "seed", "id"]].itertuples(index=False):
+        curve = over[run].assign(tokens=over[run]["tokens"] * 100 / total[run])
+        before = np.searchsorted(curve["tokens"].to_numpy(dtype=float), SHARES, side="right") - 1
+        held[name, seed] = curve["sequences"].to_numpy(dtype=float)[before]
+        losses[name, seed] = loss_at(curve, SHARES)
     rows = [name for name in names if name != CONSTANT]
     columns = layout.columns_for(2, panels.NARROWEST_ROWS)
     below = [panels.rows_height(rows)]
     sheet, ((batch_axes,), (loss_axes,)) = layout.facets(["", ""], [""], 15.0, columns, share_y=False, below=below)
     for name, look in looks.items():
-        _line(batch_axes, np.array([_held(run) for run in curves[name].values()]), look)
-        seeds = [seed for seed in curves[name] if seed in curves[CONSTANT]]
-        if name != CONSTANT and seeds:
-            losses_of, constants = ([loss_at(curves[key][seed], SHARES) for seed in seeds] for key in (name, CONSTANT))
-            _line(loss_axes, np.array(losses_of) - np.array(constants), look)
+        seeds = [seed for batch, seed in held if batch == name]
+        _line(batch_axes, np.array([held[name, seed] for seed in seeds]), look)
+        paired = [losses[name, seed] - losses[CONSTANT, seed] for seed in seeds if (CONSTANT, seed) in losses]
+        if name != CONSTANT and paired:
+            _line(loss_axes, np.array(paired), look)
     for axes, label in ((batch_axes, "batch, sequences"), (loss_axes, "loss minus that of the\nconstant (nats/token)")):
         scales.x_axis(axes, "tokens, % of the run", SHARES, TICKS, number)
         axes.set_ylabel(label)
     scales.probe_axis(batch_axes)
     panels.level(loss_axes, 0.0, LEVEL, style.DASHED)
     bottom = sheet.panel(-1, 0, sheet.columns)
-    for group in _final(best, rows, looks):
-        panels.rows(bottom, rows, [group])
+    constant = best[best["batch"] == CONSTANT].set_index("seed")["capped"]
+    final = best.assign(difference=best["capped"] - best["seed"].map(constant))
+    for row, name in enumerate(rows):
+        of_name = final[final["batch"] == name]
+        changes = of_name["difference"].dropna().to_numpy()
+        text = hover.HoverText(of_name).point(slice(None), DIFFERENCE, changes)
+        dots = {row: Dot(student_t(changes), text)} if len(changes) else {}
+        panels.rows(bottom, rows, [({**looks[name], "marker": "o"}, dots)])
     panels.level(bottom, 0.0, LEVEL, style.DASHED, upright=True)
     bottom.set_xlabel("final held-out loss minus that\nof the constant batch (nats/token)")
     sheet.keys(("batch", panels.arm_keys(looks, marker="")))
@@ -316,37 +317,7 @@ def _best(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     return best.sort_values("batch", key=lambda names: names == CONSTANT, kind="stable")
 
 
-def _curves(records: Records, best: pd.DataFrame) -> dict[str, Curves]:
-    """Loss and batch over tokens, in percent of the run's tokens, by batch schedule and seed."""
-    over = over_tokens(records.of(best["id"]))
-    total = records.runs.set_index("id")["tokens"].astype(float)
-    shares = {name: run.assign(tokens=run["tokens"] * 100 / total[name]) for name, run in over.items()}
-    return {
-        str(name): {str(seed): shares[run] for seed, run in zip(group["seed"], group["id"], strict=True)}
-        for name, group in best.groupby("batch")
-    }
-
-
 def _line(axes: Axes, values_sn: Numbers, look: Mapping[str, Any]) -> None:
     """Draw the mean over seeds at each of ``SHARES``, with the band from the lowest to the highest."""
     axes.plot(SHARES, values_sn.mean(axis=0), color=look["color"], linestyle=look["linestyle"])
     panels.band(axes, SHARES, values_sn.min(axis=0), values_sn.max(axis=0), look["color"], len(values_sn))
-
-
-def _held(run: pd.DataFrame) -> Numbers:
-    """Batch at each of ``SHARES``: that of the last record before."""
-    at = np.searchsorted(run["tokens"].to_numpy(dtype=float), SHARES, side="right") - 1
-    held: Numbers = run["sequences"].to_numpy(dtype=float)[at]
-    return held
-
-
-def _final(
-    best: pd.DataFrame, names: Sequence[str], looks: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[Mapping[str, Any], dict[int, Dot]]]:
-    """Yield, for each schedule, its look and the dot of its final loss minus that of the constant batch, by row."""
-    constant = best[best["batch"] == CONSTANT].set_index("seed")["capped"]
-    for row, name in enumerate(names):
-        of_name = best[best["batch"] == name]
-        changes = (of_name.set_index("seed")["capped"] - constant).dropna().to_numpy()
-        text = hover.HoverText(of_name).point(slice(None), DIFFERENCE, changes)
-        yield {**looks[name], "marker": "o"}, {row: Dot(student_t(changes), text)} if len(changes) else {}
