@@ -7,8 +7,7 @@ the grid and the seeds could have shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.curves import configs, differing, setting_name
 from lab.analysis.grouping import arm_labels
 from lab.analysis.sensitivity import capped, optima
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import count, format_value
 from lab.records.store import Records
 
@@ -32,42 +31,12 @@ left out."""
 FEWEST_SPARE = 2  # curves beyond the coefficients of a law
 
 
-class Exponent(NamedTuple):
-    """The exponent of one number in a law, with the ends of its 95 % interval."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-
-
-class Law(NamedTuple):
-    """The best learning rate as a power law, fitted to the curves of all seeds.
-
-    Attributes:
-        arm: the arm without the numbers of the law; empty if there is only one.
-        exponents: one for each number.
-        curves: the number of curves fitted.
-        left_out: the number of curves whose best learning rate is at an end of the grid.
-        scatter: the residual standard deviation as a factor.
-    """
-
-    arm: str
-    exponents: list[Exponent]
-    curves: int
-    left_out: int
-    scatter: float
-
-    def __str__(self) -> str:
-        parts = [f"{one.name}^{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in self.exponents]
-        left_out = f", {self.left_out} left out" if self.left_out else ""
-        arm = f"{self.arm}: " if self.arm else ""
-        scatter = f"they scatter by a factor of {self.scatter:.2f}"
-        return f"{arm}{' '.join(parts)}, from {self.curves} curves{left_out}; {scatter}"
-
-
-def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
+def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     """The laws of the best learning rate, of arms in which two or more numbers vary, model size among them.
+
+    Each is a power law with the 95 % intervals of its exponents, the number of curves of all seeds that were fitted,
+    how many were left out since their best learning rate is at an end of the grid, and the residual standard deviation
+    as a factor.
 
     Args:
         records: imported records.
@@ -81,19 +50,17 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
         for key in names
     }
     table = points.assign(**{name: points["id"].map(values).astype(float) for name, values in numbers.items()})
-    labels = arm_labels(records.runs, names)
-    table["rest"] = table["id"].map(labels)
-    laws = [_law(str(rest), runs, ["size", *numbers]) for rest, runs in table.groupby("rest", sort=False)]
-    known = [law for law in laws if law]
-    return known if table["rest"].nunique() > 1 else [law._replace(arm="") for law in known]
+    arms = table.groupby(table["id"].map(arm_labels(records.runs, names)), sort=False)
+    laws = {str(arm): _law(runs, ["size", *numbers]) for arm, runs in arms}
+    return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
 
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, float) and value > 0
 
 
-def _law(arm: str, runs: pd.DataFrame, names: Sequence[str]) -> Law | None:
-    """The law of one arm; None if fewer than two numbers vary independently, or too few curves have an optimum."""
+def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
+    """The law of one arm; empty if fewer than two numbers vary independently, or too few curves have an optimum."""
     seeds = runs.groupby(["curve", "seed"], sort=False)
     best = optima(runs)["best_lr_fine"].to_numpy()
     ends = seeds["lr"].agg(["min", "max"]).to_numpy()
@@ -107,70 +74,58 @@ def _law(arm: str, runs: pd.DataFrame, names: Sequence[str]) -> Law | None:
             chosen.append(name)
     spare = len(logs) - len(columns)
     if len(chosen) < 2 or spare < FEWEST_SPARE:
-        return None
+        return ""
     x_nk, y_n = np.stack(columns, axis=1), np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
     variance = float(((y_n - x_nk @ fitted_k) ** 2).sum()) / spare
     errors_k = np.sqrt(variance * np.diag(np.linalg.inv(x_nk.T @ x_nk)))
     half_k = float(scipy.special.stdtrit(spare, 0.975)) * errors_k
-    exponents = [
-        Exponent(name, float(value), float(value - half), float(value + half))
-        for name, value, half in zip(chosen, fitted_k[1:], half_k[1:], strict=True)
+    powers = [
+        f"{name}^{power:.2f} [{power - half:.2f}, {power + half:.2f}]"
+        for name, power, half in zip(chosen, fitted_k[1:], half_k[1:], strict=True)
     ]
-    return Law(arm, exponents, len(logs), int((~is_inner).sum()), 10 ** math.sqrt(variance))
+    left_out = f", {(~is_inner).sum()} left out" if not is_inner.all() else ""
+    scatter = 10 ** math.sqrt(variance)
+    return f"{' '.join(powers)}, from {len(logs)} curves{left_out}; they scatter by a factor of {scatter:.2f}"
 
 
-class Transfer(NamedTuple):
+def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
     """What happens if the best learning rate of the smallest size of an arm is used at its largest.
 
-    Attributes:
-        sizes: the smallest and the largest.
-        best: the best learning rate of each, a geometric mean over seeds.
-        shift: log10 of the best at the largest over that at the smallest, an interval over seeds.
-        step: the median step of the grid, in log10.
-        cost: the loss that the transfer adds, nats per token, an interval over seeds.
-        at_edge: whether a best learning rate is at an end of its grid, beyond which the optimum may lie.
+    A row for each arm with two sizes or more and three learning rates that both ends ran. A shift is that of log10 of
+    the best learning rate, a mean over seeds, in median steps of the grid.
     """
-
-    arm: str
-    sizes: tuple[float, float]
-    best: tuple[float, float]
-    shift: Interval
-    step: float
-    cost: Interval
-    at_edge: bool
-
-    @property
-    def unseen(self) -> float:
-        """The smallest shift that could have been seen, in steps."""
-        return (self.shift.high - self.shift.mean) / self.step if self.shift.n >= FEWEST_SEEDS else 1.0
-
-
-def transfers(points: pd.DataFrame) -> Iterator[Transfer]:
-    """Yield the transfer of each arm with two sizes or more and three learning rates that both ends ran."""
-    best = optima(points).assign(size=points.groupby(["curve", "seed"], sort=False)["size"].first().to_numpy())
+    best, rows = optima(points), []
+    best = best.assign(size=points.groupby(["curve", "seed"], sort=False)["size"].first().to_numpy())
     for arm, runs in points.groupby("arm", sort=False):
-        small, large = runs["size"].min(), runs["size"].max()
-        ends = [runs[runs["size"] == size] for size in (small, large)]
+        sizes = runs["size"].min(), runs["size"].max()
+        ends = [runs[runs["size"] == size] for size in sizes]
         lrs = [np.sort(end["lr"].unique()) for end in ends]
-        if small == large or min(map(len, lrs)) < 3 or min(map(min, lrs)) <= 0:
+        if sizes[0] == sizes[1] or min(map(len, lrs)) < 3 or min(map(min, lrs)) <= 0:
             continue
         logs = [
             np.log10(best[(best["arm"] == arm) & (best["size"] == size)].set_index("seed")["best_lr_fine"])
-            for size in (small, large)
+            for size in sizes
         ]
         if logs[0].isna().all() or logs[1].isna().all():
             continue
         at_edge = any(not lr.min() < 10 ** log.mean() * 1.0000001 < lr.max() for lr, log in zip(lrs, logs, strict=True))
-        yield Transfer(
-            str(arm),
-            (small, large),
-            (10 ** logs[0].mean(), 10 ** logs[1].mean()),
-            student_t(logs[1] - logs[0]),
-            float(np.median(np.diff(np.log10(lrs[1])))),
-            student_t([_cost(of_seed, logs[0].get(seed, math.nan)) for seed, of_seed in ends[1].groupby("seed")]),
-            at_edge,
+        step, shift = float(np.median(np.diff(np.log10(lrs[1])))), student_t(logs[1] - logs[0])
+        unseen = (shift.high - shift.mean) / step if shift.n >= FEWEST_SEEDS else 1.0
+        cost = student_t([_cost(of_seed, logs[0].get(seed, math.nan)) for seed, of_seed in ends[1].groupby("seed")])
+        rows.append(
+            {
+                "arm": str(arm),
+                "from": count(sizes[0]),
+                "to": count(sizes[1]),
+                "best LR": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
+                "shift in steps": f"{'at least ' if at_edge else ''}{shift.mean / step:+.2f}",
+                "could have seen": f"{unseen:.2f}",
+                "cost": cost.bare,
+                "n": cost.n,
+            }
         )
+    return pd.DataFrame(rows)
 
 
 def _cost(curve: pd.DataFrame, log_lr: float) -> float:
@@ -178,23 +133,3 @@ def _cost(curve: pd.DataFrame, log_lr: float) -> float:
     curve = curve.sort_values("lr")
     loss = capped(curve)
     return float(np.interp(log_lr, np.log10(curve["lr"]), loss) - loss.min()) if not math.isnan(log_lr) else math.nan
-
-
-def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
-    """``transfers`` for readers, a row per arm."""
-    rows = []
-    for one in transfers(points):
-        sign = "at least " if one.at_edge else ""
-        rows.append(
-            {
-                "arm": one.arm,
-                "from": count(one.sizes[0]),
-                "to": count(one.sizes[1]),
-                "best LR": " to ".join(format_value(float(f"{lr:.2g}")) for lr in one.best),
-                "shift in steps": f"{sign}{one.shift.mean / one.step:+.2f}",
-                "could have seen": f"{one.unseen:.2f}",
-                "cost": one.cost.bare,
-                "n": one.cost.n,
-            }
-        )
-    return pd.DataFrame(rows)

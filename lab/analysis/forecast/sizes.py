@@ -123,7 +123,7 @@ def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     if len(table := optimum.transfer_table(ended)):
         lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(optimum.ABOUT_TRANSFER, line_length)]
     if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW, *map(str, laws), *textwrap.wrap(optimum.ABOUT_LAW, line_length)]
+        lines += ["", optimum.LAW, *laws, *textwrap.wrap(optimum.ABOUT_LAW, line_length)]
     return lines
 
 
