@@ -207,23 +207,23 @@ def table(contrasts: Sequence[Contrast]) -> pd.DataFrame:
         if first.reference:
             cells["difference"] = [_cell(first, arm, column) if arm != first.reference else "" for arm in first.arms]
     else:
-        for one in contrasts:
-            for column in one.columns:
-                name = one.title(column) if len(contrasts) > 1 else column
-                cells[name] = [_cell(one, arm, column) for arm in first.arms]
+        for contrast in contrasts:
+            for column in contrast.columns:
+                name = contrast.title(column) if len(contrasts) > 1 else column
+                cells[name] = [_cell(contrast, arm, column) for arm in first.arms]
     return pd.DataFrame(cells | {"n": [_seed_counts(first, arm) for arm in first.arms]})
 
 
-def _cell(one: Contrast, arm: str, column: str) -> str:
-    if arm not in one.levels:
+def _cell(contrast: Contrast, arm: str, column: str) -> str:
+    if arm not in contrast.levels:
         return ""
-    if arm in one.differences and one.reference:
-        return one.measure.change(one.differences[arm][column])
-    return one.measure.level(one.levels[arm][column])
+    if arm in contrast.differences and contrast.reference:
+        return contrast.measure.change(contrast.differences[arm][column])
+    return contrast.measure.level(contrast.levels[arm][column])
 
 
-def _seed_counts(one: Contrast, arm: str) -> str:
-    counts = sorted({cell.n for cell in (one.differences.get(arm) or one.levels[arm]).values() if cell.n})
+def _seed_counts(contrast: Contrast, arm: str) -> str:
+    counts = sorted({cell.n for cell in (contrast.differences.get(arm) or contrast.levels[arm]).values() if cell.n})
     return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))) if counts else "0"
 
 

@@ -183,16 +183,13 @@ class Evidence:
         """Groups of curves that agree in everything except the keys ``frees`` and those below them; computed once."""
         key = tuple(frees)
         if key not in self._groups:
-            self._groups[key] = self._grouped(key)
+            groups: dict[Hashable, dict[int, Config]] = {}
+            freed = {name for name in set().union(*self.curves.values()) if _below(name, key)}
+            for number, curve in self.curves.items():
+                fixed = frozenset((name, value) for name, value in curve.items() if name not in freed)
+                groups.setdefault(fixed, {})[number] = curve
+            self._groups[key] = [ComparisonGroup(self, curves) for curves in groups.values()]
         return self._groups[key]
-
-    def _grouped(self, frees: Sequence[str]) -> list[ComparisonGroup]:
-        groups: dict[Hashable, dict[int, Config]] = {}
-        freed = {key for key in set().union(*self.curves.values()) if _below(key, frees)}
-        for number, curve in self.curves.items():
-            fixed = frozenset((key, value) for key, value in curve.items() if key not in freed)
-            groups.setdefault(fixed, {})[number] = curve
-        return [ComparisonGroup(self, curves) for curves in groups.values()]
 
     def probe_values(
         self, reduce: Callable[..., pd.Series], probe: str, where: str, **options: float
@@ -325,7 +322,8 @@ class ArmTables:
         """The same arm, with the instability part of each S in place of S."""
         arm = copy(self)
         arm.complete = [
-            summary._replace(values=summary.values | _instability_parts(summary.values)) for summary in self.complete
+            summary._replace(values=summary.values | {s: summary.values[part] for s, part in SENSITIVITIES.items()})
+            for summary in self.complete
         ]
         return arm
 
@@ -361,19 +359,22 @@ class ArmTables:
 
         NaN if no learning rate of the curve beat the bigram model.
         """
-        level = {True: LOST, False: math.nan}
-        return self._tabulate(lambda one: one.runs[lr].loss - one.values["best"] - level[one.learned])
+
+        def margin(summary: CurveSummary) -> float:
+            return summary.runs[lr].loss - summary.values["best"] - LOST if summary.learned else math.nan
+
+        return self._tabulate(margin)
 
     def lost(self, lr: float) -> pd.DataFrame:
         """1 if the learning rate lies above eta_div, else 0; NaN if no learning rate beat the bigram model."""
-        return (math.log10(lr) > (first := self.table("log_lost"))).where(first.notna()).astype(float)
+        first = self.table("log_lost")
+        return (math.log10(lr) > first).where(first.notna()).astype(float)
 
     def probe(
         self, lr: float, probe: str, where: str, reduce: Callable[..., pd.Series], **options: float
     ) -> pd.DataFrame:
         """Values of a probe at a learning rate; ``reduce`` as in ``Evidence.probe_values``."""
-        values = self.evidence.probe_values(reduce, probe, where, **options)
-        return self._tabulate(lambda summary: values.get(summary.runs[lr].id, math.nan))
+        return self._at_rate(lr, self.evidence.probe_values(reduce, probe, where, **options))
 
     def column(self, lr: float, tabulate: Callable[[Records], pd.DataFrame], column: str) -> pd.DataFrame:
         """A column of ``Evidence.run_table`` at a learning rate.
@@ -384,8 +385,7 @@ class ArmTables:
         table = self.evidence.run_table(tabulate)
         if table.empty or column not in table:
             raise MissingRunsError(f"no run recorded its {column}")
-        values: dict[Any, Any] = table[column].to_dict()
-        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
+        return self._at_rate(lr, table[column].to_dict())
 
     def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
         """A column of ``events.scores.score_runs`` for one kind of alarm, at a learning rate.
@@ -396,8 +396,7 @@ class ArmTables:
         scores = self.evidence.alarm_scores
         if kind not in scores.index:
             raise MissingRunsError(f"no run recorded the measurement of the alarm {kind}")
-        values: dict[Any, Any] = scores[column].xs(kind).to_dict()
-        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
+        return self._at_rate(lr, scores[column].xs(kind).to_dict())
 
     @property
     def top(self) -> float:
@@ -419,15 +418,15 @@ class ArmTables:
         """The parts of the model where this probe was recorded, in the order of blocks."""
         return probe_values.places(self.evidence.records, probe)
 
+    def _at_rate(self, lr: float, values: Mapping[Any, Any]) -> pd.DataFrame:
+        """Values by run id, at a learning rate."""
+        return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
+
     def _tabulate(self, value: Callable[[CurveSummary], float]) -> pd.DataFrame:
         table = np.full((len(self.seeds), len(self.sizes)), math.nan)
         for summary in self.complete:
             table[self.seeds.index(summary.seed), self.sizes.index(summary.size)] = value(summary)
         return pd.DataFrame(table, self.seeds, self.sizes)
-
-
-def _instability_parts(values: Mapping[str, float]) -> dict[str, float]:
-    return {sensitivity: values[part] for sensitivity, part in SENSITIVITIES.items()}
 
 
 def config_digest(arms: list[ArmTables]) -> str:

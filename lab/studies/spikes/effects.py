@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -30,41 +30,35 @@ HALVING = 1.0  # the loss scale changes by factors of two
 RUN_TABLES["update"] = update_traits
 
 
-class Responses(NamedTuple):
-    """A response to spikes: its name, and a predicate that its curve must fulfil."""
-
-    name: str
-    also: Callable[[Config], bool] = lambda curve: True
-
-    def of(self, burst: object) -> Callable[[Config], bool]:
-        """A predicate: whether a curve has this response, and this burst."""
-        return lambda curve: curve.get(BURST) == burst and curve.get(RESPONSE) == self.name and self.also(curve)
-
-
-def _number(curve: Config, key: str) -> float:
-    return float(curve[f"response.{key}"])
-
-
-RESPONSES = {
-    "none": Responses("none"),
-    "skip": Responses("rewind_and_skip", lambda curve: _number(curve, "skip") > 0 and _number(curve, "lr_factor") == 1),
-    "same_batches": Responses("rewind_and_skip", lambda curve: _number(curve, "skip") == 0),
-    "skip_and_lower": Responses(
-        "rewind_and_skip", lambda curve: _number(curve, "skip") > 0 and _number(curve, "lr_factor") < 1
-    ),
-    "lower": Responses("lower_lr"),
-    "restart": Responses("restart_and_lower", lambda curve: _number(curve, "rewind") > 1),
-    "restart_newest": Responses("restart_and_lower", lambda curve: _number(curve, "rewind") == 1),
-    "reset": Responses("adam_reset_warmup"),
-    "leave_out": Responses("skip_update"),
-    "clamp": Responses("activation_clamp"),
-    "guard": Responses("soft_lr_guard"),
+# By name, a response to spikes, and the conditions that its settings fulfil.
+RESPONSES: dict[str, tuple[str, dict[str, Callable[[float], bool]]]] = {
+    "none": ("none", {}),
+    "skip": ("rewind_and_skip", {"skip": lambda skip: skip > 0, "lr_factor": lambda factor: factor == 1}),
+    "same_batches": ("rewind_and_skip", {"skip": lambda skip: skip == 0}),
+    "skip_and_lower": ("rewind_and_skip", {"skip": lambda skip: skip > 0, "lr_factor": lambda factor: factor < 1}),
+    "lower": ("lower_lr", {}),
+    "restart": ("restart_and_lower", {"rewind": lambda rewind: rewind > 1}),
+    "restart_newest": ("restart_and_lower", {"rewind": lambda rewind: rewind == 1}),
+    "reset": ("adam_reset_warmup", {}),
+    "leave_out": ("skip_update", {}),
+    "clamp": ("activation_clamp", {}),
+    "guard": ("soft_lr_guard", {}),
 }
+
+
+def is_met_by(curve: Config, burst: object, name: str) -> bool:
+    """Whether runs with this config have the burst and, of ``RESPONSES``, the response."""
+    response, conditions = RESPONSES[name]
+    return (
+        curve.get(BURST) == burst
+        and curve.get(RESPONSE) == response
+        and all(holds(float(curve[f"response.{key}"])) for key, holds in conditions.items())
+    )
 
 
 def each_burst_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables]:
     """An arm for each burst and response, bursts outermost."""
-    return group.arms(*(RESPONSES[name].of(burst) for burst in bursts_of(group) for name in responses))
+    return group.arms(*(partial(is_met_by, burst=burst, name=name) for burst in bursts_of(group) for name in responses))
 
 
 # Whether weights and moments are the ones at the spike, or earlier ones.
@@ -79,11 +73,11 @@ STATES = {
 def each_burst_in(group: ComparisonGroup, *states: str) -> list[ArmTables]:
     """Two arms for each burst and state: with the batches of the burst, and with ordinary ones."""
     cells = [Cell(*STATES[name], data=data) for name in states for data in (True, False)]
-    return group.arms(*(_in(cell).of(burst) for burst in bursts_of(group) for cell in cells))
 
+    def is_in(curve: Config, burst: str, cell: Cell) -> bool:
+        return curve.get(BURST) == burst and curve.get(RESPONSE) == EARLIER and Cell.of(curve) == cell
 
-def _in(cell: Cell) -> Responses:
-    return Responses(EARLIER, lambda curve: Cell.of(curve) == cell)
+    return group.arms(*(partial(is_in, burst=burst, cell=cell) for burst in bursts_of(group) for cell in cells))
 
 
 USUAL: Config = {

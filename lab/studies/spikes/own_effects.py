@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pandas as pd
 
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts
-from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, MissingRunsError
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.judging.quantities import RUN_TABLES, run_column
 from lab.analysis.judging.verdicts import ON, QK, STEPS
 from lab.analysis.probe_values import late, near
-from lab.studies.spikes.effects import HALF, RESPONSES
+from lab.studies.spikes.effects import HALF, is_met_by
 from lab.studies.spikes.own_spikes import (
     ALL,
     CHANGE,
@@ -124,11 +125,10 @@ def share_of_own_spikes_with_early_curvature(*arms: ArmTables) -> Effects:
 def own_spikes_met_by(group: ComparisonGroup, *responses: str) -> list[ArmTables]:
     """An arm for each response to spikes of the run's own; the embedding's gradient is whole."""
 
-    def answers(name: str) -> Choice:
-        is_met = RESPONSES[name].of(None)  # no run of the group has a burst
-        return lambda curve: is_met(curve) and curve.get(SHRINK) is None
+    def has(curve: Config, name: str) -> bool:
+        return is_met_by(curve, None, name) and curve.get(SHRINK) is None  # no run of the group has a burst
 
-    return group.arms(*map(answers, responses))
+    return group.arms(*(partial(has, name=name) for name in responses))
 
 
 def share_of_rewinds_without_return(same_batches: ArmTables, skip: ArmTables) -> Effects:

@@ -272,15 +272,11 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no source of a mixture was left out of a run")
     sums = mixture.sum()
     order = ranked({name: {key: float(sums[f"{name}.{key}"]) for key in COUNTS} for name in left_out})
-    held = {0: _dot(mixture["rate"], "all batches")} | {
-        row: _dot(
-            PER_STEPS * mixture[f"{name}.spikes"] / mixture[f"{name}.batches"].clip(lower=1), f"batches with {name}"
-        )
-        for row, name in enumerate(order, 1)
-    }
-    rates = {0: _dot(mixture["rate"], WHOLE)} | {
-        row: _dot(traits.loc[without == name, "rate"], f"without {name}") for row, name in enumerate(order, 1)
-    }
+    held, rates = {0: _dot(mixture["rate"], "all batches")}, {0: _dot(mixture["rate"], WHOLE)}
+    for row, name in enumerate(order, 1):
+        of_batches = PER_STEPS * mixture[f"{name}.spikes"] / mixture[f"{name}.batches"].clip(lower=1)
+        held[row] = _dot(of_batches, f"batches with {name}")
+        rates[row] = _dot(traits.loc[without == name, "rate"], f"without {name}")
     names = [WHOLE, *order]
     sheet, (batches, steps) = panels.row_panels(names, 2)
     panels.rows(batches, names, [(panels.arm_look(0), held)])

@@ -19,7 +19,7 @@ from lab.analysis.probe_values import TRAIN, training_losses
 from lab.core.spike_trigger import LEAST_RISE, triggered
 from lab.core.windows import MERGE, NORMAL, Numbers
 from lab.records.store import Records
-from lab.studies.spikes.effects import RESPONSES
+from lab.studies.spikes.effects import is_met_by
 
 # Before this step a model is still learning, and a spike is not counted.
 START = 500
@@ -413,8 +413,8 @@ def _name(card: Mapping[Hashable, Any]) -> str:
     settings = {str(key): value for key, value in card.items()}
     if SHRINK.partition(".")[2] in str(settings["intervention"]).split("+"):
         return SHRUNK_NAME if settings.get("response") == NONE else ""
-    named = (name for key, name in REMEDY_NAMES.items() if RESPONSES[key].of(settings.get("burst"))(settings))
-    return next(named, "")
+    burst = settings.get("burst")
+    return next((name for key, name in REMEDY_NAMES.items() if is_met_by(settings, burst, key)), "")
 
 
 def _remedy_traits(card: Mapping[Hashable, Any], events: pd.DataFrame) -> tuple[float, ...]:
