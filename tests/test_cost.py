@@ -18,7 +18,7 @@ from lab.core.errors import RequestError
 from lab.records import plans
 from lab.sweeping import dry_run, job
 from lab.sweeping.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
-from lab.sweeping.dry_run import Trial, run_trials
+from lab.sweeping.dry_run import Cost, try_fleet
 from lab.sweeping.planner import points
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
 from lab.training.loop import train
@@ -101,7 +101,7 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="that device is here")
 def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
     with pytest.raises(RequestError, match="cannot be tried here: device=mps is not available"):
-        run_trials([configs("device=mps")], [None])
+        try_fleet(configs("device=mps"), [None])
 
 
 def take(folder: Path, plan: str, answer: Connection) -> None:
@@ -122,9 +122,9 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     theirs.close()
     taken = ours.recv()
     process.join()
-    [tried] = run_trials([[point.config for point in fleet]], [None])
+    tried = try_fleet([point.config for point in fleet], [None])
     assert tried
-    assert tried.peak == pytest.approx(taken, rel=0.3)
+    assert tried.own + tried.shared == pytest.approx(taken, rel=0.3)
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
 
 
@@ -134,16 +134,17 @@ def test_a_run_that_no_memory_holds_is_refused_after_its_trial() -> None:
         next(dry_run.estimate([asked], 0, Host()))
 
 
-def test_a_fleet_that_no_memory_holds_is_no_part_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    two_and_one = points([tree(f"seed={seed}") for seed in range(3)])
-    trials = {2: None, 1: Trial(60.0, 2 * GIGABYTE, GIGABYTE, (2, 1))}
-    monkeypatch.setattr(dry_run, "run_trials", lambda fleets, slots: [trials[len(fleet)] for fleet in fleets])
-    told = list(dry_run.estimate([two_and_one[:2], two_and_one[2:]], 0, Host()))
-    assert [line.split(":")[0] for line in told if "too large for the free memory, so its halves" in line] == [
-        "1 fleet of 2 runs"
-    ]
-    assert "about 1.0 min one fleet after another" in told[-1]
-    assert told[-1].endswith("not counting the 1 fleets to be halved")
+def test_of_a_fleet_that_no_memory_holds_a_half_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, tried = points([tree(f"seed={seed}") for seed in range(4)]), list[int]()
+
+    def attempt(fleet: Sequence[RunConfig], slots: Sequence[str | None]) -> Cost | None:
+        tried.append(len(fleet))
+        return Cost(60.0, 0.0, GIGABYTE, GIGABYTE) if len(fleet) == 1 else None
+
+    monkeypatch.setattr(dry_run, "try_fleet", attempt)
+    told = list(dry_run.estimate([asked], 0, Host()))
+    assert tried == [4, 2, 1]
+    assert "about 4.0 min one fleet after another" in told[-1]
 
 
 @pytest.mark.parametrize(
@@ -171,28 +172,20 @@ def test_a_run_that_fits_alone_is_trained() -> None:
         check_fits(config, Host("cpu", [None], alone, alone / 2))
 
 
-def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the fleets tried from here on; one of n runs takes n minutes and n GB of its own, 1 GB shared."""
-    tried: list[int] = []
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_the_largest_fleet_stands_for_all(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run takes a minute to train, half a minute to start, and 1 GB besides the 1 GB that processes share."""
+    asked, tried = points([tree(f"seed={seed}") for seed in range(5)]), list[tuple[int, int]]()
 
-    def attempt(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[str | None]) -> list[Trial]:
-        tried.extend(map(len, fleets))
-        return [Trial(60.0 * n, (n + 1) * GIGABYTE, n * GIGABYTE, (2, 1)) for n in map(len, fleets)]
+    def attempt(fleet: Sequence[RunConfig], slots: Sequence[str | None]) -> Cost:
+        tried.append((len(fleet), len(slots)))
+        return Cost(60.0 * len(fleet), 30.0, GIGABYTE * len(fleet), GIGABYTE)
 
-    monkeypatch.setattr(dry_run, "run_trials", attempt)
-    return tried
-
-
-@pytest.mark.parametrize(("at_once", "tried"), [(1, [2, 1]), (3, [2, 1, 2])])
-def test_each_shape_is_tried_once_or_as_often_as_keeps_processes_busy(
-    at_once: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = points([tree(f"seed={seed}") for seed in range(5)])
-    found = trials_of(monkeypatch)
-    told = list(dry_run.estimate([asked[:2], asked[2:4], asked[4:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
-    assert found == tried
+    monkeypatch.setattr(dry_run, "try_fleet", attempt)
+    told = list(dry_run.estimate([asked[:1], asked[1:3], asked[3:]], 7, Host("cpu", [None] * at_once, 8 * GIGABYTE)))
+    assert tried == [(2, at_once)]
     assert "5 runs in 3 fleets" in told[0]
-    both = {1: ("5.0 min", "3.0 GB of memory of 8.0 GB"), 3: ("2.0 min with 3", "6.0 GB of memory of 24.0 GB")}
+    both = {1: ("6.5 min", "3.0 GB of memory of 8.0 GB"), 3: ("2.5 min with 3", "6.0 GB of memory of 24.0 GB")}
     assert all(part in told[-1] for part in both[at_once])
 
 

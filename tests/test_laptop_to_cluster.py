@@ -14,7 +14,7 @@ from hydra.core.plugins import Plugins
 
 import slurm
 from lab.__main__ import main
-from lab.sweeping.dry_run import Trial
+from lab.sweeping.dry_run import Cost
 from sampling import few
 from test_extras import RAY, needs_ray, needs_slurm
 
@@ -46,9 +46,7 @@ def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(
-        "lab.sweeping.dry_run.run_trials", lambda fleets, slots: [Trial(1.0, 2e9, 1e9, (2, 1)) for _ in fleets]
-    )
+    monkeypatch.setattr("lab.sweeping.dry_run.try_fleet", lambda fleet, slots: Cost(1.0, 1.0, 1e9, 1e9))
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])
     assert main(dry) == 0

@@ -1,4 +1,4 @@
-"""Dry runs: estimate the cost of a sweep from a few throwaway steps of each shape."""
+"""Dry runs: estimate the cost of a sweep by its FLOPs, over the throughput of a few steps of its largest fleet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lab.core import machine
@@ -21,14 +21,14 @@ from lab.core.errors import RequestError
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.probes.listener import Listener
 from lab.records import store
-from lab.sweeping.capacity import Host
-from lab.sweeping.local_jobs import JobEnd, Slot, run_jobs
+from lab.sweeping.capacity import Host, bytes_asked
+from lab.sweeping.local_jobs import Slot, run_jobs
 from lab.sweeping.planner import Point, training_flops
-from lab.training.building import count_parameters, pick_device
+from lab.training.building import build_model, count_parameters, pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import VALIDATION_TOKENS
 from lab.training.fleet import Fleet
-from lab.training.identity import columns, differs_in_fleet, run_id, static_key
+from lab.training.identity import columns, differs_in_fleet, run_id
 from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, fleet_label, run_card
 
@@ -39,47 +39,46 @@ COMPILING, COMPILED_SPEED = 80.0, {"fp32": 1.2, "bf16": 1.8, "fp16_emulated": 1.
 COMPILED_SPEED |= dict.fromkeys(LOW_PRECISIONS, 1.2)
 FEW_VALUES = 12  # of a key, in a summary
 
+Fleets = Sequence[Sequence[Point]]
 
-class Trial(NamedTuple):
-    """The estimated cost of a fleet.
+
+class Cost(NamedTuple):
+    """The cost of a fleet.
 
     Attributes:
-        seconds: wall time of its process.
-        peak: bytes of memory at its peak.
-        own: the part of them that no other process shares.
-        parameters: of one run: all, and without input embedding and output head.
+        seconds: wall time of its training.
+        start: wall time of its process besides, which starts, reads data and writes records.
+        own: bytes of memory at its peak that no other process shares.
+        shared: the other bytes.
     """
 
     seconds: float
-    peak: float
+    start: float
     own: float
-    parameters: tuple[int, int]
+    shared: float
 
 
-def run_trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
-    """Try every fleet in a fresh process, as a launcher would train it, one at a time on each slot.
+def try_fleet(configs: Sequence[RunConfig], slots: Sequence[Slot]) -> Cost | None:
+    """The cost of a fleet by a few throwaway steps of it, in a fresh process on each slot, of which the median counts.
 
-    The trial of a fleet that ran out of memory is None.
+    Processes slow one another down, so as many try it as fleets will train at once. None if memory ran out.
 
     Raises:
-        RequestError: a fleet cannot be tried on this machine.
+        RequestError: it cannot be tried on this machine.
     """
-    return [_trial(end) for end in run_jobs(_run_trial_process, ((configs,) for configs in fleets), slots)]
+    costs = list[Cost]()
+    for end in run_jobs(_run_trial_process, [(configs,)] * len(slots), slots):
+        if isinstance(end.answer, str):
+            raise RequestError(f"cannot be tried here: {end.answer}")
+        if end.answer is None:  # it ran out of memory, or the system killed it for that
+            return None
+        cost, timed = end.answer
+        costs.append(cost._replace(start=end.seconds - timed))
+    return sorted(costs, key=lambda cost: cost.seconds)[len(costs) // 2]
 
 
-def _trial(end: JobEnd) -> Trial | None:
-    if isinstance(end.answer, str):
-        raise RequestError(f"cannot be tried here: {end.answer}")
-    if end.answer is None:  # it ran out of memory, or the system killed it for that
-        return None
-    trial: Trial
-    trial, timed = end.answer
-    # a real fleet also spends the untimed rest once: it starts its process, reads data and writes records
-    return trial._replace(seconds=trial.seconds + end.seconds - timed)
-
-
-def _run_trial_process(configs: Sequence[RunConfig]) -> tuple[Trial, float] | str | None:
-    """The trial and the seconds that were timed, an error message, or None when out of memory."""
+def _run_trial_process(configs: Sequence[RunConfig]) -> tuple[Cost, float] | str | None:
+    """The cost and the seconds that were timed, an error message, or None when out of memory."""
     machine.configure_process()
     machine.configure_torch()
     try:
@@ -88,8 +87,8 @@ def _run_trial_process(configs: Sequence[RunConfig]) -> tuple[Trial, float] | st
         return None if machine.is_out_of_memory(error) else (str(error) or type(error).__name__)[:1000]
 
 
-def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
-    """Train a few steps, with what comes before and after them; returns the trial and the seconds that were timed."""
+def _run_trial(configs: Sequence[RunConfig]) -> tuple[Cost, float]:
+    """Train a few steps, with what comes before and after them; returns the cost and the seconds that were timed."""
     kind, clock = pick_device(configs[0].device).type, _Clock()
     peak_before = machine.peak_memory(kind)
     fleet, losses = Fleet([replace(config, engine="eager") for config in configs]), list[Tensor]()
@@ -114,8 +113,7 @@ def _run_trial(configs: Sequence[RunConfig]) -> tuple[Trial, float]:
     # all held-out tokens are evaluated at the end, and once per seed at the start; in between, probes evaluate a slice
     whole = max(1.0, len(fleet.evaluation.held_out_nt) * config.seq_len / VALIDATION_TOKENS)
     seconds += evaluation * (whole * (1 + fleet.evaluation.models_at_init() / fleet.runs) + slices)
-    peak = machine.peak_memory(kind)
-    return Trial(seconds, peak, peak - peak_before, count_parameters(fleet.model)), clock.spent
+    return Cost(seconds, 0.0, machine.peak_memory(kind) - peak_before, peak_before), clock.spent
 
 
 class _Clock:
@@ -145,7 +143,7 @@ def makespan(seconds: Iterable[float], processes: int) -> float:
     return max(ends)
 
 
-def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: bool = False) -> Iterator[str]:
+def estimate(fleets: Fleets, done: int, host: Host, *, full: bool = False) -> Iterator[str]:
     """Yield lines about the cost of training these fleets; ``done`` runs are trained already.
 
     There is a line per shape of fleet, or if ``full`` a line per fleet and per run.
@@ -154,34 +152,53 @@ def estimate(fleets: Sequence[Sequence[Point]], done: int, host: Host, *, full: 
         RequestError: a run does not fit into memory even alone in a fleet, or cannot be tried here.
     """
     points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
-    trials = _trials([[point.config for point in fleet] for fleet in fleets], host.slots[:at_once]) if fleets else []
-    for fleet, trial in zip(fleets, trials, strict=True):
-        if trial is None and len(fleet) == 1:
-            label = fleet_label([point.config for point in fleet])
-            raise RequestError(f"too large for the free memory: {label}; give a smaller model or batch_size")
-    yield f"to train: {sum(map(len, fleets))} runs in {len(fleets)} fleets; {done} already there"
+    costs = _costs(fleets, host.slots[:at_once]) if fleets else []
+    yield f"to train: {len(points)} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
-    yield from (_each_run if full else _each_shape)(fleets, trials, swept_values(points))
-    flops, halved = sum(training_flops(point.config) for point in points), trials.count(None)
-    left_out = f"; not counting the {halved} fleets to be halved" if halved else ""
-    yield f"in all {flops:.2g} FLOPs, {_total_line([trial for trial in trials if trial], at_once, host)}{left_out}"
+    yield from (_each_run if full else _each_shape)(fleets, costs, swept_values(points))
+    yield f"in all {sum(training_flops(point.config) for point in points):.2g} FLOPs, {_total(costs, at_once, host)}"
+
+
+def _costs(fleets: Fleets, slots: Sequence[Slot]) -> list[Cost]:
+    """The cost of each fleet: it takes as long for a FLOP, and as much for a byte of tensors, as the largest one.
+
+    A fleet that memory does not hold trains in halves, so it is one of its halves that is tried.
+    """
+    flops = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
+    tried = [point.config for point in fleets[flops.index(max(flops))]]
+    while not (trial := try_fleet(tried, slots)):
+        if len(tried) == 1:
+            raise RequestError(
+                f"too large for the free memory: {fleet_label(tried)}; give a smaller model or batch_size"
+            )
+        tried = tried[: len(tried) // 2]
+    seconds_per_flop = trial.seconds / sum(map(training_flops, tried))
+    per_byte = trial.own / sum(map(bytes_asked, tried))
+    costs, begun = [], Counter[str]()
+    for fleet, flops_of_fleet in zip(fleets, flops, strict=True):
+        shape, engine = fleet[0].shape, fleet[0].config.engine
+        begun[shape] += 1
+        # fleets that train at once compile their shape each for itself; later ones reuse it
+        compiling = COMPILING if engine == "compiled" and begun[shape] <= len(slots) else 0.0
+        own = per_byte * sum(bytes_asked(point.config) for point in fleet)
+        costs.append(trial._replace(seconds=seconds_per_flop * flops_of_fleet + compiling, own=own))
+    return costs
 
 
 SweptValues = Mapping[str, Sequence[Any]]
-Fleets = Sequence[Sequence[Point]]
 
 
-def _each_run(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValues) -> Iterator[str]:
-    for index, (fleet, trial) in enumerate(zip(fleets, trials, strict=True)):
+def _each_run(fleets: Fleets, costs: Sequence[Cost], swept: SweptValues) -> Iterator[str]:
+    for index, (fleet, cost) in enumerate(zip(fleets, costs, strict=True)):
         configs = [point.config for point in fleet]
-        yield f"fleet {index + 1}: {fleet_label(configs)}, {_fleet_line(configs[0], trial)}"
+        yield f"fleet {index + 1}: {fleet_label(configs)}, {_fleet_line(configs[0], cost)}"
         for point in fleet:
             row = columns(point.config)
             yield "  ".join(["", point.id, *(f"{key}={row.get(key)}" for key in swept)])
 
 
-def _each_shape(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValues) -> Iterator[str]:
+def _each_shape(fleets: Fleets, costs: Sequence[Cost], swept: SweptValues) -> Iterator[str]:
     for key, values in swept.items():
         yield f"  {key}: {_listed(values)}"
     indices: dict[tuple[str, int], list[int]] = {}
@@ -192,7 +209,7 @@ def _each_shape(fleets: Fleets, trials: Sequence[Trial | None], swept: SweptValu
         config = fleets[first][0].config
         row = columns(config)
         shape = "".join(f"  {key}={row[key]}" for key in swept if key in row and not differs_in_fleet(config, key))
-        yield f"{count}:{shape}  {_fleet_line(config, trials[first])}"
+        yield f"{count}:{shape}  {_fleet_line(config, costs[first])}"
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -201,53 +218,19 @@ def _listed(values: Sequence[Any]) -> str:
     return ", ".join(map(str, values)) if few else f"{values[0]}, {values[1]}, .. {values[-1]} ({len(values)} values)"
 
 
-def _trials(fleets: Sequence[Sequence[RunConfig]], slots: Sequence[Slot]) -> list[Trial | None]:
-    """The trial of each fleet; one trial serves all fleets of one shape and size.
-
-    As many trials run at once as fleets will train at once, since processes slow one another down.
-    """
-    shapes = [(static_key(configs[0]), len(configs)) for configs in fleets]
-    fleet_of = dict(zip(shapes, fleets, strict=True))
-    tried = list(islice(cycle(fleet_of), max(len(slots), len(fleet_of))))
-    trials: dict[tuple[str, int], list[Trial | None]] = {}
-    for shape, trial in zip(tried, run_trials([fleet_of[shape] for shape in tried], slots), strict=True):
-        trials.setdefault(shape, []).append(trial)
-    return list(_with_compiling(fleets, [_median(trials[shape]) for shape in shapes], len(slots)))
-
-
-def _with_compiling(
-    fleets: Sequence[Sequence[RunConfig]], trials: Sequence[Trial | None], at_once: int
-) -> Iterator[Trial | None]:
-    """Add the seconds of compiling to the first fleets of each shape, as many as train at once; later ones reuse it."""
-    begun: Counter[str] = Counter()
-    for (config, *_), trial in zip(fleets, trials, strict=True):
-        shape = static_key(config)
-        begun[shape] += 1
-        compiles = config.engine == "compiled" and begun[shape] <= at_once
-        yield trial._replace(seconds=trial.seconds + COMPILING * compiles) if trial else None
-
-
-def _median(trials: Sequence[Trial | None]) -> Trial | None:
-    """The trial of median wall time; None if one ran out of memory."""
-    complete = [trial for trial in trials if trial]
-    return sorted(complete)[len(complete) // 2] if len(complete) == len(trials) else None
-
-
-def _fleet_line(config: RunConfig, trial: Trial | None) -> str:
-    flops = f"{training_flops(config):.2g} FLOPs each"
-    if trial is None:
-        return f"{flops}, too large for the free memory, so its halves would train one after the other"
-    total, bare = trial.parameters
+def _fleet_line(config: RunConfig, cost: Cost) -> str:
+    with torch.device("cpu" if config.guest else "meta"):  # where a model takes no memory
+        total, bare = count_parameters(build_model(config, 1))
     counted = "embeddings included" if config.guest else f"{bare:,} without embeddings"
-    return f"{total:,} parameters each ({counted}), {flops}, about {trial.seconds:.0f} s and {trial.peak / 1e9:.2f} GB"
+    takes = f"about {cost.start + cost.seconds:.0f} s and {(cost.own + cost.shared) / 1e9:.2f} GB"
+    return f"{total:,} parameters each ({counted}), {training_flops(config):.2g} FLOPs each, {takes}"
 
 
-def _total_line(trials: Sequence[Trial], at_once: int, host: Host) -> str:
-    seconds, own = [trial.seconds for trial in trials], sorted(trial.own for trial in trials)
-    shared = max((trial.peak - trial.own for trial in trials), default=0.0)
+def _total(costs: Sequence[Cost], at_once: int, host: Host) -> str:
+    seconds, own = [cost.start + cost.seconds for cost in costs], sorted(cost.own for cost in costs)
     time = f"about {sum(seconds) / 60:.1f} min one fleet after another"
     together = f", {makespan(seconds, at_once) / 60:.1f} min with {at_once} at once" if at_once > 1 else ""
-    memory = f"at most {(sum(own[-at_once:]) + shared) / 1e9:.1f} GB of memory"
+    memory = f"at most {(sum(own[-at_once:]) + costs[0].shared) / 1e9:.1f} GB of memory"
     free = f" of {host.memory * len(host.slots) / 1e9:.1f} GB free" if math.isfinite(host.memory) else ""
     return f"{time}{together}, {memory}{free}"
 
