@@ -57,8 +57,8 @@ def verdict(folder: Path, plan: str, index: int = 0) -> str:
         torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     assert not (folder / "runs").exists()
     progress = plans.read_progress(folder, plan)[index]
-    assert progress["notes"] == []
-    return str(progress["verdict"])
+    assert progress.notes == []
+    return str(progress.verdict)
 
 
 def steps_made(monkeypatch: pytest.MonkeyPatch, at_step: int, act: Callable[[], object]) -> list[int]:

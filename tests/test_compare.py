@@ -121,17 +121,9 @@ def under_way(place: Path) -> tuple[Path, list[str]]:
     plan = plans.freeze(place, [[{"id": name, "tree": {}} for name in names[i : i + 2]] for i in (0, 2, 4)])
     for card in cards[:2]:
         store.write_run(place, card, [])
-    progress = {
-        "steps": 400,
-        "seconds": 30.0,
-        "rate": 5.0,
-        "evaluation": 15.0,
-        "losses": [],
-        "notes": [],
-        "verdict": None,
-    }
-    plans.write_progress(place, plan, 0, {**progress, "step": 400, "verdict": "1 failed"})
-    plans.write_progress(place, plan, 1, {**progress, "step": 100})
+    progress = plans.FleetProgress(100, 400, seconds=30.0, rate=5.0, evaluation=15.0, losses=[], notes=[], verdict=None)
+    plans.write_progress(place, plan, 0, progress._replace(step=400, verdict="1 failed"))
+    plans.write_progress(place, plan, 1, progress)
     return place, [plan, *names]
 
 

@@ -85,7 +85,7 @@ def test_a_fleet_too_large_for_memory_is_halved(
     notes = ["out of memory in fleets of 5"] * 2 + ["out of memory in fleets of 5, 3"] * 3
     assert halved.runs["notes"].tolist() == notes
     [plan] = (tmp_path / "halved" / "plans").glob("*.jsonl")
-    told = plans.read_progress(tmp_path / "halved", plan.stem)[0]["notes"]
+    told = plans.read_progress(tmp_path / "halved", plan.stem)[0].notes
     assert [line.split(";")[0] for line in told] == [f"out of memory with {size} runs in a fleet" for size in (5, 3)]
 
 

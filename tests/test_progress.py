@@ -27,9 +27,10 @@ from lab.cli.launch import show_planning
 from lab.core import machine
 from lab.core.machine import cores
 from lab.records import plans, store
+from lab.records.plans import FleetProgress
 from lab.sweeping import job, progress
 from lab.sweeping.planner import points
-from lab.sweeping.progress import FleetProgress, ProgressLog, ProgressMonitor, ProgressWriter, clock
+from lab.sweeping.progress import ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweeping.terminal import Scene, cells, scene, sketch
 from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
@@ -147,7 +148,7 @@ def test_a_run_that_ends_worse_than_it_began_diverged(tmp_path: Path) -> None:
     config, done = configs("")[0], ProgressWriter(tmp_path, "plan", 0, 100, 2)
     fleet = job._Job(tmp_path, {"a": config, "b": config}, done, None, lambda: False)  # type: ignore[arg-type]
     assert fleet.finish([Run(end, []) for end in ends])
-    read = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
+    read = plans.read_progress(tmp_path, "plan")[0]
     lines = block({0: read})
     assert verdict == read.verdict == "val loss 2.000..2.000, 1 diverged"
     assert "1/3 fleets  1 diverged" in lines[0]
@@ -277,8 +278,8 @@ def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     whole["verdict"] = None
     garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
     garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", ["x"]), ("notes", 3))]
-    plans.write_progress(tmp_path, "plan", 1, whole)
-    plans.write_progress(tmp_path, "plan", 99, whole)
+    plans.write_progress(tmp_path, "plan", 1, FleetProgress(**whole))
+    plans.write_progress(tmp_path, "plan", 99, FleetProgress(**whole))
     place = tmp_path / "plans" / "plan.progress"
     (place / "1 (copy)").write_text("x")
     (place / "2").mkdir()
@@ -313,9 +314,9 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
         values: Any = {("train_loss", ""): Losses()} if step % 25 == 0 else {}
         sayer.update(StepResult(step, step, values, None))
     assert len(written) == Losses.copied == 20
-    assert str(written[-1]["losses"]) == "[1.0, nan]"
-    assert written[-1]["rate"] == pytest.approx(100)
-    assert (written[-1]["step"], written[-1]["steps"], written[-1]["verdict"]) == (999, 1000, None)
+    assert str(written[-1].losses) == "[1.0, nan]"
+    assert written[-1].rate == pytest.approx(100)
+    assert (written[-1].step, written[-1].steps, written[-1].verdict) == (999, 1000, None)
 
 
 def test_the_last_evaluation_is_timed_by_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +329,7 @@ def test_the_last_evaluation_is_timed_by_the_first(tmp_path: Path, monkeypatch: 
     for done in range(3):
         writer.update(StepResult(done, max(0, done - 1), {}, None))
         now += 1
-    assert FleetProgress.of(plans.read_progress(tmp_path, "plan")[0]).evaluation == 8
+    assert plans.read_progress(tmp_path, "plan")[0].evaluation == 8
 
 
 def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
@@ -343,11 +344,11 @@ def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
     sayer.write()
     sayer.update(StepResult(1, 1, values(4.0, 5.0), None), 1)
     sayer.note("halved")
-    said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
+    said = plans.read_progress(tmp_path, "plan")[0]
     assert list(said.losses) == [1.0, 4.0, 5.0]
     assert said.rate >= 0
     sayer.end("1 failed", [1.0, None, 2.0])
-    said = FleetProgress.of(plans.read_progress(tmp_path, "plan")[0])
+    said = plans.read_progress(tmp_path, "plan")[0]
     assert (list(said.losses), said.diverged) == ([1.0, None, 2.0], 0)
 
 
@@ -360,7 +361,7 @@ def test_the_held_out_loss_goes_before_the_training_loss(tmp_path: Path) -> None
         sayer = ProgressWriter(tmp_path, "plan", 0, 10, 1)
         sayer.update(StepResult(1, 1, values, None if whole is None else torch.tensor([whole])))
         sayer.note("now")
-        return float(plans.read_progress(tmp_path, "plan")[0]["losses"][0])
+        return float(plans.read_progress(tmp_path, "plan")[0].losses[0])
 
     assert told(train_loss=1, val_loss=2, whole=3) == 3
     assert told(train_loss=1, val_loss=2) == 2

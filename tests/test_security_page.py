@@ -29,7 +29,7 @@ from lab.analysis.rendering import html
 from lab.cli.commands import COMMANDS
 from lab.core.printing import say
 from lab.records import store
-from lab.sweeping.progress import FleetProgress
+from lab.records.plans import FleetProgress
 from lab.sweeping.terminal import Scene, Terminal
 
 # Written into the page as it is, it would rename the page.

@@ -240,8 +240,9 @@ def test_a_plan_is_frozen_and_progress_is_forgotten(folder: Path) -> None:
     assert [plans.thaw(folder, name, index) for index in (0, 1)] == fleets
     with pytest.raises(RequestError, match="the same command writes it again"):
         plans.thaw(folder, name, 2)
-    plans.write_progress(folder, name, 3, {"step": 1})
-    assert plans.read_progress(folder, name) == {3: {"step": 1}}
+    progress = plans.FleetProgress(1, 2, 3.0, 4.0, 0.0, [2.5], ["a note"], None)
+    plans.write_progress(folder, name, 3, progress)
+    assert plans.read_progress(folder, name) == {3: progress}
     plans.forget_progress(folder, name)
     assert plans.read_progress(folder, name) == {}
     assert plans.thaw(folder, name, 1) == fleets[1]

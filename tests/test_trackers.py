@@ -24,7 +24,6 @@ from lab.records import plans, store
 from lab.records.trackers import Value, readable_name, tag
 from lab.sweeping import job
 from lab.sweeping.planner import points
-from lab.sweeping.progress import FleetProgress
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
@@ -137,7 +136,7 @@ def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Heard, "breaks_at", place)
     tracked = trained("tracked", "planted")
     (name,) = (word.stem for word in Path("tracked/plans").glob("*.jsonl"))
-    told = FleetProgress.of(plans.read_progress(Path("tracked"), name)[0])
+    told = plans.read_progress(Path("tracked"), name)[0]
     assert told.notes == [f"tracking ends here, training goes on: OSError: no network in {place}"]
     [final] = tracked.runs["final_val_loss"][tracked.runs["status"] == "finished"]
     assert told.verdict == f"val loss {final:.3f}..{final:.3f}, 1 diverged"

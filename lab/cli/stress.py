@@ -24,6 +24,7 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import printable, say
 from lab.records import store
+from lab.records.plans import FleetProgress
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
 from lab.studies.stress.card import Card, card_of
@@ -31,7 +32,7 @@ from lab.studies.stress.cures import Cure, Trial, judge, not_tried, trial_of
 from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
-from lab.sweeping.progress import FleetProgress, summary
+from lab.sweeping.progress import summary
 
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.

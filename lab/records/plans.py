@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import digest, parse_json, read_json, text_digest, write_text
 
 LARGEST_LINE = files.LARGEST_JSON  # of a plan, which holds a fleet
-# What a progress file counts: steps, seconds, and steps per second; beyond these bounds nothing is ever under way.
-COUNTS = ("step", "steps", "seconds", "rate", "evaluation")
-LARGEST_COUNT, SLOWEST = 1e9, 1e-4
 
 
 def freeze(folder: Path, fleets: Iterable[Sequence[Mapping[str, Any]]]) -> str:
@@ -63,26 +61,68 @@ def _path(folder: Path, name: str) -> Path:
     return folder / "plans" / f"{name}.jsonl"
 
 
-def write_progress(folder: Path, plan: str, index: int, progress: Mapping[str, Any]) -> None:
+class FleetProgress(NamedTuple):
+    """Progress of one fleet; a rate of 0 means not known yet, and only a fleet that has ended has a verdict."""
+
+    step: int
+    steps: int
+    seconds: float
+    rate: float  # steps per second, from its first step on
+    evaluation: float  # seconds that the evaluation after the last step will take; 0 if not known
+    losses: Sequence[float | None]  # latest of each run, nats per token; None if not known
+    notes: Sequence[str]
+    verdict: str | None
+
+    @classmethod
+    def of(cls, record: Any) -> FleetProgress:
+        """Progress from JSON that a fleet wrote.
+
+        Raises:
+            ValueError: a key is missing, or its value is invalid.
+        """
+        try:
+            losses = [None if loss is None else float(loss) for loss in record["losses"]]
+            notes = [str(note) for note in record["notes"]]
+            seconds, rate, evaluation = (float(record[key]) for key in ("seconds", "rate", "evaluation"))
+            step, steps = int(record["step"]), max(1, int(record["steps"]))
+            return cls(step, steps, seconds, rate, evaluation, losses, notes, record["verdict"])
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"not the progress of a fleet: {record!r}") from error
+
+    @property
+    def diverged(self) -> int:
+        """Runs whose loss is not finite."""
+        return sum(loss is not None and not math.isfinite(loss) for loss in self.losses)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the fleet has ended; None if not known yet."""
+        if self.verdict:
+            return 0.0
+        return (self.steps - self.step) / self.rate + self.evaluation if self.rate else None
+
+    @property
+    def share(self) -> float:
+        """The share of its time that has passed, or of its steps while its rate is not known."""
+        if self.left is None or self.verdict:
+            return self.step / self.steps
+        return self.seconds / (self.seconds + self.left) if self.left else 1.0
+
+
+def write_progress(folder: Path, plan: str, index: int, progress: FleetProgress) -> None:
     """Write the progress of one fleet of a plan, for other processes to read."""
-    write_text(folder / "plans" / f"{plan}.progress" / str(index), json.dumps(progress), within=folder)
+    path = folder / "plans" / f"{plan}.progress" / str(index)
+    write_text(path, json.dumps(progress._asdict()), within=folder)
 
 
-def read_progress(folder: Path, plan: str, skip: Container[int] = ()) -> dict[int, dict[str, Any]]:
+def read_progress(folder: Path, plan: str) -> dict[int, FleetProgress]:
     """Read the progress of the fleets of a plan that have begun, by index; files that make no sense are left out."""
     progress = {}
     with suppress(FileNotFoundError):  # another process that trains the same plan may clear the folder meanwhile
         for path in (folder / "plans" / f"{plan}.progress").glob("[0-9]*"):
             with suppress(OSError, ValueError):
-                if (index := int(path.name)) not in skip:
-                    record = read_json(path, dict)
-                    if all(map(_makes_sense, map(record.get, COUNTS))) and not 0 < (record.get("rate") or 0) < SLOWEST:
-                        progress[index] = record
+                progress[int(path.name)] = FleetProgress.of(read_json(path, dict))
     return progress
-
-
-def _makes_sense(count: Any) -> bool:
-    return count is None or (isinstance(count, (int, float)) and 0 <= count < LARGEST_COUNT)
 
 
 def progress_written(folder: Path, plan: str, index: int) -> float:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lab.core.errors import RequestError
 from lab.records import plans, store
@@ -123,23 +123,11 @@ def read_status(folder: Path) -> Status:
 def _fleets_under_way(
     folder: Path, plan: str, fleets: list[list[str]], statuses: dict[str, str]
 ) -> Iterator[FleetStatus]:
-    for index, record in sorted(plans.read_progress(folder, plan).items()):
-        if index < len(fleets) and isinstance(record, dict) and not record.get("verdict"):
+    for index, progress in sorted(plans.read_progress(folder, plan).items()):
+        if index < len(fleets) and not progress.verdict:
             runs = [name for name in fleets[index] if statuses.get(name, "failed") == "failed"]
-            yield _fleet_status(folder, plan, index, runs, record)
-
-
-def _fleet_status(folder: Path, plan: str, index: int, runs: list[str], record: dict[str, Any]) -> FleetStatus:
-    keys = ("step", "steps", "seconds", "rate", "evaluation")
-    step, steps, seconds, rate, evaluation = (float(record.get(key) or 0) for key in keys)
-    silent = max(0.0, time.time() - plans.progress_written(folder, plan, index))
-    left = time_left(steps - step, rate, evaluation)
-    return FleetStatus(plan, index, runs, int(step), int(steps), seconds, left, silent)
-
-
-def time_left(steps: float, rate: float, evaluation: float) -> float | None:
-    """Seconds until a fleet has ended: ``steps`` at ``rate`` per second, then its last evaluation; None at rate 0."""
-    return steps / rate + evaluation if rate else None
+            silent = max(0.0, time.time() - plans.progress_written(folder, plan, index))
+            yield FleetStatus(plan, index, runs, progress.step, progress.steps, progress.seconds, progress.left, silent)
 
 
 def clock(seconds: float) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.records import plans
-from lab.records.status import clock, time_left
+from lab.records.plans import FleetProgress
+from lab.records.status import clock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,55 +83,7 @@ class ProgressWriter:
             self.step, self.steps, seconds, rate, self.evaluation, self.losses, self.notes, verdict
         )
         with suppress(RequestError):  # a run must not fail because its progress cannot be written
-            plans.write_progress(self.folder, self.plan, self.index, progress._asdict())
-
-
-class FleetProgress(NamedTuple):
-    """Progress of one fleet; a rate of 0 means not known yet, and only a fleet that has ended has a verdict."""
-
-    step: int
-    steps: int
-    seconds: float
-    rate: float  # steps per second, from its first step on
-    evaluation: float  # seconds that the evaluation after the last step will take; 0 if not known
-    losses: Sequence[float | None]  # latest of each run, nats per token; None if not known
-    notes: Sequence[str]
-    verdict: str | None
-
-    @classmethod
-    def of(cls, record: Any) -> FleetProgress:
-        """Progress from JSON that a fleet wrote.
-
-        Raises:
-            ValueError: a key is missing, or its value is invalid.
-        """
-        try:
-            losses = [None if loss is None else float(loss) for loss in record["losses"]]
-            notes = [str(note) for note in record["notes"]]
-            seconds, rate, evaluation = (float(record[key]) for key in ("seconds", "rate", "evaluation"))
-            step, steps = int(record["step"]), max(1, int(record["steps"]))
-            return cls(step, steps, seconds, rate, evaluation, losses, notes, record["verdict"])
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"not the progress of a fleet: {record!r}") from error
-
-    @property
-    def diverged(self) -> int:
-        """Runs whose loss is not finite."""
-        return sum(loss is not None and not math.isfinite(loss) for loss in self.losses)
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the fleet has ended; None if not known yet."""
-        if self.verdict:
-            return 0.0
-        return time_left(self.steps - self.step, self.rate, self.evaluation)
-
-    @property
-    def share(self) -> float:
-        """The share of its time that has passed, or of its steps while its rate is not known."""
-        if self.left is None or self.verdict:
-            return self.step / self.steps
-        return self.seconds / (self.seconds + self.left) if self.left else 1.0
+            plans.write_progress(self.folder, self.plan, self.index, progress)
 
 
 def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
@@ -234,7 +186,8 @@ class ProgressMonitor(threading.Thread):
 
     def report(self) -> None:
         """Print new notes, each once, and fleets that have ended; then redraw the screen."""
-        fleets = self.read()
+        progress = plans.read_progress(self.folder, self.plan)
+        fleets = {index: fleet for index, fleet in progress.items() if index < len(self.labels)}
         for index, fleet in sorted(fleets.items()):
             for note in fleet.notes:
                 if note not in self.noted:
@@ -251,15 +204,6 @@ class ProgressMonitor(threading.Thread):
                 self.say(line)
         if self.screen:
             self.screen.show(fleets, done, elapsed)
-
-    def read(self) -> dict[int, FleetProgress]:
-        """Progress of each fleet that has started, by index; invalid records are ignored."""
-        fleets = {}
-        for index, record in plans.read_progress(self.folder, self.plan).items():
-            with suppress(ValueError):
-                if index < len(self.labels):
-                    fleets[index] = FleetProgress.of(record)
-        return fleets
 
     def last_line(self, index: int, fleet: FleetProgress) -> str:
         """The line of a fleet that has ended."""

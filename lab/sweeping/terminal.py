@@ -15,9 +15,10 @@ from rich.text import Text
 
 from lab.analysis.curves import FREE, name_arms, plain
 from lab.core.printing import printable
+from lab.records.plans import FleetProgress
 from lab.records.status import clock
 from lab.sweeping.planner import Point
-from lab.sweeping.progress import FleetProgress, summary
+from lab.sweeping.progress import summary
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 from lab.training.recorder import ranges
