@@ -17,16 +17,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
 from lab.__main__ import main
-from lab.cli import launch
 from lab.cli.launch import show_planning
 from lab.core import machine
 from lab.core.machine import cores
-from lab.records import plans, store
+from lab.records import plans
 from lab.records.plans import FleetProgress
 from lab.sweeping import job, progress
 from lab.sweeping.planner import points
@@ -123,12 +121,11 @@ def test_the_block_at_eighty_columns() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [10, 25, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize("width", [10, 40, 200])
 def test_the_block_fits(width: int) -> None:
-    for step, rate in ((0, 0.0), (7, 0.5), (99, 12345.0)):
-        lines = block({1: standing(step, [4.0, NAN], rate=rate)}, width)
-        assert max(map(len, lines)) <= width
-        assert len(lines) == 6
+    lines = block({1: standing(99, [4.0, NAN], rate=12345.0)}, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 6
 
 
 def test_time_left_counts_the_last_evaluation() -> None:
@@ -153,13 +150,6 @@ def test_a_run_that_ends_worse_than_it_began_diverged(tmp_path: Path) -> None:
     assert verdict == read.verdict == "val loss 2.000..2.000, 1 diverged"
     assert "1/3 fleets  1 diverged" in lines[0]
     assert ["width", "32", "z_loss", "▁2", "x"] in map(str.split, lines)
-
-
-def test_losses_of_earlier_runs_that_diverged_are_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses = ["finished", "diverged", "diverged"]
-    runs = pd.DataFrame({"id": ["a", "b", "c"], "status": statuses, "final_val_loss": [2.0, 9.0, NAN]})
-    monkeypatch.setattr(store, "read", lambda folder: store.Records(runs, pd.DataFrame()))
-    assert launch._last_losses(Path("anywhere")) == {"a": 2.0, "b": INF, "c": INF}
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:
@@ -276,20 +266,16 @@ def test_what_is_garbled_is_not_heard(tmp_path: Path) -> None:
     watcher = ProgressMonitor(tmp_path, "plan", ["first", "second"], [1, 1], Said(), Said(), shown)
     whole = {"step": 1, "steps": 2, "seconds": 1, "rate": 0, "evaluation": 0, "losses": [NAN], "notes": []}
     whole["verdict"] = None
-    garbled = ["", "{", json.dumps(whole)[:-9], "[]", "{}", "3", "null", '"x"']
-    garbled += [json.dumps({**whole, key: value}) for key, value in (("step", "x"), ("losses", ["x"]), ("notes", 3))]
     plans.write_progress(tmp_path, "plan", 1, FleetProgress(**whole))
     plans.write_progress(tmp_path, "plan", 99, FleetProgress(**whole))
     place = tmp_path / "plans" / "plan.progress"
     (place / "1 (copy)").write_text("x")
     (place / "2").mkdir()
-    (place / "3").write_bytes(b"\xff\xfe")
-    for text in garbled:
+    for text in (json.dumps(whole)[:-9], "[]", json.dumps({**whole, "losses": ["x"]})):
         (place / "0").write_text(text)
         watcher.report()
         assert list(shown.standings) == [1], text
-    assert shown.done == 0.25
-    assert shown.standings[1].diverged == 1
+    assert (shown.done, shown.standings[1].diverged) == (0.25, 1)
 
 
 class Losses:
@@ -317,19 +303,6 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     assert str(written[-1].losses) == "[1.0, nan]"
     assert written[-1].rate == pytest.approx(100)
     assert (written[-1].step, written[-1].steps, written[-1].verdict) == (999, 1000, None)
-
-
-def test_the_last_evaluation_is_timed_by_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    writer = ProgressWriter(tmp_path, "plan", 0, 1000, 8)
-    now += 30  # the fleet is made
-    writer.begin(4)
-    now += 2
-    for done in range(3):
-        writer.update(StepResult(done, max(0, done - 1), {}, None))
-        now += 1
-    assert plans.read_progress(tmp_path, "plan")[0].evaluation == 8
 
 
 def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:
