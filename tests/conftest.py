@@ -28,7 +28,7 @@ machine.choose_matmul_library()
 
 # The same few examples every time, so that a machine of CI's has no luck of its own; others and more with what is slow.
 settings.register_profile(
-    "quick", max_examples=8, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    "quick", max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("slow", settings.get_profile("quick"), max_examples=500, derandomize=False, database=None)
 

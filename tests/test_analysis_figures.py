@@ -101,6 +101,7 @@ def test_a_figure_is_there_where_its_data_are(axes, names):
     assert drawn(records(cards(seeds=(0,), **axes), everything), candidates) == names
 
 
+@pytest.mark.slow
 def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
     complete = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
     others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION | CORPUS

@@ -353,7 +353,8 @@ def test_lists_for_programs_hold_the_same_names_and_lines(capsys: pytest.Capture
 def test_help_needs_no_torch_and_the_report_neither() -> None:
     planted.write(Path("runs/train"), list(planted.cards(widths=(32,), seeds=(0,))))
     program = (
-        "import sys; from lab.__main__ import main; said = {words: main(words.split()) for words in sys.argv[1:]};"
+        "import sys; from lab.__main__ import main; from lab.report import build; build.FIGURES = {};"
+        "said = {words: main(words.split()) for words in sys.argv[1:]};"
         "assert not any(said.values()), said; assert 'torch' not in sys.modules"
     )
     words = ["--help", "report runs/train", "list sweeps"]

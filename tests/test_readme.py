@@ -64,7 +64,9 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
+@pytest.mark.slow
 def test_pages_quote_the_committed_verdicts_and_board() -> None:
+    """Boards, their transfer and the crash tests of all recipes take twenty seconds."""
     rows = scoreboard.committed()
     for path, text in SCRIPT["pages"](rows):
         assert path.read_text(encoding="utf-8") == text, path.name
