@@ -158,7 +158,8 @@ def contrast(
                 seeds_of = [set(points.loc[points["arm"] == name, "seed"]) for name in (arm, reference)]
                 apart = not set.intersection(*seeds_of) and min(map(len, seeds_of)) >= FEWEST_SEEDS
                 keys = [name for name in pairs if name != "seed" or not apart]
-                shared = _shared(points, keys, (arm, reference))
+                both = points[points["arm"].isin([arm, reference])]
+                shared = both[both.groupby(keys)["arm"].transform("nunique") == 2]
                 pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
             differences[arm] = {
                 column: _difference(_seeds(pair, arm, column), _seeds(pair, reference, column), level)
@@ -186,12 +187,6 @@ def _difference(of_arm: pd.Series, of_reference: pd.Series, level: float) -> Int
     if set(of_arm.index) & set(of_reference.index) or of_arm.empty or of_reference.empty:
         return student_t(of_arm - of_reference, level)
     return unpaired(of_arm, of_reference, level)
-
-
-def _shared(points: pd.DataFrame, pairs: Sequence[str], arms: tuple[str, str]) -> pd.DataFrame:
-    """The points of two arms at the sizes, seeds, learning rates and columns that both have."""
-    both = points[points["arm"].isin(arms)]
-    return both[both.groupby(list(pairs))["arm"].transform("nunique") == 2]
 
 
 def table(contrasts: Sequence[Contrast]) -> pd.DataFrame:

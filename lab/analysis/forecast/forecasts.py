@@ -164,7 +164,8 @@ def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Forec
     own_runs = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
     bends = {lr: fits.bend(lr_runs["size"], lr_runs["value"]) for lr, lr_runs in _by_lr(own_runs).items()}
-    own_runs = own_runs.assign(beyond=_beyond_limit(own_runs, limit, quantity))
+    beyond = own_runs["outcome"] != "" if quantity.sign > 0 else own_runs["value"] <= limit
+    own_runs = own_runs.assign(beyond=beyond)
     score = None
     if own_runs["size"].nunique() > 2:
         small_limit = _limit(small, arm, quantity)[0]
@@ -184,10 +185,6 @@ def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[fl
     own, common = (calibrate(group["value"], group["outcome"] != "") for group in (own_runs, runs))
     threshold = own or common
     return threshold.value if threshold else math.nan, threshold, own is None and threshold is not None
-
-
-def _beyond_limit(runs: pd.DataFrame, limit: float, quantity: ForecastQuantity) -> pd.Series:
-    return runs["outcome"] != "" if quantity.sign > 0 else runs["value"] <= limit
 
 
 def _by_lr(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:

@@ -112,7 +112,8 @@ def _summarize(rows: list[Any]) -> CurveSummary:
         values |= {"coupled": coupled.total, "coupled_above": coupled.above}
         values["log_best"] = math.log10(vertex(lr, loss))
         values["log_lost"], step = _crossing(lr, loss)
-        resolutions = {"log_lost": step, "log_best": _optimum_resolution(lr, loss)}
+        # a parabola has no grid; the best learning rate has one only if it ends it
+        resolutions = {"log_lost": step, "log_best": 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)}
     return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, resolutions)
 
 
@@ -132,11 +133,6 @@ def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
     step = float(lrs[after] - lrs[after - 1])
     share = (level - loss[after - 1]) / (loss[after] - loss[after - 1])
     return float(lrs[after - 1] + share * step), step
-
-
-def _optimum_resolution(lr: np.ndarray, loss: np.ndarray) -> float:
-    """Resolution of eta*: the step of the grid if the best learning rate ends it; else zero, thanks to the parabola."""
-    return 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)
 
 
 class Evidence:
@@ -160,7 +156,9 @@ class Evidence:
         """
         self.name, self.records = name, records
         self.earlier_seeds, self.readings = earlier_seeds, readings
-        self.sweeps = _sweeps(commands) or [Path(name).name]
+        words = [command.split() for command in commands]
+        trained = [Path(line[2]).stem for line in words if line[:2] == ["lab", "sweep"] and len(line) > 2]
+        self.sweeps = trained or [Path(name).name]
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
@@ -468,12 +466,6 @@ def extent(arms: list[ArmTables]) -> str:
 def _span(words: Iterable[str]) -> str:
     spelled = list(words)
     return " to ".join(dict.fromkeys([spelled[0], spelled[-1]]))
-
-
-def _sweeps(commands: Iterable[str]) -> list[str]:
-    """Names of the sweeps that ``lab sweep NAME ...`` and ``lab sweep FILE.yaml ...`` train."""
-    words = [command.split() for command in commands]
-    return [Path(line[2]).stem for line in words if line[:2] == ["lab", "sweep"] and len(line) > 2]
 
 
 def _present(curve: Curve) -> dict[str, Hashable]:

@@ -212,17 +212,16 @@ def effects_of(claim: Claim, folders: Sequence[Evidence]) -> tuple[list[ArmTable
             candidates.append(claim.arms(group))
         except MissingRunsError as error:
             missing.append(error)
-    for arms in sorted(candidates, key=lambda arms: _weight(claim, arms), reverse=True):
+
+    def weight(arms: list[ArmTables]) -> tuple[bool, int]:
+        return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
+
+    for arms in sorted(candidates, key=weight, reverse=True):
         try:
             return arms, _effects_of_arms(claim, arms)
         except MissingRunsError as error:
             missing.append(error)
     raise MissingRunsError(next((str(error) for error in missing if error.arms_exist), "no folder has its arms"))
-
-
-def _weight(claim: Claim, arms: list[ArmTables]) -> tuple[bool, int]:
-    """Whether the arms come from the claim's own sweep, then how many runs they have."""
-    return claim.sweep in arms[0].evidence.sweeps, len(set().union(*(arm.ids for arm in arms)))
 
 
 def _effects_of_arms(claim: Claim, arms: list[ArmTables], table: str = "effect") -> Qualified:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
 from lab.analysis.events.detectors import LABELS
-from lab.analysis.events.scores import AlarmScore, score_runs, summarize
+from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 
@@ -18,17 +18,10 @@ def contrasts(study: Study) -> list[Contrast]:
     scores = {LABELS[score.kind][0]: score for score in summarize(score_runs(study.records))}
     if not scores or not next(iter(scores.values())).found.n:
         return []
-    parts = {FOUND: lambda score: score.found, LEAD: _lead, FALSE_ALARMS: _false_alarms}
-    return [
-        Contrast(measure, "", {name: {"": part(score)} for name, score in scores.items()}, {})
-        for measure, part in parts.items()
-    ]
-
-
-def _lead(score: AlarmScore) -> Interval:
-    low, middle, high = score.lead
-    return Interval(middle, low, high, score.leads)
-
-
-def _false_alarms(score: AlarmScore) -> Interval:
-    return score.false_alarms._replace(n=score.clean_steps)
+    levels: dict[Measure, dict[str, dict[str, Interval]]] = {FOUND: {}, LEAD: {}, FALSE_ALARMS: {}}
+    for name, score in scores.items():
+        low, middle, high = score.lead
+        levels[FOUND][name] = {"": score.found}
+        levels[LEAD][name] = {"": Interval(middle, low, high, score.leads)}
+        levels[FALSE_ALARMS][name] = {"": score.false_alarms._replace(n=score.clean_steps)}
+    return [Contrast(measure, "", cells, {}) for measure, cells in levels.items()]

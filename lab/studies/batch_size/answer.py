@@ -12,7 +12,7 @@ from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
 from lab.studies.batch_size.estimates import exponent
-from lab.studies.batch_size.measures import TunedSteps, budgets, by_tenth, tuned_steps
+from lab.studies.batch_size.measures import budgets, by_tenth, tuned_steps
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.
 LARGE, SMALL = "constant batch", "constant batch, a quarter as large"
@@ -32,14 +32,12 @@ def cautions(study: Study) -> list[str]:
 
 def contrasts(study: Study) -> list[Contrast]:
     """The critical batch of each optimizer; empty if the runs do not compare batch sizes by steps to a target."""
-    levels = {steps.name: {"": _log_scale(steps)} for steps in tuned_steps(study.records) if steps.has_fit}
+    levels = {}
+    for curve in (curve for curve in tuned_steps(study.records) if curve.has_fit):
+        fit = curve.fit
+        low, high = (math.log10(end) if end > 0 else -math.inf for end in (fit.low, fit.high))
+        levels[curve.name] = {"": Interval(math.log10(fit.scale), low, high, len(curve.steps))}
     return [Contrast(CRITICAL, "", levels, {})] if levels else []
-
-
-def _log_scale(curve: TunedSteps) -> Interval:
-    fit = curve.fit
-    low, high = (math.log10(end) if end > 0 else -math.inf for end in (fit.low, fit.high))
-    return Interval(math.log10(fit.scale), low, high, len(curve.steps))
 
 
 MEASURES = Measures()

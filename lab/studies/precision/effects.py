@@ -37,14 +37,11 @@ def _chooser(name: str) -> Callable[[Config], bool]:
     return is_it
 
 
-def _saturated(delayed: ArmTables, *_: ArmTables) -> pd.Series:
-    """Largest share of what the last layer of an MLP takes that is beyond the format, highest LR, minus a hundredth."""
-    return delayed.probe(delayed.lrs[-1], "saturation", LAST_MLP, peak).iloc[:, -1] - 0.01
-
-
-# Delayed scales differ from current ones by what they let saturate.
+# Delayed scales differ from current ones by what they let saturate, here of what the last layer of an MLP takes at the
+# highest learning rate.
 SATURATED = Presumption(
-    _saturated, "hardly an entry saturates: the largest share of them in delayed scales, minus a hundredth, is {}"
+    lambda delayed, *_: delayed.probe(delayed.lrs[-1], "saturation", LAST_MLP, peak).iloc[:, -1] - 0.01,
+    "hardly an entry saturates: the largest share of them in delayed scales, minus a hundredth, is {}",
 )
 
 

@@ -89,7 +89,9 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     costs = _costs(records, runs)
     sheet = leaderboard(costs, COSTS, NONE)
-    sheet.note(_alarms(spike_costs(records)))
+    spikes = spike_costs(records)
+    alarms, steps = int(spikes["false_alarms"].sum()), int(spikes["clean_steps"].sum())
+    sheet.note(f"Before bursts, and in runs without one, there were {alarms} false alarms in {steps:,} updates.")
     if early := sorted(costs.attrs["ended_early"]):
         sheet.note(f"All runs ended before their burst: {'; '.join(early)}.")
     note_of_lost(sheet, costs)
@@ -156,12 +158,6 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     table["lost"] = table["rewound"] + table["skipped"]
     table.attrs["ended_early"] = set(planted["name"]) - set(table["name"])
     return table
-
-
-def _alarms(costs: pd.DataFrame) -> str:
-    """A sentence on the spikes that began outside bursts."""
-    alarms, steps = int(costs["false_alarms"].sum()), int(costs["clean_steps"].sum())
-    return f"Before bursts, and in runs without one, there were {alarms} false alarms in {steps:,} updates."
 
 
 # Rows of the anatomy: the label of each probe; those of ``BY_LAYER`` have a line for each layer.

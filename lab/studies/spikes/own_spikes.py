@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes
@@ -148,7 +147,7 @@ def stages(series: Series, step: int, beta2: float) -> dict[str, bool]:
     update_n, humps_n = (series[probe, EMBEDDING] for probe in (UPDATE, HUMPS))
     ratio_n = gradient_n / deep_n
     usual = _median(ratio_n, START, len(ratio_n))
-    square_n = _average(gradient_n**2, beta2)
+    square_n = pd.Series(gradient_n**2).ewm(alpha=1 - beta2, adjust=False).mean().to_numpy()
     silent = _median(gradient_n, step - BEFORE, step - 10)
     humps = humps_n[step - 10 : step + HELD_AFTER + 1]
     returned = gradient_n[step - 10 : step + 1]
@@ -167,12 +166,6 @@ def _median(value_n: Numbers, first: int, stop: int) -> float:
     finite_n = value_n[max(0, first) : max(0, stop)]
     finite_n = finite_n[np.isfinite(finite_n)]
     return float(np.median(finite_n)) if len(finite_n) else math.nan
-
-
-def _average(value_n: Numbers, beta: float) -> Numbers:
-    """The exponential moving average of values, from the first finite one on."""
-    averages: NDArray[np.float64] = pd.Series(value_n).ewm(alpha=1 - beta, adjust=False).mean().to_numpy()
-    return averages
 
 
 def spike_traits(records: Records) -> pd.DataFrame:

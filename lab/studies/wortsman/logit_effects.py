@@ -247,14 +247,9 @@ def change_of_log_kappa_over_steps(*arms: ArmTables) -> Effects:
     return many - few
 
 
-def _lost_at_the_top(neither: ArmTables, *_: ArmTables) -> pd.DataFrame:
-    """Loss at the top learning rate minus the best one + 0.3, at each size; the first arm has no remedy."""
-    return neither.margin_over_costly_loss(neither.top)
-
-
-# If drifting logits harm no run, z-loss and decay have nothing to cure.
+# If drifting logits harm no run, z-loss and decay have nothing to cure; the first arm has no remedy.
 UNSTABLE_WITH_NEITHER = Presumption(
-    _lost_at_the_top,
+    lambda neither, *_: neither.margin_over_costly_loss(neither.top),
     "with neither z-loss nor decay the top learning rate is not certainly costly: at some size its loss minus the "
     "best one + 0.3 is {} nats/token, which must lie above 0; the learned gain of the last norm can keep logits small",
 )
@@ -295,12 +290,10 @@ def log_harm_over_law(*arms: ArmTables) -> Effects:
     The law takes the final mean and spread over tokens of log Z. Losses are not capped at initialization.
     """
     by_bits = {int(arm.setting(BITS)): arm for arm in arms}
-    ratios = {f"{lr:g} {bits}": _harm_over_law(by_bits[bits], lr) for lr, bits in CELLS}
+    ratios = {}
+    for lr, bits in CELLS:
+        if lr not in by_bits[bits].lrs:
+            raise MissingRunsError(f"no runs at learning rate {lr:g}")
+        harm, law = (by_bits[bits].column(lr, rounded_runs, column).iloc[:, 0] for column in ("harm", "law"))
+        ratios[f"{lr:g} {bits}"] = harm / law
     return log10(pd.DataFrame(ratios).clip(lower=SMALLEST))
-
-
-def _harm_over_law(arm: ArmTables, lr: float) -> pd.Series:
-    if lr not in arm.lrs:
-        raise MissingRunsError(f"no runs at learning rate {lr:g}")
-    harm, law = (arm.column(lr, rounded_runs, column).iloc[:, 0] for column in ("harm", "law"))
-    return harm / law
