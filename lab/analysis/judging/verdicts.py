@@ -9,14 +9,10 @@ from typing import Any, NamedTuple
 
 from lab.analysis.judging.decision import (
     ABOVE_ZERO,
-    CONTRADICTED,
     DECIDED,
-    IN_PART,
     INCONCLUSIVE,
-    NO_EFFECT,
     NOT_RUN,
     NOT_TESTABLE,
-    REPRODUCED,
     Decision,
     alpha_of,
     decide,
@@ -35,8 +31,9 @@ from lab.analysis.judging.evidence import (
     sizes_of,
     steps_of,
 )
-from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import count, listed
+from lab.analysis.rendering import html
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count
 from lab.core import files, shipped
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
@@ -240,22 +237,47 @@ def instability_effects(claim: Claim, arms: list[ArmTables]) -> Qualified:
 
 def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: int) -> Verdict:
     decision = _decide(claim, effects, reading)
-    verdict, shown, p, *_ = decision
-    weak = effects.weak_controls()
-    reason = ""
+    verdict, shown, p, inside, against = decision
+    unmet, uncontrolled = effects.weak_presumptions(), effects.weak_controls()
+    weak = min(unmet or uncontrolled, key=lambda interval: interval.low, default=shown)
+    stability, why, part = decision, "", ""
     if shown.n < FEWEST_SEEDS:
-        reason = "; ".join([f"{shown.n} whole seeds, an interval takes {FEWEST_SEEDS}", *_gaps(arms)])
-    elif unmet := claim.untestable or _unmet(claim, effects, arms):
-        verdict, reason, p = NOT_TESTABLE, unmet, math.nan
-    elif caution := _undertrained(claim, arms, verdict, reading):
-        verdict, reason = INCONCLUSIVE, caution
-    elif verdict in DECIDED and weak:
-        control = min(weak, key=lambda interval: interval.low)
-        verdict, reason = (NOT_TESTABLE if control.high <= 0 else INCONCLUSIVE), _vacuous(claim, control, effects, arms)
-    elif verdict != REPRODUCED:
-        relation = f"{_relation(claim, decision, effects, alpha_of(reading))}{_open_parts(decision, effects)}"
-        reason = f"{relation}; tried: {extent(arms)}"
-    reason = "; ".join(filter(None, [reason, effects.caution]))
+        why = "few seeds"
+    elif claim.untestable or unmet:
+        verdict, p, why = NOT_TESTABLE, math.nan, "untestable" if claim.untestable else "unmet"
+    else:
+        if verdict != INCONCLUSIVE and any(arm.reads_sensitivity for arm in arms):
+            stability = _decide(claim, instability_effects(claim, arms), reading)
+        if stability.verdict != verdict:
+            verdict, why = INCONCLUSIVE, "undertrained"
+        elif verdict in DECIDED and uncontrolled:
+            verdict, why = (NOT_TESTABLE if weak.high <= 0 else INCONCLUSIVE), "vacuous"
+            if effects.control and len(effects.control.parts) > 1:
+                part = effects.control.parts[effects.control_intervals().index(weak)]
+    reason = html.render(
+        "reason.txt",
+        claim=claim,
+        arms=arms,
+        decision=decision,
+        why=why,
+        weak=weak,
+        part=part,
+        stability=stability,
+        fewest_seeds=FEWEST_SEEDS,
+        undertrained=UNDERTRAINED,
+        controlled=CONTROLLED,
+        is_inside=claim.side[0] < shown.low and shown.high < claim.side[1],
+        is_outside=shown.high < claim.side[0] or shown.low > claim.side[1],
+        level=100 * (1 - alpha_of(reading)),
+        margin=MARGINS.get(claim.unit, math.nan),
+        claimed=_range(claim),
+        inside=[effects.parts[number] for number in inside],
+        against=[effects.parts[number] for number in against],
+        open=[name for number, name in enumerate(effects.parts) if number not in against],
+        gaps=_gaps,
+        extent=extent,
+    )
+    reason = "; ".join(filter(None, [reason.strip(), effects.caution]))
     folder = arms[0].evidence
     sweep = claim.sweep if claim.sweep in folder.sweeps else folder.sweeps[-1]
     tried = sizes_of(arms), steps_of(arms), decay_times_steps_of(arms)
@@ -264,69 +286,6 @@ def _verdict(claim: Claim, arms: list[ArmTables], effects: Qualified, reading: i
 
 def _decide(claim: Claim, effects: Qualified, reading: int) -> Decision:
     return decide(effects.intervals(), claim.side, MARGINS.get(claim.unit, 0.0), reading)
-
-
-def _relation(claim: Claim, decision: Decision, effects: Qualified, alpha: float) -> str:
-    """The reason for a verdict: how the intervals lie relative to the claim."""
-    (low, high), shown = claim.side, decision.shown
-    if decision.verdict == INCONCLUSIVE:
-        if low < shown.low and shown.high < high:
-            return (
-                f"the {100 * (1 - alpha):g} % interval, which decides, reaches beyond what is claimed, {_range(claim)}"
-            )
-        return f"the interval reaches beyond what is claimed, {_range(claim)}"
-    if decision.verdict == NO_EFFECT:
-        return f"no effect that counts: within {MARGINS[claim.unit]:g} {claim.unit} of 0"
-    if decision.verdict == IN_PART:
-        inside, against = ([effects.parts[part] for part in parts] for parts in (decision.inside, decision.against))
-        return f"so for {listed(inside)}, not for {listed(against)}"
-    if shown.high < low or shown.low > high:
-        return f"the interval lies wholly on the other side of what is claimed, {_range(claim)}"
-    return f"one part has no effect that counts, within {MARGINS[claim.unit]:g} {claim.unit} of 0"
-
-
-def _open_parts(decision: Decision, effects: Qualified) -> str:
-    """The parts that contradict a claim, if other parts are undecided."""
-    if decision.verdict != CONTRADICTED or len(decision.against) == len(effects.parts):
-        return ""
-    against = [effects.parts[part] for part in decision.against]
-    return f", for {listed(against)}; open for {listed(part for part in effects.parts if part not in against)}"
-
-
-def _unmet(claim: Claim, effects: Qualified, arms: list[ArmTables]) -> str:
-    """The reason why the setting does not meet the presumption of the claim; empty if it does."""
-    weak = effects.weak_presumptions()
-    if not claim.presumes or not weak:
-        return ""
-    return f"{claim.presumes.unmet.format(_spell(min(weak, key=lambda interval: interval.low)))}; tried: {extent(arms)}"
-
-
-def _undertrained(claim: Claim, arms: list[ArmTables], verdict: str, reading: int) -> str:
-    """The reason for a claim that S decides, but its instability part alone does not, or decides differently."""
-    if verdict == INCONCLUSIVE or not any(arm.reads_sensitivity for arm in arms):
-        return ""
-    stability = _decide(claim, instability_effects(claim, arms), reading)
-    if stability.verdict == verdict:
-        return ""
-    return (
-        f"{UNDERTRAINED}{verdict} by S, but {stability.verdict} by its instability part, {_spell(stability.shown)}; "
-        f"tried: {extent(arms)}"
-    )
-
-
-def _vacuous(claim: Claim, control: Interval, effects: Qualified, arms: list[ArmTables]) -> str:
-    names = effects.control.parts if effects.control else []
-    named = f"{names[effects.control_intervals().index(control)]}, " if len(names) > 1 else ""
-    return (
-        f"{CONTROLLED}{' and '.join(claim.cause)}: {named}{_spell(control)}, "
-        f"which must lie above 0; tried: {extent(arms)}"
-    )
-
-
-def _spell(interval: Interval) -> str:
-    if interval.n < FEWEST_SEEDS:
-        return interval.bare
-    return f"{interval.mean:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
 
 
 def amount(value: float, unit: str) -> str:
