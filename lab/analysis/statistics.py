@@ -298,11 +298,9 @@ def holm(ps: Sequence[float]) -> list[float]:
     References:
         Holm 1979, A simple sequentially rejective multiple test procedure, https://www.jstor.org/stable/4615733.
     """
-    adjusted, largest, tests = [math.nan] * len(ps), 0.0, _by_p(ps)
-    for rank, index in enumerate(tests):
-        largest = max(largest, min(1.0, (len(tests) - rank) * ps[index]))
-        adjusted[index] = largest
-    return adjusted
+    tests = pd.Series(list(ps), dtype=float).dropna().sort_values()
+    adjusted = (tests * np.arange(len(tests), 0, -1)).clip(upper=1.0).cummax()
+    return list(adjusted.reindex(range(len(ps))).tolist())
 
 
 def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
@@ -314,16 +312,9 @@ def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
         Benjamini and Hochberg 1995, Controlling the false discovery rate,
         https://doi.org/10.1111/j.2517-6161.1995.tb02031.x.
     """
-    adjusted, smallest, tests = [math.nan] * len(ps), 1.0, _by_p(ps)
-    for rank, index in reversed(list(enumerate(tests, 1))):
-        smallest = min(smallest, ps[index] * len(tests) / rank)
-        adjusted[index] = smallest
-    return adjusted
-
-
-def _by_p(ps: Sequence[float]) -> list[int]:
-    """The positions of the tests in the order of rising p, without NaN."""
-    return sorted((index for index, p in enumerate(ps) if not math.isnan(p)), key=ps.__getitem__)
+    tests = pd.Series(list(ps), dtype=float).dropna().sort_values(ascending=False)
+    adjusted = (tests * len(tests) / np.arange(len(tests), 0, -1)).clip(upper=1.0).cummin()
+    return list(adjusted.reindex(range(len(ps))).tolist())
 
 
 def difference(old: pd.Series, new: pd.Series, resolution: float = 0.0) -> Difference:

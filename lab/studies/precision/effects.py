@@ -58,18 +58,9 @@ def spikes_in_1000(arm: ArmTables, lr: float) -> pd.Series:
     return PER_UPDATES * counted / steps
 
 
-def _difference_in_spikes(first: ArmTables, second: ArmTables, rates: int) -> pd.Series:
+def difference_in_spikes(first: ArmTables, second: ArmTables, *, rates: int) -> Effects:
+    """Loss spikes in 1000 updates of the first arm minus those of the second, mean of the highest learning rates."""
     return mean([spikes_in_1000(first, lr) - spikes_in_1000(second, lr) for lr in first.lrs[-rates:]])
-
-
-def spikes_of_gains_minus_exact(gains: ArmTables, exact: ArmTables) -> Effects:
-    """Loss spikes in 1000 updates with rounded gains minus those with exact ones, mean of two learning rates."""
-    return _difference_in_spikes(gains, exact, 2)
-
-
-def spikes_of_small_minus_large_scale(small: ArmTables, large: ArmTables) -> Effects:
-    """Loss spikes in 1000 updates at the smallest loss scale minus those at the largest."""
-    return _difference_in_spikes(small, large, 1)
 
 
 def log_update_ratio_of_small_minus_large(small: ArmTables, large: ArmTables) -> Effects:
