@@ -241,7 +241,7 @@ def final_losses(study: Study) -> pd.DataFrame:
 def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFrame:
     """The points of runs that have a value, by run id; ``columns`` by run id may rename ``arm`` or add ``column``."""
     points = study.points.assign(value=study.points["id"].map(values).astype(float))
-    points = points.assign(**{name: points["id"].map(each) for name, each in columns.items()})
+    points = points.assign(**{name: points["id"].map(by_run) for name, by_run in columns.items()})
     return points[points["value"].notna()]
 
 

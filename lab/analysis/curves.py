@@ -237,8 +237,8 @@ def load(*folders: str | Path) -> Records:
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
     kept = [table.of(set(runs.loc[runs["folder"] == index, "id"])) for index, table in enumerate(tables)]
     runs = runs.drop(columns="folder").sort_values("id", ignore_index=True)
-    metrics = pd.concat([one.metrics for one in kept], ignore_index=True)
-    return Records(runs, metrics, pd.concat([one.events for one in kept], ignore_index=True))
+    metrics = pd.concat([table.metrics for table in kept], ignore_index=True)
+    return Records(runs, metrics, pd.concat([table.events for table in kept], ignore_index=True))
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:

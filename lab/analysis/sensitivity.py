@@ -438,7 +438,7 @@ def from_frame(
     Raises:
         RequestError: a column is absent, or a row or the window is invalid.
     """
-    size, initial_loss, steps = (None if one is None else str(one) for one in (size, initial_loss, steps))
+    size, initial_loss, steps = (None if given is None else str(given) for given in (size, initial_loss, steps))
     arms, best = ([names] if isinstance(names, str) else names for names in (arm, best_over))
     columns = Columns(lr, loss, size, seed, arms, initial_loss, steps, axis, best, unit, keep)
     return study_of(run_table.records_of(table, columns).records, window)

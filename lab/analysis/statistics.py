@@ -139,9 +139,9 @@ def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.9
 
     Its degrees of freedom are those of the smaller sample, which Welch's exceed, and ``n`` is its size.
     """
-    one, other = (student_t(values, level) for values in (first, second))
-    mean, n = one.mean - other.mean, min(one.n, other.n)
-    error = math.hypot(one.error, other.error)
+    left, right = (student_t(values, level) for values in (first, second))
+    mean, n = left.mean - right.mean, min(left.n, right.n)
+    error = math.hypot(left.error, right.error)
     if n < FEWEST_SEEDS:
         return Interval(mean, math.nan, math.nan, n, (mean,) * n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.optimum as optimum
 from lab.analysis.curves import axis_name, points
 from lab.analysis.forecast.fits import Line, slope_text
+from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
 from lab.analysis.text import count, in_terms_of, listed, plain_text
 from lab.core.errors import RequestError
@@ -97,12 +98,11 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
     observed = observe(records, window)
     lines, scored = [], False
     for quantity in (LR, SENSITIVITY, ETA_DIV):
-        arms = {str(arm): runs.assign(value=runs[quantity]) for arm, runs in observed.groupby("arm", sort=False)}
-        forecasts = {arm: made for arm, runs in arms.items() if (made := make_forecast(runs))}
+        forecasts = _forecasts(observed, quantity)
         over = f", over learning rates from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
         lines.append(f"{quantity}{over}")
-        lines += plain_text(pd.DataFrame(_row(arm, made) for arm, made in forecasts.items())) if forecasts else []
-        for sentence in _cautions(quantity, arms, forecasts):
+        lines += plain_text(pd.DataFrame(starmap(_row, forecasts.items()))) if forecasts else []
+        for sentence in _cautions(quantity, observed, forecasts):
             lines += textwrap.wrap(sentence, line_length)
         lines.append("")
         scored |= bool(forecasts)
@@ -135,15 +135,18 @@ def plain(records: Records, window: Window) -> list[dict[str, Any]]:
     """
     observed, rows = observe(records, window), []
     for quantity in (LR, SENSITIVITY, ETA_DIV):
-        for arm, runs in observed.groupby("arm", sort=False):
-            if (made := make_forecast(runs.assign(value=runs[quantity]))) is None:
-                continue
-            sizes = sorted(map(int, made.runs["size"].unique()))
-            held_out = {"size": sizes[-1], "error": made.error, "unchanged": made.unchanged, "inside": made.inside}
-            rows.append(
-                {"quantity": quantity, "arm": str(arm), "sizes": sizes, **made.line.plain, "held_out": held_out}
-            )
+        for arm, forecast in _forecasts(observed, quantity).items():
+            sizes = sorted(map(int, forecast.runs["size"].unique()))
+            errors = {"error": forecast.error, "unchanged": forecast.unchanged, "inside": forecast.inside}
+            row = {"quantity": quantity, "arm": arm, "sizes": sizes, **forecast.line.plain}
+            rows.append(row | {"held_out": {"size": sizes[-1], **errors}})
     return rows
+
+
+def _forecasts(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]:
+    """The forecasts of a quantity that could be made, by arm."""
+    arms = observed.assign(value=observed[quantity]).groupby("arm", sort=False)
+    return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}
 
 
 def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
@@ -164,22 +167,16 @@ def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
     return row
 
 
-def _cautions(quantity: str, arms: dict[str, pd.DataFrame], forecasts: dict[str, SizeForecast]) -> Iterator[str]:
-    without = [arm for arm in arms if arm not in forecasts]
-    if without:
-        yield f"No forecast, since fewer than {FEWEST_SIZES} sizes have a value: {listed(without)}."
-    missing = sum(int(runs["value"].isna().sum()) for runs in arms.values())
-    of_all = f"{missing} of {sum(map(len, arms.values()))} curves"
-    if missing and quantity == LR:
-        yield f"Left out, since the best learning rate is the lowest or highest tried: {of_all}."
-    if missing and quantity == ETA_DIV:
-        yield f"Left out, since no run diverged or was unstable: {of_all}. There eta_div is higher than any rate tried."
-    worse = [arm for arm, made in forecasts.items() if abs(made.error) > abs(made.unchanged)]
-    if worse:
-        yield f"For the held-out size, a forecast without growth is better than the line: {listed(worse)}."
-    narrow = [arm for arm, made in forecasts.items() if made.inside is not None and not made.inside]
-    if narrow:
-        yield f"The interval holds no run of the held-out size, so the uncertainty is larger: {listed(narrow)}."
-    uncertain = [arm for arm, made in forecasts.items() if abs(made.line.slope) <= made.line.slope_error]
-    if uncertain:
-        yield f"No significant growth: {listed(uncertain)}."
+def _cautions(quantity: str, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
+    text = html.render(
+        "size_forecast.txt",
+        quantity=quantity,
+        fewest=FEWEST_SIZES,
+        unscored=[arm for arm in observed["arm"].unique() if arm not in forecasts],
+        missing=int(observed[quantity].isna().sum()),
+        curves=len(observed),
+        worse=[arm for arm, forecast in forecasts.items() if abs(forecast.error) > abs(forecast.unchanged)],
+        narrow=[arm for arm, forecast in forecasts.items() if forecast.inside == 0],
+        uncertain=[arm for arm, of_arm in forecasts.items() if abs(of_arm.line.slope) <= of_arm.line.slope_error],
+    )
+    return text.splitlines()

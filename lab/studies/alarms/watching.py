@@ -89,7 +89,7 @@ def watch(
             for log, event in alarms
         ]
         output: dict[str, Any] = {"events": plain}
-        output |= {"departures": [each._asdict() for each in departed]} if replays else {}
+        output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     lines = notes
@@ -103,7 +103,8 @@ def watch(
                 cause = _because(causes[event]) if event in causes else ""
                 lines.append(f"{sentence(log, event)}{cause}. Look next at {next_look(log, event, events)}.")
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
-    lines += [f"{each.run} step {each.step}: departs from its replay{_because(each.cause)}" for each in departed]
+    for run, step, cause in departed:
+        lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
 
@@ -115,10 +116,8 @@ def _page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
         by_step.setdefault(event.step, []).append(event)
     sections = []
     for number, (step, together) in enumerate(by_step.items()):
-        said = [what_happened(log, event) for event in together]
-        lines = [f"{words[:1].upper()}{words[1:]}." for words in said]
-        advice = [f"Look next at {next_look(log, event, events)}." for event in together]
-        text = html.bullets([" ".join(pair) for pair in zip(lines, advice, strict=True)])
+        happened = [(what_happened(log, event), next_look(log, event, events)) for event in together]
+        text = html.bullets([f"{what[:1].upper()}{what[1:]}. Look next at {advice}." for what, advice in happened])
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
@@ -144,8 +143,8 @@ def _causes(
         else:
             replay = twins[0].log if twins else None
             causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
-            if each := departure(log, twins[0] if twins else None, events[log.name]):
-                departed.append(each)
+            if cause := departure(log, twins[0] if twins else None, events[log.name]):
+                departed.append(cause)
         departed += [Cause(log.name, twin.parting, "other_batches") for twin in twins if twin.parting is not None]
     return causes, departed
 

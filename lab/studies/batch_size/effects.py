@@ -410,8 +410,8 @@ def _each_seed(effect: Callable[..., float], *arms: Curves) -> pd.Series:
 
 def _updates(arm: ArmTables) -> pd.Series:
     """Updates of each seed's best run."""
-    made = updates(arm.evidence.records.runs)
-    return pd.Series({seed: made[name] for seed, name in _best_ramp(arm).items()}, dtype=float)
+    by_run = updates(arm.evidence.records.runs)
+    return pd.Series({seed: by_run[name] for seed, name in _best_ramp(arm).items()}, dtype=float)
 
 
 def _tokens(constant: ArmTables) -> float:

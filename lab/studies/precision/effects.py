@@ -25,7 +25,7 @@ def in_formats(group: ComparisonGroup, *names: str) -> list[ArmTables]:
 
 def _chooser(name: str) -> Callable[[Config], bool]:
     precision, *words = name.split()
-    wanted = {f"intervention.{each}": ON if each in words else None for each in INTERVENTIONS}
+    wanted = {f"intervention.{name}": ON if name in words else None for name in INTERVENTIONS}
     gains = "rounded" if "gains" in words else "fp32"
     attention = "same" if "attention" in words or precision == "fp32" else "bf16"
 

@@ -90,7 +90,7 @@ def measured(records: Records) -> dict[str, Series]:
         inside = rows["step"].to_numpy(dtype=np.int64) < len(value_n)
         value_n[rows["step"].to_numpy(dtype=np.int64)[inside]] = rows["value"].to_numpy(dtype=float)[inside]
         series.setdefault(str(run), {})[str(probe), str(where)] = value_n
-    return {run: each for run, each in series.items() if {(TRAIN, ""), (HELD_OUT, "")} <= set(each)}
+    return {run: places for run, places in series.items() if {(TRAIN, ""), (HELD_OUT, "")} <= set(places)}
 
 
 def find_spikes(series: Mapping[str, Series]) -> list[Spike]:
@@ -98,7 +98,7 @@ def find_spikes(series: Mapping[str, Series]) -> list[Spike]:
 
     A spike of the training loss whose held-out loss rises by less than 0.02 nats is one of its batch.
     """
-    return [spike for run, each in series.items() for spike in _spikes(run, each) if spike.held_out > LEAST_RISE / 5]
+    return [spike for run in series for spike in _spikes(run, series[run]) if spike.held_out > LEAST_RISE / 5]
 
 
 def _spikes(run: str, series: Series) -> Iterator[Spike]:
@@ -182,7 +182,7 @@ def spike_traits(records: Records) -> pd.DataFrame:
     found: dict[str, list[Spike]] = {run: [] for run in series}
     for spike in find_spikes(series):
         found[spike.run].append(spike)
-    staged = {run for run, each in series.items() if set(each) >= MEASURED_BY_STAGES}
+    staged = {run for run, places in series.items() if set(places) >= MEASURED_BY_STAGES}
     if staged:  # a run without a spike has none before which to look, and a pruned one no values for it
         staged |= {run for run, spikes in found.items() if not spikes}
     rows = {run: _spike_traits(series[run], spikes, float(beta2[run]), run in staged) for run, spikes in found.items()}
@@ -206,8 +206,8 @@ def _spike_traits(series: Series, spikes: list[Spike], beta2: float, has_stages:
         if has_stages:
             held = [stages(series, step, beta2) for step in at]
             for stage in STAGES:
-                traits[stage + suffix] = sum(each[stage] for each in held)
-            traits[f"all_stages{suffix}"] = sum(all(each.values()) for each in held)
+                traits[stage + suffix] = sum(at_step[stage] for at_step in held)
+            traits[f"all_stages{suffix}"] = sum(all(at_step.values()) for at_step in held)
     return traits
 
 

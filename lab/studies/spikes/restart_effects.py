@@ -64,7 +64,7 @@ def _change(change: str, card: Mapping[Hashable, Any]) -> str:
 
 def _links(first: Sequence[str], links: Sequence[str]) -> str:
     """The links that a chain adds to the first chain of the run, and those that it drops: ``sgd for adam``."""
-    new, gone = ([name for name in one if name not in other] for one, other in ((links, first), (first, links)))
+    new, gone = [name for name in links if name not in first], [name for name in first if name not in links]
     words = [" and ".join(setting_name(name, ()) for name in names) for names in (new, gone)]
     return " for ".join(words) if all(words) else f"with {words[0]}" if new else f"without {words[1]}" if gone else SAME
 

@@ -146,9 +146,9 @@ def up_to_a_hundred_and_a_thousand(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(*({VALUE: value} for value in (1.0, *sorted(between), 100.0, 1000.0)))
 
 
-def loss_added_by_kappa(one: ArmTables, *larger: ArmTables) -> Effects:
+def loss_added_by_kappa(smallest: ArmTables, *larger: ArmTables) -> Effects:
     """Best loss at every kappa above 1 and up to 100 minus that at 1; the control: at 1000 it is above 0.05."""
-    *costs, harm = [arm.table("best") - one.table("best") for arm in larger]
+    *costs, harm = [arm.table("best") - smallest.table("best") for arm in larger]
     return Qualified(pd.concat(costs, axis=1), control=exceeds(harm, 0.05))
 
 
@@ -280,8 +280,8 @@ SMALLEST = 1e-3  # the ratio that counts if the loss is below the loss at 23 bit
 
 def above_threshold(*arms: ArmTables, arm: int = 0, sign: int = 1) -> pd.DataFrame:
     """Loss at the largest learning rate minus the best one + 0.3; a model without blocks cannot beat the bigram one."""
-    one = arms[arm]
-    return sign * (one.loss(max(one.lrs)) - one.table("best") - LOST)
+    chosen = arms[arm]
+    return sign * (chosen.loss(max(chosen.lrs)) - chosen.table("best") - LOST)
 
 
 def log_harm_over_law(*arms: ArmTables) -> Effects:
