@@ -13,6 +13,8 @@ import pandas as pd
 
 from lab.records import store
 from lab.records.store import Records
+from lab.studies.stress.battery import Setting, read_battery
+from lab.studies.stress.card import card_of
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BOTH = ("z_loss", "qk_layernorm+z_loss")
@@ -145,4 +147,26 @@ def write(folder: Path, runs: Sequence[Mapping[str, Any]], **kept: Any) -> Path:
     store.write_imported(folder, records(runs, **kept))
     store.open_folder(folder, "eager")
     store.note_command(folder, f"lab sweep qk_layernorm out={folder.name}")
+    return folder
+
+
+def card_folder(folder: Path, rise: float, seeds: Sequence[int] = (0, 1, 2), **changes: Any) -> Path:
+    """Leave a card of two tests behind, of a recipe whose loss rises by so much a decade around an LR of 0.03.
+
+    Args:
+        changes: of the cards of its runs.
+    """
+    battery = read_battery()
+    write(folder, list(cards(seeds=(0,), **changes)))  # for versions, data and commands
+    of_setting = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 41_000, "log_rms": 1.0, "spikes": 0.0}
+    done = {
+        Setting((), lr): pd.DataFrame(
+            {"loss": [2.0 + rise * abs(math.log10(lr / 0.03)) + 0.01 * (seed % 3) for seed in seeds], **of_setting},
+            index=pd.Index(seeds, name="seed"),
+        )
+        for lr in battery.curve
+    }
+    tests = list(battery.tests.values())[:2]
+    made = card_of("planted", "lab stress", folder, tests, done, battery)
+    (folder / "card.json").write_text(made.as_json())
     return folder

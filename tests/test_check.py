@@ -16,7 +16,7 @@ from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
 from lab.core.errors import RequestError
 from lab.records import store
-from planted import BOTH, OFF_LABEL, ON_LABEL, card, cards, write
+from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, cards, write
 from sampling import some
 
 pytestmark = pytest.mark.xdist_group("check")  # one process makes the folders that are checked
@@ -364,3 +364,58 @@ def test_without_a_run_below_the_bigram_no_rate_is_compared(tmp_path: Path) -> N
     assert "smallest unstable learning rate" not in {change.quantity for change in comparison.changes}
     (line,) = [line for line in comparison.remarks if "smallest unstable learning rate was not compared" in line]
     assert line.endswith("no run ended better than the bigram model on one of the sides")
+
+
+def test_a_card_is_guarded_as_curves_are(tmp_path: Path, run: Run) -> None:
+    good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.35)
+    saved = tmp_path / "card.json"
+    code, out, _ = run("check", good, "--save", saved)
+    assert (code, out.splitlines()[0]) == (0, f"{saved}: the card of planted, from {good}")
+    assert saved.read_text().count('"name"') == 2
+    assert run("check", good, "--baseline", saved)[:2] == (
+        0,
+        run("check", good, "--baseline", good)[1].replace(f"against {good}", f"against {saved}"),
+    )
+    others = card_folder(tmp_path / "others", 0.12, seeds=(7, 8, 9, 10))
+    assert run("check", others, "--baseline", saved)[0] == 0
+    junit, markdown = tmp_path / "junit.xml", tmp_path / "check.md"
+    code, out, _ = run("check", worse, "--baseline", saved, "--junit", junit, "--markdown", markdown)
+    assert code == 1
+    assert out.startswith("regression: ")
+    assert "half the gap" in out.splitlines()[0]
+    failed = ElementTree.parse(junit).getroot().iterfind("testcase[failure]")
+    names = ["planted, 41000 parameters: learning-rate tolerance", "planted, 41000 parameters: ten times the best LR"]
+    assert [case.get("name") for case in failed] == names
+    assert "| regression |" in markdown.read_text()
+    told = json.loads(run("check", worse, "--baseline", saved, "--json")[1])
+    assert told["verdict"] == "regression"
+    assert [change["verdict"] for change in told["changes"]] == ["same", "regression", "regression"]
+    assert run("check", good, "--baseline", worse)[0] == 0  # it got better
+    assert "seeds" in run("check", "--show", saved)[1]
+
+
+def test_cards_that_cannot_be_compared_say_why(tmp_path: Path, run: Run) -> None:
+    good = card_folder(tmp_path / "good", 0.12)
+    saved = tmp_path / "card.json"
+    run("check", good, "--save", saved)
+    other = card_folder(tmp_path / "other", 0.12, data_fingerprint="0" * 16)
+    assert run("check", other, "--baseline", saved)[0] == 2
+    fewer = card_folder(tmp_path / "fewer", 0.12)
+    content = json.loads((fewer / "card.json").read_text())
+    (fewer / "card.json").write_text(json.dumps(content | {"tests": content["tests"][:1]}))
+    code, out, _ = run("check", fewer, "--baseline", saved)
+    assert (code, "ten times the best LR" in out) == (2, True)
+    for text in ("{}", '{"card_version": 9}', saved.read_text().replace("seed_numbers", "seed_names"), "[]"):
+        (tmp_path / "bad.json").write_text(text)
+        assert run("check", good, "--baseline", tmp_path / "bad.json")[0] == 2
+    assert run("check", write(tmp_path / "curves", list(cards())), "--baseline", saved)[0] == 2
+
+
+def test_a_card_whose_recipe_no_longer_trains_is_a_regression_of_its_loss(tmp_path: Path, run: Run) -> None:
+    good, poor = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "poor", 0.12)
+    content = json.loads((poor / "card.json").read_text())
+    losses = {seed: loss + 1 for seed, loss in content["losses_at_best_lr"].items()}
+    (poor / "card.json").write_text(json.dumps(content | {"is_judged": False, "losses_at_best_lr": losses}))
+    code, out, _ = run("check", poor, "--baseline", good)
+    assert (code, "no better than a bigram" in out) == (1, True)
+    assert run("check", good, "--baseline", poor)[0] == 2

@@ -34,7 +34,7 @@ PACKAGES: dict[str, set[str]] = {
     "sweeping": BELOW_SWEEP,
     "cli": {*BELOW_SWEEP, "sweeping"},
     "hydra_plugins": {"core", "sweeping", "cli"},
-    "pytest_plugin": {"core", "records", "analysis", "sweeping"},
+    "pytest_plugin": {"core", "records", "analysis", "studies", "sweeping"},
     "__main__": {"core", "sweeping", "cli"},
 }
 # Inside `lab.analysis`: a module or package imports from lower lines only.

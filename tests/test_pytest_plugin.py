@@ -9,7 +9,8 @@ import pytest
 
 from lab import pytest_plugin
 from lab.analysis.guard import baseline
-from planted import cards, write
+from lab.studies.stress.guard import save_card
+from planted import card_folder, cards, write
 from sweeping import finished
 
 TINY = """
@@ -61,6 +62,10 @@ def outside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
+def write_baseline(folder: Path, file: Path) -> None:
+    list(save_card(folder, file))
+
+
 def run(outside: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
     return outside.runpytest_inprocess("-p", "no:cacheprovider", *words)
 
@@ -84,7 +89,7 @@ def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytest_plugin, "train", lambda sweep, overrides, out: folder)
+    monkeypatch.setattr(pytest_plugin, "train", lambda command, sweep, overrides, out: folder)
     baseline.save(baseline.from_folder(folder), outside.path / "b.json")
     words = ("--lab-sweep", "smoke", "--lab-baseline")
     run(outside, *words, "b.json").assert_outcomes(passed=1)
@@ -96,6 +101,27 @@ def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, mo
     other = "import pytest\n@pytest.mark.sensitivity(sweep='other', baseline='b.json')\n"
     outside.makepyfile(f"{other}def test_mine(sensitivity_curve): sensitivity_curve.check()")
     run(outside, *words, "none.json").assert_outcomes(passed=1, failed=1)
+
+
+def test_a_card_is_guarded_by_its_fixture_or_by_the_options(
+    outside: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    monkeypatch.setattr(pytest_plugin, "train", lambda *words: trained.append(words) or card_folder(tmp_path, 0.35))
+    write_baseline(card_folder(tmp_path / "good", 0.35), outside.path / "b.json")
+    write_baseline(card_folder(tmp_path / "better", 0.12), outside.path / "better.json")
+    words = ("--lab-stress", "mine.yaml", "--lab-baseline")
+    run(outside, *words, "b.json").assert_outcomes(passed=1)
+    assert trained[0][:3] == ("stress", "mine.yaml", ())
+    ended = run(outside, *words, "better.json")
+    ended.assert_outcomes(failed=1)
+    ended.stdout.fnmatch_lines(["regression: *", "*regression *learning-rate tolerance*"])
+    marker = "import pytest\n@pytest.mark.crash_test(recipe='mine', baseline='b.json', overrides=['seed=1'])\n"
+    outside.makepyfile(f"{marker}def test_mine(crash_card):\n crash_card.check()\n assert crash_card.card['is_judged']")
+    run(outside, "--strict-markers").assert_outcomes(passed=1)
+    assert trained[-1][:3] == ("stress", "mine", ["seed=1"])
+    outside.makepyfile(f"{marker.replace('recipe=', 'sweep=')}def test_mine(crash_card): pass")
+    run(outside).stdout.fnmatch_lines(["*UsageError: unknown key 'sweep'*recipe=*"])
 
 
 def test_what_is_missing_is_said(outside: pytest.Pytester) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from lab.records import store
 from lab.records.store import METRIC_COLUMNS, Records
-from lab.studies.stress.battery import Setting, read_battery
-from lab.studies.stress.measures import Outcomes
+from lab.studies.stress.battery import Setting, Spread, read_battery
+from lab.studies.stress.card import card_of
+from lab.studies.stress.guard import CardBaseline, card_from_json, compare_cards
+from lab.studies.stress.measures import Outcomes, measure, of_difference
 from lab.studies.stress.reference import (
     agreements,
     bounds_scores,
@@ -21,6 +29,7 @@ from lab.studies.stress.reference import (
 
 BATTERY = read_battery()
 SEEDS = range(10, 16)
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def runs_of(recipe: str, excess: float, noise: float = 0.0) -> pd.DataFrame:
@@ -84,6 +93,46 @@ def test_agreement_is_one_where_every_unstable_recipe_is_worse() -> None:
     assert found["attention scores are bounded or not"].auc == 1.0
     reverse = {recipe: {"stable": "unstable", "unstable": "stable"}[told] for recipe, told in published.items()}
     assert next(iter(agreements(table, reverse, BATTERY))).auc == 0.0
+
+
+@cache
+def committed() -> dict[str, Outcomes]:
+    return outcomes_by_recipe(store.read(RESULTS / "stress" / "recipes"), BATTERY)
+
+
+def cards_of(seeds: range) -> dict[str, CardBaseline]:
+    """The numbers of the committed cards, of some of their seeds."""
+    found = {}
+    for recipe, done in committed().items():
+        some = {setting: table.loc[list(seeds)] for setting, table in done.items()}
+        made = card_of(recipe, "lab stress", Path(recipe), list(BATTERY.tests.values()), some, BATTERY)
+        content = json.loads(made.as_json()) | {"made": {"data": ["the same"]}}
+        found[recipe] = card_from_json(Path(recipe), content)
+    return found
+
+
+def test_cards_of_other_seeds_are_no_regression_and_those_of_a_worse_recipe_are() -> None:
+    old, new = cards_of(range(10, 13)), cards_of(range(13, 16))
+    trained = [recipe for recipe, card in old.items() if card.is_judged and new[recipe].is_judged]
+    verdicts = [compare_cards(old[recipe], new[recipe], 0.05).verdict for recipe in trained]
+    assert len(trained) > 18
+    assert verdicts.count("regression") <= 1
+    assert verdicts.count("ok") >= 0.85 * len(trained)
+    for recipe, worse in (("olmo3", "llama"), ("gemma3", "olmo1"), ("chameleon", "palm"), ("llama", "glm130b")):
+        made = new[worse]._replace(recipe=recipe)
+        assert compare_cards(old[recipe], made, 0.05).verdict == "regression"
+        assert compare_cards(made, old[recipe], 0.05).verdict != "ok"
+
+
+def test_recipes_share_little_of_a_seed() -> None:
+    """So the spread of a difference is that of two recipes which share nothing."""
+    for test in BATTERY.tests.values():
+        found = [measured.seeds for done in committed().values() if (measured := measure(test, done, BATTERY))]
+        whole = np.array([seeds - seeds.mean() for seeds in found if len(seeds) == 6])
+        if len(whole):
+            pairs = [((a - b) ** 2).sum() / 5 for a, b in itertools.combinations(whole, 2)]
+            alone = (whole**2).sum(axis=1).mean() / 5
+            assert np.sqrt(np.mean(pairs) / alone) == pytest.approx(of_difference(Spread(1.0)).sd, rel=0.15)
 
 
 def test_every_published_outcome_is_that_of_a_recipe() -> None:

@@ -384,6 +384,7 @@ def _export(arguments: list[str]) -> None:
 def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
     from lab.core import files
+    from lab.studies.stress import guard
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
@@ -392,7 +393,7 @@ def _check(arguments: list[str]) -> None:
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    comparison = check.check_folder(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
@@ -404,6 +405,7 @@ def _keep_baseline(given: argparse.Namespace) -> None:
     """Save a baseline, or show one."""
     from lab.analysis.guard import baseline, check
     from lab.analysis.sensitivity import WINDOW
+    from lab.studies.stress import guard
 
     others = ("baseline", "margin", "strict", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
@@ -414,7 +416,11 @@ def _keep_baseline(given: argparse.Namespace) -> None:
         raise RequestError(
             "lab check DIR --save FILE [--window LOW HIGH], or lab check --show FILE, with no other option"
         )
-    if given.show:
+    if given.show and guard.is_card(Path(given.show)):
+        lines = guard.describe_card(guard.read_card(Path(given.show)))
+    elif given.save and guard.is_card(given.folders[0]):
+        lines = guard.save_card(given.folders[0], Path(given.save))
+    elif given.show:
         lines = check.describe_baseline(baseline.read(Path(given.show)))
     else:
         lines = check.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)

@@ -170,11 +170,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "check": Command(
         "DIR --baseline FILE|DIR",
-        "compare curves with a baseline: exit code 0 unchanged, 1 worse, 2 undecided",
+        "compare curves or a card with a baseline: exit code 0 unchanged, 1 worse, 2 undecided",
         "runs/smoke --baseline results/baselines/smoke.json",
         {
             "--baseline FILE|DIR": "the baseline: a file that --save wrote, or a results folder",
-            "--save FILE": "instead, keep the curves of DIR in a small file to commit",
+            "--save FILE": "instead, keep the curves or the card of DIR in a small file to commit",
             "--show FILE": "instead, list the curves that such a file holds",
             "--margin PERCENT": "how much a curve may worsen (default: 5%)",
             "--strict": "fail on smaller changes, too, if they are significant",

@@ -113,6 +113,7 @@ class Comparison(NamedTuple):
         reasons: the reasons why it cannot be judged; none if it can.
         remarks: other differences, which do not affect the verdict.
         window: the learning rates over which sensitivity is a mean.
+        of_cards: whether cards of the crash test were compared, instead of curves.
     """
 
     baseline: str
@@ -125,6 +126,7 @@ class Comparison(NamedTuple):
     reasons: list[str]
     remarks: list[str]
     window: Window = WINDOW
+    of_cards: bool = False
 
     @property
     def verdict(self) -> str:
@@ -217,6 +219,11 @@ def compare_tables(
         for change in _changes(arm_and_size, before[number], now[number], limits[number])
     ]
     changes += _orders(arms, before, now, limits)
+    return judged_together(changes)
+
+
+def judged_together(changes: Sequence[Change]) -> list[Change]:
+    """Changes with p adjusted for all of them (Holm); significant ones that are no regression are drifts."""
     adjusted = [change._replace(p=p) for change, p in zip(changes, holm([change.p for change in changes]), strict=True)]
     return [
         change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", "unclear") else change
@@ -260,7 +267,7 @@ def _changes(
             limit, resolution = (HEADROOM_MARGIN, 0.0) if is_moved else (step, step)
         sides = [table[column].dropna() for table in (before, now)]
         if min(map(len, sides)) >= FEWEST_SEEDS:
-            change = _change(
+            change = change_of(
                 quantity.name,
                 quantity.unit,
                 arm_and_size,
@@ -275,7 +282,7 @@ def _changes(
             yield change._replace(p=math.nan) if quantity is HEADROOM and not is_moved else change
 
 
-def _change(
+def change_of(
     name: str,
     unit: str,
     arm_and_size: tuple[str, int],
@@ -285,6 +292,17 @@ def _change(
     limit: float,
     worse: int,
 ) -> Change:
+    """The change of a quantity; its p is not adjusted yet, see ``judged_together``.
+
+    Args:
+        name: of the quantity.
+        unit: of the change.
+        arm_and_size: what changed.
+        found: the change over seeds.
+        means: before and now.
+        limit: the largest change allowed.
+        worse: the sign of a change that is worse; 0 if either is.
+    """
     return Change(
         quantity=name,
         unit=unit,
@@ -331,7 +349,7 @@ def _orders(
         elif gap_now.high < 0:
             first_got_worse = difference(before[first]["total"], now[first]["total"]).low > 0
             verdict = REGRESSION if first_got_worse else "better"
-        change = _change(
+        change = change_of(
             f"sensitivity of {other_arm} above it",
             NATS,
             (arm, size),

@@ -31,6 +31,7 @@ def headline(check: Comparison) -> str:
     certain = sum(change.verdict == check.verdict for change in check.changes)
     tally = f"{certain} of {n} quantities" if certain else f"{n} quantities compared" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
+    details += ["half the gap between the zones of a test"] * check.of_cards
     details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]
     return f"{check.verdict}: {MEANING[check.verdict]} ({', '.join(details)})"
 
@@ -108,6 +109,8 @@ def as_json(check: Comparison) -> str:
     content = {"verdict": check.verdict, **check._asdict(), **rows}
     if check.window == WINDOW:
         del content["window"]
+    if not check.of_cards:
+        del content["of_cards"]
     return json.dumps(content, indent=1, allow_nan=False)
 
 

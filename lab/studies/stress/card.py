@@ -221,6 +221,7 @@ class Card:
             "is_judged": self.trains,
             "best_lr": finite(best_lr(self.losses)),
             "best_loss": finite(self.best_loss),
+            "losses_at_best_lr": _by_seed(self.losses),
             "loss_bigram": finite(self.bigram),
             "parameters": self.parameters,
             "tests": [_plain(line) for line in self.lines],
@@ -228,6 +229,12 @@ class Card:
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _by_seed(losses: pd.DataFrame) -> dict[str, float]:
+    """The losses at the best learning rate by seed."""
+    at_best = losses.T.get(best_lr(losses), pd.Series(dtype=float))
+    return {str(seed): float(loss) for seed, loss in at_best.items()}
 
 
 def _failure(test: StressTest) -> str:
