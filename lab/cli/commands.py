@@ -186,11 +186,11 @@ def _results_folders(folder: Path) -> list[Path]:
     from lab.records import store
 
     inside = []
-    for each in store.results_folders(folder):
-        if each.resolve().is_relative_to(folder.resolve()):
-            inside.append(each)
+    for path in store.results_folders(folder):
+        if path.resolve().is_relative_to(folder.resolve()):
+            inside.append(path)
         else:
-            say(f"skipped: {each} is a link that leads out of {folder}", error=True)
+            say(f"skipped: {path} is a link that leads out of {folder}", error=True)
     return inside
 
 
@@ -208,8 +208,8 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None,
 
     form = paper.paper_of(format_name, width)
     several = _results_folders(folders[0]) if len(folders) == 1 else []
-    for each in [[folder] for folder in several] or [list(folders)]:
-        yield from paper.write_figures(study(each, window), each[0], form)
+    for group in [[folder] for folder in several] or [list(folders)]:
+        yield from paper.write_figures(study(group, window), group[0], form)
 
 
 def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
@@ -348,7 +348,7 @@ def _pairs(folders: Sequence[Path]) -> None:
     if len(found) > 1:
         raise RequestError(f"lab leaderboard DIR --pairs takes one board, and there are {len(found)}")
     best, stage = pairs_to_train.best_pairs(listing.board_of(found)), pairs_to_train.stage_of(found[0])
-    for line in pairs_to_train.lines([plan_pairs(one, stage.words) for one in best], stage):
+    for line in pairs_to_train.lines([plan_pairs(pairs, stage.words) for pairs in best], stage):
         say(line)
 
 

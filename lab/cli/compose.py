@@ -85,7 +85,9 @@ def parse(texts: Sequence[str], config_dir: Path | None = None) -> list[Word]:
         RequestError: one of them is no override, or it gives a config group a value that names no file.
     """
     words = []
-    for override in _parsed_by_hydra(texts):
+    with refusing():
+        overrides = list(OverridesParser.create().parse_overrides(list(texts)))
+    for override in overrides:
         key, value = override.key_or_group, override.value()
         if (key, value) == ("intervention", {}):  # Hydra would merge it, and so change nothing
             words += parse([f"{override.get_key_element()}=[]"])
@@ -103,11 +105,6 @@ def parse(texts: Sequence[str], config_dir: Path | None = None) -> list[Word]:
         is_plain = changes and is_value and not chooses_file and not override.package and bool(KEY.fullmatch(key))
         words.append(Word(str(override.input_line), key, value, override, chooses_file, is_plain))
     return words
-
-
-def _parsed_by_hydra(texts: Sequence[str]) -> list[Override]:
-    with refusing():
-        return list(OverridesParser.create().parse_overrides(list(texts)))
 
 
 def expand(words: Sequence[Word], config_dir: Path | None = None) -> list[list[Word]]:
@@ -290,17 +287,14 @@ class Composer:
         """
         kind = tuple(word.key if word.is_plain else word.text for word in point)
         if kind not in self._marked:
-            self._marked[kind] = self._can_be_marked(point)
+            plain = {word.key for word in point if word.is_plain}
+            self._marked[kind] = plain if self._reach(point, plain) else {k for k in plain if self._reach(point, {k})}
         marked = self._marked[kind]
         shared = tuple(word.key if word.key in marked else word.text for word in point)
         if shared not in self._templates:
             self._templates[shared] = self._template(point, marked)
         template = self._templates[shared]
         return _filled(template.tree, template.places, {word.key: word.value for word in point})
-
-    def _can_be_marked(self, point: Sequence[Word]) -> Collection[str]:
-        plain = {word.key for word in point if word.is_plain}
-        return plain if self._reach(point, plain) else {key for key in plain if self._reach(point, {key})}
 
     def _reach(self, point: Sequence[Word], keys: Collection[str]) -> bool:
         """Whether the marks of these keys all end up unchanged, each in any number of places."""

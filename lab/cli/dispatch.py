@@ -49,7 +49,8 @@ def _coded(work: Callable[[], None]) -> int:
         work()
         return DONE
     except RequestError as refusal:
-        return _refuse(str(refusal))
+        say(f"lab: {' '.join(str(refusal).split())}", error=True)
+        return REFUSED
     except KeyboardInterrupt:
         interrupt.report()
         return interrupt.INTERRUPTED
@@ -63,11 +64,6 @@ def _coded(work: Callable[[], None]) -> int:
         say(traceback.format_exc().rstrip(), error=True)
         say("\nA fault of the lab, not of your request; please report it with the lines above.", error=True)
         return FAULT
-
-
-def _refuse(line: str) -> int:
-    say(f"lab: {' '.join(line.split())}", error=True)
-    return REFUSED
 
 
 def _dispatch(arguments: Sequence[str]) -> None:

@@ -138,7 +138,7 @@ def override(key: str, value: Any) -> str:
         RequestError: the value is none of a config, or the list is empty.
     """
     swept = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
-    words = [_word(key, each) for each in (value if swept else [value])]
+    words = [_word(key, item) for item in (value if swept else [value])]
     if not words:
         raise RequestError(f"{key} is swept over nothing; {key}=[[]] sets it to an empty list")
     return f"{key}={','.join(words)}"
@@ -153,7 +153,7 @@ def _word(key: str, value: Any) -> str:
     if isinstance(value, Real):
         return repr(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, list | tuple):
-        return f"[{','.join(_word(key, each) for each in value)}]"
+        return f"[{','.join(_word(key, item) for item in value)}]"
     if not isinstance(value, str | Path):
         raise RequestError(
             f"{key}: {value!r} is no value; it takes a number, text, True, False, None or a list; "

@@ -499,20 +499,14 @@ def _report(folder: Path) -> str:
 
     The summary of a report that is left as it is, is empty.
     """
+    page, sources = folder / "report.html", [*folder.glob("*.parquet"), folder / "requests.json"]
     if store.digest_of_tables(folder) is None:
         store.gather(folder)
-    elif _has_new_report(folder):
+    elif page.exists() and page.stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in sources if path.exists()):
         return ""
     from lab.report import build  # slow to load
 
     return build.make_report([folder])[1]
-
-
-def _has_new_report(folder: Path) -> bool:
-    """Whether the report of a folder was written after its tables, and after the last command was noted."""
-    page, sources = folder / "report.html", [*folder.glob("*.parquet"), folder / "requests.json"]
-    written = [path.stat().st_mtime_ns for path in (page, *sources) if path.exists()]
-    return page.exists() and written[0] == max(written)
 
 
 def outcome_line(card: Mapping[Any, Any]) -> str:

@@ -191,7 +191,8 @@ def read_sweep(path: Path) -> DictConfig:
     chosen: dict[str, Any] = {}
     for key in sorted({*groups(), *MAY_BE_NONE} & tree.keys()):
         value = tree[key]
-        if key == "intervention" and (value == {} or _are_names(value)):
+        are_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        if key == "intervention" and (value == {} or are_names):
             chosen[key] = [*value]
         elif key in MAY_BE_NONE and value in ([], {}):
             chosen[key] = None
@@ -204,10 +205,6 @@ def read_sweep(path: Path) -> DictConfig:
     kept = {key: value for key, value in tree.items() if key not in chosen}
     others = [entry for entry in tree.get("defaults", []) if not {f"override /{key}" for key in chosen} & {*entry}]
     return OmegaConf.create({**kept, "defaults": [*others, *({f"override /{key}": chosen[key]} for key in chosen)]})
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _check_settings(tree: Mapping[str, Any], path: Path) -> None:

@@ -232,7 +232,9 @@ NOTE = (
 
 def overview() -> str:
     """One or two lines for each command, and the notes."""
-    return "\n".join([*_rows({f"lab {word} {one.takes}": one.does for word, one in COMMANDS.items()}), "", *NOTE])
+    return "\n".join(
+        [*_rows({f"lab {word} {command.takes}": command.does for word, command in COMMANDS.items()}), "", *NOTE]
+    )
 
 
 def command_help(word: str) -> str:

@@ -38,16 +38,12 @@ def export_records(folder: Path, to: str, out: Path | None = None) -> str:
         if tracker:
             _track(records, tracker, folder.resolve().name, target)
         else:
-            _write_csv(records, target)
+            for name, table in records._asdict().items():
+                files.write_csv(target / f"{name}.csv", table)
     except Exception as fault:  # trackers raise exceptions of any type
         raise RequestError(f"cannot export to {to}: {type(fault).__name__}: {fault}") from None
     files_in = f", files in {target}" if to != "trackio" else ""
     return f"exported {len(records.runs)} runs to {to}{files_in}"
-
-
-def _write_csv(records: Records, target: Path) -> None:
-    for name, table in records._asdict().items():
-        files.write_csv(target / f"{name}.csv", table)
 
 
 def _track(records: Records, tracker: Tracker, group: str, target: Path) -> None:

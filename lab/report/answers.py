@@ -193,9 +193,12 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
     """
     points, (word, text) = study.points, yes_or_no(rows, sweeps)
     if (points["outcome"] == "diverged").all():
-        return Answer(word, text or _diverged(points), [])
+        lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
+        return Answer(word, text or str(SAY.diverged(len(points), lowest, highest)), [])
     if len(points) == 1:
-        return Answer(word, text or _one_run(points.iloc[0]), [])
+        run = points.iloc[0]
+        arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
+        return Answer(word, text or str(SAY.single_run(arm, size, lr, run["loss"], run["loss_bigram"])), [])
     found = compared(study, sweeps)
     if not word and found:
         first = found[0]
@@ -259,16 +262,6 @@ def _reference(study: Study, measure: Measure, points: pd.DataFrame) -> str:
         return contrasts.baseline_of(arms)
     usual = measure.reference or reference_arm(arm_factors(study.records.runs), recipe_of(study))
     return usual if usual in arms else arms[0]
-
-
-def _diverged(points: pd.DataFrame) -> str:
-    lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
-    return str(SAY.diverged(len(points), lowest, highest))
-
-
-def _one_run(run: pd.Series) -> str:
-    arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
-    return str(SAY.single_run(arm, size, lr, run["loss"], run["loss_bigram"]))
 
 
 def _sentence(study: Study, contrast: Contrast) -> str:

@@ -82,12 +82,9 @@ def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]
 
 def undertrained(study: Study) -> str:
     """The caution that sensitivity is mostly under-training, with the curves concerned; empty without any."""
-    slow = study.curves[_below_half(study.curves) & (study.axis == LEARNING_RATE)]
+    below, total = (study.curves[part].map(lambda interval: interval.mean) for part in ("below", "total"))
+    slow = study.curves[(below > total / 2) & (study.axis == LEARNING_RATE)]
     return str(SAY.undertrained(_curve_names(slow))) if len(slow) else ""
-
-
-def _below_half(curves: pd.DataFrame) -> pd.Series:
-    return curves["below"].map(lambda interval: interval.mean) > curves["total"].map(lambda interval: interval.mean) / 2
 
 
 def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:

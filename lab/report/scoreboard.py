@@ -144,9 +144,9 @@ def judge_all(
         figures: figures of the first source to which the claims are limited; empty for every claim of every source.
         sweeps: limits the claims to those that these sweeps test, or that answer their questions.
     """
-    claims = [one for one in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(one, figures)]
+    claims = [claim for claim in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(claim, figures)]
     if sweeps is not None:
-        claims = [one for one in claims if not {one.sweep, *one.affirms, *one.denies}.isdisjoint(sweeps)]
+        claims = [claim for claim in claims if not {claim.sweep, *claim.affirms, *claim.denies}.isdisjoint(sweeps)]
     claims.sort(key=_position)
     verdicts = [judge_claim(claim, folders) for claim in claims]
     qs = [max(q, LEAST_Q) for q in benjamini_hochberg([verdict.p for verdict in verdicts])]
@@ -228,14 +228,10 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "parameters": [_range(row.verdict.parameters, count) for row in rows],
             "steps": [_range(row.verdict.steps) for row in rows],
             "λT": [_range(row.verdict.decay_times_steps) for row in rows],
-            "seeds": [_spell_seeds(row) for row in rows],
+            "seeds": [f"{row.verdict.seeds}{' (screening)' * row.is_screening}" for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
     )
-
-
-def _spell_seeds(row: ScoreboardRow) -> str:
-    return f"{row.verdict.seeds}{' (screening)' * row.is_screening}"
 
 
 def _spell_q(q: float) -> str:

@@ -65,7 +65,9 @@ def slopes(changes: pd.DataFrame) -> pd.DataFrame:
     for coordinate, runs in last.groupby("coordinate", sort=False):
         of_seeds = [_slope(seed[size].to_numpy(), seed["change"].to_numpy()) for _, seed in runs.groupby("seed")]
         slope = student_t(of_seeds)
-        rows.append({"coordinate": coordinate, "slope": slope, "holds": _holds(slope, len(of_seeds))})
+        rows.append(
+            {"coordinate": coordinate, "slope": slope, "holds": slope.n == len(of_seeds) and slope.high <= BOUND}
+        )
     return pd.DataFrame(rows)
 
 
@@ -74,10 +76,6 @@ def _slope(size: np.ndarray, change: np.ndarray) -> float:
         return np.nan
     x = np.log(size) - np.log(size).mean()
     return float(x @ np.log(change) / (x @ x))
-
-
-def _holds(slope: Interval, seeds: int) -> bool:
-    return slope.n == seeds and slope.high <= BOUND
 
 
 def means(changes: pd.DataFrame) -> pd.DataFrame:

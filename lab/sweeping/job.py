@@ -213,7 +213,7 @@ class _Job:
         """
         outcomes = [run.outcome for run in runs]
         ended = [name for name, outcome in zip(self.configs, outcomes, strict=True) if outcome["status"] != "failed"]
-        losses = [math.inf if one["status"] == "diverged" else one.get("final_val_loss") for one in outcomes]
+        losses = [math.inf if end["status"] == "diverged" else end.get("final_val_loss") for end in outcomes]
         self.progress.end(fleet_summary(runs), losses)
         if distributed.is_first_rank():
             plans.remove_checkpoints(self.folder, ended)
