@@ -10,9 +10,9 @@ import pytest
 
 import planted
 from lab.report import build
-from lab.sweeping import growing
-from lab.sweeping.growing import WORTH_DRAWING, GrowingReport
+from lab.sweeping import progress
 from lab.sweeping.local_jobs import JobEnd
+from lab.sweeping.progress import WORTH_DRAWING, GrowingReport
 
 LONG = 2 * WORTH_DRAWING
 
@@ -33,7 +33,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, frozenset[str], s
         calls.extend(arguments)
         return [JobEnd(0, False, 0.0, True)]
 
-    monkeypatch.setattr(growing, "run_jobs", run_jobs)
+    monkeypatch.setattr(progress, "run_jobs", run_jobs)
     return calls
 
 
@@ -77,7 +77,7 @@ def test_seeds_that_were_there_before_are_counted_and_not_drawn_again(drawn: lis
 def test_a_growing_page_reloads_until_its_last_seed(tmp_path: Path, undrawn: None) -> None:
     cards = list(planted.cards(arms=("none", "z_loss"), widths=(32,), seeds=(0, 1, 2)))
     folder = planted.write(tmp_path / "sweep", cards)
-    growing.draw(folder, frozenset(card["id"] for card in cards if card["seed"] == 0), "1 of 3 seeds")
+    progress.draw(folder, frozenset(card["id"] for card in cards if card["seed"] == 0), "1 of 3 seeds")
     page = (folder / "report.html").read_text()
     assert "So far 1 of 3 seeds." in page
     assert page.count('<meta http-equiv="refresh" content="10">') == 1
@@ -92,5 +92,5 @@ def test_a_growing_page_reloads_until_its_last_seed(tmp_path: Path, undrawn: Non
 def test_seeds_whose_runs_all_failed_have_no_report(tmp_path: Path) -> None:
     cards = list(planted.cards(arms=("none",), widths=(32,), seeds=(0, 1)))
     folder = planted.write(tmp_path / "sweep", [card | {"status": "failed"} for card in cards])
-    assert not growing.draw(folder, frozenset(card["id"] for card in cards), "1 of 2 seeds")
+    assert not progress.draw(folder, frozenset(card["id"] for card in cards), "1 of 2 seeds")
     assert not (folder / "report.html").exists()

@@ -35,8 +35,7 @@ from lab.core.files import quoted
 from lab.core.printing import say
 from lab.core.shipped import at_scale
 from lab.records import leases, plans, store
-from lab.sweeping.growing import GrowingReport
-from lab.sweeping.progress import ProgressLog, ProgressMonitor, Screen
+from lab.sweeping.progress import GrowingReport, ProgressLog, ProgressMonitor, Screen
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point, SweepPlan

@@ -1,4 +1,4 @@
-"""Progress of a sweep: every fleet writes its own into the results folder, and one monitor shows that of all."""
+"""Progress of a sweep: fleets write theirs into the results folder; a monitor shows it, and reports whole seeds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.records import plans
 from lab.records.plans import FleetProgress
 from lab.records.status import clock
+from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lab.sweeping.growing import GrowingReport
+    from lab.sweeping.planner import Point
     from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
+# Seconds of training that must be left for a growing report to be drawn; drawing one takes about as long.
+WORTH_DRAWING = 15.0
 
 
 class ProgressWriter:
@@ -125,6 +128,67 @@ class ProgressLog:
 
     def close(self) -> None:
         """Leave nothing to clear."""
+
+
+class GrowingReport:
+    """Draws the report of the complete seeds in a process of its own, one at a time, while the sweep goes on.
+
+    Args:
+        folder: the results folder.
+        requested: all points of the sweep.
+        fleets: the points that are to be trained, packed into fleets.
+    """
+
+    def __init__(self, folder: Path, requested: Sequence[Point], fleets: Sequence[Sequence[Point]]) -> None:
+        self.folder, self.requested = folder, requested
+        self.fleets_of = {point.config.seed: set[int]() for point in requested}
+        for index, fleet in enumerate(fleets):
+            for point in fleet:
+                self.fleets_of[point.config.seed].add(index)
+        self.drawn = len(self.complete(set()))
+        self.drawing: threading.Thread | None = None
+        self.over = threading.Event()
+        self.line = ""
+
+    def complete(self, ended: set[int]) -> set[Any]:
+        """Seeds all of whose runs are recorded once these fleets have ended."""
+        return {seed for seed, fleets in self.fleets_of.items() if fleets <= ended}
+
+    def update(self, ended: set[int], seconds_left: float | None) -> str:
+        """Begin to draw if more seeds are complete and enough training is left; returns a line once it is drawn."""
+        if self.drawing and not self.drawing.is_alive():
+            self.drawing, line = None, self.line
+            return line
+        seeds = self.complete(ended)
+        is_worth_it = self.drawn < len(seeds) < len(self.fleets_of) and (seconds_left or 0) >= WORTH_DRAWING
+        if self.drawing or not is_worth_it:
+            return ""
+        self.drawn = len(seeds)
+        ids = frozenset(point.id for point in self.requested if point.config.seed in seeds)
+        self.drawing = threading.Thread(target=self._draw, args=(ids, len(seeds)), daemon=True)
+        self.drawing.start()
+        return ""
+
+    def close(self) -> None:
+        """Stop drawing: the report of all runs follows, or the sweep was interrupted."""
+        self.over.set()
+        if self.drawing:
+            self.drawing.join()
+
+    def _draw(self, ids: frozenset[str], seeds: int) -> None:
+        growth = f"{seeds} of {len(self.fleets_of)} seeds"
+        ends = run_jobs(draw, [(self.folder, ids, growth)], [None], stop_requested=self.over.is_set)
+        self.line = f"report of {growth}: {self.folder / 'report.html'}" if ends and ends[0].answer else ""
+
+
+def draw(folder: Path, ids: frozenset[str], growth: str) -> bool:
+    """Write a report of these runs that says it is not final; returns whether any of them can be reported."""
+    from lab.report import build
+
+    with suppress(RequestError):  # all of them failed
+        build.make_growing_report(folder, ids, growth)
+        return True
+    return False
 
 
 class ProgressMonitor(threading.Thread):
