@@ -388,41 +388,27 @@ def markdown_tables(rows: Sequence[ScoreboardRow]) -> str:
 def markdown_by_subject(rows: Sequence[ScoreboardRow]) -> str:
     """The first table of `results/README.md`: the number of claims with each verdict, by subject."""
     paper = [row for row in rows if not row.ours]
-    verdicts_by_subject: dict[str, list[str]] = {}
-    for row in paper:
-        verdicts_by_subject.setdefault(row.claim.about, []).append(row.word)
-    head = [
-        "| claims on | claims |" + "".join(f" {name} |" for name in WORDS),
-        "|---|" + "---:|" * (len(WORDS) + 1),
-    ]
-    lines = [_count_row(subject, names) for subject, names in verdicts_by_subject.items()]
-    lines.append(_count_row("all", [row.word for row in paper]))
-    restated = [row.word for row in rows if row.ours and row.claim.kind != QUESTION]
-    lines.append(_count_row("restated or bounded by us", restated))
-    return "\n".join([SUBJECT_MARKS[0], *head, *lines, SUBJECT_MARKS[1]])
-
-
-def _count_row(label: str, names: Sequence[str]) -> str:
-    counts = [str(count) for count in (len(names), *map(names.count, WORDS))]
-    return f"| {' | '.join([label, *counts])} |"
+    words = {subject: [row.word for row in paper if row.claim.about == subject] for subject in _subjects(paper)}
+    words["all"] = [row.word for row in paper]
+    words["restated or bounded by us"] = [row.word for row in rows if row.ours and row.claim.kind != QUESTION]
+    counts = [[subject, len(found), *map(found.count, WORDS)] for subject, found in words.items()]
+    return str(html.macros("claims.md").by_subject(SUBJECT_MARKS, WORDS, counts))
 
 
 def markdown(rows: Sequence[ScoreboardRow]) -> str:
     """The tables of `results/README.md`: every claim of each subject, in few columns, and counts below."""
-    lines = [MARKS[0]]
-    for subject in dict.fromkeys(row.claim.about for row in rows):
-        lines += [f"### {subject[:1].upper()}{subject[1:]}", "", *_few_columns(rows, subject), ""]
-    return "\n".join([*lines, *(f"- {tally}." for tally in tallies(rows)), MARKS[1]])
+    columns = table(rows)[["claim", "verdict", EFFECT, "q", "seeds", "steps", "parameters"]].astype(str)
+    columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in rows])
+    cells = columns.map(lambda cell: cell.replace("|", "&#124;")).to_numpy().tolist()
+    subjects = [
+        (f"{subject[:1].upper()}{subject[1:]}", [cells[i] for i, row in enumerate(rows) if row.claim.about == subject])
+        for subject in _subjects(rows)
+    ]
+    return str(html.macros("claims.md").claims(MARKS, list(columns), subjects, list(tallies(rows))))
 
 
-def _few_columns(rows: Sequence[ScoreboardRow], subject: str) -> list[str]:
-    shown = [row for row in rows if row.claim.about == subject]
-    columns = table(shown)[["claim", "verdict", EFFECT, "q", "seeds", "steps", "parameters"]].astype(str)
-    columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in shown])
-    cells = [[cell.replace("|", "&#124;") for cell in line] for line in columns.to_numpy().tolist()]
-    lines = [f"| {' | '.join(line)} |" for line in [list(columns), *cells]]
-    lines.insert(1, "|---" * columns.shape[1] + "|")
-    return lines
+def _subjects(rows: Sequence[ScoreboardRow]) -> list[str]:
+    return list(dict.fromkeys(row.claim.about for row in rows))
 
 
 def page(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> str:
