@@ -469,7 +469,7 @@ def test_the_page_has_the_zones_of_every_test() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.card.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
     monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
     monkeypatch.setattr("lab.studies.stress.measures.extension", lambda losses, battery: [])
     made = lab.stress(*TINY, tests=["lr_tolerance"], cures=["rezero", "score_softcap"], out="mine", seed=[0, 1])
@@ -498,7 +498,7 @@ def test_a_test_that_a_recipe_cannot_take_is_left_out_and_named() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.card.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
     monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
     cures = ["z_loss", "qk_rmsnorm", "score_softcap"]
     made = lab.stress(*TINY, tests=["lr_x10"], cures=cures, out="mine", seed=[0, 1], intervention=[["z_loss"]])

@@ -23,6 +23,7 @@ from lab.studies.stress.reference import (
     coverage,
     outcomes_by_recipe,
     published_outcomes,
+    recipes_markdown,
     reference_spreads,
     reference_table,
 )
@@ -82,6 +83,17 @@ def test_the_table_has_the_planted_numbers() -> None:
     assert table["lr_x10_verdict"].to_list() == ["fails", "passes"]
     assert table["mx"].to_list() == pytest.approx([0.07, 0.07], abs=0.01)
     assert "depth" not in table  # no run has eight blocks
+
+
+def test_a_recipe_that_never_beats_the_bigram_is_not_judged_in_the_table() -> None:
+    runs = pd.concat([runs_of("opt", 0.5), runs_of("llama", 0.5)])
+    runs["final_val_loss"] += 1.0 * (runs["recipe"] == "opt")
+    metrics = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in METRIC_COLUMNS.items()})
+    found = outcomes_by_recipe(Records(runs.reset_index(drop=True), metrics), BATTERY)
+    table = reference_table(found, BATTERY).set_index("recipe")
+    assert table["lr_x10_verdict"].to_dict() == {"opt": "not judged", "llama": "fails"}
+    lines = recipes_markdown(table.reset_index(), {}, BATTERY).splitlines()
+    assert [line.count("not judged") for line in lines if "`opt`" in line] == [3]
 
 
 def test_agreement_is_one_where_every_unstable_recipe_is_worse() -> None:

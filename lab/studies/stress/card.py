@@ -17,8 +17,8 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.text import count, finite, format_value, listed, plain_text
 from lab.studies.stress.battery import Battery, StressTest
 from lab.studies.stress.cures import FULL, HARMS, PART, Cure
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, line_of, strips
-from lab.studies.stress.measures import Outcomes, beats_bigram, best_lr, curve
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
+from lab.studies.stress.measures import Outcomes, best_lr, curve
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
 
@@ -46,7 +46,6 @@ class Card:
         lines: what it says of each test, in their order.
         losses: of the recipe itself, a row per learning rate and a column per seed; empty where no test uses them.
         bigram: loss of a bigram model of the text, nats per token; NaN without losses.
-        trains: whether the recipe ends below it at any learning rate.
         parameters: of the model.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
@@ -58,10 +57,14 @@ class Card:
     lines: Sequence[Line]
     losses: pd.DataFrame
     bigram: float
-    trains: bool
     parameters: int
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the recipe ends better than a bigram model at any learning rate."""
+        return all(line.verdict != NOT_JUDGED for line in self.lines)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -134,7 +137,7 @@ class Card:
         return "\n".join(self._body())
 
     def _body(self) -> Iterator[Markup]:
-        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.trains]
+        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
         yield from (*lead, *card_body(self.lines, self.table), *cures)
         beside = beside_published(self.recipe, self.lines)
@@ -162,7 +165,7 @@ class Card:
 
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, and which it passes."""
-        if not self.trains:
+        if not self.is_judged:
             best = best_lr(self.losses)
             ends = f"{format_value(self.losses.index[0])} to {format_value(self.losses.index[-1])}"
             return (
@@ -199,7 +202,7 @@ class Card:
         """Yield its lines for a terminal."""
         yield f"Crash test of {self.recipe}"
         yield self.headline()
-        if self.trains:
+        if self.is_judged:
             yield self.cure_line()
         yield ""
         yield from strips(self.lines)
@@ -218,7 +221,7 @@ class Card:
             "command": self.command,
             "folder": str(self.folder),
             "headline": self.headline(),
-            "is_judged": self.trains,
+            "is_judged": self.is_judged,
             "best_lr": finite(best_lr(self.losses)),
             "best_loss": finite(self.best_loss),
             "losses_at_best_lr": _by_seed(self.losses),
@@ -289,12 +292,8 @@ def card_of(
     recipe: str, command: str, folder: Path, tests: Sequence[StressTest], done: Outcomes, battery: Battery
 ) -> Card:
     """The card that these runs make; tests some of whose runs are missing are left out."""
-    losses = curve(done)
-    lines = [line for test in tests if (line := line_of(test, done, battery))]
-    trains = not len(losses) or beats_bigram(done)
-    if not trains:
-        lines = [line._replace(verdict=NOT_JUDGED) for line in lines]
+    losses, lines = curve(done), lines_of(tests, done, battery)
     tables = list(done.values())
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
     parameters = int(tables[0]["parameters"].iloc[0]) if tables else 0
-    return Card(recipe, command, folder, lines, losses, bigram, trains, parameters)
+    return Card(recipe, command, folder, lines, losses, bigram, parameters)

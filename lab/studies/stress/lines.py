@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
 from lab.analysis.statistics import Interval
 from lab.studies.stress.battery import Battery, StressTest
-from lab.studies.stress.measures import Outcomes, measure, pooled_interval
+from lab.studies.stress.measures import Outcomes, beats_bigram, curve, measure, pooled_interval
 
 FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not judged"
 VERDICTS = (FAILS, WEAK, OPEN, PASSES)
@@ -117,7 +117,17 @@ def strips(lines: Sequence[Line], names: Sequence[str] = ()) -> Iterator[str]:
         yield f"{name:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}"
 
 
-def line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
+def lines_of(tests: Iterable[StressTest], done: Outcomes, battery: Battery) -> list[Line]:
+    """What the runs so far say of each test; tests some of whose runs are missing are left out.
+
+    No test of a recipe is judged that ends no better than a bigram model at any learning rate of its curve.
+    """
+    is_judged = not len(curve(done)) or beats_bigram(done)
+    lines = [line for test in tests if (line := _line_of(test, done, battery))]
+    return lines if is_judged else [line._replace(verdict=NOT_JUDGED) for line in lines]
+
+
+def _line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
     """What the runs so far say of a test; None as long as some of its runs are missing."""
     measured = measure(test, done, battery)
     if measured is None:

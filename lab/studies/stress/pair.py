@@ -125,7 +125,7 @@ class CardPair:
 
     def headline(self) -> str:
         """On which tests they differ, and which recipe stands more."""
-        if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.trains]:
+        if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.is_judged]:
             verb = "is" if len(unjudged) == 1 else "are"
             return f"Not judged: {listed(unjudged)} {verb} no better than a bigram model at any learning rate."
         titles = {

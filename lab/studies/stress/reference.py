@@ -14,10 +14,9 @@ import scipy  # its parts are loaded when they are used
 from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting, Spread
-from lab.studies.stress.lines import Line, line_of
+from lab.studies.stress.lines import Line, lines_of
 from lab.studies.stress.measures import (
     Outcomes,
-    beats_bigram,
     best_lr,
     curve,
     measure,
@@ -84,11 +83,10 @@ def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.D
     rows = []
     for recipe, done in by_recipe.items():
         losses = curve(done)
-        row = {"recipe": recipe, "trains": beats_bigram(done), "best_loss": float(losses.mean(axis=1).min())}
+        row = {"recipe": recipe, "best_loss": float(losses.mean(axis=1).min())}
         row["best_lr"] = best_lr(losses)
-        for test in battery.tests.values():
-            if line := line_of(test, done, battery):
-                row |= _columns(line)
+        for line in lines_of(battery.tests.values(), done, battery):
+            row |= _columns(line)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -180,8 +178,7 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
 def _cell(row: Mapping[Hashable, Any], test: str) -> str:
     half = row[f"{test}_high"] - row[test]
     bound = "at least " if row[f"{test}_bound"] else ""
-    verdict = row[f"{test}_verdict"] if row["trains"] else "not judged"
-    return f"{bound}{row[test] + 0.0:.2f} ± {half:.2f} {verdict}"
+    return f"{bound}{row[test] + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
 
 
 def agreement_markdown(found: Iterable[Agreement]) -> str:
@@ -201,7 +198,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
     known = [test for test in tests if test.name in table]
     if not known:
         return pd.DataFrame()
-    own: dict[str, Any] = {"recipe": recipe, "trains": True, "is_own": True}
+    own: dict[str, Any] = {"recipe": recipe, "is_own": True}
     for line in lines:
         own |= _columns(line)
     both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
