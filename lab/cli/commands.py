@@ -159,7 +159,8 @@ def _report(arguments: list[str]) -> None:
         page = index = build.write_index(folders[0], reports, failures)
     else:
         report, summary = build.make_report(folders, window, _difference(given.difference))
-        page, reports, lines = report.page, [report], [summary]
+        page, reports = report.page, [report]
+        lines = [summary, *(f"card: {folder / 'card.html'}" for folder in folders if (folder / "card.html").is_file())]
     if given.json:
         _say_json({"index": index, "reports": [report._asdict() for report in reports]})
     else:
