@@ -243,14 +243,18 @@ def slope_of_difference(first: ArmTables, second: ArmTables, *, of: list[Quantit
     return Qualified(slope(pd.DataFrame(quantity(first, of[0]) - quantity(second, of[1]))))
 
 
+def _drift(arm: ArmTables) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Decades by which eta* of each larger size lies above eta* of the smallest, and their resolution."""
+    if len(arm.sizes) < 2:
+        raise MissingRunsError("models of one size only")
+    best, squared_resolution = arm.table("log_best"), arm.resolution("log_best") ** 2
+    step = squared_resolution.iloc[:, 1:].add(squared_resolution.iloc[:, 0], axis=0) ** 0.5
+    return best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step
+
+
 def drift(*arms: ArmTables, arm: int = 0) -> Qualified:
     """Decades by which eta* (vertex of a parabola over log LR) of each larger size lies above eta* of the smallest."""
-    chosen = arms[arm]
-    if len(chosen.sizes) < 2:
-        raise MissingRunsError("models of one size only")
-    best, squared_resolution = chosen.table("log_best"), chosen.resolution("log_best") ** 2
-    step = squared_resolution.iloc[:, 1:].add(squared_resolution.iloc[:, 0], axis=0) ** 0.5
-    return Qualified(best.iloc[:, 1:].sub(best.iloc[:, 0], axis=0), step)
+    return Qualified(*_drift(arms[arm]))
 
 
 def drift_beyond_half_a_decade(*arms: ArmTables, arm: int = 0) -> Qualified:
@@ -258,12 +262,8 @@ def drift_beyond_half_a_decade(*arms: ArmTables, arm: int = 0) -> Qualified:
 
     The control of a claim that eta* stays in place: in the arm without the remedy it must not.
     """
-    chosen = arms[arm]
-    if len(chosen.sizes) < 2:
-        raise MissingRunsError("models of one size only")
-    best, step = chosen.table("log_best"), chosen.resolution("log_best")
-    moved = (best.iloc[:, -1] - best.iloc[:, 0]).abs()
-    return Qualified(moved - 0.5, (step.iloc[:, -1] ** 2 + step.iloc[:, 0] ** 2) ** 0.5)
+    moved, step = _drift(arms[arm])
+    return Qualified(moved.iloc[:, -1].abs() - 0.5, step.iloc[:, -1])
 
 
 def largest_margin_over_costly_loss(*arms: ArmTables, arm: int = 0, sign: int = 1) -> Qualified:
