@@ -190,12 +190,12 @@ def test_the_noise_scale_beside_the_loss() -> None:
     assert tenths["noise_scale"].tolist() == pytest.approx([10.0 + 10 * n for n in TENTHS])
     assert tenths["loss"].tolist() == pytest.approx([5 - 0.3 * n for n in TENTHS])
     name = run.runs["id"].iloc[0]
-    assert measures.noise_rank(run, "", "")[name] == pytest.approx(-1)
-    assert measures.noise_growth(run, "", "")[name] == pytest.approx(1)
-    assert (measures.first_loss(run, "", "")[name], measures.last_loss(run, "", "")[name]) == pytest.approx((5, 2.3))
+    traits = measures.noise_traits(run).loc[name]
+    assert (traits["rank"], traits["growth"]) == pytest.approx((-1, 1))
+    assert (traits["first_loss"], traits["last_loss"]) == pytest.approx((5, 2.3))
     assert measures.noise_at(run, "", "", loss=4.85)[name] == pytest.approx(math.sqrt(10 * 20))
     # over the second half traces and norms are summed apart, so its first tenth dominates
-    assert 10 ** measures.noise_late(run, "", "")[name] == pytest.approx(61.1, abs=0.1)
+    assert 10 ** traits["late"] == pytest.approx(61.1, abs=0.1)
 
 
 def test_tenths_whose_gradient_is_lost_in_noise_are_left_out() -> None:

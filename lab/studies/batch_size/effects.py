@@ -20,19 +20,15 @@ from lab.studies.batch_size.measures import (
     STAGES,
     TunedSteps,
     budget_pairs,
+    crossings,
     end_of_grid,
-    first_loss,
-    last_loss,
     loss_at,
     noise_at,
-    noise_growth,
-    noise_late,
-    noise_rank,
     noise_scale_to_bigram,
+    noise_traits,
     over_tokens,
     predicted_saving,
     ratio_of_means,
-    steps_to_bigram,
     tokens_to,
     tune,
     tuned_batches,
@@ -65,7 +61,7 @@ def _tuned(arms: Sequence[ArmTables]) -> dict[str, TunedSteps]:
     for name in dict.fromkeys(str(arm.setting(OPTIMIZER)) for arm in arms):
         by_lr = {
             float(arm.setting(BATCH)): pd.DataFrame(
-                {lr: arm.probe(lr, "val_loss", "", steps_to_bigram).iloc[:, -1] for lr in arm.lrs}
+                {lr: arm.column(lr, crossings, "steps").iloc[:, -1] for lr in arm.lrs}
             ).loc[seeds]
             for arm in arms
             if arm.setting(OPTIMIZER) == name
@@ -319,8 +315,7 @@ def growth_of_noise_scale(arm: ArmTables) -> Effects:
     The first is -0.8 minus the rank correlation of loss and noise scale over tenths of training. The second is log10 of
     a third of the noise scale in the last tenth over that in the first.
     """
-    rank = arm.probe(_best_arm(arm), "noise_scale", "", noise_rank)
-    growth = arm.probe(_best_arm(arm), "noise_scale", "", noise_growth)
+    rank, growth = (arm.column(_best_arm(arm), noise_traits, column) for column in ("rank", "growth"))
     return pd.concat([-0.8 - rank, growth - math.log10(3)], axis=1, keys=["rank", "growth"])
 
 
@@ -332,7 +327,7 @@ def ratio_of_noise_scales_over_size(arm: ArmTables) -> Effects:
     if len(arm.sizes) < 2:
         raise MissingRunsError("models of one size only")
     best = _best_arm(arm)
-    first, last = (arm.probe(best, "noise_scale", "", loss).to_numpy() for loss in (first_loss, last_loss))
+    first, last = (arm.column(best, noise_traits, loss).to_numpy() for loss in ("first_loss", "last_loss"))
     losses = arm.loss(best)
     low, high = float(np.fmax.reduce(last, axis=None)), float(np.fmin.reduce(first, axis=None))
     ratios = {}
@@ -344,12 +339,12 @@ def ratio_of_noise_scales_over_size(arm: ArmTables) -> Effects:
 
 def fall_of_noise_scale_with_rate(arm: ArmTables) -> Effects:
     """Minus the slope over log learning rate of the log noise scale in the second half of training, at each size."""
-    return -over_rate({lr: arm.probe(lr, "noise_scale", "", noise_late) for lr in arm.lrs})
+    return -over_rate({lr: arm.column(lr, noise_traits, "late") for lr in arm.lrs})
 
 
 def slope_of_late_noise_scale_over_size(arm: ArmTables) -> Effects:
     """Slope over log10 size of log10 of the noise scale in the second half of training, at the best learning rate."""
-    return slope(arm.probe(_best_arm(arm), "noise_scale", "", noise_late))
+    return slope(arm.column(_best_arm(arm), noise_traits, "late"))
 
 
 NAME = "batch.name"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -60,11 +60,6 @@ def crossings(records: Records) -> pd.DataFrame:
         for run, of_run in losses.groupby("id")
     }
     return pd.DataFrame.from_dict(rows, orient="index", columns=["steps", "interval"])
-
-
-def steps_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
-    """Column ``steps`` of ``crossings``, in the form of a function of ``lab.analysis.probe_values``."""
-    return crossings(records)["steps"]
 
 
 class TunedBatch(NamedTuple):
@@ -361,46 +356,35 @@ def _tenths(rows: pd.DataFrame, steps: pd.Series) -> pd.Series:
     return (rows["step"] * TENTHS // of_run).clip(upper=TENTHS - 1).astype(int).rename("tenth")
 
 
-def noise_rank(records: Records, probe: str, where: str) -> pd.Series:
-    """Rank correlation of loss and noise scale over the tenths of each run, by run id; NaN if either is constant."""
-    return _each_run(records, lambda run: float(run["loss"].rank().corr(run["noise_scale"].rank())))
+def noise_traits(records: Records) -> pd.DataFrame:
+    """How the noise scale of each run goes along with its loss, indexed by run id.
 
-
-def noise_growth(records: Records, probe: str, where: str) -> pd.Series:
-    """Log10 of the noise scale in the last tenth of each run over that in the first, by id."""
-    return _each_run(records, lambda run: math.log10(run["noise_scale"].iloc[-1] / run["noise_scale"].iloc[0]))
-
-
-def first_loss(records: Records, probe: str, where: str) -> pd.Series:
-    """Loss in the first tenth of each run, by id."""
-    return _each_run(records, lambda run: float(run["loss"].iloc[0]))
-
-
-def last_loss(records: Records, probe: str, where: str) -> pd.Series:
-    """Loss in the last tenth of each run, by id."""
-    return _each_run(records, lambda run: float(run["loss"].iloc[-1]))
+    Returns:
+        Over the tenths of the run, columns ``rank``, the rank correlation of loss and noise scale, NaN if either is
+        constant; ``growth``, log10 of the last noise scale over the first; ``first_loss`` and ``last_loss``, nats per
+        token. And ``late``, log10 of the noise scale over the second half of the run.
+    """
+    runs = by_tenth(records).groupby("id")
+    first, last = runs.first(), runs.last()
+    ranks = {run: tenths["loss"].rank().corr(tenths["noise_scale"].rank()) for run, tenths in runs}
+    sums = noise_sums(records).reset_index()
+    is_late = sums["step"] >= sums["id"].map(updates(records.runs)).astype(int) / 2
+    late = _ratios(sums[is_late], ["id"])
+    traits = {
+        "rank": pd.Series(ranks, dtype=float),
+        "growth": np.log10(last["noise_scale"] / first["noise_scale"]),
+        "first_loss": first["loss"],
+        "last_loss": last["loss"],
+        "late": np.log10(late.where(late > 0)),
+    }
+    return pd.DataFrame(traits)
 
 
 def noise_at(records: Records, probe: str, where: str, loss: float) -> pd.Series:
     """Noise scale of each run at a loss, by run id; its log is interpolated straight over the loss between tenths."""
-    return _each_run(records, lambda run: _interpolated(run.sort_values("loss"), loss))
-
-
-def _interpolated(rising: pd.DataFrame, loss: float) -> float:
-    return math.exp(float(np.interp(loss, rising["loss"], np.log(rising["noise_scale"]))))
-
-
-def _each_run(records: Records, measure: Callable[[pd.DataFrame], float]) -> pd.Series:
-    tenths = by_tenth(records)
-    return pd.Series({name: measure(run) for name, run in tenths.groupby("id")}, dtype=float)
-
-
-def noise_late(records: Records, probe: str, where: str) -> pd.Series:
-    """Log10 of the noise scale over the second half of each run, by id."""
-    steps = updates(records.runs)
-    sums = noise_sums(records).reset_index()
-    scales = _ratios(sums[sums["step"] >= sums["id"].map(steps).astype(int) / 2], ["id"])
-    return pd.Series(np.log10(scales.where(scales > 0)))
+    rising = by_tenth(records).sort_values("loss").groupby("id")
+    logs = {run: np.interp(loss, tenths["loss"], np.log(tenths["noise_scale"])) for run, tenths in rising}
+    return pd.Series(np.exp(pd.Series(logs, dtype=float)))
 
 
 def over_tokens(records: Records) -> dict[str, pd.DataFrame]:
