@@ -19,7 +19,6 @@ import pandas as pd
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, points
 from lab.analysis.events.costs import NONE
-from lab.analysis.events.scores import score_runs
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count
 from lab.core import files
@@ -171,11 +170,6 @@ class Evidence:
     def summaries(self) -> list[CurveSummary]:
         """The summary of each curve and seed."""
         return curve_summaries(self.runs)
-
-    @cached_property
-    def alarm_scores(self) -> pd.DataFrame:
-        """The scores of ``events.scores.score_runs``, indexed by kind of alarm and run id."""
-        return score_runs(self.records).set_index(["kind", "id"])
 
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
         """Groups of curves that agree in everything except the keys ``frees`` and those below them; computed once."""
@@ -384,17 +378,6 @@ class ArmTables:
         if table.empty or column not in table:
             raise MissingRunsError(f"no run recorded its {column}")
         return self._at_rate(lr, table[column].to_dict())
-
-    def alarm(self, lr: float, kind: str, column: str) -> pd.DataFrame:
-        """A column of ``events.scores.score_runs`` for one kind of alarm, at a learning rate.
-
-        Raises:
-            MissingRunsError: no run recorded the measurement that the alarm needs.
-        """
-        scores = self.evidence.alarm_scores
-        if kind not in scores.index:
-            raise MissingRunsError(f"no run recorded the measurement of the alarm {kind}")
-        return self._at_rate(lr, scores[column].xs(kind).to_dict())
 
     @property
     def top(self) -> float:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lab.analysis.events.costs import NONE
-from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.events.scores import PER_STEPS, score_runs
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
-from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, bursts_of
+from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, MissingRunsError, bursts_of
+from lab.records.store import Records
 
 # Bounds of the claims: lead in steps, and share of the bursts that the alarm must find.
 LEAST_LEAD, LEAST_SHARE, HALF = 5, 0.9, 0.5
@@ -22,9 +23,19 @@ def clean_and_bursts(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(*({BURST: burst} for burst in (NONE, *bursts_of(group))))
 
 
+def _scores(records: Records) -> pd.DataFrame:
+    """``score_runs`` with a row per run and a column per kind of alarm and score, such as ``spike.hit``."""
+    scores = score_runs(records).drop_duplicates(["id", "kind"], keep="last").pivot(index="id", columns="kind")
+    scores.columns = scores.columns.map(lambda pair: f"{pair[1]}.{pair[0]}")
+    return scores
+
+
 def _alarm(arms: Sequence[ArmTables], kind: str, column: str) -> pd.DataFrame:
     """A score of an alarm per seed (row), for each arm and learning rate (column)."""
-    return pd.concat([arm.alarm(lr, kind, column).iloc[:, -1] for arm in arms for lr in arm.lrs], axis=1)
+    name = f"{kind}.{column}"
+    if name not in arms[0].evidence.run_table(_scores):
+        raise MissingRunsError(f"no run recorded the measurement of the alarm {kind}")
+    return pd.concat([arm.column(lr, _scores, name).iloc[:, -1] for arm in arms for lr in arm.lrs], axis=1)
 
 
 def _spikes_of_bursts(clean: ArmTables, bursts: Sequence[ArmTables]) -> Qualified:

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.curves import LR, parameters
+from lab.analysis.judging.evidence import MissingRunsError
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
@@ -363,7 +364,12 @@ def noise_traits(records: Records) -> pd.DataFrame:
         Over the tenths of the run, columns ``rank``, the rank correlation of loss and noise scale, NaN if either is
         constant; ``growth``, log10 of the last noise scale over the first; ``first_loss`` and ``last_loss``, nats per
         token. And ``late``, log10 of the noise scale over the second half of the run.
+
+    Raises:
+        MissingRunsError: no run recorded the noise scale.
     """
+    if not (records.metrics["probe"] == "noise_scale").any():
+        raise MissingRunsError("no run recorded noise_scale")
     runs = by_tenth(records).groupby("id")
     first, last = runs.first(), runs.last()
     ranks = {run: tenths["loss"].rank().corr(tenths["noise_scale"].rank()) for run, tenths in runs}
