@@ -6,9 +6,11 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
@@ -28,7 +30,7 @@ UNSORTED = 0.05
 LEVEL_ROWS, CLOSE_NATS, CLOSE_DEVIATIONS = 5, 0.3, 6.0
 # A loss of exactly 0, or none beside other measurements, is no accident in so many rows at the end.
 SPOILED_ROWS = 3
-LOGGED = "logged"  # marks rows with a loss, since a loss that is NaN is logged, too
+Steps = NDArray[np.int64]
 
 
 class Column:
@@ -51,18 +53,70 @@ class Column:
         """Keep the last rows only."""
         del self.steps[:-rows], self.values[:-rows]
 
-    def by_step(self) -> pd.Series:
-        """The value of each step, in the order of the steps: the mean if every step has several, or else the last."""
-        values = pd.Series(np.array(self.values), np.array(self.steps), dtype=float)
-        if len(values) >= 2 * values.index.nunique():  # of micro-batches
-            return values.fillna(math.inf).groupby(level=0).mean()
-        return values[~values.index.duplicated(keep="last")].sort_index()
+    def by_step(self) -> tuple[Steps, Numbers]:
+        """The steps in rising order, and the value of each: the mean if every step has several, or else the last."""
+        step_n, value_n = np.array(self.steps, dtype=np.int64), np.array(self.values)
+        if (np.diff(step_n) > 0).all():
+            return step_n, value_n
+        unique_n, place_n = np.unique(step_n, return_inverse=True)
+        if len(step_n) >= 2 * len(unique_n):  # of micro-batches
+            filled_n = np.where(np.isnan(value_n), math.inf, value_n)
+            return unique_n, np.bincount(place_n, filled_n) / np.bincount(place_n)
+        _, latest_n = np.unique(step_n[::-1], return_index=True)
+        return unique_n, value_n[::-1][latest_n]
 
 
-def table_of(columns: Mapping[str, Column]) -> pd.DataFrame:
-    """A row for each step, and a column for each measurement; ``LOGGED`` is 1 where there is a loss."""
-    table = pd.DataFrame({name: column.by_step() for name, column in columns.items()})
-    return table.assign(**{LOGGED: pd.Series(1.0, np.unique(columns[LOSS].steps))})
+class Table(NamedTuple):
+    """The measurements of a run by step.
+
+    Attributes:
+        step_n: the steps, in rising order.
+        columns: measurements ``[n]`` by name, NaN where one is missing.
+        has_loss_n: where a loss was logged, since a loss that is NaN is logged, too.
+    """
+
+    step_n: Steps
+    columns: Mapping[str, Numbers]
+    has_loss_n: NDArray[np.bool_]
+
+    def rows(self, chosen_n: NDArray[np.bool_]) -> Table:
+        """Some of the rows."""
+        columns = {name: value_n[chosen_n] for name, value_n in self.columns.items()}
+        return Table(self.step_n[chosen_n], columns, self.has_loss_n[chosen_n])
+
+    def known(self, name: str) -> pd.Series:
+        """The values of a column that are not missing, by step."""
+        return pd.Series(self.columns[name], self.step_n).dropna()
+
+
+def table_of(columns: Mapping[str, Column]) -> Table:
+    """The table of measurements that were logged one by one."""
+    found = {name: column.by_step() for name, column in columns.items()}
+    step_n = np.unique(np.concatenate([step_n for step_n, _ in found.values()]))
+    return Table(
+        step_n,
+        {name: _spread(step_n, *of_column) for name, of_column in found.items()},
+        np.isin(step_n, found[LOSS][0]),
+    )
+
+
+def _spread(step_n: Steps, known_n: Steps, value_n: Numbers) -> Numbers:
+    """Values that are known at some of the steps, at all of them; NaN at the others."""
+    spread_n = np.full(len(step_n), math.nan)
+    spread_n[np.searchsorted(step_n, known_n)] = value_n
+    return spread_n
+
+
+def _merged(before: Table, part: Table) -> Table:
+    """The rows of both tables; of a step that both have, the values of the second one count where it has them."""
+    step_n = np.union1d(before.step_n, part.step_n)
+    columns = {name: np.full(len(step_n), math.nan) for name in [*before.columns, *part.columns]}
+    for table in (before, part):
+        for name, value_n in table.columns.items():
+            spread_n = _spread(step_n, table.step_n, value_n)
+            columns[name] = np.where(np.isnan(spread_n), columns[name], spread_n)
+    has_loss_n = np.isin(step_n, np.union1d(before.step_n[before.has_loss_n], part.step_n[part.has_loss_n]))
+    return Table(step_n, columns, has_loss_n)
 
 
 def logs_of_rows(name: str, rows: Iterable[Row], bits: float) -> tuple[list[Log], list[str]]:
@@ -76,14 +130,14 @@ def logs_of_rows(name: str, rows: Iterable[Row], bits: float) -> tuple[list[Log]
     logs, back, phase, attempt = list[Log](), None, 1, 1
     current = parts[0]
     for part in parts[1:]:
-        step, last = int(part.index[0]), int(current.index[-1])
+        step, last = int(part.step_n[0]), int(current.step_n[-1])
         if _repeats(current, part):
-            notes.append(f"{name}: steps {step} to {min(last, int(part.index[-1]))} are written twice and count once")
-            current = part.combine_first(current)
+            notes.append(f"{name}: steps {step} to {min(last, int(part.step_n[-1]))} are written twice and count once")
+            current = _merged(current, part)
         elif _goes_on(current, part):
             logs.append(log_of(f"{_named(name, phase)} attempt {attempt}", current, bits, back))
             back = WentBack(last, step, _lr(current, last), _lr(part, step))
-            current = pd.concat([current[current.index < step], part])
+            current = _merged(current.rows(current.step_n < step), part)
             attempt += 1
         else:
             logs.append(log_of(_named(name, phase), current, bits, back))
@@ -97,7 +151,7 @@ def _named(name: str, phase: int) -> str:
     return name if phase == 1 else f"{name} phase {phase}"
 
 
-def _parts(name: str, rows: Iterable[Row]) -> tuple[list[pd.DataFrame], list[str]]:
+def _parts(name: str, rows: Iterable[Row]) -> tuple[list[Table], list[str]]:
     """Tables in each of which the steps of losses grow, in the order of the file, and a remark if rows are sorted."""
     parts, last, losses = [defaultdict[str, Column](Column)], -1, 0
     for row in rows:
@@ -115,88 +169,102 @@ def _parts(name: str, rows: Iterable[Row]) -> tuple[list[pd.DataFrame], list[str
             whole[column].steps.extend(values.steps)
             whole[column].values.extend(values.values)
     table = table_of(whole)
-    kept = f"the last row of each kept: {int(table[LOGGED].sum())} of {losses} rows"
+    kept = f"the last row of each kept: {int(table.has_loss_n.sum())} of {losses} rows"
     return [table], [f"{name}: sorted by step, {kept}"]
 
 
-def _repeats(before: pd.DataFrame, part: pd.DataFrame) -> bool:
+def _repeats(before: Table, part: Table) -> bool:
     """Whether at least half of the steps that both have hold the same loss."""
-    both = before.index[before[LOGGED].eq(1)].intersection(part.index)
-    same = np.isclose(before.loc[both, LOSS], part.loc[both, LOSS], rtol=1e-6, atol=0, equal_nan=True)
-    return len(both) > 0 and bool(same.mean() >= 0.5)
+    logged = before.rows(before.has_loss_n)
+    _, earlier, later = np.intersect1d(logged.step_n, part.step_n, assume_unique=True, return_indices=True)
+    losses = (logged.columns[LOSS][earlier], part.columns[LOSS][later])
+    return len(earlier) > 0 and bool(np.isclose(*losses, rtol=1e-6, atol=0, equal_nan=True).mean() >= 0.5)
 
 
-def _goes_on(before: pd.DataFrame, part: pd.DataFrame) -> bool:
+def _goes_on(before: Table, part: Table) -> bool:
     """Whether the loss is near that of the rows before the first step, so that training went back to a checkpoint."""
-    earlier = before.loc[before.index < part.index[0], LOSS].dropna().tail(8 * LEVEL_ROWS)
+    earlier = before.rows(before.step_n < part.step_n[0]).known(LOSS).to_numpy()[-8 * LEVEL_ROWS :]
     if len(earlier) < LEVEL_ROWS:
         return False
-    deviation = NORMAL * float((earlier.diff().dropna() - earlier.diff().median()).abs().median())
-    gap = abs(part[LOSS].dropna().head(LEVEL_ROWS).median() - earlier.tail(LEVEL_ROWS).median())
+    change_n = np.diff(earlier)
+    deviation = NORMAL * float(np.median(np.abs(change_n - np.median(change_n))))
+    gap = abs(part.known(LOSS).head(LEVEL_ROWS).median() - float(np.median(earlier[-LEVEL_ROWS:])))
     return bool(gap <= max(CLOSE_NATS, CLOSE_DEVIATIONS * deviation))
 
 
-def _lr(table: pd.DataFrame, step: int) -> float:
-    return float(table["lr"].get(step, math.nan)) if "lr" in table else math.nan
+def _lr(table: Table, step: int) -> float:
+    return float(table.known("lr").get(step, math.nan)) if "lr" in table.columns else math.nan
 
 
-def log_of(name: str, table: pd.DataFrame, bits: float, back: WentBack | None = None) -> Log:
-    """The log of a table made by ``table_of``: a row for each step whose loss was logged, or was left out as NaN."""
-    loss, why = _losses(table)
-    values = table.drop(columns=[LOSS, LOGGED]).reindex(loss.index)
-    values.insert(0, LOSS, loss)
-    return made_log(name, values, bits, table)._replace(note=why, went_back=back)
+def log_of(name: str, table: Table, bits: float, back: WentBack | None = None) -> Log:
+    """The log of a table: a row for each step whose loss was logged, or was left out as NaN."""
+    loss_n, is_row_n, why = _losses(table)
+    others = {column: value_n for column, value_n in table.columns.items() if column != LOSS}
+    rows = table._replace(columns={LOSS: loss_n, **others}).rows(is_row_n)
+    held_out = {column: table.known(column) for column in HELD_OUT if column in table.columns}
+    return made_log(name, rows.step_n, rows.columns, bits, held_out)._replace(note=why, went_back=back)
 
 
-def _losses(table: pd.DataFrame) -> tuple[pd.Series, str]:
-    """The loss of each row, NaN where trainers write a loss that is NaN otherwise, and the words that say so.
+def _losses(table: Table) -> tuple[Numbers, NDArray[np.bool_], str]:
+    """The losses ``[n]``, NaN where trainers write a loss that is NaN otherwise; which rows count; and why some do.
 
     Transformers writes it as 0, and Megatron leaves it out.
     """
-    loss = table.loc[table[LOGGED].eq(1), LOSS]
-    if "grad_norm" in table:
-        zero = loss.eq(0) & ~np.isfinite(table["grad_norm"].reindex(loss.index))
-        if zero.any():
-            first = int(loss.index[zero.argmax()])
-            return loss.mask(zero), f"from step {first} on the loss is 0 beside a gradient norm that is not finite"
-    zeros = len(loss) - 1 - int(np.flatnonzero(loss.ne(0))[-1]) if loss.ne(0).any() else 0
-    if zeros >= SPOILED_ROWS:
-        return loss.mask(np.arange(len(loss)) >= len(loss) - zeros), f"the last {zeros} rows have a loss of exactly 0"
-    others = table.drop(columns=[LOSS, LOGGED])
-    beside = table.index[others.isna().all(axis=1) | others.filter(OF_EVERY_STEP).notna().any(axis=1)]
-    after = beside[beside > loss.index[-1]]
-    usually = beside[beside <= loss.index[-1]].isin(loss.index)
-    if len(after) >= SPOILED_ROWS and usually.mean() >= 1 - UNSORTED:
-        why = f"from step {after[0]} on the loss is missing beside other measurements"
-        return pd.concat([loss, pd.Series(math.nan, after)]), why
-    return loss, ""
+    step_n, loss_n, has_loss_n = table.step_n, table.columns[LOSS], table.has_loss_n
+    others = {name: value_n for name, value_n in table.columns.items() if name != LOSS}
+    if "grad_norm" in others:
+        zero_n = has_loss_n & (loss_n == 0) & ~np.isfinite(others["grad_norm"])
+        if zero_n.any():
+            why = f"from step {step_n[zero_n][0]} on the loss is 0 beside a gradient norm that is not finite"
+            return np.where(zero_n, math.nan, loss_n), has_loss_n, why
+    nonzero_n = step_n[has_loss_n & (loss_n != 0)]
+    zero_n = has_loss_n & (step_n > nonzero_n[-1]) if len(nonzero_n) else np.zeros_like(has_loss_n)
+    if zero_n.sum() >= SPOILED_ROWS:
+        why = f"the last {zero_n.sum()} rows have a loss of exactly 0"
+        return np.where(zero_n, math.nan, loss_n), has_loss_n, why
+    is_known = {name: ~np.isnan(value_n) for name, value_n in others.items()}
+    at_every_step = [known_n for name, known_n in is_known.items() if name in OF_EVERY_STEP]
+    beside_n = np.logical_or.reduce(at_every_step) if at_every_step else np.zeros_like(has_loss_n)
+    beside_n = beside_n | ~np.logical_or.reduce([np.zeros_like(has_loss_n), *is_known.values()])
+    after_n = beside_n & (step_n > step_n[has_loss_n][-1])
+    usually_n = has_loss_n[beside_n & ~after_n]
+    if after_n.sum() >= SPOILED_ROWS and len(usually_n) and usually_n.mean() >= 1 - UNSORTED:
+        why = f"from step {step_n[after_n][0]} on the loss is missing beside other measurements"
+        return loss_n, has_loss_n | after_n, why
+    return loss_n, has_loss_n, ""
 
 
-def made_log(name: str, values: pd.DataFrame, mantissa_bits: float, held_out: pd.DataFrame) -> Log:
-    """The log of measurements indexed by step, with the level of output logits and the cost of rounding them.
+def made_log(
+    name: str,
+    step_n: Steps,
+    values: Mapping[str, Numbers],
+    mantissa_bits: float,
+    held_out: Mapping[str, pd.Series],
+) -> Log:
+    """The log of measurements, with the level of output logits and the cost of rounding them.
 
     Args:
         name: of the log.
-        values: a row for each step with a loss.
+        step_n: the steps with a loss.
+        values: the measurements ``[n]`` at these steps, by column.
         mantissa_bits: as in ``Log``.
         held_out: held-out losses by column, indexed by steps of their own; each holds up to the next.
     """
-    left_out = {*OUTPUT_LOGITS, *HELD_OUT}
-    columns = {str(column): values[column].to_numpy(dtype=float) for column in values if column not in left_out}
+    columns = {column: value_n for column, value_n in values.items() if column not in (*OUTPUT_LOGITS, *HELD_OUT)}
     if all(column in held_out for column in HELD_OUT):
-        both = {column: held_out[column].dropna() for column in HELD_OUT}
-        both["parting"] = parting(*both.values())
-        for column, losses in both.items():
-            columns[column] = losses.reindex(values.index, method="ffill").to_numpy(dtype=float)
-    level_n = _output_logits(values)
+        both = {column: held_out[column] for column in HELD_OUT}
+        for column, losses in {**both, "parting": parting(*both.values())}.items():
+            columns[column] = losses.reindex(step_n, method="ffill").to_numpy(dtype=float)
+    level_n = _output_logits(values, len(step_n))
     if not np.isnan(level_n).all():
         columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
-    return Log(name, values.index.to_numpy(dtype=np.int64), columns, "", mantissa_bits)
+    return Log(name, step_n, columns, "", mantissa_bits)
 
 
-def _output_logits(values: pd.DataFrame) -> Numbers:
+def _output_logits(values: Mapping[str, Numbers], rows: int) -> Numbers:
     """Level ``[n]`` of output logits: that of log Z, or else of the mean logit; NaN without either."""
-    log_z_n, square_n, mean_n = values.reindex(columns=OUTPUT_LOGITS).to_numpy(dtype=float).T
+    missing_n = np.full(rows, math.nan)
+    log_z_n, square_n, mean_n = (values.get(column, missing_n) for column in OUTPUT_LOGITS)
     with np.errstate(invalid="ignore"):
         level_n = np.fmax(np.abs(log_z_n), np.sqrt(square_n))
     return np.asarray(np.abs(mean_n) if np.isnan(level_n).all() else level_n)

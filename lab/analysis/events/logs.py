@@ -186,12 +186,14 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
     for name, rows in largest.groupby("id"):
         is_held_out = rows["column"].isin(HELD_OUT)
         values, held_out = (
-            each.pivot(index="step", columns="column", values="value").sort_index()
+            each.pivot(index="step", columns="column", values="value").sort_index().astype(float)
             for each in (rows[~is_held_out], rows[is_held_out])
         )
-        if "loss" in values:
+        if LOSS in values:
+            columns = {str(column): values[column].to_numpy() for column in values}
+            losses = {str(column): held_out[column].dropna() for column in held_out}
             known = bits[name] if mantissa_bits is None else mantissa_bits
-            yield made_log(str(name), values, float(known), held_out)
+            yield made_log(str(name), values.index.to_numpy(dtype="int64"), columns, float(known), losses)
 
 
 def _logs(name: str, rows: Iterable[Row], bits: int) -> Logs:

@@ -398,10 +398,11 @@ def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numb
         if not len(row_n):
             continue
         past = PASTS[index]
-        age_w = np.arange(past, 0, -1)
-        past_nw = miss_n[np.maximum(row_n[:, None] - scale + 1 - age_w, 0)]
-        oldest_n = np.minimum(np.maximum(YOUNG_PAST * row_n, FEWEST + scale), row_n - scale + 1)
-        past_nw = np.where(age_w <= oldest_n[:, None], past_nw, math.nan)
+        padded = np.concatenate([np.full(past + scale - 1, math.nan), miss_n])
+        past_nw = sliding_window_view(padded, past)[row_n]
+        oldest_n = np.maximum(YOUNG_PAST * row_n, FEWEST + scale)
+        if oldest_n[0] < past:
+            past_nw = np.where(np.arange(past, 0, -1) <= oldest_n[:, None], past_nw, math.nan)
         median_n, deviation_n = window_statistics(past_nw, FEWEST)
         count_n = np.isfinite(past_nw).sum(1) / scale
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -308,7 +308,7 @@ def _score(log: Log, spikes: list[Spike], loss_n: Any) -> Iterator[tuple[Any, ..
     is_clean_n = np.arange(len(loss_n)) >= START
     for span in loss_spikes(np.arange(len(loss_n)), loss_n):
         is_clean_n[max(0, span.first - BEFORE) : span.last + MERGE] = False
-    events = detect(log)
+    events = detect(log, spikes=())  # those of the loss are the labels
     for kind in (kind for kind, (column, _) in KINDS.items() if column in log.columns and kind != SPIKE):
         begins = [event.step for event in events if event.kind == kind]
         for spike in spikes:
