@@ -109,7 +109,7 @@ def a_disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", [4, 12, 20])
+@pytest.mark.parametrize("pages", [4, 8, 12])
 def test_a_disk_that_is_full_is_said_and_with_space_the_rest_is_made(
     pages: int, a_disk: Disk, whole: store.Records, capsys: pytest.CaptureFixture[str]
 ) -> None:

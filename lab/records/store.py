@@ -156,8 +156,9 @@ def open_folder(folder: Path, engine: str | None) -> None:
     Raises:
         RequestError: it holds records of another version, or cannot be written.
     """
-    check_version(folder)
-    write_text(folder / "store.json", json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
+    card = folder / "store.json"
+    if check_version(folder) != engine or not card.exists():  # a folder that may only be read is left as it is
+        write_text(card, json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
 
 
 def check_version(folder: Path) -> str | None:
