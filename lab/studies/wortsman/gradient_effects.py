@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -37,15 +38,19 @@ def smallest_at_the_corner(arm: ArmTables, *, probe: str, where: str) -> pd.Seri
     return cells.iloc[:, :-1].min(axis=1, skipna=False) - cells.iloc[:, -1]
 
 
+def _log_epsilon(arm: ArmTables) -> float:
+    eps = float(arm.setting(EPS))
+    if eps <= 0:
+        raise MissingRunsError("epsilon is zero", arms_exist=False)
+    return math.log10(eps)
+
+
 def log_gradient_over_epsilon(arm: ArmTables) -> Effects:
     """Log10 of the late gradient RMS of the first MLP layer over epsilon, at the largest size and LR.
 
     The control: at the smallest size and LR it is over tenfold.
     """
-    eps = float(arm.setting(EPS))
-    if eps <= 0:
-        raise MissingRunsError("epsilon is zero", arms_exist=False)
-    over_eps = {lr: table - math.log10(eps) for lr, table in late_log(arm, "grad_rms", MLP).items()}
+    over_eps = {lr: table - _log_epsilon(arm) for lr, table in late_log(arm, "grad_rms", MLP).items()}
     return Qualified(over_eps[arm.top].iloc[:, -1], control=exceeds(over_eps[arm.lrs[0]].iloc[:, 0], 1))
 
 
@@ -89,22 +94,6 @@ REACHED = Presumption(
 )
 
 
-def update_ratio_below_epsilon(smallest: ArmTables, *others: ArmTables) -> Effects:
-    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
-
-    Over all epsilons, LRs and sizes at which the gradient RMS is below epsilon.
-    """
-    base, ratios = late_log(smallest, "update_rms", MLP), []
-    for arm in others:
-        gradients, updates = (late_log(arm, probe, MLP) for probe in ("grad_rms", "update_rms"))
-        log_eps = math.log10(arm.setting(EPS))
-        ratios += [(updates[lr] - base[lr]).where(~(gradients[lr] >= log_eps), -math.inf) for lr in arm.lrs]
-    largest = pd.concat(ratios, axis=1).max(axis=1, skipna=False)
-    if (largest == -math.inf).all():
-        raise MissingRunsError("no gradient RMS below an epsilon")
-    return 10 ** largest.replace(-math.inf, math.nan)
-
-
 def tiny_and_largest(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms({EPS: 1e-15}, {EPS: max(group.values(EPS))})
 
@@ -123,16 +112,37 @@ def _span_over_lr(arm: ArmTables) -> pd.DataFrame:
     return pd.DataFrame(span, updates[0].index, updates[0].columns)
 
 
-def _updates(arms: tuple[ArmTables, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _updates(arms: Sequence[ArmTables], *, own_gradient: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The update, and log10 of epsilon over the gradient RMS, for each epsilon above the smallest, LR and size.
 
-    The update is the late update RMS (unscaled) over that with the smallest epsilon.
+    The update is the late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon. The
+    gradient is the one that the smallest epsilon leaves, or the arm's own.
     """
     smallest, *others = arms
-    gradients, base = (late_log(smallest, probe, MLP) for probe in ("grad_rms", "update_rms"))
-    updates = [10 ** (late_log(arm, "update_rms", MLP)[lr] - base[lr]) for arm in others for lr in arm.lrs]
-    ratios = [math.log10(arm.setting(EPS)) - gradients[lr] for arm in others for lr in arm.lrs]
+    base, updates, ratios = late_log(smallest, "update_rms", MLP), [], []
+    for arm in others:
+        gradients = late_log(arm if own_gradient else smallest, "grad_rms", MLP)
+        update = late_log(arm, "update_rms", MLP)
+        updates += [10 ** (update[lr] - base[lr]) for lr in arm.lrs]
+        ratios += [math.log10(arm.setting(EPS)) - gradients[lr] for lr in arm.lrs]
     return pd.concat(updates, axis=1), pd.concat(ratios, axis=1)
+
+
+def _largest(updates: pd.DataFrame, chosen: pd.DataFrame, missing: str) -> pd.Series:
+    """The largest of the chosen updates of each seed."""
+    largest = updates.where(chosen, -math.inf).max(axis=1, skipna=False)
+    if (largest == -math.inf).all():
+        raise MissingRunsError(missing)
+    return largest
+
+
+def update_ratio_below_epsilon(*arms: ArmTables) -> pd.Series:
+    """Largest late update RMS (unscaled) of the first MLP layer over that with the smallest epsilon.
+
+    Over all epsilons, LRs and sizes at which the gradient RMS is below epsilon.
+    """
+    updates, ratios = _updates(arms, own_gradient=True)
+    return _largest(updates, ~(ratios <= 0), "no gradient RMS below an epsilon")
 
 
 def update_ratio_past_the_gradient(*arms: ArmTables) -> pd.Series:
@@ -141,10 +151,7 @@ def update_ratio_past_the_gradient(*arms: ArmTables) -> pd.Series:
     Over all epsilons, LRs and sizes at which epsilon is at least the gradient RMS that the smallest epsilon leaves.
     """
     updates, ratios = _updates(arms)
-    largest = updates.where(~(ratios < 0), -math.inf).max(axis=1, skipna=False)
-    if (largest == -math.inf).all():
-        raise MissingRunsError("no epsilon as large as a gradient RMS")
-    return largest
+    return _largest(updates, ~(ratios < 0), "no epsilon as large as a gradient RMS")
 
 
 def margins_of_updates_by_epsilon_ratio(*arms: ArmTables) -> Effects:
@@ -214,10 +221,7 @@ def log_size_at_epsilon(arm: ArmTables) -> Effects:
 
     The control: the gradient RMS falls with size.
     """
-    eps = float(arm.setting(EPS))
-    if eps <= 0:
-        raise MissingRunsError("epsilon is zero", arms_exist=False)
-    decades = late_log(arm, "grad_rms", MLP)[arm.top] - math.log10(10 * eps)
+    decades = late_log(arm, "grad_rms", MLP)[arm.top] - _log_epsilon(arm) - 1
     fall = -slope(decades)
     middle = float(np.log10(decades.columns.to_numpy(dtype=float)).mean())
     size = middle + decades.mean(axis=1, skipna=False) / fall
