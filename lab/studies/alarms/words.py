@@ -72,11 +72,8 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
     if event.lead is not None:
         return f"the gradient from step {event.step - event.lead} on, where the first warning came"
     lr_n = log.columns.get("lr", np.full(len(log.step_n), math.nan))
-    if (
-        row
-        and (changed := lr_n[row] / lr_n[row - 1] if lr_n[row - 1] else math.nan)
-        and (changed > JUMP or changed < 1 / JUMP)
-    ):
+    changed = lr_n[row] / lr_n[row - 1] if row and lr_n[row - 1] else math.nan
+    if changed > JUMP or 0 < changed < 1 / JUMP:
         return f"the learning rate, which changes there from {format_value(lr_n[row - 1])} to {format_value(lr_n[row])}"
     if event.ending == "diverged" and log.note:
         return "the number format and the loss scale, since the gradient or the loss overflowed"
