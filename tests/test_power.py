@@ -20,12 +20,13 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import student_t
 from lab.core import shipped
-from lab.report.power import POWER, open_claims, seeds_for
+from lab.report.power import POWER, seeds_for
 from lab.report.scoreboard import ScoreboardRow, read
 from lab.studies.claims import CLAIMS
 
 CLAIM = "qk_layernorm_lowers_sensitivity"
 SCRIPT = runpy.run_path(str(RESULTS / "power.py"))
+open_claims = SCRIPT["open_claims"]
 
 
 @pytest.mark.parametrize(("effect", "reading"), [(1.0, 1), (0.6, 1), (1.0, 2)])

@@ -1,23 +1,21 @@
-"""How many seeds decide a claim or tell arms apart, by the spread of pilot seeds or of those that left it open."""
+"""How many seeds decide a claim or tell arms apart, by the spread of pilot seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 from lab.analysis.contrasts import Contrast
-from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
-from lab.analysis.judging.effects import Qualified
-from lab.analysis.judging.evidence import Evidence, MissingRunsError
-from lab.analysis.judging.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
+from lab.analysis.judging.decision import ALPHA, alpha_of, next_reading
+from lab.analysis.judging.evidence import MissingRunsError
+from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, power_of
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
-from lab.report.scoreboard import ScoreboardRow, read
+from lab.report.scoreboard import read
 from lab.studies.claims import CLAIMS
 
 POWER = 0.8
@@ -64,7 +62,7 @@ def power_of_difference(contrast: Contrast, wanted: float | None = None) -> str:
     known = [interval for interval in differences if interval.n >= FEWEST_SEEDS]
     if not known:
         return f"Fewer than {FEWEST_SEEDS} seeds that two arms share, so their differences have no interval."
-    seeds, spread, unit = min(interval.n for interval in known), max(map(_spread, known)), contrast.measure.unit
+    seeds, spread, unit = min(interval.n for interval in known), max(map(spread_of, known)), contrast.measure.unit
     steps = (spread * 1.02**power for power in range(1000))
     found = next(step for step in steps if not spread or power_of(seeds, step, spread, ALPHA) >= POWER)
     smaller = found / 2 if wanted is None else wanted
@@ -101,7 +99,7 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
     reading = next_reading(arms[0].evidence.readings.get(name, ()))
     alpha = alpha_of(reading)
     means = [interval.mean if wanted is None else wanted for interval in intervals]
-    spreads = [_spread(interval) for interval in intervals]
+    spreads = [spread_of(interval) for interval in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
     seeds = [seeds_for(distance, spread, alpha) for distance, spread in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"
@@ -131,90 +129,6 @@ def _count(seeds: float) -> str:
     return f"{seeds:.0f}" if math.isfinite(seeds) else "none"
 
 
-def _spread(interval: Interval) -> float:
+def spread_of(interval: Interval) -> float:
+    """The standard deviation over seeds."""
     return interval.error * math.sqrt(interval.n)
-
-
-class OpenClaim(NamedTuple):
-    """An inconclusive claim, and the seeds that would decide it with probability ``POWER`` if its means do not change.
-
-    Attributes:
-        seeds: number of fresh seeds so far; on fresh seeds the rule of the claim was not made.
-        more: number of seeds needed besides; infinite if ``MOST_SEEDS`` are too few, NaN if seeds cannot decide it.
-        hours: core-hours of these seeds for the whole sweep.
-        longer: the number of steps for which these seeds must be trained, if today's runs are too short; else 0.
-    """
-
-    row: ScoreboardRow
-    seeds: int
-    more: float
-    hours: float
-    longer: int
-
-    def __str__(self) -> str:
-        if math.isnan(self.more):
-            return f"seeds do not decide: {self.obstacle}"
-        if math.isinf(self.more):
-            return f"more than {MOST_SEEDS:,} seeds"
-        seeds = f"{self.more:.0f} {'more' if self.seeds else 'fresh'} seed{'s' * (self.more > 1)}"
-        steps = f" of {self.longer:,} steps" if self.longer else ""
-        return f"{seeds}{steps}, {self.hours_spelled} core-hours"
-
-    @property
-    def obstacle(self) -> str:
-        """The reason why no number of seeds decides it."""
-        if self.row.verdict.reason.startswith(UNDERTRAINED):
-            return "S and its instability part disagree, which takes longer runs"
-        return "the control lies on the other side of zero"
-
-    @property
-    def hours_spelled(self) -> str:
-        """Core-hours to two digits."""
-        return f"{self.hours:.0f}" if self.hours >= 10 else f"{self.hours:.2g}"
-
-
-# Sweeps whose runs are too short, with the factor by which they should be longer, and the number of steps.
-LONGER = {"mup": (20, 4000), "learning_rate_and_batch": (20, 4000)}
-
-
-def open_claims(rows: Iterable[ScoreboardRow], folders: Sequence[Evidence]) -> Iterator[OpenClaim]:
-    """Yield each inconclusive claim of these rows of the scoreboard, with the seeds that would decide it."""
-    for row in rows:
-        if row.verdict.verdict == INCONCLUSIVE and row.verdict.seeds >= FEWEST_SEEDS:
-            arms, effects = effects_of(row.claim, folders)
-            evidence, more = arms[0].evidence, math.nan
-            fresh = row.verdict.seeds if row.claim.name in evidence.readings else 0
-            if not row.verdict.reason.startswith(UNDERTRAINED):
-                alpha = alpha_of(next_reading(evidence.readings.get(row.claim.name, ())))
-                more = _seeds_to_decide(row, effects, alpha) - fresh
-            runs, (factor, steps) = evidence.records.runs, LONGER.get(row.claim.sweep, (1, 0))
-            hours = factor * float(runs["wall_seconds"].sum()) / runs["seed"].nunique() / 3600
-            yield OpenClaim(row, fresh, more, more * hours, steps)
-
-
-def _seeds_to_decide(row: ScoreboardRow, effects: Qualified, alpha: float) -> float:
-    """The fewest seeds by which ``decide`` reaches a verdict: reproduced, no effect, or contradicted by one part.
-
-    If the control is too weak, the seeds that would show it; NaN if its mean lies below zero.
-    """
-    claim = row.claim
-    if row.verdict.reason.startswith(CONTROLLED):
-        return max(
-            seeds_for(interval.mean, _spread(interval), ALPHA) if interval.mean > 0 else math.nan
-            for interval in effects.weak_controls()
-        )
-    (low, high), intervals = claim.side, effects.intervals()
-    margin = MARGINS.get(claim.unit, 0.0) if claim.side == ABOVE_ZERO else 0.0
-    inside = [
-        seeds_for(min(interval.mean - low, high - interval.mean), _spread(interval), alpha) for interval in intervals
-    ]
-    none = [seeds_for(margin - abs(interval.mean), _spread(interval), alpha) for interval in intervals]
-    against = [
-        seeds_for(
-            max(low - interval.mean, interval.mean - high, margin - abs(interval.mean)),
-            _spread(interval),
-            alpha / len(intervals),
-        )
-        for interval in intervals
-    ]
-    return min(max(inside), max(none), min(against))
