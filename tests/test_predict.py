@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 import planted
 from lab import main
 from lab.analysis import Records
-from lab.analysis.forecast import fits, output_logits
+from lab.analysis.forecast import at_size, fits, output_logits, sizes
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
+from lab.analysis.sensitivity import WINDOW
 from lab.core.errors import RequestError
-from lab.records import store
+from lab.records import run_table, store
+from lab.records.columns import Columns
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)
@@ -508,3 +510,56 @@ def test_records_without_log_z_have_no_such_section():
 def test_runs_that_diverged_count_for_no_level():
     runs = changed(with_output_logits(level), lambda run: run["optimizer.lr"] == 0.1, status="diverged", diverged_at=9)
     assert cells(gathered(*runs), "learning rate") == ["0.01 (highest stable)"]
+
+
+# At one size and learning rate.
+
+
+def test_at_a_size_the_value_the_limits_and_the_decades_left_are_those_of_the_law():
+    records, size, lr = gathered(*runs_of(noise=0.001)), 4e8, 3e-3
+    found = {row.quantity: row for row in at_size.forecasts_at(records, size, lr, WINDOW)}
+    peak, late = found[LOGIT.name], found[GRADIENT.name]
+    assert peak.value.middle == pytest.approx(logit(size, lr), rel=0.05)
+    assert late.value.middle == pytest.approx(gradient(size, lr), rel=0.05)
+    assert peak.value.earliest < peak.value.middle < peak.value.latest
+    assert peak.decades_left.middle == pytest.approx(math.log10(peak.limit / logit(size, lr)), abs=0.05)
+    assert late.decades_left.middle == pytest.approx(math.log10(gradient(size, lr) / late.limit), abs=0.05)
+    assert logit(peak.fails_from_size.middle, lr) == pytest.approx(peak.limit, rel=0.05)
+    near = {row.quantity: row for row in at_size.forecasts_at(records, 1e5, lr, WINDOW)}[LOGIT.name]
+    assert logit(1e5, near.fails_from_lr.middle) == pytest.approx(near.limit, rel=0.1)
+    width = near.value.latest / near.value.earliest
+    assert peak.value.latest / peak.value.earliest > width  # further away, the interval is wider
+
+
+def test_a_learning_rate_beyond_the_runs_gets_no_value_and_is_said_to(tmp_path, capsys):
+    folder = written(tmp_path / "made", *runs_of())
+    assert main(["predict", str(folder), "--size", "400M", "--lr", "1e-4"]) == 0
+    said = capsys.readouterr().out
+    assert "beyond those that ran, 0.001 to 0.1" in said
+    assert main(["predict", str(folder), "--size", "400M", "--lr", "1e-4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["value"] for row in rows] == [None, None]
+    assert all(row["decades_beyond_largest"] == pytest.approx(3) for row in rows)
+
+
+def test_an_imported_table_gives_its_best_learning_rate_at_a_size():
+    law = {size: 3e-3 * (size / 1e6) ** -0.25 for size in (1e6, 4e6, 16e6)}
+    rows = [
+        {"lr": lr, "loss": 3 + math.log10(lr / best) ** 2, "size": size, "seed": seed}
+        for size, best in law.items()
+        for seed in (0, 1)
+        for lr in best * np.array([0.1, 0.3, 1, 3, 10])
+    ]
+    records = run_table.records_of(pd.DataFrame(rows), Columns(), "theirs").records
+    (row,) = [row for row in at_size.forecasts_at(records, 1e9, 1e-3, (1e-5, 1)) if row.quantity == sizes.LR]
+    assert row.value.middle == pytest.approx(3e-3 * 1000**-0.25, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [(["--lr", "1e-3"], "--size"), (["--size", "big"], "--size"), (["--size", "1e9", "--lr", "0"], "--lr")],
+)
+def test_a_size_or_rate_that_is_no_number_is_refused(tmp_path, capsys, words, key):
+    folder = written(tmp_path / "made", *runs_of(seeds=(0,)))
+    assert main(["predict", str(folder), *words]) == 2
+    assert key in capsys.readouterr().err

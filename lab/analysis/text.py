@@ -56,7 +56,7 @@ def count(parameters: float) -> str:
     """A parameter count to three digits: ``98688 -> 98.7k``; a table that has none counts one."""
     if parameters == 1:
         return "unknown size"
-    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if parameters >= 0.9995 * scale:
             return f"{parameters / scale:.3g}{unit}"
     return f"{parameters:.0f}"

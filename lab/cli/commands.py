@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
+    from lab.records.store import Records
     from lab.report.build import Report
     from lab.studies.alarms.two_logs import ComparedLogs, Siblings
 
@@ -158,7 +159,7 @@ def _report(arguments: list[str]) -> None:
         lines = [f"report: {report.page}" for report in reports]
         page = index = build.write_index(folders[0], reports, failures)
     else:
-        report, summary = build.make_report(folders, window, _difference(given.difference))
+        report, summary = build.make_report(folders, window, _positive("--difference", given.difference))
         page, reports = report.page, [report]
         lines = [summary, *(f"card: {folder / 'card.html'}" for folder in folders if (folder / "card.html").is_file())]
     if given.json:
@@ -171,14 +172,16 @@ def _report(arguments: list[str]) -> None:
         raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
 
 
-def _difference(given: str | None) -> float | None:
-    """The difference to find, if it was given."""
+def _positive(option: str, given: str | None) -> float | None:
+    """The number above 0 that an option gives, if it was given; ``7B`` is one."""
+    from lab.records.columns import spelled_out
+
     try:
-        number = float(given) if given else None
+        number = float(spelled_out(given)) if given else None
     except ValueError:
         number = math.nan
     if number is not None and not 0 < number < math.inf:
-        raise RequestError(f"--difference is a number above 0, not {given}")
+        raise RequestError(f"{option} is a number above 0, not {given}")
     return number
 
 
@@ -259,6 +262,9 @@ def _predict(arguments: list[str]) -> None:
         raise RequestError("predict from which folder? lab predict DIR")
     folder, window = given.folders[0], _window(given)
     records = load(folder)
+    if given.size or given.lr:
+        _predict_at(records, given.size, given.lr, window, as_json=given.json)
+        return
     has_noise_scale = advice.is_measured(records)
     lines, answer = list[str](), dict[str, Any]()
     try:
@@ -276,6 +282,20 @@ def _predict(arguments: list[str]) -> None:
         _say_json({**answer, "text": lines})
     else:
         say("\n".join(lines))
+
+
+def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
+    from lab.analysis.forecast import at_size, report
+    from lab.analysis.sensitivity import WINDOW
+
+    parameters, rate = _positive("--size", size), _positive("--lr", lr)
+    if parameters is None:
+        raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
+    found = at_size.forecasts_at(records, parameters, rate, window or WINDOW)
+    if as_json:
+        _say_json(at_size.plain(found, parameters, rate))
+    else:
+        say("\n".join(at_size.lines_of(found, parameters, rate, report.LINE_LENGTH)))
 
 
 def _watch(arguments: list[str]) -> None:

@@ -196,7 +196,7 @@ def size_beyond(line: Line, limit: float, sign: int, smallest: float, largest: f
     The search goes from the smallest size, which is the result if all sizes lie beyond, to ``REACH`` times the largest.
     """
     sizes = np.geomspace(smallest, REACH * largest, SEARCHED_SIZES)
-    return _beyond(sizes, line.predict(sizes), limit, sign)
+    return beyond(sizes, line.predict(sizes), limit, sign)
 
 
 def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float) -> Crossing:
@@ -207,7 +207,7 @@ def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float)
     lrs = np.array(sorted(lines))
     predictions = [lines[lr].predict(size) for lr in lrs]
     together = Prediction(*(np.array(part, dtype=float) for part in zip(*predictions, strict=True)))
-    return _beyond(lrs, together, limit, sign)
+    return beyond(lrs, together, limit, sign)
 
 
 def slope_text(line: Line) -> str:
@@ -237,7 +237,8 @@ def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: floa
     return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
 
 
-def _beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:
+def beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:
+    """The point on ``x``, a size or a learning rate, from which predictions stay beyond a limit."""
     level = math.log10(limit) if limit > 0 else -math.inf  # no gradient falls to an epsilon of zero
     earliest, latest = (prediction.high, prediction.low) if sign > 0 else (prediction.low, prediction.high)
     curves = (prediction.middle, earliest, latest)
