@@ -23,7 +23,18 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Setting, Spread, read_battery
 from lab.studies.stress.card import Card, card_of
-from lab.studies.stress.cures import FULL, HARMS, NO_EFFECT, NOT_TRIED, PART, Cure, judge, trial_of
+from lab.studies.stress.cures import (
+    FULL,
+    HARMS,
+    NO_EFFECT,
+    NOT_TRIED,
+    PART,
+    Cure,
+    finalists,
+    judge,
+    pair_to_try,
+    trial_of,
+)
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, verdict_of
 from lab.studies.stress.measures import measure, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
@@ -281,7 +292,37 @@ def test_a_cure_is_full_or_part_or_none_or_harms() -> None:
     assert [cure.change for cure in cures] == ["all_of_it", "half", "nothing", "worse"]
     assert cures[1].takes_off.mean == pytest.approx(0.3)
     assert cures[1].left == pytest.approx(0.303, abs=1e-3)
-    assert cures[0].cost == pytest.approx(0.05)
+    assert cures[0].cost.mean == pytest.approx(0.05)
+    assert cures[0].cost.high - cures[0].cost.mean < 0.01  # all changes cost the same on each seed
+
+
+def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
+    test, fresh = read_battery().tests["lr_x10"], ("seed=3,4,5",)
+    done = planted(lambda lr: [2.2, 2.21, 2.19] if lr == 0.03 else [2.8, 2.8, 2.81])
+    tried = trial_of(test, "a", ["intervention=[a]"], 0.03, fresh)
+    assert tried.stressed == Setting(("intervention=[a]", "seed=3,4,5"), 0.3)
+    done |= {
+        tried.stressed: table([2.79, 2.8, 2.81]),
+        tried.best: table([2.2, 2.2, 2.2]),
+        Setting(fresh, 0.3): table([2.8, 2.79, 2.81]),
+        Setting(fresh, 0.03): table([2.2, 2.2, 2.2]),
+    }
+    (cure,) = judge(test, [tried], done, 0.03, fresh)
+    assert (cure.verdict, cure.is_confirmed) == (NO_EFFECT, True)
+    assert cure.takes_off.mean == pytest.approx(0.0)
+    assert cure.left == pytest.approx(0.6)
+
+
+def test_the_best_changes_are_confirmed_and_a_pair_acts_on_two_parts() -> None:
+    changes = read_battery().changes
+    names = ["peri_ln", "reordered_norm", "qk_rmsnorm", "z_loss"]
+    losses = {"peri_ln": [2.3] * 3, "reordered_norm": [2.4] * 3, "qk_rmsnorm": [2.5] * 3, "z_loss": [2.9] * 3}
+    screened = trials(**losses)
+    assert [cure.change for cure in screened] == names
+    assert finalists(screened, 2) == names[:2]
+    assert finalists(screened, 9) == names[:3]  # what harms is not confirmed
+    assert pair_to_try(screened, changes) == (changes["peri_ln"], changes["qk_rmsnorm"])
+    assert pair_to_try(trials(peri_ln=[2.3] * 3, reordered_norm=[2.4] * 3), changes) is None
 
 
 def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
@@ -503,10 +544,16 @@ def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeyp
     cures = ["z_loss", "qk_rmsnorm", "score_softcap"]
     made = lab.stress(*TINY, tests=["lr_x10"], cures=cures, out="mine", seed=[0, 1], intervention=[["z_loss"]])
     verdicts = {cure.change: cure.verdict for cure in made.cures or ()}
-    assert set(verdicts) == set(cures)
+    assert set(verdicts) >= set(cures)
     assert verdicts["z_loss"] == NOT_TRIED
+    runs = store.read(Path("mine")).runs
+    fresh = runs[~runs["seed"].isin([0, 1])]
+    assert sorted(set(fresh["seed"])) == list(range(2, 2 + read_battery().confirm.fresh))
+    confirmed = [cure for cure in made.cures or () if cure.is_confirmed]
+    assert {cure.takes_off.n for cure in confirmed} == {read_battery().confirm.fresh}
+    assert {cure.takes_off.n for cure in made.cures or () if not (cure.is_confirmed or cure.reason)} <= {2}
     assert NOT_TRIED not in (verdicts["qk_rmsnorm"], verdicts["score_softcap"])
     runs = store.read(Path("mine")).runs
     assert set(runs["intervention"]) == {"z_loss", "qk_rmsnorm+z_loss", "score_softcap+z_loss"}
-    assert len(runs) == 2 * (len(read_battery().curve) + 2 * 2)
+    assert runs["seed"].isin([0, 1]).sum() == 2 * (len(read_battery().curve) + 2 * 2)
     assert "Not tried: z_loss, since the recipe has it already." in made.page()

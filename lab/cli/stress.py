@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,17 @@ from lab.records.plans import FleetProgress
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
 from lab.studies.stress.card import Card, card_of
-from lab.studies.stress.cures import Cure, Trial, judge, not_tried, trial_of
+from lab.studies.stress.cures import (
+    FULL,
+    Cure,
+    Trial,
+    as_screened,
+    finalists,
+    judge,
+    not_tried,
+    pair_to_try,
+    trial_of,
+)
 from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
@@ -232,6 +243,11 @@ class _Bench:
             say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
             raise SystemExit(1)
 
+    def train_missing(self, settings: Sequence[Setting]) -> None:
+        """Train those of these settings that were not trained yet."""
+        if missing := [setting for setting in dict.fromkeys(settings) if setting not in self.done]:
+            self.train(missing)
+
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""
         plan = self.plan
@@ -316,33 +332,84 @@ def _refusal(request: Request, setting: Setting) -> str:
 
 
 def _try_cures(bench: _Bench) -> list[Cure]:
-    """Train the changes that may cure the tests which the recipe fails, all at once, and judge them."""
+    """Screen the changes that may cure the tests which the recipe fails, and confirm the best of each on fresh seeds.
+
+    Where none of these is a full cure, the best pair of changes of different parts is tried on the fresh seeds, too.
+    """
     own_runs, request = bench.done, bench.plan.request
-    best = best_lr(curve(own_runs))
+    best, stages = best_lr(curve(own_runs)), read_battery().confirm
     own = next(iter(compose_settings(request, [next(iter(own_runs))]).values()))[0]
-    trials, cures = dict[str, list[Trial]](), list[Cure]()
+    seeds = sorted(next(iter(own_runs.values())).index)
+    few = (_seeds(seeds[: stages.screened]),) if len(seeds) > stages.screened else ()
+    fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
     failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
-    failed = list({test.name: test for test in map(read_battery().cured, failing)}.values())
-    for test in failed:
+    cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
+    for test in {test.name: test for test in map(read_battery().cured, failing)}.values():
+        by_test[test.name], trials = test, list[Trial]()
         for change in read_battery().cures_of(test, bench.plan.cures):
-            trial = trial_of(test, change.name, _words(change, own), best)
+            trial = trial_of(test, change.name, _words([change], own), best, few)
             if reason := _reason(request, change, trial, own):
                 cures.append(not_tried(test, change.name, reason))
             else:
-                trials.setdefault(test.name, []).append(trial)
-    settings = [setting for of_test in trials.values() for trial in of_test for setting in (trial.stressed, trial.best)]
-    settings += [place.setting(best) for test in failed for place in test.places]
-    if missing := [setting for setting in dict.fromkeys(settings) if setting and setting not in bench.done]:
-        bench.train(missing)
-    judged = [
-        cure for test in failed if test.name in trials for cure in judge(test, trials[test.name], bench.done, best)
-    ]
-    return [*judged, *cures]
+                trials.append(trial)
+        if trials:
+            screened[test.name] = trials
+    places = [place.setting(best) for name in screened for place in by_test[name].places]
+    bench.train_missing([*places, *_settings(screened)])
+    judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
+
+    def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
+        trials = {
+            name: [
+                trial_of(by_test[name], " + ".join(change.name for change in of), _words(of, own), best, fresh)
+                for of in tried
+            ]
+            for name, tried in changes.items()
+        }
+        places = [place.setting(best).beside(fresh) for name in trials for place in by_test[name].places]
+        at_best = [] if math.isnan(best) else [Setting(fresh, best)]
+        bench.train_missing([*places, *at_best, *_settings(trials)])
+        return {name: judge(by_test[name], of_test, bench.done, best, fresh) for name, of_test in trials.items()}
+
+    changes = read_battery().changes
+    finals = {
+        name: [[changes[change]] for change in found]
+        for name, of_test in judged.items()
+        if (found := finalists(of_test, stages.best))
+    }
+    confirmed = confirm(finals) if finals else {}
+    with_pairs = {}
+    for name, of_test in confirmed.items():
+        pair = pair_to_try(judged[name], changes)
+        if not pair or any(cure.verdict == FULL for cure in of_test):
+            continue
+        trial = trial_of(by_test[name], " + ".join(change.name for change in pair), _words(pair, own), best)
+        if reason := _refusal(request, trial.stressed):
+            cures.append(not_tried(by_test[name], trial.change, reason))
+        else:
+            with_pairs[name] = [*finals[name], pair]
+    confirmed |= confirm(with_pairs) if with_pairs else {}
+    for name, of_test in judged.items():
+        done = {cure.change for cure in confirmed.get(name, ())}
+        others = [as_screened(cure) for cure in of_test if cure.change not in done]
+        cures = [*confirmed.get(name, ()), *others, *cures]
+    return cures
 
 
-def _words(change: Change, own: Tree) -> list[str]:
-    """The overrides that add a change to a recipe."""
-    return list(change.words) or [f"intervention=[{','.join(sorted({*own['intervention'], change.name}))}]"]
+def _seeds(seeds: Iterable[int]) -> str:
+    return f"seed={','.join(map(str, seeds))}"
+
+
+def _settings(trials: Mapping[str, Sequence[Trial]]) -> list[Setting]:
+    """The settings of trials of several tests."""
+    return [setting for of_test in trials.values() for trial in of_test for setting in trial[1:] if setting]
+
+
+def _words(changes: Sequence[Change], own: Tree) -> list[str]:
+    """The overrides that add changes to a recipe."""
+    names = [change.name for change in changes if not change.words]
+    words = [word for change in changes for word in change.words]
+    return words + [f"intervention=[{','.join(sorted({*own['intervention'], *names}))}]"] * bool(names)
 
 
 def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:

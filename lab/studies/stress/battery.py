@@ -28,6 +28,10 @@ class Setting(NamedTuple):
     words: tuple[str, ...]
     lr: float
 
+    def beside(self, words: tuple[str, ...]) -> Setting:
+        """The setting with more words."""
+        return self._replace(words=(*self.words, *words))
+
 
 class Spread(NamedTuple):
     """Standard deviation of a measure over seeds, pooled over reference records, with its degrees of freedom."""
@@ -118,11 +122,21 @@ class Change(NamedTuple):
 
     Attributes:
         name: as ``--cures`` takes it; of an intervention its own.
+        acts_on: the part of training that it changes.
         words: the overrides that make it; empty for an intervention.
     """
 
     name: str
+    acts_on: str
     words: tuple[str, ...] = ()
+
+
+class Stages(NamedTuple):
+    """How changes are tried: ``screened`` seeds of the card for all, then ``fresh`` ones for the ``best`` of a test."""
+
+    screened: int
+    best: int
+    fresh: int
 
 
 class Battery(NamedTuple):
@@ -133,6 +147,7 @@ class Battery(NamedTuple):
         curve: learning rates of the curve.
         farthest: the learning rates up to which the curve is extended.
         seeds: how many seeds a card of so many minutes has.
+        confirm: how changes are tried.
         changes: single changes of a recipe by name.
         tests: the tests by name, in their order.
     """
@@ -141,6 +156,7 @@ class Battery(NamedTuple):
     curve: tuple[float, ...]
     farthest: tuple[float, float]
     seeds: Mapping[int, int]
+    confirm: Stages
     changes: Mapping[str, Change]
     tests: Mapping[str, StressTest]
 
@@ -210,8 +226,18 @@ def read_battery() -> Battery:
     tree = shipped.load(Path(__file__).with_name("battery.yaml"))
     tests = {name: _test(name, entry) for name, entry in tree["tests"].items()}
     low, high = map(float, tree["farthest"])
-    changes = {name: Change(name, tuple(entry.get("words", ()))) for name, entry in tree["changes"].items()}
-    return Battery(tuple(tree["runs"]), tuple(map(float, tree["curve"])), (low, high), tree["seeds"], changes, tests)
+    changes = {
+        name: Change(name, entry["acts_on"], tuple(entry.get("words", ()))) for name, entry in tree["changes"].items()
+    }
+    return Battery(
+        tuple(tree["runs"]),
+        tuple(map(float, tree["curve"])),
+        (low, high),
+        tree["seeds"],
+        Stages(**tree["confirm"]),
+        changes,
+        tests,
+    )
 
 
 def _test(name: str, entry: Mapping[str, Any]) -> StressTest:

@@ -98,7 +98,8 @@ class Card:
                 "takes off": cure.effect,
                 "p (Holm)": "" if math.isnan(cure.p) else f"{cure.p:.2g}" if cure.p >= 1e-4 else "<0.0001",
                 "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
-                "at the best LR": "" if math.isnan(cure.cost) else f"{cure.cost:+.3f} nats",
+                "at the best LR": cure.costs,
+                "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
                 "parameters": f"{cure.parameters:+,}",
             }
             for cure in self.cures or ()
@@ -182,7 +183,8 @@ class Card:
         explained = [f"{line.test.title[0].upper()}{line.test.title[1:]}: {line.test.means}." for line in self.lines]
         cured = (
             "What a change takes off is the difference of stressed runs without it and with it, paired by seed; p is "
-            "adjusted for all changes tried on a test, and a full cure leaves a mean that passes."
+            "adjusted for all changes tried on a test, and a full cure leaves a mean that passes. Changes are "
+            "screened on seeds of the card, and the best of a test are confirmed on fresh seeds, whose verdict it is."
         )
         best = f"The best learning rate is {format_value(best_lr(self.losses))}." if len(self.losses) else ""
         intervals = (
@@ -282,7 +284,11 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "p": finite(cure.p),
         "left": finite(cure.left),
         "stuck_seeds": cure.stuck,
-        "cost_at_best_lr": finite(cure.cost),
+        "cost_at_best_lr": finite(cure.cost.mean),
+        "cost_low": finite(cure.cost.low),
+        "cost_high": finite(cure.cost.high),
+        "is_confirmed": cure.is_confirmed,
+        "seeds": cure.takes_off.n,
         "parameters_added": cure.parameters,
         "reason": cure.reason,
     }

@@ -10,10 +10,14 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
-from lab.studies.stress.battery import Setting, Spread, StressTest
+from lab.studies.stress.battery import Change, Setting, Spread, StressTest
 from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
+SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
+
+
+NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
 class Trial(NamedTuple):
@@ -36,15 +40,16 @@ class Cure(NamedTuple):
     Attributes:
         test: the test that the recipe fails.
         change: the name of the change.
-        verdict: ``full cure``, ``part``, ``none``, ``harms`` or ``not tried``.
+        verdict: ``full cure``, ``part``, ``none``, ``harms``, ``screened`` or ``not tried``.
         takes_off: by how much it lowers what the test measures of stressed runs, paired by seed, with its 95 %
             interval, whose spread is pooled over the changes that were tried on the test.
         p: of no effect, adjusted for these changes.
         left: the measure of the test that is left, in the mean over seeds.
         stuck: of how many seeds training is still stuck.
-        cost: by how much it raises the loss at the recipe's best learning rate, nats.
+        cost: by how much it raises the loss at the recipe's best learning rate, nats, with its 95 % interval.
         parameters: that it adds.
         reason: why it was not tried.
+        is_confirmed: whether its numbers are of fresh seeds, by which it was not chosen.
     """
 
     test: StressTest
@@ -54,9 +59,10 @@ class Cure(NamedTuple):
     p: float
     left: float
     stuck: int
-    cost: float
+    cost: Interval
     parameters: int
     reason: str = ""
+    is_confirmed: bool = False
 
     @property
     def effect(self) -> str:
@@ -65,14 +71,22 @@ class Cure(NamedTuple):
         around = f" ± {half:.2f}" if math.isfinite(half) else ""
         return f"{self.takes_off.mean + 0.0:.2f}{around} {self.test.unit}"
 
+    @property
+    def costs(self) -> str:
+        """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
+        half = self.cost.high - self.cost.mean
+        around = f" ± {half:.3f}" if math.isfinite(half) else ""
+        return "" if math.isnan(self.cost.mean) else f"{self.cost.mean + 0.0:+.3f}{around} nats"
+
 
 def not_tried(test: StressTest, change: str, reason: str) -> Cure:
     """A change that cannot act on a recipe, or not beside what it has."""
-    nothing = Interval(math.nan, math.nan, math.nan, 0)
-    return Cure(test, change, NOT_TRIED, nothing, math.nan, math.nan, 0, math.nan, 0, reason)
+    return Cure(test, change, NOT_TRIED, NOTHING, math.nan, math.nan, 0, NOTHING, 0, reason)
 
 
-def judge(test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float) -> list[Cure]:
+def judge(
+    test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float, fresh: tuple[str, ...] = ()
+) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
 
     A change is a full cure if its effect is significant and what is left passes the test, with no seed stuck.
@@ -82,27 +96,57 @@ def judge(test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float
         trials: the changes, all of whose runs are among ``done``.
         done: the runs of the recipe itself and of the changes.
         best: the recipe's best learning rate; NaN if it was not looked for.
+        fresh: the words of the fresh seeds, if these confirm the changes.
     """
     assert test.stressed
-    own, reference = done[test.stressed.setting(best)], done[test.reference.setting(best)] if test.reference else None
+    own = done[test.stressed.setting(best).beside(fresh)]
+    reference = done[test.reference.setting(best).beside(fresh)] if test.reference else None
     measured = {trial.change: done[trial.stressed][test.metric] for trial in trials}
     effects = {change: (own[test.metric] - values).dropna() for change, values in measured.items()}
+    at_best = Setting((), best).beside(fresh)
+    raised = {
+        trial.change: (done[trial.best]["loss"] - done[at_best]["loss"]).dropna() for trial in trials if trial.best
+    }
     spread = _pooled(effects)
-    intervals = {change: pooled_interval(list(values), _others(spread, values)) for change, values in effects.items()}
+    intervals, costs = _intervals(effects), _intervals(raised)
     ps = holm([_p(intervals[trial.change], spread.freedom) for trial in trials])
     cures = []
     for trial, p in zip(trials, ps, strict=True):
         table, interval = done[trial.stressed], intervals[trial.change]
         left = measured[trial.change] - (reference[test.metric] if reference is not None else 0.0)
         stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
-        cost = float((done[trial.best]["loss"] - done[Setting((), best)]["loss"]).mean()) if trial.best else math.nan
+        cost = costs.get(trial.change, NOTHING)
         verdict = NO_EFFECT
         if p < CHANGE_LEVEL:
             passes = test.share(float(left.mean())) <= 0 and not stuck
             verdict = HARMS if interval.mean < 0 else FULL if passes else PART
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
-        cures.append(Cure(test, trial.change, verdict, interval, p, float(left.mean()), stuck, cost, added))
+        numbers = (interval, p, float(left.mean()), stuck, cost, added)
+        cures.append(Cure(test, trial.change, verdict, *numbers, is_confirmed=bool(fresh)))
     return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+
+
+def finalists(screened: Sequence[Cure], most: int) -> list[str]:
+    """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
+    return [cure.change for cure in screened if cure.takes_off.mean > 0][:most]
+
+
+def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tuple[Change, Change] | None:
+    """The best change, and the best one that acts on another part of training; None where there are no two."""
+    helpful = [changes[name] for name in finalists(screened, len(screened))]
+    others = [change for change in helpful if change.acts_on != helpful[0].acts_on]
+    return (helpful[0], others[0]) if others else None
+
+
+def as_screened(cure: Cure) -> Cure:
+    """A change that was not among those confirmed: it may cure, or does not."""
+    return cure._replace(verdict=SCREENED) if cure.verdict in (FULL, PART) else cure
+
+
+def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interval]:
+    """The mean of paired differences of each change, whose spread is pooled over changes."""
+    spread = _pooled(differences)
+    return {change: pooled_interval(list(values), _others(spread, values)) for change, values in differences.items()}
 
 
 def _pooled(effects: Mapping[str, pd.Series[float]]) -> Spread:
@@ -128,9 +172,12 @@ def _p(interval: Interval, freedom: int) -> float:
     return float(2 * scipy.special.stdtr(freedom, -abs(interval.mean) / interval.error))
 
 
-def trial_of(test: StressTest, change: str, words: Sequence[str], best: float) -> Trial:
-    """The runs of a change, made by these words, that are compared with those of the recipe itself."""
+def trial_of(test: StressTest, change: str, words: Sequence[str], best: float, seeds: tuple[str, ...] = ()) -> Trial:
+    """The runs of a change, made by these words, that are compared with those of the recipe itself.
+
+    ``seeds`` are the words of the seeds, where these are not those of the card.
+    """
     assert test.stressed
     stressed = test.stressed.setting(best)
-    at_best = None if math.isnan(best) else Setting(tuple(words), best)
-    return Trial(change, Setting((*stressed.words, *words), stressed.lr), at_best)
+    at_best = None if math.isnan(best) else Setting(tuple(words), best).beside(seeds)
+    return Trial(change, stressed.beside((*words, *seeds)), at_best)
