@@ -49,7 +49,7 @@ def ends(numbers: Iterable[int]) -> tuple[int, int]:
     return min(values), max(values)
 
 
-@pytest.mark.parametrize("name", few(SWEEPS, 4))
+@pytest.mark.parametrize("name", few(SWEEPS, 2))
 def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
     """``Cost: 63 runs of width 64, 200 to 800 steps of 512 tokens; ...`` is what its points at the scale `cpu` are."""
     (cost,) = re.findall(
@@ -66,7 +66,7 @@ def test_the_cost_it_names_is_that_of_what_it_trains(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", few(sorted({*SWEEPS} - {"smoke", "quickstart", *AS_LONG_AS_IT_TAKES, *OF_THEIR_TEXT}), 4)
+    "name", few(sorted({*SWEEPS} - {"smoke", "quickstart", *AS_LONG_AS_IT_TAKES, *OF_THEIR_TEXT}), 2)
 )
 def test_a_sweep_is_as_long_as_the_papers_at_its_scale(name: str) -> None:
     points, composed = requested(name, "paper")
