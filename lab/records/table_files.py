@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import csv
 import io
 import re
@@ -19,6 +20,9 @@ from lab.core.errors import RequestError
 
 NO_NUMBERS = ("", "nan", "none", "null", "n/a", "<na>")  # words for a number that there is not
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+# Numbers that Python prints as words, outside of quotes; a longer text is no mapping of Python's.
+NOT_A_NUMBER, INFINITE = (re.compile(rf"(?<![\w'\"]){word}(?![\w'\"])") for word in ("nan", "inf"))
+LONGEST_MAPPING = 10_000
 PARQUET = ".parquet"
 
 
@@ -78,15 +82,44 @@ READ_TEXT = {
 }
 
 
-def flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the plain values of nested mappings by dotted name; a list is text, and what is null is left out."""
+def flat(tree: Mapping[Any, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the plain values of nested mappings by joined name; a list is text, and what is null is left out.
+
+    Args:
+        tree: the mapping.
+        separator: joins names; settings are joined by dots, and measurements by ``/``, as trainers call them.
+        prefix: of every name.
+    """
     for key, value in tree.items():
         if isinstance(value, Mapping) and {"value"} <= {*value} <= {"value", "desc"}:  # as W&B stores a config
             value = value["value"]
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flat(value, separator, f"{prefix}{key}{separator}")
         elif value is not None:
             yield f"{prefix}{key}", value if isinstance(value, str | int | float) else str(value)
+
+
+def mapping_of(text: str) -> dict[Any, Any]:
+    """A mapping written as JSON, or as Python prints it; ``nan`` is a word there.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return files.parse_json(text.encode(), dict)
+    except ValueError:
+        pass
+    if len(text) < LONGEST_MAPPING:
+        for python in (text, INFINITE.sub("1e999", NOT_A_NUMBER.sub("'nan'", text))):
+            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                if isinstance(value := ast.literal_eval(python), dict):
+                    return value
+    raise ValueError(f"{text[:40]!r} is no mapping")
+
+
+def without_commas(word: str) -> str:
+    """A number without its thousands separators; ``0,123`` has none, and may be a decimal number."""
+    return word.replace(",", "") if THOUSANDS.fullmatch(word) else word
 
 
 def plain(table: pd.DataFrame) -> pd.DataFrame:
@@ -108,20 +141,10 @@ def _nested(column: pd.Series[Any]) -> pd.DataFrame | None:
     if not are_nested or not all(are_nested):
         return None
     rows = {
-        row: dict(flat(cell if isinstance(cell, dict) else _mapping(cell)))
+        row: dict(flat(cell if isinstance(cell, dict) else mapping_of(cell)))
         for row, cell in zip(cells.index, cells, strict=True)
     }
     return pd.DataFrame.from_dict(rows, orient="index").reindex(column.index)
-
-
-def _mapping(text: str) -> dict[Any, Any]:
-    try:
-        return files.parse_json(text.encode(), dict)
-    except ValueError:
-        value = ast.literal_eval(re.sub(r"\bnan\b", "None", re.sub(r"\binf\b", "1e999", text)))
-        if not isinstance(value, dict):
-            raise ValueError(f"{text[:40]!r} is no mapping") from None
-        return value
 
 
 def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -135,7 +158,7 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
         return words.str.lower() == "true"
     if known.empty and words.str.lower().isin(["none", "null"]).any():  # names
         return words.reindex(column.index)
-    numbers = pd.to_numeric(known.map(_without_commas), errors="coerce")
+    numbers = pd.to_numeric(known.map(without_commas), errors="coerce")
     if numbers.notna().all():
         return numbers.reindex(column.index)
     return words.reindex(column.index)
@@ -143,7 +166,3 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
 
 def _text(cell: Any) -> str:
     return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
-
-
-def _without_commas(word: str) -> str:
-    return word.replace(",", "") if THOUSANDS.fullmatch(word) else word

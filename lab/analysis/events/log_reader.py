@@ -6,7 +6,7 @@ measurements, because a word that occurs once, as in source code before the firs
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import csv
 import math
 import re
@@ -19,6 +19,7 @@ import numpy as np
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
+from lab.records.table_files import flat, mapping_of, without_commas
 
 STEP, LOSS = "step", "loss"
 LARGEST_STEP = 2**53  # floats beyond it skip integers
@@ -88,7 +89,6 @@ WORD_BEFORE = re.compile(
 )
 SEPARATORS = re.compile(r"[|,;{}\[\]\t]")
 RANK = re.compile(r"(?:(?<![a-z])(?:local_|global_)?rank\W{0,3}|\[default)(\d+)", re.IGNORECASE)
-GROUPED = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*")
 BAR = re.compile(r"\|\s*(\d+)/\d+ \[")
 
 Fields = Mapping[str, Any]
@@ -107,7 +107,7 @@ def number(value: object) -> float | None:
     if isinstance(value, (bool, type(None), list, dict)):
         return None
     try:
-        return float(value.replace(",", "") if isinstance(value, str) and GROUPED.fullmatch(value) else value)  # type: ignore[arg-type]
+        return float(without_commas(value.strip()) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
     except ValueError:
@@ -190,8 +190,10 @@ def fields_of(line: str) -> Fields:
     >>> fields_of("iteration 400/ 3000 | lm loss 6.758929E+00 | elapsed time per iteration (ms): 12.5 |")
     {'iteration': '400', 'lm loss': '6.758929E+00', 'elapsed time per iteration (ms)': '12.5'}
     """
-    if "{" in line and (found := _json_fields(line)) is not None:
-        return found
+    text = line[line.find("{") :].rstrip()
+    if text.startswith("{") and text.endswith("}"):
+        with contextlib.suppress(ValueError):
+            return dict(flat(mapping_of(text), "/"))
     fields, end = dict[str, Any](), 0
     for match in NUMBER.finditer(line):
         gap = SEPARATORS.split(line[max(end, match.start() - 80) : match.start()])[-1]
@@ -201,31 +203,6 @@ def fields_of(line: str) -> Fields:
     if "progress_bar" not in fields and (bar := BAR.search(line)):
         fields["progress_bar"] = bar[1]
     return fields
-
-
-def _json_fields(line: str) -> Fields | None:
-    """A JSON object at the end of a line, flattened: ``{"train": {"loss": 2}}`` has the key ``train/loss``."""
-    text = line[line.find("{") :].rstrip()
-    if not text.endswith("}"):
-        return None
-    try:
-        return dict(flat(files.parse_json(text.encode(), dict)))
-    except ValueError:
-        pass
-    try:  # a dictionary as Python prints it; NaN and infinity, which Python would not read, are left to the caller
-        found = ast.literal_eval(text) if "'" in text and len(text) < 10_000 else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return dict(flat(found)) if isinstance(found, dict) else None
-
-
-def flat(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys of nested dictionaries joined by ``/``, with their values."""
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from flat(inner, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", inner
 
 
 class Table(NamedTuple):

@@ -13,11 +13,12 @@ from typing import Any, BinaryIO, NamedTuple
 from lab.analysis.events import event_logs
 from lab.analysis.events.attempts import HELD_OUT, logs_of_rows, made_log
 from lab.analysis.events.detectors import Log
-from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row, flat
+from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.records.table_files import flat
 
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
@@ -173,7 +174,7 @@ def history_of(path: Path) -> list[Fields]:
         )
     except ValueError:
         return []
-    return [dict(flat(entry)) for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
+    return [dict(flat(entry, "/")) for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
 
 
 def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
