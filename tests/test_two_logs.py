@@ -410,6 +410,9 @@ def test_the_command_follows_siblings(tmp_path: Path, capsys: pytest.CaptureFixt
     assert content["siblings"] == paths[1:]
     assert main(["compare", *paths, "--siblings"]) == 0
     assert "leaves the curve of its siblings" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["compare", *paths, "--siblings", "--html", str(page)]) == 0
+    assert "leaves the curve" in page.read_text()
     assert main(["compare", *paths[1:], *paths[1:], "--siblings"]) == 0
     assert "keeps to the curve of its siblings" in capsys.readouterr().out
     assert main(["compare", *paths[:2], "--siblings"]) == 2

@@ -455,7 +455,7 @@ def _compare(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import WINDOW
     from lab.core import files
     from lab.studies.alarms.two_logs import compare_logs, follow_siblings, margin_of
-    from lab.studies.alarms.two_logs_page import page
+    from lab.studies.alarms.two_logs_page import page, siblings_page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
@@ -470,15 +470,17 @@ def _compare(arguments: list[str]) -> None:
     elif given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
     elif given.siblings:
-        if given.within or given.html:
-            raise RequestError("--siblings goes without --within and --html")
-        compared = follow_siblings(given.folders)
+        if given.within:
+            raise RequestError("--siblings goes without --within")
+        compared = siblings = follow_siblings(given.folders)
+        text = siblings_page(siblings) if given.html else ""
     else:
-        compared = compare_logs(given.folders, margin_of(given.within) if given.within else None)
-        if given.html:
-            files.write_output(Path(given.html), page(compared))
-            say(f"page: {given.html}")
-            return
+        compared = logs = compare_logs(given.folders, margin_of(given.within) if given.within else None)
+        text = page(logs) if given.html else ""
+    if given.html:
+        files.write_output(Path(given.html), text)
+        say(f"page: {given.html}")
+        return
     say(compared.as_json() if given.json else "\n".join(compared.lines()))
 
 

@@ -34,12 +34,17 @@ class Departure(NamedTuple):
         excess_n: its loss minus what the siblings' curve foretells, nats per token, in the mean of the last pieces.
         tolerance: an excess above this is an alarm.
         step: the step of the first alarm; None without one.
+        piece_step_p: the last step of each piece of the common steps.
+        loss_lp: means of the loss over the pieces, of the run and then of each sibling; NaN where the run has not
+            logged them yet.
     """
 
     step_n: NDArray[np.int64]
     excess_n: Numbers
     tolerance: float
     step: int | None
+    piece_step_p: NDArray[np.int64]
+    loss_lp: Numbers
 
 
 def departure(log: Log, siblings: Sequence[Log]) -> Departure | None:
@@ -66,7 +71,9 @@ def departure(log: Log, siblings: Sequence[Log]) -> Departure | None:
     loss_p = _means(log, step_n[: edges[pieces]], edges[: pieces + 1])
     excess_n, judged_n = _excess(loss_p, curve_sp.mean(0)), step_n[edges[FEWEST : pieces + 1] - 1]
     alarms = np.flatnonzero(excess_n > tolerance)
-    return Departure(judged_n, excess_n, tolerance, int(judged_n[alarms[0]]) if len(alarms) else None)
+    alarm = int(judged_n[alarms[0]]) if len(alarms) else None
+    run_p = np.append(loss_p, np.full(len(edges) - 1 - pieces, math.nan))
+    return Departure(judged_n, excess_n, tolerance, alarm, step_n[edges[1:] - 1], np.vstack([run_p, curve_sp]))
 
 
 def _finite_steps(log: Log) -> NDArray[np.int64]:

@@ -127,7 +127,7 @@ class Siblings(NamedTuple):
         """Sentences for a terminal."""
         yield _described(self.run)
         yield from (f"sibling: {_described(sibling)}" for sibling in self.siblings)
-        step_n, excess_n, tolerance, step = self.found
+        step_n, excess_n, tolerance, step, *_ = self.found
         if not len(excess_n):
             yield f"{self.run.name} has too few rows so far."
         elif step is None:

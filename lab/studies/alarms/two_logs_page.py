@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lab.analysis.events.collapse import EARLY
 from lab.analysis.events.detectors import LABELS
 from lab.analysis.events.twins import Gap, common_losses
 from lab.analysis.rendering import html, layout, marks, panels, scales, style
@@ -19,6 +20,7 @@ from lab.studies.alarms.two_logs import (
     ComparedLogs,
     Pair,
     SharedEvent,
+    Siblings,
     event_sentence,
     pair_sentences,
     verdict_phrase,
@@ -30,6 +32,7 @@ MEANS = 60  # of the gap
 HEIGHT, EVENT_HEIGHT = 10.0, 1.8  # of a panel, and of a row of events, in multiples of the size of text
 SHOWN = 0.98  # the share of losses that the panel shows; those of the first steps would squeeze the rest
 A, B, PAIRED, UNPAIRED = style.ARM_COLOURS[:4]
+TOLERANCE, LEAVES = "alarm above this", "leaves the curve"
 PARTING, INTERVAL, MARGIN = "other batches from here on", "95 % interval of the line", "equal within"
 
 
@@ -119,6 +122,55 @@ def pair_figure(pair: Pair, events: Sequence[SharedEvent], letters: dict[str, st
     sheet.explain(MARGIN, "Dotted lines are the margin within which losses count as equal.")
     if has_events:
         sheet.note("Full triangles are events that none of the twins has; empty ones are shared, or have no twin.")
+    return sheet
+
+
+def siblings_page(compared: Siblings) -> str:
+    """The page of `lab compare LOG LOG LOG --siblings --html FILE`."""
+    drawing = siblings_figure(compared)
+    *names, verdict = compared.lines()
+    return html.document(
+        "Does this run keep to the curve of its siblings?",
+        [
+            html.paragraph(verdict, "lead"),
+            html.figure(layout.svg(drawing, "siblings"), drawing.caption, html.savers("siblings")),
+            html.section("The logs", html.bullets(names)),
+        ],
+    )
+
+
+@layout.styled
+def siblings_figure(compared: Siblings) -> Sheet:
+    """Loss curves of a run and its siblings, moved and scaled onto one, and how far the run lies above that one.
+
+    Each curve is a mean over pieces of the common steps, put on the mean of the siblings by a least-squares line, of
+    the run through what it had logged before the alarm.
+    """
+    found = compared.found
+    sheet = Sheet(1, [HEIGHT, HEIGHT])
+    losses = sheet.panel(0, 0)
+    excess = sheet.panel(1, 0, sharex=losses)
+    mean_p = found.loss_lp[1:].mean(0)
+    alarm = np.inf if found.step is None else found.step
+    for row, loss_p in reversed([*enumerate(found.loss_lp)]):  # the run last, on top
+        is_fitted_p = np.isfinite(loss_p) & ((found.piece_step_p < alarm) | (row > 0))
+        is_fitted_p[:EARLY] = False
+        slope, offset = np.polyfit(mean_p[is_fitted_p], loss_p[is_fitted_p], 1)
+        collapsed_p = (loss_p - offset) / slope
+        losses.plot(found.piece_step_p[EARLY:], collapsed_p[EARLY:], color=A if row else B, linewidth=1 if row else 2.4)
+    losses.set_ylabel("loss on the siblings'\nscale, nats/token")
+    losses.tick_params(labelbottom=False)
+    excess.plot(found.step_n, found.excess_n, color=B, linewidth=2.4)
+    excess.axhline(0, color=style.INK, linewidth=0.9, zorder=1)
+    panels.level(excess, found.tolerance, TOLERANCE, (0, (1, 1.5)))
+    excess.set_ylabel("excess,\nnats/token")
+    if found.step is not None:
+        for axes in (losses, excess):
+            panels.level(axes, found.step, LEAVES, style.DASHED, upright=True)
+    scales.step_axis(excess, int(found.piece_step_p[-1]))
+    keys = [Line2D([], [], color=colour, label=name) for name, colour in (("the run", B), ("its siblings", A))]
+    sheet.keys(("log", keys))
+    sheet.explain(TOLERANCE, "The dotted line is the excess above which the run departs from its siblings.")
     return sheet
 
 
