@@ -200,7 +200,7 @@ def request(folder: Path, *overrides: str) -> list[str]:
         return []
 
     trees = [tree(f"out={folder}", *overrides)]
-    plan = plan_sweep(trees, max_runs=8, one=False, shard="1/1", is_local=True, slots=[None])
+    plan = plan_sweep(trees, max_runs=8, is_single=False, shard="1/1", is_local=True, slots=[None])
     with pytest.raises(SystemExit):  # nothing was trained
         train_plan(plan, Mock(launch=launch), Request(command="lab"))
     return plans

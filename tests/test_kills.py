@@ -51,7 +51,7 @@ def sweep(folder: Path, trees: Sequence[dict[str, Any]], begun: Any) -> None:
 
     begun.set()
     points = [{**tree, "out": str(folder)} for tree in trees]
-    plan = plan_sweep(points, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
+    plan = plan_sweep(points, max_runs=2, is_single=False, shard="1/1", is_local=True, slots=[None])
     train_plan(plan, Mock(launch=launch), Request(command="lab"))
 
 

@@ -96,7 +96,7 @@ CONFIG += ["probes.every=2", "validation=short"]
 def trained(folder: Path, disturb: Callable[[Sequence[str]], Any]) -> store.Records:
     """The records of two fleets of two runs; ``disturb`` gets the ids of the runs before each round of jobs."""
     trees = [{**tree(f"seed={s}", f"optimizer.lr={lr}", *CONFIG), "out": str(folder)} for s in (0, 1) for lr in (1, 2)]
-    plan = plan_sweep(trees, max_runs=2, one=False, shard="1/1", is_local=True, slots=[None])
+    plan = plan_sweep(trees, max_runs=2, is_single=False, shard="1/1", is_local=True, slots=[None])
 
     def launch(jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
         disturb([point.id for point in plan.mine])

@@ -142,7 +142,7 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops() -> None:
 def here(folder: Path) -> store.Records:
     """Records of a fleet of two, trained in this process; timings left out."""
     trees = [{**tree("validation=short", f"seed={seed}"), "out": str(folder)} for seed in (0, 1)]
-    plan = plan_sweep(trees, max_runs=None, one=False, shard="1/1", is_local=True, slots=[None])
+    plan = plan_sweep(trees, max_runs=None, is_single=False, shard="1/1", is_local=True, slots=[None])
     launch.train_plan(plan, Mock(), Request(command="lab"), trains_here=True)
     records = store.read(folder)
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)

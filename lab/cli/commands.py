@@ -48,7 +48,7 @@ def _train(arguments: list[str]) -> None:
     from lab.cli import request
 
     command = request.command_line(sys.argv[1:])
-    _carry_out(request.read_request(arguments, command, name="train", one=True))
+    _carry_out(request.read_request(arguments, command, name="train", is_single=True))
 
 
 def _stress(arguments: list[str]) -> None:
@@ -63,9 +63,9 @@ def _stress(arguments: list[str]) -> None:
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
     code = [own_code.read(kind, path) for kind in own_code.KINDS if (path := getattr(given, kind))]
-    for each in code:
-        if each.remark:
-            say(f"lab: {each.remark}", error=True)
+    for own in code:
+        if own.remark:
+            say(f"lab: {own.remark}", error=True)
     asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options, "code": code}
     plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
     if given.dry_run:

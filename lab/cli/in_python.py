@@ -59,7 +59,7 @@ def sweep(
     """
     file = find_sweep(str(name))
     overrides = _with_values(overrides, values)
-    return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, one=False)
+    return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, is_single=False)
 
 
 def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW, **values: Any) -> Study:
@@ -69,8 +69,10 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     ``sweep``; the default folder is ``runs/train``.
     """
     overrides = _with_values(overrides, values)
-    one = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
-    return _study(["train", *["-m"] * (not one)], overrides, out, window, name="train", sweep=None, one=one)
+    is_single = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
+    return _study(
+        ["train", *["-m"] * (not is_single)], overrides, out, window, name="train", sweep=None, is_single=is_single
+    )
 
 
 def stress(
@@ -171,11 +173,13 @@ def _study(
     *,
     name: str,
     sweep: Path | None,
-    one: bool,
+    is_single: bool,
 ) -> Study:
     overrides = _checked(overrides)
     requested = [*overrides, *([] if out is None else [override("out", str(out))])]
-    request = read_request(requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, one=one)
+    request = read_request(
+        requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, is_single=is_single
+    )
     composed = launch.compose(request)
     if names := known_here_only(composed.trees):
         say(f"lab: training in this process, the only one that has {listed(names)}", error=True)

@@ -118,7 +118,7 @@ def points_of(request: Request, config: DictConfig) -> list[list[Word]]:
     check_swept(params, request.config_dir)
     replaced = _replaced_by_recipe(params, request)
     texts = [f"{key}={value}" for key, value in params.items() if key not in replaced]
-    swept = [] if request.one else parse(texts, request.config_dir)
+    swept = [] if request.is_single else parse(texts, request.config_dir)
     return expand([*swept, *(word for word in request.words if not word.is_setting)], request.config_dir)
 
 
@@ -207,7 +207,12 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
     slots = getattr(composed.launcher, "slots", [None])
     with closing(show_planning(composed.trees, len(composed.trees))) as trees:
         planned = planner.plan_sweep(
-            trees, max_runs=composed.max_runs, one=request.one, shard=request.shard, is_local=is_local, slots=slots
+            trees,
+            max_runs=composed.max_runs,
+            is_single=request.is_single,
+            shard=request.shard,
+            is_local=is_local,
+            slots=slots,
         )
     if cautions:
         from lab.sweeping.cautions import find_cautions, find_single_rates
@@ -278,7 +283,7 @@ def train_plan(
         SystemExit: with status 1 when a run failed.
     """
     elsewhere = train_missing(plan, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
-    _gather_and_report(plan, len(elsewhere), one=request.one)
+    _gather_and_report(plan, len(elsewhere), is_single=request.is_single)
 
 
 def train_missing(
@@ -464,7 +469,7 @@ def _warn(text: str) -> None:
     say(f"lab: {text}", error=True)
 
 
-def _gather_and_report(plan: SweepPlan, elsewhere: int, *, one: bool) -> None:
+def _gather_and_report(plan: SweepPlan, elsewhere: int, *, is_single: bool) -> None:
     """Gather the records, draw the report, and print what became of the runs, so many of them by other commands.
 
     Raises:
@@ -479,14 +484,14 @@ def _gather_and_report(plan: SweepPlan, elsewhere: int, *, one: bool) -> None:
     ending = f"{others} points of other shards are still missing in {folder}" if others else f"report: {folder}"
     if not others and {"finished", "diverged"} & set(statuses.values()):
         summary = _report(folder)
-        if summary and not one:  # a table of one run has nothing to compare
+        if summary and not is_single:  # a table of one run has nothing to compare
             say(summary)
         ending = f"report: {folder / 'report.html'}"
     failed, diverged = (mine_statuses.count(status) for status in ("failed", "diverged"))
     by_others = f", {elsewhere} by another command" if elsewhere else ""
     counts = f"{missing - elsewhere - failed} trained{by_others}, {len(mine) - missing} already there"
     say(f"{counts}, {diverged} diverged, {failed} failed; {ending}")
-    if one and not failed:
+    if is_single and not failed:
         runs = store.read(folder).runs
         say(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
     if failed:

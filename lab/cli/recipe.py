@@ -123,8 +123,8 @@ def plan_pairs(pairs: PanelPairs, words: Sequence[str]) -> PanelPairs:
         return pairs
     name, *overrides = words
     every = sorted(pairs.recipe.union(*pairs.pairs))
-    one = [f"intervention=[{','.join(every)}]", "optimizer.lr=1e-3", "seed=0"]
-    tree, *_ = points_of(Path(name), [*(word for word in overrides if word.split("=")[0] != "optimizer.lr"), *one])
+    first = [f"intervention=[{','.join(every)}]", "optimizer.lr=1e-3", "seed=0"]
+    tree, *_ = points_of(Path(name), [*(word for word in overrides if word.split("=")[0] != "optimizer.lr"), *first])
     reasons: dict[tuple[str, str], str] = {}
     for pair in pairs.pairs:
         cut = with_interventions(tree, pairs.recipe | set(pair))

@@ -44,7 +44,7 @@ class Request:
         show: ``help``, ``config`` or ``resolved`` to show that of the first point instead of training; else empty.
         dry_run: ``summary`` or ``full`` to only estimate the cost; else empty.
         shard: ``i/n`` trains the i-th of n parts.
-        one: whether it is a single run, and the values that a sweep file sweeps are left out.
+        is_single: whether it is a single run, and the values that a sweep file sweeps are left out.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
         job_words: overrides that each job gets besides its fleet.
@@ -56,7 +56,7 @@ class Request:
     show: str = ""
     dry_run: str = ""
     shard: str = "1/1"
-    one: bool = False
+    is_single: bool = False
     command: str = ""
     question: str = ""
     job_words: Sequence[str] = ()
@@ -110,7 +110,7 @@ def is_override(word: str) -> bool:
 
 
 def read_request(
-    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, one: bool = False
+    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, is_single: bool = False
 ) -> Request:
     """Read and check the arguments of a request.
 
@@ -119,7 +119,7 @@ def read_request(
         command: the command line as the user can type it again.
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
-        one: whether it is a single run unless ``-m`` is given.
+        is_single: whether it is a single run unless ``-m`` is given.
 
     Raises:
         RequestError: the request cannot be carried out.
@@ -151,8 +151,8 @@ def read_request(
             raise RequestError(f"{word.key}: a request may not change it; {settings}")
     show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
     asked = question(read_text(sweep)) if sweep else ""
-    is_one = one and not given.multirun
-    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_one, command, asked)
+    is_single = is_single and not given.multirun
+    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
 
 
 def find_sweep(name: str) -> Path:

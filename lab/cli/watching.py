@@ -39,7 +39,7 @@ def watch(given: argparse.Namespace) -> int:
         if given.replay:
             raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
         return _follow(path, columns, bits, given.on_alarm, as_json=given.json)
-    replays = [Path(each) for each in given.replay]
+    replays = [Path(log) for log in given.replay]
     lines, alarmed = watching.watch(path, replays=replays, mantissa_bits=bits, columns=columns, as_json=given.json)
     for line in lines:
         say(line)

@@ -179,7 +179,7 @@ def plan_sweep(
     trees: Iterable[Mapping[str, Any]],
     *,
     max_runs: int | None,
-    one: bool,
+    is_single: bool,
     shard: str,
     is_local: bool,
     slots: Sequence[Slot],
@@ -189,7 +189,7 @@ def plan_sweep(
     Args:
         trees: one resolved config tree per point.
         max_runs: the most runs in a fleet.
-        one: whether to refuse more than one point.
+        is_single: whether to refuse more than one point.
         shard: ``i/n`` plans the i-th of n parts.
         is_local: whether jobs run on this machine, so that its devices and memory limit them.
         slots: the slots on which jobs run at once.
@@ -201,7 +201,7 @@ def plan_sweep(
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
     trees, composed = tee(trees)
     requested, folder = points(trees), results_folder(list(composed))
-    if one and len(requested) > 1:
+    if is_single and len(requested) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in requested:
         check_ranks(point.config)
