@@ -65,15 +65,18 @@ class Cost(NamedTuple):
 
 PEAK = Cost("peak", "peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token"))
 RECOVERY = Cost("recovery", "updates until it is back", Quantity("recovery", "updates"))
+
+
+def final_change(column: str, reference: str) -> Cost:
+    """A panel of final losses minus that of, or without, something."""
+    quantity = Quantity(f"final loss minus that {reference}", "nats/token")
+    return Cost(column, "change of the final\nloss (nats/token)", quantity, is_difference=True)
+
+
 COSTS = (
     PEAK,
     RECOVERY,
-    Cost(
-        "final",
-        "change of the final\nloss (nats/token)",
-        Quantity("final loss minus that without a response", "nats/token"),
-        is_difference=True,
-    ),
+    final_change("final", "without a response"),
     Cost("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
 )
 
@@ -304,12 +307,7 @@ ARM_COSTS = (
         is_difference=True,
     ),
     RECOVERY,
-    Cost(
-        "final_change",
-        "change of the final\nloss (nats/token)",
-        Quantity("final loss minus that of the recipe", "nats/token"),
-        is_difference=True,
-    ),
+    final_change("final_change", "of the recipe"),
 )
 
 

@@ -24,7 +24,7 @@ from lab.analysis.statistics import Interval, share_interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
 from lab.studies.alarms.figures import alarm_dots
-from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, cost_rows
+from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, cost_rows, final_change
 from lab.studies.spikes.figures import SPIKE as BEGINS
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
@@ -208,12 +208,7 @@ OWN_SPIKES = "the model's own"
 REMEDY_COSTS = (
     Cost("more", "spikes of a run\nafter the first", Quantity("spikes after the first")),
     Cost("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
-    Cost(
-        "change",
-        "change of the final\nloss (nats/token)",
-        Quantity("final loss minus that without a remedy", "nats/token"),
-        is_difference=True,
-    ),
+    final_change("change", "without a remedy"),
 )
 
 

@@ -179,9 +179,7 @@ def spike_traits(records: Records) -> pd.DataFrame:
     """
     series = measured(records)
     beta2 = records.runs.set_index("id").reindex(columns=["optimizer.beta2"])["optimizer.beta2"].fillna(0.99)
-    found: dict[str, list[Spike]] = {run: [] for run in series}
-    for spike in find_spikes(series):
-        found[spike.run].append(spike)
+    found = {run: find_spikes({run: places}) for run, places in series.items()}
     staged = {run for run, places in series.items() if set(places) >= MEASURED_BY_STAGES}
     if staged:  # a run without a spike has none before which to look, and a pruned one no values for it
         staged |= {run for run, spikes in found.items() if not spikes}
@@ -296,9 +294,7 @@ def score_own(records: Records) -> pd.DataFrame:
     """
     lr = records.runs.get("optimizer.lr", pd.Series(0.0, records.runs.index))
     series = measured(records._replace(runs=records.runs[lr == lr.max()]))
-    spikes: dict[str, list[Spike]] = {run: [] for run in series}
-    for spike in find_spikes(series):
-        spikes[spike.run].append(spike)
+    spikes = {run: find_spikes({run: places}) for run, places in series.items()}
     logs = logs_of(records._replace(metrics=records.metrics[records.metrics["id"].isin(list(series))]))
     rows = [row for log in logs for row in _score(log, spikes[log.name], series[log.name][TRAIN, ""])]
     return pd.DataFrame(rows, columns=list(COLUMNS))
