@@ -18,7 +18,7 @@ from scipy import stats
 
 import lab
 from lab import main
-from lab.analysis.statistics import student_t
+from lab.analysis.statistics import power_of, student_t
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Setting, Spread, read_battery
@@ -35,8 +35,8 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, verdict_of
-from lab.studies.stress.measures import measure, outcomes, pooled_interval, wanted
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
+from lab.studies.stress.measures import measure, of_difference, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
 
 AT_INIT, BIGRAM = 6.0, 2.4
@@ -156,6 +156,12 @@ def test_seeds_that_spread_far_more_than_those_of_the_references_count_alone() -
     assert pooled_interval(values, spread).high == pytest.approx(student_t(values).high)
     calm = [2.0, 2.05, 2.1]
     assert pooled_interval(calm, spread).high < student_t(calm).high
+
+
+def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+    interval = pooled_interval([-0.004, -0.003, -0.004], Spread())
+    line = Line(read_battery().tests["mx"], PASSES, interval, is_bound=False, stuck=0)
+    assert line.number.startswith("0.00 ")
 
 
 def test_the_pooled_interval_without_references_is_students() -> None:
@@ -336,6 +342,18 @@ def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
     assert beside.takes_off.high < alone.takes_off.high
 
 
+def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_says() -> None:
+    battery = read_battery()
+    seeds, alpha = battery.confirm.fresh, 0.05 / battery.confirm.best
+    power = {
+        test.name: power_of(seeds, test.gap, of_difference(test.spread).sd, alpha)
+        for test in battery.tests.values()
+        if test.spread.freedom
+    }
+    assert power.pop("mx") == pytest.approx(0.31, abs=0.01)
+    assert min(power.values()) >= 0.945
+
+
 def test_cures_are_listed_by_number_or_by_name() -> None:
     battery, test = read_battery(), read_battery().tests["mx"]
     assert [change.name for change in battery.cures_of(test, "2")] == list(test.cures[:2])
@@ -350,6 +368,8 @@ def test_tests_that_do_not_fit_into_the_minutes_are_refused() -> None:
     costly = read_battery()._replace(seeds={1: 1000, 5: 6})
     with pytest.raises(RequestError, match="--minutes 5 is enough"):
         costly.chosen(["lr_tolerance"], 1)
+    with pytest.raises(RequestError, match=r"spikes and mx would; --minutes 5 is enough"):
+        read_battery().chosen(["spikes", "depth", "mx"], 1)
     few, more = read_battery().chosen([], 1), read_battery().chosen([], 30)
     assert [test.name for test in few] == [test.name for test in more][: len(few)]
     assert "spikes" in [test.name for test in more]

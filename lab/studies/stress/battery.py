@@ -172,12 +172,12 @@ class Battery(NamedTuple):
             raise RequestError(f"unknown test {unknown[0]!r}; {nearest(unknown[0], self.tests)}")
         usual = [test for test in self.tests.values() if test.minutes <= minutes]
         fitting = self._fitting([self.tests[name] for name in names] or usual, minutes)
-        missing = [name for name in names if name not in {test.name for test in fitting}]
-        if missing:
-            enough = [more for more in self.seeds if self._fitting([self.tests[name] for name in names], more)]
+        if missing := [name for name in names if name not in {test.name for test in fitting}]:
+            named = [self.tests[name] for name in names]
+            enough = [more for more in self.seeds if len(self._fitting(named, more)) == len(named)]
             advice = f"--minutes {enough[0]} is enough" if enough else "take fewer tests"
-            fits = listed(test.name for test in fitting) if fitting else "none of them"
-            raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits} does; {advice}")
+            fits = f"{listed(test.name for test in fitting)} would" if fitting else "none of them would"
+            raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits}; {advice}")
         return fitting
 
     def cured(self, test: StressTest) -> StressTest:

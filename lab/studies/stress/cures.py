@@ -69,14 +69,14 @@ class Cure(NamedTuple):
         """Its effect with interval and unit: ``0.44 ± 0.16 nats``."""
         half = self.takes_off.high - self.takes_off.mean
         around = f" ± {half:.2f}" if math.isfinite(half) else ""
-        return f"{self.takes_off.mean + 0.0:.2f}{around} {self.test.unit}"
+        return f"{round(self.takes_off.mean, 2) + 0.0:.2f}{around} {self.test.unit}"
 
     @property
     def costs(self) -> str:
         """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
         half = self.cost.high - self.cost.mean
         around = f" ± {half:.3f}" if math.isfinite(half) else ""
-        return "" if math.isnan(self.cost.mean) else f"{self.cost.mean + 0.0:+.3f}{around} nats"
+        return "" if math.isnan(self.cost.mean) else f"{round(self.cost.mean, 3) + 0.0:+.3f}{around} nats"
 
 
 def not_tried(test: StressTest, change: str, reason: str) -> Cure:

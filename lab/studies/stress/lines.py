@@ -80,7 +80,7 @@ class Line(NamedTuple):
         bound = "at least " if self.is_bound else ""
         around = f" ± {half:.2f}" if math.isfinite(half) else ""
         stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
-        return f"{bound}{mean + 0.0:.2f}{around} {self.test.unit}{stuck}"
+        return f"{bound}{round(mean, 2) + 0.0:.2f}{around} {self.test.unit}{stuck}"
 
     @property
     def zones(self) -> tuple[str, str]:

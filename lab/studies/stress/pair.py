@@ -59,7 +59,7 @@ class Pair(NamedTuple):
         """The difference with its interval and its unit."""
         mean, half = self.difference.mean, self.difference.high - self.difference.mean
         around = f" ± {half:.2f}" if math.isfinite(half) else ""
-        return "no value" if math.isnan(mean) else f"{mean + 0.0:+.2f}{around} {self.first.test.unit}"
+        return "no value" if math.isnan(mean) else f"{round(mean, 2) + 0.0:+.2f}{around} {self.first.test.unit}"
 
 
 def pairs_of(first: Card, second: Card) -> list[Pair]:

@@ -178,7 +178,7 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
 def _cell(row: Mapping[Hashable, Any], test: str) -> str:
     half = row[f"{test}_high"] - row[test]
     bound = "at least " if row[f"{test}_bound"] else ""
-    return f"{bound}{row[test] + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
+    return f"{bound}{round(row[test], 2) + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
 
 
 def agreement_markdown(found: Iterable[Agreement]) -> str:
