@@ -226,3 +226,13 @@ def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "runs/README.txt").write_text("Nothing here.\n")
     assert main(["import", str(tmp_path / "runs"), f"out={tmp_path / 'out'}"]) == 0
     assert re.search(r"not read +README.txt: ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_trainer_state_is_read_on_one_line_or_many(tmp_path: Path, indent: int | None) -> None:
+    (tmp_path / "lr=0.1").mkdir()
+    history = [{"step": step, "loss": loss, "grad_norm": 1.0} for step, loss in ((10, 3.0), (20, 2.5))]
+    state = json.dumps({"epoch": 1.0, "log_history": history}, indent=indent)
+    (tmp_path / "lr=0.1" / "trainer_state.json").write_text(state)
+    row = run_folders.read_run_folder(tmp_path, {}.get).table.loc["lr=0.1"]
+    assert (row["loss"], row["step"], row["lr"]) == (2.5, 20, 0.1)

@@ -16,7 +16,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import event_files
 from lab.records.columns import USUAL_NAMES, column_of, end_of
-from lab.records.table_files import flat
+from lab.records.table_files import flat, json_rows
 
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
@@ -146,26 +146,8 @@ def _rows(log: Path) -> Iterator[dict[str, Any]]:
         for cells in csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=head.count)):
             yield {str(name): _number_or_word(cell) for name, cell in cells.items() if isinstance(cell, str) and cell}
     else:
-        for row in _json_rows(text):
+        for row in json_rows(text):
             yield {name: _number_or_word(value) for name, value in flat(row)}
-
-
-def _json_rows(text: str) -> list[dict[str, Any]]:
-    """The objects of a list, of Transformers' ``log_history``, or of lines, the last of which may be cut short."""
-    if text.lstrip().startswith("["):
-        return [row for row in files.parse_json(text.encode(), list) if isinstance(row, dict)]
-    lines = [line for line in text.splitlines() if line.strip()]
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            rows.append(files.parse_json(line.encode(), dict))
-        except ValueError:
-            if not rows:
-                history = files.parse_json(text.encode(), dict).get("log_history", [])
-                return [row for row in history if isinstance(row, dict)]
-            if line is not lines[-1]:
-                raise
-    return rows
 
 
 def _settings_beside(folder: Path) -> dict[str, Any]:

@@ -82,6 +82,25 @@ READ_TEXT = {
 }
 
 
+def json_rows(text: str) -> list[dict[str, Any]]:
+    """The objects of a list, of Transformers' ``log_history``, or of lines, the last of which may be cut short.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text.lstrip().startswith("["):
+        return [row for row in files.parse_json(text.encode(), list) if isinstance(row, dict)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        content = files.parse_json(text.encode(), dict)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            return [files.parse_json(line.encode(), dict) for line in lines]
+        return [files.parse_json(line.encode(), dict) for line in lines[:-1]]
+    history = content.get("log_history", [content] if len(lines) == 1 else [])
+    return [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+
+
 def flat(tree: Mapping[Any, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the plain values of nested mappings by joined name; a list is text, and what is null is left out.
 

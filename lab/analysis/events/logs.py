@@ -18,7 +18,7 @@ from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.records.table_files import flat
+from lab.records.table_files import flat, json_rows
 
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
@@ -166,15 +166,9 @@ def history_of(path: Path) -> list[Fields]:
         OSError: the file cannot be read.
     """
     try:
-        content = files.read_bytes(path, files.LARGEST_JSON)
-        history = (
-            files.parse_json(content, dict).get("log_history")
-            if content.lstrip()[:1] == b"{"
-            else files.parse_json(content, list)
-        )
+        return [dict(flat(entry, "/")) for entry in json_rows(files.read_bytes(path, files.LARGEST_JSON).decode())]
     except ValueError:
         return []
-    return [dict(flat(entry, "/")) for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
 
 
 def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
