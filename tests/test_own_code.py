@@ -205,6 +205,7 @@ def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> No
         (["--optimizer", "{here}/own.py:Mina"], "Mine"),
         (["--optimizer", "{here}/none.py:Mine"], "none.py"),
         (["--optimizer", "AdamX"], "AdamX"),
+        (["--optimizer", "no_such_package:Mine"], "no_such_package"),
         (["--optimizer", "{here}/broken.py:Mine"], "SyntaxError"),
         (["--model", "{here}/own.py"], "FILE.py:NAME"),
         (["--model", "{here}/own.py:Mine"], "vocabulary"),

@@ -58,8 +58,8 @@ def read(kind: str, given: Any) -> OwnCode:
 
     Args:
         kind: ``model`` or ``optimizer``.
-        given: ``FILE.py:NAME``, for a model also a config of transformers (its class, or the path of a
-            ``config.json``), for an optimizer also a class of ``torch.optim``; or the object itself.
+        given: ``FILE.py:NAME`` or ``MODULE:NAME``; for a model also a config of transformers (its class, or the path
+            of a ``config.json``), for an optimizer also a class of ``torch.optim``; or the object itself.
 
     Raises:
         RequestError: there is no such file or name, or what it names cannot be trained here.
@@ -93,7 +93,9 @@ def register(entries: Sequence[Sequence[str]]) -> None:
 
 def _absolute(given: str) -> str:
     path, colon, name = given.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon else str(Path(given).resolve()) if Path(given).exists() else given
+    if Path(path if colon else given).exists():
+        return f"{Path(path).resolve()}:{name}" if colon else str(Path(given).resolve())
+    return given
 
 
 def _model(given: Any) -> OwnCode:
@@ -152,10 +154,10 @@ def _register(registry: Registry[Any], name: str, entry: Any) -> None:
 
 
 def _object(given: Any, package: str) -> tuple[Any, str]:
-    """What ``FILE.py:NAME`` names, or the name of an object of a package, or the object itself; and its code.
+    """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself; and its code.
 
     Raises:
-        RequestError: there is no such file, or it cannot be imported, or does not define the name.
+        RequestError: there is no such file or module, or it cannot be imported, or does not define the name.
     """
     if not isinstance(given, str):
         try:
@@ -163,16 +165,26 @@ def _object(given: Any, package: str) -> tuple[Any, str]:
         except (OSError, TypeError):  # typed at a prompt, or built in
             return given, getattr(given, "__qualname__", "")
     path, colon, name = given.rpartition(":")
-    if not colon and package:
-        module, text = importlib.import_module(package), ""
-    elif not colon or not Path(path).is_file():
-        raise RequestError(f"no file {path!r}" if colon else f"{given!r} must be FILE.py:NAME")
-    else:
+    if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise RequestError(f"no file {path!r}")
         module, text = _imported(Path(path).resolve()), read_text(Path(path))
+    elif colon or (package and not name.endswith(".py")):
+        module, text = _installed(path or package), path
+    else:
+        raise RequestError(f"{given!r} must be FILE.py:NAME or MODULE:NAME")
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
     return getattr(module, name), text
+
+
+def _installed(name: str) -> ModuleType:
+    """A module of an installed package."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as fault:
+        raise RequestError(f"{name} cannot be imported: {fault}") from None
 
 
 @cache
