@@ -26,6 +26,7 @@ OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
+CHOSEN = ("intervention", "override /intervention")  # among defaults, the interventions that a run has
 SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
 # Characters by which a choice of files could leave the config folders, or put a file into Hydra's own settings.
 ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
@@ -263,6 +264,16 @@ def _read_recipe(path: Path) -> DictConfig:
     content = read_sweep(path)
     if "hydra" in content:
         raise RequestError(f"{path}: hydra: a recipe may not set it; sweeps/ has files that sweep")
+    entries = [*load(data_folder("conf") / "config.yaml")["defaults"], *content.get("defaults", ())]
+    choices = [
+        value for entry in entries if isinstance(entry, Mapping) for key, value in entry.items() if key in CHOSEN
+    ]
+    chosen = choices[-1] if choices else []
+    if ignored := [str(name) for name in content.get("intervention") or () if name not in (chosen or ())]:
+        raise RequestError(
+            f"{path}: intervention.{ignored[0]} has numbers and is not chosen; the file chooses those that it has by "
+            f"'override /intervention: [{', '.join([*(chosen or ()), ignored[0]])}]' among its defaults"
+        )
     named = OmegaConf.merge({"recipe": {"name": path.stem}}, content)
     assert isinstance(named, DictConfig)
     return named
