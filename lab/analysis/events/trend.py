@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -454,12 +455,14 @@ def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
         return
 
 
-def loss_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Span]:
+def loss_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[Span, ...]:
     """The loss spikes of a whole run, from its losses at increasing steps."""
-    watch = TrendWatch()
+    return _loss_spikes(step_n.astype(np.int64).tobytes(), loss_n.astype(np.float64).tobytes())
+
+
+@lru_cache(maxsize=512)  # several claims and figures read the same runs
+def _loss_spikes(steps: bytes, losses: bytes) -> tuple[Span, ...]:
+    step_n, loss_n, watch = np.frombuffer(steps, np.int64), np.frombuffer(losses, np.float64), TrendWatch()
     found = {rise.first: rise for rise in [*watch.add(step_n, loss_n), *watch.finish()]}
-    if not any(first < FEWEST_ROWS for first in found):
-        for rise in early_spikes(step_n, loss_n):
-            yield rise.span
-    for rise in found.values():
-        yield rise.span
+    early = [] if any(first < FEWEST_ROWS for first in found) else early_spikes(step_n, loss_n)
+    return tuple(rise.span for rise in [*early, *found.values()])

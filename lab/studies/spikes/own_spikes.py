@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from lab.analysis.events.costs import HELD_OUT, NONE
 from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes
 from lab.analysis.events.logs import logs_of
 from lab.analysis.events.scores import COLUMNS, PER_STEPS
-from lab.analysis.events.trend import Span, loss_spikes
+from lab.analysis.events.trend import loss_spikes
 from lab.analysis.probe_values import TRAIN, training_losses
 from lab.core.spike_trigger import LEAST_RISE, triggered
 from lab.core.windows import MERGE, NORMAL, Numbers
@@ -102,16 +101,9 @@ def find_spikes(series: Mapping[str, Series]) -> list[Spike]:
     return [spike for run in series for spike in _spikes(run, series[run]) if spike.held_out > LEAST_RISE / 5]
 
 
-@lru_cache(maxsize=1024)
-def _spans(losses: bytes) -> tuple[Span, ...]:
-    """The spikes of a loss, whose float64 bytes these are; several claims read the same runs."""
-    loss_n = np.frombuffer(losses)
-    return tuple(loss_spikes(np.arange(len(loss_n)), loss_n))
-
-
 def _spikes(run: str, series: Series) -> Iterator[Spike]:
     loss_n, held_n = series[TRAIN, ""], series[HELD_OUT, ""]
-    spans = _spans(loss_n.tobytes())
+    spans = loss_spikes(np.arange(len(loss_n)), loss_n)
     is_calm_n = np.ones(len(loss_n), dtype=bool)
     is_calm_n[: START + USUAL] = is_calm_n[-HELD_AFTER - 1 :] = False
     for span in spans:
@@ -310,7 +302,7 @@ def score_own(records: Records) -> pd.DataFrame:
 
 def _score(log: Log, spikes: list[Spike], loss_n: Any) -> Iterator[tuple[Any, ...]]:
     is_clean_n = np.arange(len(loss_n)) >= START
-    for span in _spans(loss_n.tobytes()):
+    for span in loss_spikes(np.arange(len(loss_n)), loss_n):
         is_clean_n[max(0, span.first - BEFORE) : span.last + MERGE] = False
     events = detect(log, spikes=())  # those of the loss are the labels
     for kind in (kind for kind, (column, _) in KINDS.items() if column in log.columns and kind != SPIKE):
