@@ -54,6 +54,7 @@ docs/data
 docs/your_own_sweep
 docs/your_own_recipe
 docs/guard_your_recipe
+docs/gates
 docs/which_batch_size
 docs/my_run_has_spiked
 docs/two_logs
