@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.sensitivity import Window
+from lab.core import shipped
 from lab.records import store
 from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
@@ -22,6 +23,8 @@ from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
 from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
+from lab.studies.stress.card import card_of
+from lab.studies.stress.lines import strips
 from lab.studies.stress.measures import Outcomes
 from lab.studies.stress.reference import FILE as REFERENCE
 from lab.studies.stress.reference import (
@@ -135,7 +138,34 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     spreads = {name: test.spread for name, test in battery.tests.items() if test.spread.freedom}
     lines = [f"{name}: {{sd: {spread.sd:.4g}, freedom: {spread.freedom}}}" for name, spread in spreads.items()]
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
+    yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
+
+
+CARDS = """# The cards of the published recipes
+
+`make results-readme` writes this page from the records in `recipes`: what a card of five minutes says of each recipe,
+trained at this size with the seeds 10 to 15. A strip is drawn in zones: passes (`.`), weak (`:`) and fails (`#`), with
+a mark for each seed, or the number of seeds that share a place. What the tests mean, and what they do not, is on the
+page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the card anew, with figures.
+"""
+
+
+def recipe_cards() -> Iterator[str]:
+    """Yield the card of each published recipe, in Markdown."""
+    battery, by_recipe = crash_test()
+    yield CARDS
+    for recipe, done in by_recipe.items():
+        made = card_of(recipe, f"lab stress recipe={recipe}", RESULTS, list(battery.tests.values()), done, battery)
+        path = shipped.data_folder("conf") / "recipe" / f"{recipe}.yaml"
+        told = shipped.load(path)["recipe"]
+        facts = {"Size": "size", "Source": "source", "Published": "published", "Differs here": "missing"}
+        yield f"## {recipe}\n"
+        yield f"{shipped.comment_of(path.read_text(encoding='utf-8'))}\n"
+        yield "\n".join(
+            f"- {title}: {' '.join(str(told[key]).split())}" for title, key in facts.items() if told.get(key)
+        )
+        yield "\n".join(["", "```text", made.headline(), "", *strips(made.lines), "```", ""])
 
 
 def quote_crash_test(text: str) -> str:
