@@ -165,6 +165,7 @@ class Evidence:
         self._groups: dict[tuple[str, ...], list[ComparisonGroup]] = {}
         self._probe_values: dict[Any, dict[str, float]] = {}
         self._run_tables: dict[Callable[[Records], pd.DataFrame], pd.DataFrame] = {}
+        self._run_columns: dict[tuple[Callable[[Records], pd.DataFrame], str], dict[str, Any]] = {}
 
     @cached_property
     def summaries(self) -> list[CurveSummary]:
@@ -204,6 +205,19 @@ class Evidence:
         if tabulate not in self._run_tables:
             self._run_tables[tabulate] = tabulate(self.records)
         return self._run_tables[tabulate]
+
+    def run_column(self, tabulate: Callable[[Records], pd.DataFrame], column: str) -> dict[str, Any]:
+        """A column of ``run_table`` by run id, computed once.
+
+        Raises:
+            MissingRunsError: the table has no row, or no such column.
+        """
+        if (tabulate, column) not in self._run_columns:
+            table = self.run_table(tabulate)
+            if table.empty or column not in table:
+                raise MissingRunsError(f"no run recorded its {column}")
+            self._run_columns[tabulate, column] = dict(zip(table.index, table[column], strict=True))
+        return self._run_columns[tabulate, column]
 
 
 def read_evidence(folder: Path, records: Records, commands: Iterable[str] | None = None) -> Evidence:
@@ -374,10 +388,7 @@ class ArmTables:
         Raises:
             MissingRunsError: the table has no row, or no such column.
         """
-        table = self.evidence.run_table(tabulate)
-        if table.empty or column not in table:
-            raise MissingRunsError(f"no run recorded its {column}")
-        return self._at_rate(lr, table[column].to_dict())
+        return self._at_rate(lr, self.evidence.run_column(tabulate, column))
 
     @property
     def top(self) -> float:
