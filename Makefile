@@ -114,7 +114,7 @@ bench: .venv/installed
 	@touch $@
 
 .venv/installed-extras: .venv/installed-test
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio,data,docs]'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[slurm,ray,tensorboard,wandb,trackio,data,transformers,docs]'
 	@touch $@
 
 .venv/installed-docs: .venv/installed

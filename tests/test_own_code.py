@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.__main__ import main
+from lab.cli import own_code
 from lab.core.errors import RequestError
 from lab.core.registry import LINKS
 from lab.core.schema import stack
@@ -225,9 +226,19 @@ def test_what_is_given_wrongly_is_answered_in_one_line(
     assert not list(tmp_path.glob("runs"))
 
 
-@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config", "GPT2Config", "MixtralConfig"])
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    file, links = tmp_path / "own.py", []
+    for base in ("SGD", "NAdam"):
+        file.write_text(f"import torch\n\nclass Mine(torch.optim.{base}):\n    pass\n")
+        links.append((own_code.read("optimizer", f"{file}:Mine"), LINKS["Mine"].optimizer.__bases__))
+    (first, sgd), (second, nadam) = links
+    assert (sgd, nadam) == ((torch.optim.SGD,), (torch.optim.NAdam,))
+    assert first.words != second.words
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config", "GPT2Config", "MixtralConfig", "DeepseekV3Config"])
 def test_configs_of_transformers_are_shrunk_and_trainable(name: str) -> None:
-    pytest.importorskip("transformers")
     _, build, _ = huggingface_builder(name)
     entry: Any = entry_of(build, name)
     module = entry().build(SHAPE, 50, 12)

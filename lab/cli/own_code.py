@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -33,7 +32,7 @@ class OwnCode(NamedTuple):
         kind: ``model`` or ``optimizer``.
         name: by which configs choose it.
         words: overrides that do so.
-        settings: keys that may be given besides, with what they are called in a config.
+        settings: further keys of a config that may be given.
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
@@ -42,14 +41,14 @@ class OwnCode(NamedTuple):
     kind: str
     name: str
     words: Sequence[str]
-    settings: Mapping[str, str]
+    settings: Sequence[str]
     remark: str = ""
     fixed: Sequence[str] = ()
     source: str = ""
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
-        marked = [f"++{word}" if word.partition("=")[0] in self.settings.values() else word for word in words]
+        marked = [f"++{word}" if word.partition("=")[0] in self.settings else word for word in words]
         return [*self.words, *marked]
 
 
@@ -109,7 +108,7 @@ def _model(given: Any) -> OwnCode:
         name, remark = builder.__name__, ""
     entry = entry_of(builder, name)
     _register(MODELS, name, entry)
-    settings = {field.name: f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"}
+    settings = [f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
@@ -143,7 +142,7 @@ def _optimizer(given: Any) -> OwnCode:
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
-    return OwnCode("optimizer", name, words, {key: f"optimizer.{key}" for key in numbers}, remark)
+    return OwnCode("optimizer", name, words, [f"optimizer.{key}" for key in numbers], remark)
 
 
 def _register(registry: Registry[Any], name: str, entry: Any) -> None:
@@ -168,7 +167,8 @@ def _object(given: Any, package: str) -> tuple[Any, str]:
     if path.endswith(".py"):
         if not Path(path).is_file():
             raise RequestError(f"no file {path!r}")
-        module, text = _imported(Path(path).resolve()), read_text(Path(path))
+        text = read_text(Path(path))
+        module = _imported(Path(path).resolve(), text)
     elif colon or (package and not name.endswith(".py")):
         module, text = _installed(path or package), path
     else:
@@ -188,16 +188,14 @@ def _installed(name: str) -> ModuleType:
 
 
 @cache
-def _imported(path: Path) -> ModuleType:
-    """The module of a file, which may import others that lie beside it."""
+def _imported(path: Path, text: str) -> ModuleType:
+    """The module of a file with this text, which may import others that lie beside it."""
     sys.path.insert(0, str(path.parent))
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules.setdefault(path.stem, module)
+    module = ModuleType(f"own_code_of_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # in which dataclasses look up their types
     try:
-        specification.loader.exec_module(module)
+        exec(compile(text, str(path), "exec"), vars(module))
     except Exception as fault:
         raise RequestError(f"{path} cannot be imported: {type(fault).__name__}: {fault}") from None
     return module

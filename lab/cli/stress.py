@@ -150,7 +150,7 @@ def read_plans(
     if len(recipes) == 2:
         variants = [([name], words, code) for name in named]
     elif len(without) < len(code):
-        own_keys = {key for each in code if each not in without for key in each.settings.values()}
+        own_keys = {key for each in code if each not in without for key in each.settings}
         others = [word for word in words if word.partition("=")[0] not in own_keys]
         variants = [(named, words, code), (named, others, without)]
     else:

@@ -107,7 +107,9 @@ def huggingface_builder(given: str) -> tuple[str, Callable[..., nn.Module], str]
     try:
         import transformers
     except ImportError:
-        raise RequestError(f"{given} is a config of transformers; pip install transformers") from None
+        raise RequestError(
+            f"{given} is a config of transformers; pip install 'instability-lab[transformers]'"
+        ) from None
     path = Path(given) / "config.json" if Path(given).is_dir() else Path(given)
     if path.suffix == ".json":
         try:
