@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -189,13 +190,15 @@ def _installed(name: str) -> ModuleType:
 
 @cache
 def _imported(path: Path, text: str) -> ModuleType:
-    """The module of a file with this text, which may import others that lie beside it."""
+    """The module of a file, imported once as long as it has this text; it may import others that lie beside it."""
     sys.path.insert(0, str(path.parent))
-    module = ModuleType(f"own_code_of_{path.stem}")
-    module.__file__ = str(path)
+    specification = importlib.util.spec_from_file_location(f"own_code_of_{path.stem}", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
     sys.modules[module.__name__] = module  # in which dataclasses look up their types
     try:
-        exec(compile(text, str(path), "exec"), vars(module))
+        specification.loader.exec_module(module)
     except Exception as fault:
         raise RequestError(f"{path} cannot be imported: {type(fault).__name__}: {fault}") from None
     return module
