@@ -192,6 +192,7 @@ def test_the_lab_commands_work_in_their_order(
     for log in ("your_log.csv", "your_replay.csv"):
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     (tmp_path / "mine.yaml").write_text(RECIPE)
+    (tmp_path / "recipe.yaml").write_text("intervention: [rmsnorm]\n")
     requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
     assert len(requests) >= 6
     for words in requests:
