@@ -31,6 +31,11 @@ def format_value(value: Hashable) -> str:
     return repr(float(value)).removesuffix(".0").replace("e-0", "e-").replace("e+0", "e+")
 
 
+def format_p(p: float) -> str:
+    """A p value; empty without a test."""
+    return "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "<0.0001"
+
+
 def number(value: float) -> str:
     """A number as figures show it, on axes as in keys: ``0``, ``0.001``, ``3e-5``, ``2000``, ``2e6``."""
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.6g}")

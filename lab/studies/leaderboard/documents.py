@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from lab.analysis.rendering import html
+from lab.analysis.text import format_p
 from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
 from lab.studies.leaderboard.board import ALPHA, MARGIN, NOT_COMPARABLE, QK, WITH, WITHOUT, Board, Row
 from lab.studies.leaderboard.curves import PART, Source
-from lab.studies.leaderboard.listing import change, format_p, headline, ranks_shown
+from lab.studies.leaderboard.listing import change, headline, ranks_shown
 
 LR_MEANINGS = {
     "same": "means the same as in the reference",

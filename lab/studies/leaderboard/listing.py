@@ -14,7 +14,7 @@ from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals
-from lab.analysis.text import finite, listed, plain_text
+from lab.analysis.text import finite, format_p, listed, plain_text
 from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.studies.leaderboard.arms import meanings
@@ -158,11 +158,6 @@ def level(values: pd.Series) -> str:
     """The mean of a measure over seeds; empty if no seed has a value."""
     mean = float(values.mean()) if values.notna().any() else math.nan
     return "" if math.isnan(mean) else format_3_decimals(mean)
-
-
-def format_p(p: float) -> str:
-    """A p value; empty without a test."""
-    return "" if math.isnan(p) else f"{p:.2g}" if p >= 1e-4 else "<0.0001"
 
 
 def ranks_shown(ranks: tuple[int, int] | None) -> str:

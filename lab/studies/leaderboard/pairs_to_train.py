@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.analysis.statistics import FEWEST_SEEDS, power_of
-from lab.analysis.text import listed
+from lab.analysis.text import format_p, listed
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard import arms
 from lab.studies.leaderboard.board import ALPHA, HARMS, HELPS, MARGIN, QK, Base, Board, Panel, Row, read_board
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.listing import change, format_p, ranks_shown
+from lab.studies.leaderboard.listing import change, ranks_shown
 from lab.studies.leaderboard.pairs import pair_panels, sum_word
 
 BEST = 12  # number of arms that are paired

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.analysis.text import listed
+from lab.analysis.text import format_p, listed
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard.arms import meanings
 from lab.studies.leaderboard.board import HELPS, QK, Panel, Reference, Row, read_board
 from lab.studies.leaderboard.curves import PART
-from lab.studies.leaderboard.listing import change, format_p
+from lab.studies.leaderboard.listing import change
 
 FEWEST_LRS = 4
 FIRST_SEEDS, FRESH_SEEDS = 3, 6

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.text import count, finite, format_value, listed, plain_text
+from lab.analysis.text import count, finite, format_p, format_value, listed, plain_text
 from lab.studies.stress.battery import Battery, StressTest
 from lab.studies.stress.cures import FULL, HARMS, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
@@ -96,7 +96,7 @@ class Card:
                 "change": cure.change,
                 "verdict": cure.verdict,
                 "takes off": cure.effect,
-                "p (Holm)": "" if math.isnan(cure.p) else f"{cure.p:.2g}" if cure.p >= 1e-4 else "<0.0001",
+                "p (Holm)": format_p(cure.p),
                 "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
                 "at the best LR": cure.costs,
                 "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
-from lab.analysis.text import count, finite, listed, plain_text
+from lab.analysis.text import count, finite, format_p, listed, plain_text
 from lab.studies.stress.card import LIMITS, Card
 from lab.studies.stress.lines import NOT_JUDGED, Line, strips
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
@@ -116,7 +116,7 @@ class CardPair:
                 first: f"{pair.first.number}, {pair.first.verdict}",
                 second: f"{pair.second.number}, {pair.second.verdict}",
                 "difference": pair.number,
-                "p (Holm)": "" if math.isnan(pair.p) else f"{pair.p:.2g}" if pair.p >= 1e-4 else "<0.0001",
+                "p (Holm)": format_p(pair.p),
                 "stands more": self.names[pair.stands_more] if pair.stands_more >= 0 else "",
             }
             for pair in self.pairs
