@@ -11,6 +11,7 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.studies.stress.battery import Change, Setting, Spread, StressTest
+from lab.studies.stress.lines import with_half_width
 from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
@@ -67,16 +68,12 @@ class Cure(NamedTuple):
     @property
     def effect(self) -> str:
         """Its effect with interval and unit: ``0.44 ± 0.16 nats``."""
-        half = self.takes_off.high - self.takes_off.mean
-        around = f" ± {half:.2f}" if math.isfinite(half) else ""
-        return f"{round(self.takes_off.mean, 2) + 0.0:.2f}{around} {self.test.unit}"
+        return with_half_width(self.takes_off, self.test.unit)
 
     @property
     def costs(self) -> str:
         """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
-        half = self.cost.high - self.cost.mean
-        around = f" ± {half:.3f}" if math.isfinite(half) else ""
-        return "" if math.isnan(self.cost.mean) else f"{round(self.cost.mean, 3) + 0.0:+.3f}{around} nats"
+        return "" if math.isnan(self.cost.mean) else with_half_width(self.cost, "nats", digits=3, sign="+")
 
 
 def not_tried(test: StressTest, change: str, reason: str) -> Cure:

@@ -74,13 +74,11 @@ class Line(NamedTuple):
     @property
     def number(self) -> str:
         """The number with its interval and its unit: ``0.83 ± 0.20 decades``."""
-        mean, half = self.interval.mean, self.interval.high - self.interval.mean
-        if math.isnan(mean):
+        if math.isnan(self.interval.mean):
             return "no value"
         bound = "at least " if self.is_bound else ""
-        around = f" ± {half:.2f}" if math.isfinite(half) else ""
         stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
-        return f"{bound}{round(mean, 2) + 0.0:.2f}{around} {self.test.unit}{stuck}"
+        return f"{bound}{with_half_width(self.interval, self.test.unit)}{stuck}"
 
     @property
     def zones(self) -> tuple[str, str]:
@@ -96,6 +94,13 @@ class Line(NamedTuple):
             seeds = places.count(place)
             marks[place] = SEED if seeds == 1 else str(seeds) if seeds < 10 else "*"
         return "".join(marks)
+
+
+def with_half_width(interval: Interval, unit: str, *, digits: int = 2, sign: str = "-") -> str:
+    """A mean, half its interval and the unit: ``0.83 ± 0.20 decades``; ``sign="+"`` writes that of a gain, too."""
+    half = interval.high - interval.mean
+    around = f" ± {half:.{digits}f}" if math.isfinite(half) else ""
+    return f"{round(interval.mean, digits) + 0.0:{sign}.{digits}f}{around} {unit}"  # + 0.0, since -0.00 is 0.00
 
 
 def along(test: StressTest, value: float) -> float:

@@ -16,7 +16,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.text import count, finite, format_p, listed, plain_text
 from lab.studies.stress.card import LIMITS, Card
-from lab.studies.stress.lines import NOT_JUDGED, Line, strips
+from lab.studies.stress.lines import NOT_JUDGED, Line, strips, with_half_width
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.studies.stress.page import card_figure
 
@@ -57,9 +57,9 @@ class Pair(NamedTuple):
     @property
     def number(self) -> str:
         """The difference with its interval and its unit."""
-        mean, half = self.difference.mean, self.difference.high - self.difference.mean
-        around = f" ± {half:.2f}" if math.isfinite(half) else ""
-        return "no value" if math.isnan(mean) else f"{round(mean, 2) + 0.0:+.2f}{around} {self.first.test.unit}"
+        if math.isnan(self.difference.mean):
+            return "no value"
+        return with_half_width(self.difference, self.first.test.unit, sign="+")
 
 
 def pairs_of(first: Card, second: Card) -> list[Pair]:
