@@ -119,7 +119,7 @@ def stress(
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int) else ",".join(cures) if cures is not None else None
     shown: dict[str, Any] = {
-        f"--{kind}": getattr(each, "__name__", each) for kind, each in given.items() if own_code.is_code(each)
+        f"--{kind}": getattr(value, "__name__", value) for kind, value in given.items() if own_code.is_code(value)
     }
     shown |= {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
     command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in shown.items() if value)])

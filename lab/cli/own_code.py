@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -64,10 +64,10 @@ def read(kind: str, given: Any) -> OwnCode:
     Raises:
         RequestError: there is no such file or name, or what it names cannot be trained here.
     """
-    made = (_model if kind == "model" else _optimizer)(given)
+    own = _READ[kind](given)
     if isinstance(given, str):
-        return made._replace(source=_absolute(given))
-    return made._replace(words=[*made.words, "hydra/launcher=basic"])  # other processes cannot import an object
+        return own._replace(source=_absolute(given))
+    return own._replace(words=[*own.words, "hydra/launcher=basic"])  # other processes cannot import an object
 
 
 def is_code(given: Any) -> bool:
@@ -77,7 +77,7 @@ def is_code(given: Any) -> bool:
 
 def words_for_jobs(code: Sequence[OwnCode]) -> list[str]:
     """The override by which jobs, in processes of their own, learn what to register; none if there is nothing."""
-    entries = [[each.kind, each.source] for each in code if each.source]
+    entries = [[own.kind, own.source] for own in code if own.source]
     return [f"+own_code={json.dumps(entries)}"] if entries else []
 
 
@@ -88,7 +88,7 @@ def register(entries: Sequence[Sequence[str]]) -> None:
         RequestError: a file is no longer there, or no longer defines the name.
     """
     for kind, source in entries:
-        (_model if kind == "model" else _optimizer)(source)
+        _READ[kind](source)
 
 
 def _absolute(given: str) -> str:
@@ -144,6 +144,9 @@ def _optimizer(given: Any) -> OwnCode:
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
     return OwnCode("optimizer", name, words, [f"optimizer.{key}" for key in numbers], remark)
+
+
+_READ: dict[str, Callable[[Any], OwnCode]] = {"model": _model, "optimizer": _optimizer}
 
 
 def _register(registry: Registry[Any], name: str, entry: Any) -> None:

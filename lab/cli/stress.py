@@ -109,16 +109,16 @@ def read_plan(
         read_battery().cures_of(test, cures)
     own = _recipe_words(words)
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
-    names_of_code = [each.name for each in code]
-    for each in code:
-        words = each.with_settings(words)
+    names_of_code = [own_code.name for own_code in code]
+    for own_code in code:
+        words = own_code.with_settings(words)
     given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
-    fixed = [key for each in code for key in each.fixed]
+    fixed = [key for own_code in code for key in own_code.fixed]
     return Plan(request, _recipe_name(own, code), tests, Path(str(out)), cures, fixed=fixed)
 
 
@@ -146,11 +146,11 @@ def read_plans(
     if len(recipes) == 2 and len(set(recipes)) == 1:
         raise RequestError(f"two recipes are put side by side, and both are {recipes[0]!r}")
     named = [f"recipe={name}" for name in recipes]
-    without = [each for each in code if each.kind != "optimizer"]
+    without = [own_code for own_code in code if own_code.kind != "optimizer"]
     if len(recipes) == 2:
         variants = [([name], words, code) for name in named]
     elif len(without) < len(code):
-        own_keys = {key for each in code if each not in without for key in each.settings}
+        own_keys = {key for own_code in code if own_code not in without for key in own_code.settings}
         others = [word for word in words if word.partition("=")[0] not in own_keys]
         variants = [(named, words, code), (named, others, without)]
     else:
@@ -159,7 +159,7 @@ def read_plans(
     plans = []
     for recipe, changes, own in variants:
         kept = [word for word in changes if not word.startswith("out=")]
-        folder = _folder_name([*(each.name for each in own), *recipe])
+        folder = _folder_name([*(own_code.name for own_code in own), *recipe])
         out = [f"out={quoted(Path(parents[-1], folder))}"] if parents else []
         plans.append(read_plan([*recipe, *kept, *out], command, code=own, **given))
     return plans
@@ -206,7 +206,7 @@ def _recipe_name(words: Sequence[str], code: Sequence[OwnCode] = ()) -> str:
     words = _without_folders(words)
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
     changes = [word for word in words if not word.startswith("recipe=")]
-    of_kind = {each.kind: each.name for each in code}
+    of_kind = {own_code.kind: own_code.name for own_code in code}
     name = of_kind.get("model") or (named[0] if named else "the default recipe")
     name += f" trained by {of_kind['optimizer']}" if "optimizer" in of_kind else ""
     return f"{name} with {' '.join(changes)}" if changes else name
@@ -264,7 +264,10 @@ def make_card(plan: Plan) -> Card:
         RequestError: a run is invalid, or the folder cannot take records.
         SystemExit: with status 1 when a run failed.
     """
-    plan = _without_impossible_tests(plan)
+    return _card_of_possible_tests(_without_impossible_tests(plan))
+
+
+def _card_of_possible_tests(plan: Plan) -> Card:
     progress = Progress()
     try:
         bench = _Bench(plan, progress)
@@ -287,7 +290,7 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
         RequestError, SystemExit: as ``make_card``.
     """
     first, second = map(_without_impossible_tests, plans)  # before one of them is trained
-    pair = card_pair(make_card(first), make_card(second), first.request.command)
+    pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
     files.write_text(pair_file(plans, ".html"), pair.page())
     files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
     return pair
@@ -342,16 +345,20 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     seeds = sorted(next(iter(own_runs.values())).index)
     few = (_seeds(seeds[: stages.screened]),) if len(seeds) > stages.screened else ()
     fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
+
+    def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
+        return trial_of(test, " + ".join(change.name for change in changes), _words(changes, own), best, seeds)
+
     failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
     cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
     for test in {test.name: test for test in map(read_battery().cured, failing)}.values():
         by_test[test.name], trials = test, list[Trial]()
         for change in read_battery().cures_of(test, bench.plan.cures):
-            trial = trial_of(test, change.name, _words([change], own), best, few)
-            if reason := _reason(request, change, trial, own):
+            single = trial(test, [change], few)
+            if reason := _reason(request, change, single, own):
                 cures.append(not_tried(test, change.name, reason))
             else:
-                trials.append(trial)
+                trials.append(single)
         if trials:
             screened[test.name] = trials
     places = [place.setting(best) for name in screened for place in by_test[name].places]
@@ -359,13 +366,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
 
     def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
-        trials = {
-            name: [
-                trial_of(by_test[name], " + ".join(change.name for change in of), _words(of, own), best, fresh)
-                for of in tried
-            ]
-            for name, tried in changes.items()
-        }
+        trials = {name: [trial(by_test[name], tried, fresh) for tried in of_test] for name, of_test in changes.items()}
         places = [place.setting(best).beside(fresh) for name in trials for place in by_test[name].places]
         at_best = [] if math.isnan(best) else [Setting(fresh, best)]
         bench.train_missing([*places, *at_best, *_settings(trials)])
@@ -383,9 +384,9 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         pair = pair_to_try(judged[name], changes)
         if not pair or any(cure.verdict == FULL for cure in of_test):
             continue
-        trial = trial_of(by_test[name], " + ".join(change.name for change in pair), _words(pair, own), best)
-        if reason := _refusal(request, trial.stressed):
-            cures.append(not_tried(by_test[name], trial.change, reason))
+        both = trial(by_test[name], pair, ())
+        if reason := _refusal(request, both.stressed):
+            cures.append(not_tried(by_test[name], both.change, reason))
         else:
             with_pairs[name] = [*finals[name], pair]
     confirmed |= confirm(with_pairs) if with_pairs else {}
