@@ -187,6 +187,21 @@ def test_a_module_takes_the_shape_by_the_names_of_its_arguments_and_announces_it
     assert ("block_output", "block1") in heard
 
 
+def test_memory_that_runs_out_is_no_reason_to_call_a_module_run_by_run() -> None:
+    """Fleets that do not fit are halved, which takes the error itself."""
+    calls = list[int]()
+
+    class Large(Recurrent):
+        def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
+            calls.append(idx.ndim)
+            raise MemoryError
+
+    model = CustomModel(lambda: Large(11, 16, 1), 2, {}, SHAPE)
+    with pytest.raises(MemoryError):
+        model(torch.zeros(2, 2, 7, dtype=torch.long))
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("build", "word"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach
 from lab.model.config import ModelConfig
@@ -36,13 +38,18 @@ def block_modules(module: nn.Module) -> list[nn.Module]:
     return max(alike, key=len, default=[])
 
 
+@cache
+def _takes_targets(forward: Callable[..., Any]) -> bool:
+    return "targets" in inspect.signature(forward).parameters
+
+
 def logits_of(module: nn.Module, weights: dict[str, Tensor], tokens_bt: Tensor) -> Any:
     """What a module with these weights makes of tokens ``[b t]``: logits ``[b t v]``, or what it returns otherwise.
 
     The logits may be the ``logits`` of an output, as in Hugging Face's models, or the first of several outputs. A
     module whose forward pass takes ``targets`` gets some, since nanoGPT's makes all logits only then.
     """
-    targets = {"targets": tokens_bt} if "targets" in inspect.signature(module.forward).parameters else {}
+    targets = {"targets": tokens_bt} if _takes_targets(type(module).forward) else {}
     output = functional_call(module, weights, (tokens_bt,), targets)
     return getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
 
@@ -92,7 +99,6 @@ class CustomModel(nn.Module):
 
     def forward(self, tokens_rbt: Tensor) -> tuple[Tensor, None]:
         """Return logits ``[r b t v]``, and None because a module does not return its hidden states."""
-
         weights, enabled = self.weights(), self.operands is not None
         # attention without fused kernels, which vmap would call once per run
         rounded = torch.autocast(tokens_rbt.device.type, self.operands, enabled, cache_enabled=False)
@@ -108,7 +114,7 @@ class CustomModel(nn.Module):
             try:
                 outputs: tuple[Tensor, list[Tensor]] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
             except Exception as fault:
-                if "random" in str(fault):
+                if "random" in str(fault) or machine.is_out_of_memory(fault):
                     raise
                 self.one_by_one = True
             else:

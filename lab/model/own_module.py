@@ -84,7 +84,8 @@ def entry_of(builder: Callable[..., nn.Module], name: str) -> type[OwnModule]:
         raise RequestError(
             f"{name} takes {lacking[0]!r}, which has no default and is no part of a shape; {nearest(lacking[0], known)}"
         )
-    plain = {key: each.default for key, each in own.items() if isinstance(each.default, bool | int | float | str)}
+    defaults = {key: parameter.default for key, parameter in own.items()}
+    plain = {key: value for key, value in defaults.items() if isinstance(value, bool | int | float | str)}
     return make_dataclass(
         name,
         [(key, type(value), field(default=value)) for key, value in plain.items()],
