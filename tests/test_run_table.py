@@ -481,7 +481,9 @@ def test_numbers_that_make_no_sense_are_refused(change: dict[str, Any], options:
     ("name", "content", "said"),
     [
         ("a.csv", "lr,loss,loss\n0.1,3,2\n", "two columns are called 'loss'"),
+        ("a.json", '[{"lr": 1%s}]' % ("0" * 400), "is more than 64 bits"),
         ("a.jsonl", "[1, 2]\n", "a row is no JSON object"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.csv", "", "cannot be read as a table"),
     ],
 )

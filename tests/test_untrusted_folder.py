@@ -104,8 +104,9 @@ def put(path: Path, what: str) -> None:
     [
         ("runs/new/run.json", ["status", "{}"], "endless"),
         ("readings.csv", ["claims", "{}"], "huge"),
+        ("baseline.json", ["check", "--show", "{}/baseline.json"], "[" * 100_000),
     ],
-    ids=["endless", "huge"],
+    ids=["endless", "huge", "deep"],
 )
 def test_an_odd_file_is_refused_or_left_out(
     name: str, command: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -113,6 +114,14 @@ def test_an_odd_file_is_refused_or_left_out(
     store.open_folder(tmp_path, "eager")
     put(tmp_path / name, what)
     answer(capsys, *(word.format(tmp_path) for word in command))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1', f"[{2**63}]"])
+def test_json_from_anybody_is_what_a_table_can_hold(content: str) -> None:
+    for kind in (dict, list):
+        with pytest.raises(ValueError, match=r"."):
+            files.parse_json(content.encode(), kind)
+    assert files.parse_json(f'[{2**63 - 1}, "\\ud83d\\ude00", {{}}]'.encode(), list) == [2**63 - 1, "😀", {}]
 
 
 def test_a_step_beyond_all_numbers_is_no_row_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

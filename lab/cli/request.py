@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import re
 import shlex
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
@@ -24,6 +26,7 @@ CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
+MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
 CHOSEN = ("intervention", "override /intervention")  # among defaults, the interventions that a run has
@@ -301,13 +304,27 @@ def _read_yaml(path: Path) -> DictConfig:
     """The keys and values of a file.
 
     Raises:
-        RequestError: the file is not YAML, holds no mapping, is empty, or has a key that is no text.
+        RequestError: the file is not YAML, holds no mapping, is empty, has a key that is no text, or is too large.
     """
     try:
-        content = OmegaConf.load(io.StringIO(read_text(path)))
+        text = read_text(path)
+        values = _count_values(yaml.compose(text, yaml.SafeLoader), {})
+        content = OmegaConf.load(io.StringIO(text)) if values <= MOST_VALUES else None
     except Exception as error:  # the YAML reader raises errors of many types
         raise RequestError(f"{path} is not YAML: {shorten(str(error), 300)}") from None
+    if content is None:
+        raise RequestError(f"{path} holds more than {MOST_VALUES:,} values, with all aliases written out")
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
     check_keys(OmegaConf.to_container(content), f"{path}: ")
     return content
+
+
+def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:
+    """How many values a YAML node holds, with aliases written out; infinite if it holds itself."""
+    if id(node) not in counts:
+        counts[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for pair in inner for child in pair] if isinstance(node, yaml.MappingNode) else inner
+        counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
+    return counts[id(node)]

@@ -198,12 +198,21 @@ def parse_json(content: bytes, kind: type[Json]) -> Json:
     """The JSON object or array in this text.
 
     Raises:
-        ValueError: it is no JSON, or no ``kind``.
+        ValueError: it is no JSON, no ``kind``, nested too deeply for Python, or holds an integer of more than 64 bits.
     """
-    value = json.loads(content.decode("utf-8-sig"))
+    try:
+        value = json.loads(content.decode("utf-8-sig"), parse_int=_integer)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(value, kind):
         raise ValueError(f"no JSON {'object' if kind is dict else 'array'}")
     return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError(f"{digits[:20]}... is more than 64 bits")
+    return number
 
 
 def file_digest(path: Path) -> str:
