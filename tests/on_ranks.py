@@ -96,8 +96,10 @@ def mine(number_r: Tensor) -> Tensor:
     return number_r
 
 
-# Optimizers that keep numbers of a run, or read weights or the forward pass, with what they need of the rest.
+# Optimizers that keep numbers of a run, or read weights or the forward pass, with what they need of the rest; and
+# experts, whose loads are counted over all ranks.
 OPTIMIZERS = {
+    "adamw": ("intervention=[experts,balance,router_bias]", "intervention.router_bias.rate=0.1"),
     **{"adamh": (), "adamw_adagc": (), "adamw_zclip": (), "stable_spam": (), "adamw_skip_sigma": ()},
     **{"muon": (), "adamw_spectral_cap": (), "schedule_free": ("schedule=constant",)},
     "adamw_qk_clip": ("intervention=[z_loss]", "optimizer.qk_clip=0.3"),

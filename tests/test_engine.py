@@ -268,6 +268,13 @@ ARMS = {
         "intervention=[embedding_gradient_shrink,embedding_init,learned_positions,deepnorm,normformer]",
         "optimizer=palm",
     ),
+    "experts": (
+        "intervention=[experts,balance,router_z,router_bias,swiglu]",
+        "intervention.experts.top_k=2",
+        "intervention.experts.router=sigmoid",
+        "intervention.experts.capacity=1.25",
+        "intervention.experts.jitter=0.1",
+    ),
     "momentum": ("intervention=[late_qk_scaling,normformer]", "optimizer=momentum"),
 }
 

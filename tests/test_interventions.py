@@ -145,7 +145,8 @@ def config_of(parametrization: str, *names: str, precision: str = "fp32") -> Run
     values = recipe("parametrization", parametrization)
     if "base_width" in values:
         values["base_width"] = 8
-    changes = {name: recipe("intervention", name)[name] for name in names}
+    needed = {other for name in names for other in getattr(INTERVENTIONS[name], "requires", ())}
+    changes = {name: recipe("intervention", name)[name] for name in (*names, *needed)}
     usual = tree(*size, "probes=none", "steps=2", "schedule.warmup=0")
     return run_config(usual | {"parametrization": values, "intervention": changes, "precision": precision})
 

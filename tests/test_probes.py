@@ -32,6 +32,7 @@ BLOCKS = ["block0", "block1"]
 # These compare micro-batches or steps, or measure what such a step does not have; other tests have them.
 OF_OTHERS = ("noise_scale", "batch", "loss_scale", "grad_lag_cosine", "distance_from_init")
 OF_OTHERS += ("gradient_underflow", "saturation", "gain_octave", "gain_code", "source_rows", "clean_val_loss")
+OF_OTHERS += tuple(name for name in PROBES if PROBES[name].event in ("router", "router_load"))
 OF_ANY_STEP = tuple(name for name in PROBES if name not in OF_OTHERS)
 HELD_OUT = 10**4  # seed of the held-out tokens
 

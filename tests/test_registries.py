@@ -100,6 +100,7 @@ def test_a_group_that_may_be_empty_has_a_file_for_that() -> None:
 
 # Of use to whoever studies loss spikes
 OF_ROUNDING = ("gradient_underflow", "saturation", "zero_gradients", "gain_octave", "gain_code")
+OF_ROUTERS = tuple(recipe("probes", "experts")["names"][4:])
 OF_DATA = ("noise_scale", "batch", "source_rows", "clean_val_loss")
 OF_UPDATES = (
     *("update_large", "update_bimodality", "update_descent_cosine", "update_curvature", "grad_lag_cosine"),
@@ -111,6 +112,6 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
     # others are of micro-batches, of low precision, or cost a pass over the weights
     assert sorted(recipe("probes", "all")["names"]) == sorted(
-        {*PROBES} - {"head_common_mode", "log_z_std", "loss_scale", *OF_DATA, *OF_UPDATES, *OF_ROUNDING}
+        {*PROBES} - {"head_common_mode", "log_z_std", "loss_scale", *OF_DATA, *OF_UPDATES, *OF_ROUNDING, *OF_ROUTERS}
     )
     assert recipe("probes", "none")["names"] == []

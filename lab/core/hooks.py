@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from lab.core.routing import Routes
 
 # Kinds of hook points at which a tensor passes, in the order of the forward pass.
 TENSOR_POINTS = (
@@ -31,7 +34,7 @@ ANNOUNCEMENTS = (
     *("query_key", "log_z", "train_loss", "val_loss", "clean_val_loss"),
     *("gradients", "successive_gradients", "parameters", "clipped_gradients", "adam", "adam_direction", "direction"),
     *("descent", "noise", "batch", "sources", "loss_scale"),
-    *("initial_parameters", "rounding", "gradient_rounding", "gains"),
+    *("initial_parameters", "rounding", "gradient_rounding", "gains", "router", "router_load"),
 )
 Callback = Callable[..., None]
 _callback: ContextVar[Callback | None] = ContextVar("callback", default=None)
@@ -69,6 +72,19 @@ def listening_too(callback: Callback | None) -> Iterator[None]:
 
     with listening(both):
         yield
+
+
+@contextmanager
+def collecting(kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the first value of each announcement of this kind within the block, by hook point."""
+    values: dict[str, Any] = {}
+
+    def collect(announced: str, where: str, *announced_values: Any) -> None:
+        if announced == kind:
+            values[where] = announced_values[0]
+
+    with listening_too(collect):
+        yield values
 
 
 class HookPoint(nn.Module):
@@ -165,6 +181,10 @@ class HookIntervention(ABC):
         """Number of heads of keys and values, which divides the number of heads of queries."""
         return heads
 
+    def mlp_parts(self, width: int) -> tuple[int, int] | None:
+        """Number of MLPs side by side in one, and hidden units of each; None for a single one of four widths."""
+        return None
+
     @property
     def most_positions(self) -> float:
         """Length of the longest window that it can be attached to."""
@@ -182,12 +202,14 @@ class Predictions(NamedTuple):
         log_z_rbt: log of the softmax normalizer.
         targets_rbt: tokens to predict.
         hidden_rbtd: output of the last LayerNorm, before the head; custom models have none.
+        routes: by block, how tokens are routed to experts; empty without experts, which custom models lack.
     """
 
     logits_rbtv: Tensor
     log_z_rbt: Tensor
     targets_rbt: Tensor
     hidden_rbtd: Tensor
+    routes: Routes = MappingProxyType({})
 
 
 class HeldOut(Protocol):
@@ -212,9 +234,11 @@ class LossTerm(ABC):
 
     Attributes:
         uses: the fields of ``Predictions`` it reads.
+        requires: names of interventions without which it has nothing to act on.
     """
 
     uses: ClassVar[tuple[str, ...]]
+    requires: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, predictions: Predictions) -> Tensor:
@@ -245,9 +269,11 @@ class WeightIntervention:
 
     Attributes:
         excludes: names of interventions that take away what it acts on.
+        requires: names of interventions without which it has nothing to act on.
     """
 
     excludes: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()
 
     def lr_factor(self, role: str) -> float:
         """Factor of the learning rate of weights with this role; weights with factor 0 are not trained at all."""

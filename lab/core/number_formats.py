@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +154,30 @@ def nv_blocks(blocks: Tensor, scale: Tensor, noise: Tensor | None = None) -> Ten
     return within(scaled, E2M1, noise).clamp_(-E2M1.largest, E2M1.largest).mul_(scale)
 
 
+GOLDEN = 0x9E3779B9
+
+
 def mixed_bits(number: Tensor) -> Tensor:
     """Scramble 32-bit numbers that are kept in int64 (lowbias32, Wellons 2018)."""
     number = (number ^ (number >> 16)) * 0x7FEB352D & WORD
     number = (number ^ (number >> 15)) * 0x846CA68B & WORD
     return number ^ (number >> 16)
+
+
+def begin_random(seeds: Sequence[int], device: torch.device) -> Tensor:
+    """A random number of 32 bits ``[r]``, kept in int64, from the seed of each run."""
+    low, high = (torch.tensor([seed >> shift & WORD for seed in seeds], device=device) for shift in (0, 32))
+    return mixed_bits(mixed_bits(low + GOLDEN & WORD) ^ high)
+
+
+def next_random(number_r: Tensor) -> Tensor:
+    """The random number that follows."""
+    return mixed_bits(number_r + GOLDEN & WORD)
+
+
+def signed(number_r: Tensor) -> Tensor:
+    """A number of 32 bits in int32."""
+    return torch.where(number_r >= 2**31, number_r - 2**32, number_r).to(torch.int32)
 
 
 def random_noise(x_r: Tensor, key_r: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import lab.interventions.attention
 import lab.interventions.attention_weights
 import lab.interventions.blocks
 import lab.interventions.embedding
+import lab.interventions.experts
 import lab.interventions.fp16
 import lab.interventions.loss_terms
 import lab.interventions.ngpt

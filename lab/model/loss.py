@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lab.core.axes import mean_over_tokens
 from lab.core.hooks import LossTerm, Predictions, announce
+from lab.core.routing import Routes
 
 IGNORED = -1  # a target that counts neither in the cross-entropy nor in any term
 
@@ -47,6 +48,9 @@ def _used(term: LossTerm, predictions: Predictions, counted_rbt: Tensor) -> Pred
     used: dict[str, Any] = dict.fromkeys(Predictions._fields)
     for name in term.uses:
         value = getattr(predictions, name)
+        if name == "routes":
+            used[name] = {where: routing.of_tokens(counted_rbt) for where, routing in value.items()}
+            continue
         counted = counted_rbt.view(*counted_rbt.shape, *(1,) * (value.ndim - counted_rbt.ndim))
         # TokenLoss returns no gradient through log Z of an ignored target
         used[name] = value if name == "log_z_rbt" else torch.where(counted, value, 0)
@@ -54,7 +58,11 @@ def _used(term: LossTerm, predictions: Predictions, counted_rbt: Tensor) -> Pred
 
 
 def losses(
-    logits_rbtv: Tensor, targets_rbt: Tensor, terms: Mapping[str, LossTerm], hidden_rbtd: Tensor | None = None
+    logits_rbtv: Tensor,
+    targets_rbt: Tensor,
+    terms: Mapping[str, LossTerm],
+    hidden_rbtd: Tensor | None = None,
+    routes: Routes | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss to train on and the cross-entropy; targets equal to IGNORED do not count.
 
@@ -63,6 +71,7 @@ def losses(
         targets_rbt: the tokens to predict.
         terms: loss terms by name; those that use hidden states need ``hidden_rbtd``.
         hidden_rbtd: hidden states, from which the head computed the logits.
+        routes: how tokens were routed to experts, by block.
 
     Returns:
         Loss ``[r]`` and cross-entropy ``[r]``, in nats per token.
@@ -73,7 +82,7 @@ def losses(
     announce("log_z", "", log_z_rbt, counted_rbt)
     announce("train_loss", "", cross_entropy_r)
     total_r = cross_entropy_r
-    predictions = Predictions(logits_rbtv, log_z_rbt, targets_rbt, hidden_rbtd)  # type: ignore[arg-type]
+    predictions = Predictions(logits_rbtv, log_z_rbt, targets_rbt, hidden_rbtd, routes or {})  # type: ignore[arg-type]
     for _, term in sorted(terms.items()):
         total_r = total_r + mean_over_tokens(term(_used(term, predictions, counted_rbt)), counted_rbt)
     return total_r, cross_entropy_r

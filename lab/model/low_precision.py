@@ -23,18 +23,22 @@ from lab.core.number_formats import (
     E2M1,
     E4M3,
     FORMATS,
+    GOLDEN,
     MX_BLOCK,
     NV_BLOCK,
     WORD,
     NumberFormat,
+    begin_random,
     joined,
     mixed_bits,
     mx_blocks,
+    next_random,
     nv_blocks,
     nv_scales,
     random_noise,
     rounded,
     rounded_to,
+    signed,
     split,
     whole_blocks,
     within,
@@ -45,7 +49,6 @@ HISTORY = 1024  # steps whose largest magnitudes delayed scaling knows
 LARGEST_SCALE = 2.0**60  # so that the product of two is a number of fp32
 OPERANDS = ("left", "right", "gradient")
 OF_ATTENTION = (".attention.scores", ".attention.mixing")  # queries times keys, weights times values
-GOLDEN = 0x9E3779B9
 # Signs of the random Hadamard transform of NVFP4, drawn once.
 SIGNS = (1, -1, -1, 1, 1, 1, -1, 1, -1, -1, 1, -1, 1, 1, -1, -1)
 
@@ -106,8 +109,7 @@ class LowPrecision:
             state["history"] = torch.zeros(len(seeds), len(self.operands), HISTORY, device=device)
             state["passes"] = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         if self.stochastic_rounding != "none":
-            low, high = (torch.tensor([seed >> shift & WORD for seed in seeds], device=device) for shift in (0, 32))
-            state["random"] = mixed_bits(mixed_bits(low + GOLDEN & WORD) ^ high)
+            state["random"] = begin_random(seeds, device)
         return state
 
     def format_of(self, operand: str) -> NumberFormat:
@@ -146,8 +148,7 @@ class RoundingPass:
 
     def key(self, operand: str, salt: int) -> Tensor:
         """A random number of 32 bits in int32 for each run."""
-        key_r = mixed_bits(self.keys_ro[:, self.low.operands[operand]] ^ salt)
-        return torch.where(key_r >= 2**31, key_r - 2**32, key_r).to(torch.int32)
+        return signed(mixed_bits(self.keys_ro[:, self.low.operands[operand]] ^ salt))
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -159,7 +160,7 @@ class RoundingPass:
             history.scatter_(2, (passes_r % HISTORY)[:, None, None].expand_as(seen_ro1), seen_ro1)
             passes_r.add_(1)
         if "random" in self.state:
-            self.state["random"].copy_(mixed_bits(self.state["random"] + GOLDEN & WORD))
+            self.state["random"].copy_(next_random(self.state["random"]))
 
 
 _pass: ContextVar[RoundingPass | None] = ContextVar("pass", default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -221,7 +222,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-LayerNorm attention, then an MLP of four times the width with GELU, each added to the residual stream."""
+    """Pre-LayerNorm attention, then an MLP with GELU, each added to the residual stream.
+
+    ``mlp_parts`` is how many MLPs stand side by side in one, and the hidden units of each.
+    """
 
     at_attention_output: HookPoint
     at_mlp_up: HookPoint
@@ -229,15 +233,23 @@ class Block(nn.Module):
     at_mlp_output: HookPoint
 
     def __init__(
-        self, runs: int, config: ModelConfig, key_heads: int, where: str, scale: float, operands: Operands | None
+        self,
+        runs: int,
+        config: ModelConfig,
+        key_heads: int,
+        mlp_parts: tuple[int, int],
+        where: str,
+        scale: float,
+        operands: Operands | None,
     ) -> None:
         super().__init__()
-        width, hidden = config.width, 4 * config.width
+        width, hidden = config.width, math.prod(mlp_parts)
         self.attention_norm = Norm(runs, width, f"{where}.attention")
         self.attention = Attention(runs, config, key_heads, where, scale, operands)
         self.mlp_norm = Norm(runs, width, f"{where}.mlp")
         self.mlp_up = Projection(runs, width, hidden, operands, where)
         self.mlp_down = Projection(runs, hidden, width, operands, where)
+        self.mlp_down.fan_in = mlp_parts[1]
         # Weights of interventions are summed over in this order, and so their norms have bits that depend on it.
         self.at_attention_output = HookPoint("attention_output", where, width)
         self.at_mlp_up, self.at_mlp_hidden = (HookPoint(kind, where, hidden) for kind in ("mlp_up", "mlp_hidden"))
@@ -292,8 +304,10 @@ class Transformer(nn.Module):
         self.at_embedding = HookPoint("embedding", "", config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
         key_heads = min((entry.key_value_heads(config.heads) for entry in interventions.values()), default=config.heads)
+        parts = [parts for entry in interventions.values() if (parts := entry.mlp_parts(config.width))]
+        mlp_parts = parts[0] if parts else (1, 4 * config.width)
         for where in self.blocks:
-            setattr(self, where, Block(runs, config, key_heads, where, attention_scale, operands))
+            setattr(self, where, Block(runs, config, key_heads, mlp_parts, where, attention_scale, operands))
         self.final_norm = Norm(runs, config.width, "")
         self.head = Linear(runs, config.width, vocabulary, operands, Role.HEAD)
         self.at_readout = Readout("readout", "", vocabulary)

@@ -36,7 +36,7 @@ class Evaluation:
         corpus: whose held-out text it is.
         device: of the model.
         averages: weights that are evaluated in place of the model's own, by name.
-        rounding: within its block products round with the state of the fleet.
+        kept_state: within its block products round, and routers choose, with the state of the fleet.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Evaluation:
         corpus: Corpus,
         device: torch.device,
         averages: Callable[[], Mapping[str, Tensor]],
-        rounding: Callable[[], AbstractContextManager[Any]],
+        kept_state: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.config, self.model, self.averages, self.rounding = config, model, averages, rounding
+        self.config, self.model, self.averages, self.kept_state = config, model, averages, kept_state
         self.seeds: tuple[int, ...] = config.seed  # type: ignore[assignment]  # one of each run
         self.held_out_nt = torch.from_numpy(corpus.validation(config.seq_len, config.validation_targets)).to(device)
         clean = corpus.clean(config.seq_len)
@@ -61,7 +61,8 @@ class Evaluation:
         """
         operands = self.model.operands
         rounds_apart = isinstance(operands, Mantissa) or (isinstance(operands, LowPrecision) and operands.is_stateful)
-        differ = rounds_apart or any(is_free for *_, is_free in leaves(hook_interventions(self.config)))
+        keeps_apart = rounds_apart or "router_bias" in self.config.intervention
+        differ = keeps_apart or any(is_free for *_, is_free in leaves(hook_interventions(self.config)))
         return len(self.seeds if differ or distributed.is_joined() else set(self.seeds))
 
     def loss_at_init(self) -> Tensor:
@@ -105,7 +106,7 @@ class Evaluation:
             model = partial(functional_call, self.model, weights)
         runs = len(self.seeds) if indices is None else len(indices)
         total_r = self.config.optimizer.lr.new_zeros(runs)  # in the precision of numbers per run
-        with self.rounding():
+        with self.kept_state():
             for chunk_bt in torch.split(windows_nt, max(1, PASS_TOKENS // length)):
                 tokens_rbt = chunk_bt.expand(runs, -1, -1)
                 logits_rbtv, _ = model(tokens_rbt[..., :-1])

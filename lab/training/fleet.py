@@ -211,7 +211,7 @@ class Fleet:
             self.corpus,
             self.device,
             averages=lambda: self.config.optimizer.evaluated(self.state.links),
-            rounding=lambda: self.step_function.rounding(self.state.links),
+            kept_state=lambda: self.step_function.kept_state(self.state.links),
         )
         lr_factor = {name: factor.lr for name, factor in factors.items()}
         roles = self.model.roles()

@@ -8,6 +8,7 @@ from typing import Any
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HOOK_POINTS, HookIntervention, LossTerm, Predictions, WeightIntervention
 from lab.core.schema import leaves
+from lab.interventions.experts import Experts
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.links import Link
 from lab.optim.links.adam import Adam
@@ -22,7 +23,7 @@ SWITCHES = {
     "kept_in_bf16": "none",
     "attention_precision": "bf16",
 }
-CUSTOM_MODELS_HAVE = ("logits", *(field for field in Predictions._fields if field != "hidden_rbtd"))
+CUSTOM_MODELS_HAVE = ("logits", *(field for field in Predictions._fields if field not in ("hidden_rbtd", "routes")))
 
 
 def check(config: Any) -> None:
@@ -41,6 +42,9 @@ def _of_interventions(c: Any) -> Iterator[str]:
         for other in getattr(entry, "excludes", ()):
             if other in c.intervention:
                 yield f"interventions {name} and {other} exclude each other; choose one of the two"
+        for other in getattr(entry, "requires", ()):
+            if other not in c.intervention:
+                yield f"intervention {name} acts on {other}, which the run lacks; say intervention=[{other},{name}]"
         if isinstance(entry, HookIntervention):
             yield from _unknown(f"intervention {name} attaches to", entry.hook_points, HOOK_POINTS, c)
             if c.seq_len > entry.most_positions:
@@ -48,6 +52,12 @@ def _of_interventions(c: Any) -> Iterator[str]:
                     f"intervention {name} has {entry.most_positions} positions, fewer than seq_len {c.seq_len}; "
                     f"say intervention.{name}.positions={c.seq_len}"
                 )
+        if isinstance(entry, Experts) and entry.fair_share(c.rows * c.seq_len) * entry.capacity < 1:
+            places = entry.fair_share(c.rows * c.seq_len) * entry.capacity
+            yield (
+                f"intervention.{name}.capacity={entry.capacity:g} leaves an expert {places:g} places in a batch, less "
+                f"than one token; say intervention.{name}.capacity=1.25"
+            )
         if isinstance(entry, WeightIntervention) and c.guest:
             yield (
                 f"intervention {name} acts on weights by their role, which weights of a custom model lack; "
@@ -69,6 +79,8 @@ def _unknown(clause: str, names: Iterable[str], possible: Sequence[str], c: Any)
 def _of_batches(c: Any) -> Iterator[str]:
     if c.batch:
         c.batch.entry.micro_batches(c.batch_size, c.steps)
+        for name in {"router_bias"} & {*c.intervention}:
+            yield f"intervention {name} learns from one forward pass a step, and batch={c.batch.name} takes several"
     elif "noise_scale" in c.probes.names:
         yield "probe noise_scale compares micro-batches, and the run has none; add batch=constant"
     if c.adaptive and c.schedule.over == "steps":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,9 +15,11 @@ from torch.func import functional_call
 from lab.core import distributed
 from lab.core.axes import over, per_run_norm, select_per_run
 from lab.core.distributed import gradients
-from lab.core.hooks import announce
+from lab.core.hooks import announce, collecting
 from lab.core.number_formats import rounded
 from lab.core.registry import PROBES
+from lab.core.routing import Routes
+from lab.interventions.experts import begin_routing, learn_from_routes, routing_with
 from lab.model.custom import CustomModel
 from lab.model.layers import Operands
 from lab.model.loss import IGNORED, losses
@@ -141,7 +143,7 @@ def fresh_links(
     roles: Mapping[str, str],
     operands: Operands | None,
 ) -> Fresh:
-    """Return the initial state of the links of these optimizers, and of loss scale and rounding that have one."""
+    """Return the initial state of the links of these optimizers, and of loss scale, rounding and routers with one."""
     fresh: dict[str, Callable[[], Tensors]] = {
         name: partial(optimizer.begin_link, name, weights, roles)
         for optimizer in optimizers
@@ -153,7 +155,18 @@ def fresh_links(
     if isinstance(operands, LowPrecision) and operands.is_stateful:
         seeds: Any = config.seed
         fresh["rounding"] = partial(operands.begin, seeds, next(iter(weights.values())).device)
+    begin = partial(begin_router, config, weights)
+    if begin():
+        fresh["router"] = begin
     return fresh
+
+
+def begin_router(config: RunConfig, weights: Tensors) -> Tensors:
+    """What routers of experts need between steps; empty for those that need nothing."""
+    blocks = [f"block{index}" for index in range(config.model.depth)]
+    measures_load = any(PROBES[name].event == "router_load" for name in config.probes.names)
+    seeds: Any = config.seed
+    return begin_routing(config.intervention, blocks, seeds, next(iter(weights.values())), with_load=measures_load)
 
 
 def begin_state(config: RunConfig, weights: Tensors, fresh: Fresh) -> TrainingState:
@@ -200,19 +213,24 @@ class StepFunction:
         self.stored = stored if config.master_weights == "none" and not isinstance(stored, LowPrecision) else None
         self.low_precision = operands if isinstance(operands, LowPrecision) else None
 
-    def rounding(self, links: Mapping[str, Tensors]) -> AbstractContextManager[RoundingPass | None]:
-        """Within the block products round with the state that a fleet keeps for it, if any."""
-        return rounding_pass(self.low_precision, links.get("rounding", {}))
+    @contextmanager
+    def kept_state(self, links: Mapping[str, Tensors], *, is_training: bool = False) -> Iterator[RoundingPass | None]:
+        """Within the block products round, and routers choose, with the state that a fleet keeps for it, if any."""
+        with (
+            rounding_pass(self.low_precision, links.get("rounding", {})) as rounding,
+            routing_with(links.get("router", {}), is_training=is_training),
+        ):
+            yield rounding
 
     def update(self, state: TrainingState, tokens_rbt: Tensor, step: Tensor, shape_r: Tensor) -> None:
         """Carry out a step of one batch ``[r b t+1]``, with the learning rate ``shape_r`` over its peak."""
         scale_r = state.loss_scale.get("scale")
-        with self.rounding(state.links) as rounding:
-            with self.config.optimizer.measuring() as measured:
+        with self.kept_state(state.links, is_training=True) as rounding:
+            with self.config.optimizer.measuring() as measured, collecting("router") as routes:
                 weight_gradients, loss_r = self.gradients_of(state.weights, tokens_rbt, scale_r)
             if rounding:
                 rounding.keep()
-            self._change(state, weight_gradients, loss_r, step, shape_r, measured)
+            self._change(state, weight_gradients, loss_r, step, shape_r, measured, routes)
 
     def accumulate(self, state: tuple[Tensors, Accumulation, Tensors], tokens_rbt: Tensor) -> None:
         """Add the gradients of a micro-batch to the sums; ``state`` is weights, sums and state of the loss scale."""
@@ -227,7 +245,7 @@ class StepFunction:
         weight_gradients, loss_r = accumulation.mean(state.sums, sum_in_fp16(self.config, state.loss_scale))
         memory = self.config.adaptive.memory if self.config.adaptive else 1.0
         accumulation.add_noise(state.sums, weight_gradients, self.config.rows, count, memory)
-        self._change(state, weight_gradients, loss_r, step, shape_r, {})
+        self._change(state, weight_gradients, loss_r, step, shape_r, {}, {})
 
     def gradients_of(
         self, weights: dict[str, Tensor], tokens_rbt: Tensor, scale_r: Tensor | None = None
@@ -240,8 +258,9 @@ class StepFunction:
             trained = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             names = (name for name, weight in self.model.named_parameters() if weight.requires_grad)
             forward = partial(functional_call, self.model, dict(zip(names, trained.values(), strict=True)))
-        logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
-        loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], loss_terms(self.config), hidden_rbtd)
+        with collecting("router") as routes:
+            logits_rbtv, hidden_rbtd = forward(tokens_rbt[..., :-1])
+        loss_r, _ = losses(logits_rbtv, tokens_rbt[..., 1:], loss_terms(self.config), hidden_rbtd, routes)
         weight_gradients = gradients(loss_r if scale_r is None else loss_r * scale_r, trained)
         if self.config.precision == "fp16_emulated":
             weight_gradients = {name: rounded(gradient, torch.float16) for name, gradient in weight_gradients.items()}
@@ -257,6 +276,7 @@ class StepFunction:
         step: Tensor,
         shape_r: Tensor,
         measured: Mapping[str, Tensors],
+        routes: Routes,
     ) -> None:
         weights, links, first_bad_r, readings, _ = state
         newly_bad_r = (first_bad_r < 0) & ~distributed.mean_over_ranks(loss_r).isfinite()
@@ -272,7 +292,7 @@ class StepFunction:
             lambda name: lr_of(self.roles.get(name)) * self.lr_factor[name] * shape_r,
         )
         now = Now(step, weights, shape_r, self.lr_factor, held_out, self.roles, steps=self.config.steps)
-        update = partial(self._update_weights, weight_gradients, links, now, measured)
+        update = partial(self._update_weights, weight_gradients, links, now, measured, routes)
         if gate.keep_r is None:
             update()
         else:
@@ -284,9 +304,15 @@ class StepFunction:
 
     @torch.no_grad()
     def _update_weights(
-        self, weight_gradients: Tensors, links: dict[str, Tensors], now: Now, measured: Mapping[str, Tensors]
+        self,
+        weight_gradients: Tensors,
+        links: dict[str, Tensors],
+        now: Now,
+        measured: Mapping[str, Tensors],
+        routes: Routes,
     ) -> None:
         self.config.optimizer.step(weight_gradients, links, now, measured)
+        learn_from_routes(links.get("router", {}), routes, self.config.intervention)
         for _, entry in sorted(weight_interventions(self.config).items()):
             entry.after_update(now.weights)
 
