@@ -49,6 +49,7 @@ CONTENTS = """
 :caption: Use it
 docs/before_you_launch
 docs/crash_test
+docs/your_numbers
 docs/commands
 docs/data
 docs/your_own_sweep

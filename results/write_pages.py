@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.sensitivity import Window
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records import store
 from lab.report import scoreboard
@@ -22,6 +24,10 @@ from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.listing import board_of, headline
 from lab.studies.leaderboard.pairs import pair_panels
 from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
+from lab.studies.numbers.limits import FILE as LIMITS
+from lab.studies.numbers.measured import limits_text
+from lab.studies.numbers.numbers import read_numbers
+from lab.studies.numbers.page import NumbersPage, decades_text, limit_text, yours
 from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.lines import strips
@@ -139,7 +145,55 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     lines = [f"{name}: {{sd: {spread.sd:.4g}, freedom: {spread.freedom}}}" for name, spread in spreads.items()]
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
+    yield LIMITS, limits_text(RESULTS)
+    yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
+
+
+PUBLISHED_RUNS = """# Published runs by their numbers
+
+`make results-readme` writes this page: what `lab stress --params` says of four published runs, from limits that were
+measured on models of up to 394 thousand parameters, with what was published of each run beside it. Nothing was fitted
+to these runs, and four of them test nothing. What a verdict means, and what no small model can tell, is on the page
+[Your numbers](../docs/your_numbers.md).
+"""
+
+
+def published_runs() -> Iterator[str]:
+    """Yield the page of published runs by their numbers, in Markdown."""
+    yield PUBLISHED_RUNS
+    runs = shipped.load(RESULTS / "published_runs.yaml")
+    asked = {name: NumbersPage(read_numbers(run["numbers"]), "") for name, run in runs.items()}
+    rows = [
+        {
+            "run": name,
+            "learning rate": yours(row).removeprefix("lr="),
+            "limit at its size": limit_text(row),
+            "decades to it": decades_text(row.decades),
+            "verdict": row.verdict,
+            "published": runs[name]["published"],
+        }
+        for name, page in asked.items()
+        for row in page.rows
+        if row.risk.limit == "costly_lr"
+    ]
+    yield _markdown(rows)
+    unasked = [name for name in runs if name not in {row["run"] for row in rows}]
+    yield f"Of {listed(unasked)} this limit is not known, since it is that of AdamW.\n"
+    for name, page in asked.items():
+        run, size, *others = runs[name], *runs[name]["numbers"]
+        yield f"## {name}\n"
+        yield f"```sh\nlab stress --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
+        yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
+        yield "\n".join([*(f"- {remark}" for remark in page.remarks()), ""])
+        yield page.headline() + "\n"
+        yield _markdown(page.table.to_dict("records"))
+
+
+def _markdown(rows: Sequence[Mapping[Any, str]]) -> str:
+    """A table in Markdown."""
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 CARDS = """# The cards of the published recipes

@@ -19,6 +19,7 @@ from lab import main
 from lab.analysis import watch
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
+from lab.analysis.events.levels import read_levels
 from lab.analysis.events.logs import logs_of, read_logs
 from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
@@ -48,6 +49,28 @@ def log(loss: np.ndarray, **columns: np.ndarray) -> Log:
 def test_a_calm_run_raises_no_alarm(seed: int) -> None:
     norms = np.random.default_rng(seed).lognormal(0, 0.3, 1000)
     assert detect(log(calm(seed), grad_norm=norms)) == []
+
+
+@pytest.mark.parametrize(("side", "value"), [("above", 200.0), ("below", 2.0)])
+def test_a_level_raises_one_alarm_where_its_column_passes_it(side: str, value: float, tmp_path: Path) -> None:
+    logits = np.full(1000, 20.0)
+    logits[700:705] = value
+    logits[:100] = np.nan
+    path = tmp_path / "levels.json"
+    path.write_text(json.dumps({"attention_logit_max": {side: 10 if side == "below" else 100}}))
+    events = detect(log(calm(), attention_logit_max=logits), levels=read_levels(path))
+    (event,) = (event for event in events if event.kind == "level_attention_logit_max")
+    assert (event.step, event.value, event.usual) == (700, value, 10 if side == "below" else 100)
+
+
+def test_a_level_of_a_column_that_a_log_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"step {step} loss {2 + 1e-3 * (step % 7)}\n" for step in range(100))
+    (tmp_path / "a.log").write_text(rows)
+    (tmp_path / "levels.json").write_text('{"eps_ratio": {"above": 1}, "loss": {"above": 2.005}}')
+    assert main(["watch", str(tmp_path / "a.log"), "--thresholds", str(tmp_path / "levels.json")]) == 1
+    printed = capsys.readouterr().out
+    assert "no column eps_ratio" in printed
+    assert "level of loss passed, 2.01 above 2" in printed
 
 
 @pytest.mark.parametrize("height", [0.3, 1.0, 10.0])

@@ -56,6 +56,11 @@ def _stress(arguments: list[str]) -> None:
 
     words = [word for word in arguments if request.is_override(word)]
     given = OptionParser("stress").read([word for word in arguments if not request.is_override(word)])
+    if given.params:
+        _numbers(given, words)
+        return
+    if given.html or given.thresholds:
+        raise RequestError(f"--{'html' if given.html else 'thresholds'} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
@@ -78,6 +83,32 @@ def _stress(arguments: list[str]) -> None:
     else:
         page = plans[0].folder / "card.html" if len(plans) == 1 else stress.pair_file(plans, ".html")
         stress.print_card(card, page)
+
+
+def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
+    from lab.cli import request
+    from lab.core import files
+    from lab.studies.numbers.numbers import read_numbers
+    from lab.studies.numbers.page import NumbersPage
+
+    others = ("model", "optimizer", "minutes", "tests", "cures", "dry_run", "config_dir")
+    if unfit := next((name for name in others if getattr(given, name)), ""):
+        raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
+    if given.folders:
+        raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
+    page = NumbersPage(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
+    if given.html:
+        files.write_output(Path(given.html), page.page())
+    if given.thresholds:
+        files.write_output(Path(given.thresholds), page.thresholds_text())
+    if given.json:
+        say(page.as_json())
+        return
+    for line in page.text():
+        say(line)
+    for name in ("html", "thresholds"):
+        if path := getattr(given, name):
+            say(f"{'page' if name == 'html' else name}: {path}")
 
 
 def _carry_out(asked: Request) -> None:

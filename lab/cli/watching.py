@@ -12,13 +12,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.analysis.events.levels import read_levels
 from lab.analysis.events.log_reader import given_columns
 from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
 
 if TYPE_CHECKING:
-    from lab.analysis.events.following import Alarm
+    from lab.analysis.events.following import Alarm, Follower
 
 PAUSE = 1.0  # seconds between two looks at a log that grows
 LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
@@ -26,6 +27,7 @@ LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
 
 def watch(given: argparse.Namespace) -> int:
     """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
+    from lab.analysis.events.following import Follower
     from lab.studies.alarms import watching
 
     if len(given.folders) != 1:
@@ -33,24 +35,27 @@ def watch(given: argparse.Namespace) -> int:
     path = given.folders[0]
     columns = given_columns(given.columns) if given.columns else {}
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
+    levels = read_levels(Path(given.thresholds)) if given.thresholds else {}
     if given.on_alarm and not given.follow:
         raise RequestError("--on-alarm goes with --follow")
     if given.follow:
         if given.replay:
             raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
-        return _follow(path, columns, bits, given.on_alarm, as_json=given.json)
+        return _follow(Follower(path, columns, bits, levels), given.on_alarm, as_json=given.json)
     replays = [Path(log) for log in given.replay]
-    lines, alarmed = watching.watch(path, replays=replays, mantissa_bits=bits, columns=columns, as_json=given.json)
+    lines, alarmed = watching.watch(
+        path, replays=replays, mantissa_bits=bits, columns=columns, levels=levels, as_json=given.json
+    )
     for line in lines:
         say(line)
     return int(alarmed)
 
 
-def _follow(path: Path, columns: dict[str, str], bits: int | None, command: str | None, *, as_json: bool) -> int:
+def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
-    from lab.analysis.events.following import Alarm, Follower
+    from lab.analysis.events.following import Alarm
 
-    follower, raised, is_waiting = Follower(path, columns, bits), 0, False
+    raised, is_waiting = 0, False
     try:
         with closing(follower), _interrupted_by_sigterm():
             while True:

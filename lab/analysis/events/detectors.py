@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from lab.analysis.events.levels import LEVEL, Level
 from lab.analysis.events.trend import Span, loss_spikes
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core.spike_trigger import STALLED_FOR
@@ -90,8 +92,9 @@ class Event(NamedTuple):
     Attributes:
         run: name of the log.
         step: training step at which it begins.
-        kind: a key of ``LABELS``, such as ``spike``; ``restart`` where training went back, with the learning rates
-            before and after it as ``usual`` and ``value``.
+        kind: a key of ``LABELS``, such as ``spike``, or ``level_COLUMN`` beyond a level, which is then the ``usual``
+            value; ``restart`` where training went back, with the learning rates before and after it as ``usual`` and
+            ``value``.
         ending: ``recovered``, ``stuck``, ``diverged``, ``isolated``, ``anew``, ``stalled``, or ``none`` while there is
             none; see ``Rise``.
         end: the step of the ending; None without one.
@@ -110,17 +113,25 @@ class Event(NamedTuple):
     lead: int | None = None
 
 
-def detect(log: Log, spikes: Iterable[Span] | None = None) -> list[Event]:
+def detect(
+    log: Log, spikes: Iterable[Span] | None = None, levels: Mapping[str, Level] = MappingProxyType({})
+) -> list[Event]:
     """All alarms of a log, in the order of their steps; that of a loss spike has the lead of other alarms.
 
     Args:
         log: the measurements of the run.
         spikes: its loss spikes, if they were found already; by default those of ``loss_spikes``.
+        levels: of columns, beyond which an alarm is wanted as well.
     """
     losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
     spans = {
         kind: list(find(log.columns[column]) if find else losses)
         for kind, (column, find) in (KINDS | WATCHED).items()
+        if column in log.columns
+    }
+    spans |= {
+        f"{LEVEL}{column}": list(_beyond(log.columns[column], level))
+        for column, level in levels.items()
         if column in log.columns
     }
     lost_n = ~np.isfinite(log.columns["loss"])
@@ -143,9 +154,20 @@ def detect(log: Log, spikes: Iterable[Span] | None = None) -> list[Event]:
     return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
 
 
+def label_of(kind: str) -> str:
+    """What an alarm of this kind is called."""
+    return f"level of {kind.removeprefix(LEVEL)}" if kind.startswith(LEVEL) else LABELS[kind][0]
+
+
+def column_of(kind: str) -> str:
+    """The column in which alarms of this kind are found; empty for a restart."""
+    return kind.removeprefix(LEVEL) if kind.startswith(LEVEL) else (KINDS | WATCHED).get(kind, ("", None))[0]
+
+
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
-    values = log.columns[(KINDS | WATCHED)[kind][0]][span.first : span.last + 1]
-    largest = float(np.nanmax(values)) if np.isfinite(values).any() else math.nan
+    values = log.columns[column_of(kind)][span.first : span.last + 1]
+    farthest = np.nanmin if kind.startswith(LEVEL) and np.nanmax(values) < span.usual else np.nanmax
+    largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
     step = int(log.step_n[span.first])
     lead = step - int(log.step_n[early[0]]) if early else None
@@ -226,6 +248,10 @@ def _runs(flagged_n: NDArray[np.bool_], usual: Callable[[int], float]) -> Iterat
         first = row + int(ahead[0])
         row = _after(flagged_n, first)
         yield Span(first, row - 1, usual(first))
+
+
+def _beyond(value_n: Numbers, level: Level) -> Iterator[Span]:
+    yield from _runs(level.passed(value_n), lambda _: level.value)
 
 
 def above_limit(ratio_n: Numbers) -> Iterator[Span]:

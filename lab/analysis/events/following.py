@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from lab.analysis.events.attempts import Column, log_of, table_of
 from lab.analysis.events.detectors import LEAD, Event, Log, detect
 from lab.analysis.events.growing_log import open_log
+from lab.analysis.events.levels import Level
 from lab.analysis.events.log_reader import LOSS, Row
 from lab.analysis.events.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.analysis.logit_rounding import BF16
@@ -104,12 +106,20 @@ class Follower:
         path: the log, or a folder of TensorBoard's event files.
         columns: names of unusual columns; see ``read_logs``.
         mantissa_bits: stored mantissa bits of the format that rounds output logits; bf16's by default.
+        levels: of columns, beyond which an alarm is raised as well.
 
     Raises:
         RequestError: there is no such log, or the file with the state of an earlier follower cannot be read.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str] | None = None, mantissa_bits: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, str] | None = None,
+        mantissa_bits: int | None = None,
+        levels: Mapping[str, Level] = MappingProxyType({}),
+    ) -> None:
+        self.levels = levels
         self.path, self.bits = path, BF16 if mantissa_bits is None else mantissa_bits
         self.log = open_log(path, columns or {})
         folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
@@ -179,7 +189,7 @@ class Follower:
         log = log_of(shown, table_of(run.columns), self.bits)
         for column in run.columns.values():
             column.trim(TAIL)
-        others = [event for event in detect(log, spikes=()) if event.step >= self._since(log, run.rows - known)]
+        others = [event for event in detect(log, (), self.levels) if event.step >= self._since(log, run.rows - known)]
         new = [event for event in others if _key(event) not in self.raised]
         run.warnings = sorted({*run.warnings, *(event.step for event in new)})[-TAIL:]
         spikes = [_spike(log, rise, run.warnings) for rise in rises]

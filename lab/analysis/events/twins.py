@@ -12,7 +12,7 @@ import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import KINDS, WATCHED, Event, Log
+from lab.analysis.events.detectors import Event, Log, column_of
 from lab.core.windows import NORMAL, Numbers
 
 # A loss is de-trended by a parabola through the rows around it (Savitzky and Golay 1964), so many at a time; a parabola
@@ -438,7 +438,7 @@ def shares_event(event: Event, log: Log, twin: Log, events: Sequence[Event]) -> 
         twin: another run, on the same batches.
         events: of the twin.
     """
-    column, _ = (KINDS | WATCHED).get(event.kind, ("", None))
+    column = column_of(event.kind)
     if column not in twin.columns or not twin.step_n[0] <= event.step <= twin.step_n[-1]:
         return None
     apart = APART * int(np.median(np.diff(log.step_n)))

@@ -7,12 +7,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, detect
+from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS
 from lab.analysis.rendering import html, layout, scales, style
@@ -37,7 +39,12 @@ class Found(NamedTuple):
     events: dict[str, list[Event]]
 
 
-def find_alarms(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Found:
+def find_alarms(
+    path: Path,
+    mantissa_bits: int | None = None,
+    columns: Mapping[str, str] | None = None,
+    levels: Mapping[str, Level] = MappingProxyType({}),
+) -> Found:
     """Find the alarms of a results folder or of logs; for the arguments see ``watch``.
 
     Raises:
@@ -46,7 +53,13 @@ def find_alarms(path: Path, mantissa_bits: int | None = None, columns: Mapping[s
     logs, notes = read_logs(path, mantissa_bits, columns)
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
     notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
-    return Found(logs, notes, {log.name: detect(log) for log in logs})
+    notes += [
+        f"{log.name}: no column {column}, so its level is not watched"
+        for log in logs
+        for column in levels
+        if column not in log.columns
+    ]
+    return Found(logs, notes, {log.name: detect(log, levels=levels) for log in logs})
 
 
 def watch(
@@ -55,6 +68,7 @@ def watch(
     replays: Sequence[Path] = (),
     mantissa_bits: int | None = None,
     columns: Mapping[str, str] | None = None,
+    levels: Mapping[str, Level] = MappingProxyType({}),
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
     """Find the alarms of a results folder or of logs, and write a page for each run that has some, unless ``as_json``.
@@ -68,6 +82,7 @@ def watch(
         mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
             of bf16 for other logs.
         columns: names of unusual columns; see ``read_logs``.
+        levels: of columns, beyond which an alarm is raised as well; see ``read_levels``.
         as_json: whether to return the alarms as JSON and draw nothing.
 
     Returns:
@@ -76,7 +91,7 @@ def watch(
     Raises:
         RequestError: the path cannot be read.
     """
-    logs, notes, events = find_alarms(path, mantissa_bits, columns)
+    logs, notes, events = find_alarms(path, mantissa_bits, columns, levels)
     sources = [read_logs(replay) for replay in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
     alarms = [(log, event) for log in logs for event in events[log.name]]

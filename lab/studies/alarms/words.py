@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.analysis.events.detectors import LABELS, Event, Log
+from lab.analysis.events.detectors import KINDS, Event, Log, column_of, label_of
 from lab.analysis.events.held_out_losses import WINDOW
+from lab.analysis.events.levels import LEVEL
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import html
 from lab.analysis.text import format_value
@@ -33,7 +34,8 @@ def what_happened(log: Log, event: Event) -> str:
         "alarm.txt",
         log=log,
         event=event,
-        name=LABELS[event.kind][0],
+        name=label_of(event.kind),
+        level_of=LEVEL,
         window=WINDOW,
         is_finite=is_finite,
         lr_differs=is_finite and math.isfinite(event.usual) and event.value != event.usual,
@@ -59,6 +61,9 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         event: the alarm.
         events: the alarms of each run that was watched beside it.
     """
+    if event.kind.startswith(LEVEL):
+        kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
+        return NEXT.get(kinds.get(column_of(event.kind), ""), "what the rows before it have in common")
     if event.kind != "spike":
         return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else NEXT[event.kind]
     row = int(np.searchsorted(log.step_n, event.step))

@@ -1,0 +1,223 @@
+"""Measures the limits that come with the package in the committed records, as ``risks.yaml`` describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+import lab.analysis.probe_values as probe_values
+from lab.analysis.curves import load
+from lab.analysis.forecast.fits import Crossing, Line, Prediction
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
+from lab.analysis.judging.evidence import ArmTables, Evidence, each_value_of, read_evidence, sizes_of, steps_of
+from lab.analysis.judging.quantities import log10, quantity
+from lab.analysis.judging.verdicts import effects_of
+from lab.analysis.statistics import student_t
+from lab.core import shipped
+from lab.records import store
+from lab.studies.batch_size.effects import critical_batches
+from lab.studies.claims import CLAIMS
+from lab.studies.numbers.limits import FILE, Limit
+
+FORECASTS = {"early_logits": LOGIT, "gradients": GRADIENT}
+MOST_BLOCKS = 1000  # up to which a depth is searched
+
+
+def limits_text(results: Path) -> str:
+    """The content of the file of limits, computed from the records in a folder of results."""
+    found = {
+        name: measure(entry, results) for name, entry in shipped.load(FILE.with_name("risks.yaml"))["limits"].items()
+    }
+    lines = [f"{name}: {{{', '.join(_entries(limit))}}}" for name, limit in found.items()]
+    return "\n".join(["# Written by `make results-readme` from the committed records.", *lines, ""])
+
+
+def _entries(limit: Limit) -> list[str]:
+    texts = [
+        f"sweep: {limit.sweep}",
+        f"seeds: {limit.seeds}",
+        f"sizes: {_numbers(limit.sizes)}",
+        f"steps: {_numbers(limit.steps)}",
+    ]
+    if not math.isnan(limit.tried[0]):
+        texts.append(f"tried: {_numbers(limit.tried)}")
+    if limit.level:
+        texts.append(f"level: {_numbers(limit.level)}")
+    if limit.line:
+        texts.append(f"line: {_line(limit.line)}")
+    if limit.lines:
+        texts.append(f"lines: {{{', '.join(f'{lr:g}: {_line(line)}' for lr, line in limit.lines.items())}}}")
+    if not math.isnan(limit.beyond):
+        texts.append(f"beyond: {limit.beyond:.4g}")
+    return texts
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"[{', '.join(_number(value) for value in values)}]"
+
+
+def _number(value: float) -> str:
+    return (
+        f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}" if not math.isfinite(value) else f"{value:.6g}"
+    )
+
+
+def _line(line: Line) -> str:
+    return f"{{{', '.join(f'{key}: {_number(value)}' for key, value in line._asdict().items())}}}"
+
+
+def measure(entry: Mapping[str, Any], results: Path) -> Limit:
+    """The limit that an entry of ``risks.yaml`` describes.
+
+    Its first key names how it is measured, a key of ``KINDS``; the others are arguments of that function.
+
+    Raises:
+        MissingRunsError: the records do not hold it.
+    """
+    kind, *_ = entry
+    arguments = dict(entry)
+    return KINDS[kind](results, arguments.pop(kind), **arguments)
+
+
+def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
+    """A measurement over size by learning rate, as ``lab predict`` makes it of a sweep; of logits with their limit."""
+    chosen, records = FORECASTS[name], load(results / sweep)
+    (found,) = (forecast for forecast in make_forecasts(records, chosen) if forecast.arm == arm)
+    lines = {lr: found.lines[lr] for lr in sorted(found.scored)}
+    steps = probe_values.updates(records.runs).loc[found.runs["id"]]
+    return Limit(
+        sweep,
+        found.runs["seed"].nunique(),
+        (float(found.sizes[0]), float(found.sizes[-1])),
+        (int(steps.min()), int(steps.max())),
+        tried=(min(lines), max(lines)),
+        lines=lines,
+        beyond=found.limit if chosen is LOGIT else math.nan,
+    )
+
+
+def _trend(results: Path, of: str, *, claim: str, arm: int = 0) -> Limit:
+    """A number of curves over size, such as eta_div, of an arm of a claim."""
+    arms = _arms(results, claim)[arm]
+    table = quantity(arms, of)
+    values = table.melt(var_name="size").dropna()
+    line = fits.fit(values["size"], 10 ** values["value"].astype(float))
+    return _limit(arms, claim, tried=(arms.lrs[0], arms.lrs[-1]), line=line)
+
+
+def _cost_of_rate(
+    results: Path, of: str | Mapping[str, Any], *, claim: str, least: float, arms: Sequence[int]
+) -> Limit:
+    """The learning rate from which a cost stays above ``least``.
+
+    The cost is a quantity of an arm of a claim at each learning rate, minus that of a second one if two are named.
+    """
+    chosen = [_arms(results, claim)[arm] for arm in arms]
+    lrs = chosen[0].lrs
+    costs = []
+    for lr in lrs:
+        named = {of: lr} if isinstance(of, str) else {**of, "at": lr}
+        cost, *base = (_largest(quantity(arm, named)) for arm in chosen)
+        costs.append(cost - base[0] if base else cost)
+    return _limit(chosen[0], claim, level=_crossing(lrs, costs, least, 1), tried=(lrs[0], lrs[-1]))
+
+
+def _cost_of_value(
+    results: Path,
+    of: str | Mapping[str, Any],
+    *,
+    claim: str,
+    each: str,
+    harmless: str,
+    least: float,
+    times: float,
+) -> Limit:
+    """The value of a key from which a cost stays above ``least``, above it if the ``smallest`` one is harmless.
+
+    The cost is a quantity of the arms of a claim, minus that of the arm with the ``smallest`` or ``largest`` value.
+
+    Args:
+        times: what values are multiplied by, to be in the unit of the user's number.
+    """
+    arm = _arms(results, claim)[0]
+    groups = arm.evidence.groups(CLAIMS[claim].frees)
+    (group,) = (group for group in groups if set(arm.numbers) <= set(group.curves))
+    arms = each_value_of(group, each, 0.0)
+    values = [float(other.setting(each)) * times for other in arms]
+    losses = [_largest(quantity(other, of)) for other in arms]
+    base, sign = (losses[0], 1) if harmless == "smallest" else (losses[-1], -1)
+    found = _crossing(values, [loss - base for loss in losses], least, sign)
+    return _limit(arms[0], claim, level=found, tried=(values[0], values[-1]))
+
+
+def _crossing(x: Sequence[float], costs: Sequence[pd.Series[float]], least: float, sign: int) -> Crossing:
+    """Where the mean over seeds of a cost crosses ``least``, and where the ends of its 95 % interval do.
+
+    For ``sign`` 1 the cost stays above it from there on, for -1 below it.
+    """
+    intervals = [student_t(cost) for cost in costs]
+    middle, low, high = (np.array([interval[place] for interval in intervals]) for place in range(3))
+    return fits.crossing(np.array(x), Prediction(middle, low, high), least, sign)
+
+
+def _critical_batch(results: Path, of: str, *, claim: str) -> Limit:
+    """The critical batch (tokens) of an optimizer."""
+    arms = _arms(results, claim)
+    batches = np.log10(critical_batches(arms)[of] * float(arms[0].setting("seq_len")))
+    interval = student_t(batches)
+    sizes = [float(arm.setting("batch_size")) * float(arm.setting("seq_len")) for arm in arms]
+    return _limit(arms[0], claim, level=Crossing(*(10**end for end in interval[:3])), tried=(min(sizes), max(sizes)))
+
+
+def _growth(results: Path, of: str, *, claim: str, arm: Mapping[str, Any], lr: float, beyond: float) -> Limit:
+    """The number of blocks after which log10 of a probe crosses a level, from its line over the blocks of an arm."""
+    (evidence,) = {chosen.evidence for chosen in _arms(results, claim)}
+    group = max(evidence.groups(["model", *arm]), key=lambda group: len(group.curves))
+    (chosen,) = group.arms(arm)
+    blocks = [place for place in chosen.locations(of) if place.startswith("block")]
+    values = pd.concat([log10(chosen.probe(lr, of, place, probe_values.late)).iloc[:, -1] for place in blocks], axis=1)
+    numbers = np.arange(1, len(blocks) + 1)
+    line = fits.fit(np.tile(numbers, len(values)), (10**values).to_numpy().ravel())
+    searched = np.geomspace(1, MOST_BLOCKS, fits.SEARCHED_SIZES)
+    found = fits.beyond(searched, line.predict(searched), 10**beyond, 1)
+    return _limit(chosen, claim, level=found, tried=(1, len(blocks)))
+
+
+KINDS: Mapping[str, Callable[..., Limit]] = {
+    "forecast": _forecast,
+    "trend": _trend,
+    "cost_over_rates": _cost_of_rate,
+    "cost_over_values": _cost_of_value,
+    "critical_batch": _critical_batch,
+    "growth": _growth,
+}
+
+
+@cache
+def _evidence(folder: Path) -> Evidence:
+    return read_evidence(folder, store.read(folder))
+
+
+def _arms(results: Path, claim: str) -> list[ArmTables]:
+    """The arms of a claim in the records of its own sweep."""
+    arms, _ = effects_of(CLAIMS[claim], [_evidence(results / CLAIMS[claim].sweep)])
+    return arms
+
+
+def _largest(table: pd.DataFrame | pd.Series[float]) -> pd.Series[float]:
+    """A quantity per seed, of the largest model."""
+    return table.iloc[:, -1] if isinstance(table, pd.DataFrame) else table
+
+
+def _limit(arm: ArmTables, claim: str, **found: Any) -> Limit:
+    """A limit that was found in an arm of a claim."""
+    sizes, steps = sizes_of([arm]), steps_of([arm])
+    ends = float(sizes[0]), float(sizes[-1])
+    return Limit(CLAIMS[claim].sweep, len(arm.seeds), ends, (steps[0], steps[-1]), **found)

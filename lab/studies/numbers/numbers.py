@@ -1,0 +1,257 @@
+"""The numbers of a run held against the limits of the committed records: a row for each risk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.analysis.forecast.fits import Crossing
+from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.analysis.text import count, format_value, listed
+from lab.core import shipped
+from lab.core.errors import RequestError, nearest
+from lab.records.columns import spelled_out
+from lab.studies.numbers.limits import Limit, read_limits
+
+BEYOND, OPEN, CLEAR, APART, UNASKED = "beyond", "open", "clear", "does not carry over", "no number"
+VERDICTS = (BEYOND, OPEN, CLEAR, APART, UNASKED)
+FP16 = {"fp16": "fp16_emulated"}
+
+
+class Derived(NamedTuple):
+    """A number that follows from others: what it is, from which it follows, and how."""
+
+    means: str
+    needs: tuple[str, ...]
+    value: Callable[..., float]
+
+
+DERIVED = {
+    "warm_up": Derived(
+        "warm-up in memories of beta2, 1 / (1 - beta2) steps each",
+        ("warmup", "beta2"),
+        lambda warmup, beta2: warmup * (1 - beta2),
+    ),
+    "decay": Derived(
+        "weight decay times learning rate, summed over the steps at its peak",
+        ("weight_decay", "lr", "tokens", "batch"),
+        lambda weight_decay, lr, tokens, batch: weight_decay * lr * tokens / batch,
+    ),
+}
+
+
+class Threshold(NamedTuple):
+    """A level of a logged column above which to act."""
+
+    column: str
+    above: float
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A risk as ``risks.yaml`` describes it; see there."""
+
+    name: str
+    title: str
+    number: str
+    limit: str
+    fails: str
+    published: Sequence[str]
+    log: str
+    test: str
+    when: Mapping[str, Sequence[str]]
+    trouble: str = "above"
+    act: str = ""
+    threshold: Mapping[str, Any] | None = None
+    does_not_carry: str = ""
+
+    @property
+    def means(self) -> str:
+        """What its number is."""
+        return DERIVED[self.number].means if self.number in DERIVED else str(_table()["numbers"][self.number]["means"])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The numbers that it takes."""
+        return DERIVED[self.number].needs if self.number in DERIVED else (self.number,)
+
+
+class Row(NamedTuple):
+    """What the records say of a risk.
+
+    Attributes:
+        risk: the risk.
+        value: the user's number; NaN without one.
+        limit: where runs fail, for a model of the user's size, with the ends of its 95 % interval.
+        decades: from the number to the limit, with the interval; negative beyond it, NaN without a number.
+        source: the records.
+        beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
+        missing: the numbers that it takes and that were not given.
+        threshold: above which to act; None if there is no such level.
+        remarks: what else is outside of what the records know, a sentence each.
+    """
+
+    risk: Risk
+    value: float
+    limit: Crossing
+    decades: Crossing
+    source: Limit
+    beyond: float
+    missing: Sequence[str]
+    threshold: Threshold | None
+    remarks: Sequence[str]
+
+    @property
+    def verdict(self) -> str:
+        """One of ``VERDICTS``; open if the interval of the limit holds the number or has no end on its side."""
+        if self.risk.does_not_carry:
+            return APART
+        if math.isnan(self.value):
+            return UNASKED
+        if max(self.decades) < 0 and math.isfinite(self.decades.middle):
+            return BEYOND
+        return CLEAR if min(self.decades) > 0 else OPEN
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    table: Mapping[str, Any] = shipped.load(Path(__file__).with_name("risks.yaml"))
+    return table
+
+
+@cache
+def risks() -> Sequence[Risk]:
+    """All risks, in their order."""
+    return [Risk(name, **{"when": {}, **entry}) for name, entry in _table()["risks"].items()]
+
+
+def untold() -> Sequence[str]:
+    """What no small model can tell, a sentence or two each."""
+    sentences: Sequence[str] = _table()["untold"]
+    return sentences
+
+
+def read_numbers(words: Sequence[str]) -> dict[str, float | str]:
+    """The numbers of a run from words such as ``lr=3e-4``, ``batch=4M``, ``precision=bf16`` and ``qk_norm=no``.
+
+    Raises:
+        RequestError: a word is no number of a run, is given twice, or its value is none.
+    """
+    known, numbers = _table()["numbers"], dict[str, float | str]()
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or key not in known:
+            raise RequestError(f"unknown number {key!r}; {nearest(key, known)}")
+        if key in numbers:
+            raise RequestError(f"{key} is given twice")
+        numbers[key] = _value(key, text, known[key])
+    return numbers
+
+
+def _value(key: str, text: str, entry: Mapping[str, Any]) -> float | str:
+    kind, from_zero = entry["kind"], entry.get("from_zero", False)
+    if isinstance(kind, list):
+        if text not in kind:
+            raise RequestError(f"{key} is {listed(kind, 'or')}, not {text!r}; {nearest(text, kind)}")
+        return text
+    try:
+        value = float(spelled_out(text))
+    except ValueError:
+        value = math.nan
+    most = 1.0 if kind == "share" else math.inf
+    if not (0 <= value < most if from_zero or kind == "share" else 0 < value < most):
+        bounds = "from 0 to below 1" if kind == "share" else "0 or more" if from_zero else "above 0"
+        raise RequestError(f"{key} is a number {bounds}, not {text}")
+    return value
+
+
+def rows(numbers: Mapping[str, float | str]) -> list[Row]:
+    """What the records say of each risk of a run, the nearest limits first.
+
+    A risk is left out if a number excludes it: attention logits, of a run with qk-norm.
+
+    Args:
+        numbers: as ``read_numbers`` makes them, with ``params``.
+    """
+    found = [_row(risk, numbers) for risk in risks() if not _excluded(risk, numbers)]
+    return sorted(found, key=lambda row: (VERDICTS.index(row.verdict), row.decades.middle))
+
+
+def left_out(numbers: Mapping[str, float | str]) -> list[str]:
+    """The risks that do not apply, with the number that excludes each: ``attention logits (qk_norm=yes)``."""
+    return [f"{risk.title} ({excluded})" for risk in risks() if (excluded := _excluded(risk, numbers))]
+
+
+def not_covered(numbers: Mapping[str, float | str]) -> list[str]:
+    """What these records do not know of the values given, half a sentence each."""
+    known = _table()["numbers"]
+    found = {key: known[key].get("not_covered", {}).get(value, "") for key, value in numbers.items()}
+    return [f"{key}={numbers[key]}: {reason}" for key, reason in found.items() if reason]
+
+
+def _excluded(risk: Risk, numbers: Mapping[str, float | str]) -> str:
+    return next(
+        (f"{key}={numbers[key]}" for key, values in risk.when.items() if key in numbers and numbers[key] not in values),
+        "",
+    )
+
+
+def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
+    source, size = read_limits()[risk.limit], numbers["params"]
+    missing = [key for key in risk.needs if key not in numbers]
+    value = math.nan
+    if not missing:
+        given = [numbers[key] for key in risk.needs]
+        value = DERIVED[risk.number].value(*given) if risk.number in DERIVED else float(given[0])
+    limit = source.at(size, numbers.get("lr"))
+    sign = -1 if risk.trouble == "below" else 1
+    ends = [sign * _decades(value, end) for end in limit]
+    beyond = max(0.0, math.log10(size / source.sizes[1]))
+    remarks = _remarks(risk, source, value, numbers)
+    return Row(risk, value, limit, Crossing(*ends), source, beyond, missing, _threshold(risk, source, numbers), remarks)
+
+
+def _decades(value: float, limit: float) -> float:
+    if math.isnan(value) or math.isnan(limit):
+        return math.nan
+    if value == 0 or math.isinf(limit):
+        return math.inf
+    return math.log10(limit / value) if limit else -math.inf
+
+
+def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]) -> list[str]:
+    remarks = []
+    low, high = source.tried
+    if source.lines and math.isnan(source.beyond):
+        nearest_lr = source.nearest(numbers.get("lr"))
+        given = f"lr={format_value(numbers['lr'])}" if "lr" in numbers else "no lr is given"
+        if numbers.get("lr") != nearest_lr:
+            remarks.append(
+                f"The limit is that at a learning rate of {format_value(nearest_lr)}, the nearest that ran; {given}."
+            )
+    elif not math.isnan(value) and not low <= value <= high:
+        remarks.append(f"Your {short(value)} lies outside of what ran, {short(low)} to {short(high)}.")
+    asked = {key: values for key, values in risk.when.items() if key not in numbers and key != "optimizer"}
+    remarks += [f"It applies if {key}={listed(values, 'or')}, which was not given." for key, values in asked.items()]
+    return remarks
+
+
+def short(value: float) -> str:
+    """A number to three digits, in thousands, millions and so on if it is large."""
+    return count(value) if value >= 1e4 else format_value(float(f"{value:.3g}"))
+
+
+def _threshold(risk: Risk, source: Limit, numbers: Mapping[str, Any]) -> Threshold | None:
+    if not risk.threshold:
+        return None
+    column, above = risk.threshold["column"], risk.threshold["above"]
+    if above == "rounding":
+        precision = str(numbers.get("precision", "bf16"))
+        level = level_at_cost(COSTLY, MANTISSA_BITS[FP16.get(precision, precision)])
+    else:
+        level = source.beyond if above == risk.limit else float(above)
+    return Threshold(column, float(f"{level:.3g}"))

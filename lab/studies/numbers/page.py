@@ -1,0 +1,242 @@
+"""The numbers of a run beside the limits of the records, as text, as a page of HTML and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from lab.analysis.forecast.fits import Crossing
+from lab.analysis.rendering import html
+from lab.analysis.text import count, finite, listed, plain_text
+from lab.studies.numbers import numbers
+from lab.studies.numbers.numbers import APART, BEYOND, CLEAR, OPEN, UNASKED, VERDICTS, Row, short
+
+LINE_LENGTH = 120
+HEADS = {
+    BEYOND: "Beyond the limit",
+    OPEN: "Open, since the interval holds your number or has no end",
+    CLEAR: "Clear of the limit",
+    APART: "Measured, but does not carry over",
+    UNASKED: "No number given",
+}
+ABOUT = (
+    "Decades are factors of ten from your number to the limit, negative beyond it; brackets hold 95 % intervals. A "
+    "limit is an extrapolation wherever sizes lie between: the interval covers the scatter of runs about a straight "
+    "line, but neither a bend nor what else changes with size. A limit without a trend is that of the size that ran."
+)
+
+
+@dataclass(frozen=True)
+class NumbersPage:
+    """The risks of a run by its numbers; in a notebook it displays itself.
+
+    Attributes:
+        given: the numbers, with ``params``.
+        command: the command line that makes it.
+    """
+
+    given: Mapping[str, float | str]
+    command: str
+
+    @property
+    def rows(self) -> list[Row]:
+        """A row for each risk that applies."""
+        return numbers.rows(self.given)
+
+    @property
+    def title(self) -> str:
+        """The size and the numbers."""
+        others = [
+            f"{key}={value if isinstance(value, str) else short(value)}"
+            for key, value in self.given.items()
+            if key != "params"
+        ]
+        return f"A run of {count(float(self.given['params']))} parameters: {' '.join(others) or 'no number given'}"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each risk."""
+        return pd.DataFrame(
+            [
+                {
+                    "risk": row.risk.title,
+                    "verdict": row.verdict,
+                    "yours": yours(row),
+                    "limit here": limit_text(row),
+                    "decades to it": decades_text(row.decades),
+                    "sizes between": f"{row.beyond:.1f} decades" if row.beyond else "none",
+                }
+                for row in self.rows
+            ]
+        )
+
+    @property
+    def thresholds(self) -> dict[str, dict[str, float]]:
+        """The levels at which to act, by column of a log."""
+        found = [row.threshold for row in self.rows if row.threshold]
+        return {threshold.column: {"above": threshold.above} for threshold in found}
+
+    def headline(self) -> str:
+        """Which risks lie beyond their limits, and which are open, clear or unknown."""
+        titles = {word: [row.risk.title for row in self.rows if row.verdict == word] for word in VERDICTS}
+        return " ".join(
+            f"{HEADS[word]}: {listed(found or ['none'])}." for word, found in titles.items() if found or word == BEYOND
+        )
+
+    def remarks(self) -> list[str]:
+        """What these records do not cover, and what was not asked, a sentence each."""
+        found = [f"Not covered: {reason}." for reason in numbers.not_covered(self.given)]
+        out = numbers.left_out(self.given)
+        return [*found, *([f"Not asked: {listed(out)}."] if out else [])]
+
+    def text(self) -> Iterator[str]:
+        """Yield its lines for a terminal."""
+        for line in (self.title, self.headline(), *self.remarks()):
+            yield from textwrap.wrap(line, LINE_LENGTH)
+        yield ""
+        yield from plain_text(self.table)
+        yield ""
+        yield from textwrap.wrap(ABOUT, LINE_LENGTH)
+        for row in self.rows:
+            yield ""
+            yield row.risk.title
+            for sentence in about(row):
+                yield from textwrap.wrap(sentence, LINE_LENGTH, initial_indent="  ", subsequent_indent="    ")
+        yield ""
+        yield "What no small model can tell"
+        for sentence in numbers.untold():
+            yield from textwrap.wrap(sentence, LINE_LENGTH, initial_indent="  ", subsequent_indent="    ")
+
+    def page(self) -> str:
+        """A page of HTML."""
+        return html.document(self.title, self._body())
+
+    def _repr_html_(self) -> str:
+        """What notebooks display."""
+        return "\n".join(self._body())
+
+    def _body(self) -> Iterator[Markup]:
+        yield html.paragraph(self.headline(), "lead")
+        yield from map(html.paragraph, self.remarks())
+        yield html.table(self.table)
+        yield html.paragraph(ABOUT, "note")
+        for row in self.rows:
+            yield html.section(row.risk.title, html.bullets(about(row)))
+        yield html.section("What no small model can tell", html.bullets(numbers.untold()))
+        yield html.section("How this was made", html.block(self.command))
+
+    def as_json(self) -> str:
+        """The page as a JSON object; null where a number is unknown or without end."""
+        content = {
+            "command": self.command,
+            "numbers": dict(self.given),
+            "headline": self.headline(),
+            "risks": [_plain(row) for row in self.rows],
+            "thresholds": self.thresholds,
+            "left_out": numbers.left_out(self.given),
+            "not_covered": numbers.not_covered(self.given),
+            "not_tested": list(numbers.untold()),
+        }
+        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+
+    def thresholds_text(self) -> str:
+        """The content of a file for ``lab watch --thresholds``."""
+        return json.dumps(self.thresholds, indent=1) + "\n"
+
+
+def about(row: Row) -> list[str]:
+    """What a row means: sentences on its limit, the evidence at size, what to log and when to act, and the test."""
+    risk, source = row.risk, row.source
+    sizes = " to ".join(dict.fromkeys(map(count, source.sizes)))
+    steps = " to ".join(dict.fromkeys(map(str, source.steps)))
+    trend = "with its trend over size" if source.has_trend else "without a trend over size"
+    act = f"act above {row.threshold.above:g}" if row.threshold else f"act {risk.act}"
+    return [
+        f"{'Below' if risk.trouble == 'below' else 'Above'} the limit {risk.fails}.",
+        f"Measured in results/{source.sweep}, {source.seeds} seeds of {sizes} parameters, {steps} steps, {trend}.",
+        f"Compared is the {risk.means}{f': give {given}' if (given := _missing(row)) else ''}.",
+        *row.remarks,
+        *([f"It does not carry over: {risk.does_not_carry}."] if risk.does_not_carry else []),
+        *(f"At size: {sentence}" for sentence in risk.published),
+        f"Log {risk.log}; {act}.",
+        f"Test it: {risk.test}",
+    ]
+
+
+def _missing(row: Row) -> str:
+    return listed(f"{key}=" for key in row.missing) if row.missing else ""
+
+
+def yours(row: Row) -> str:
+    """The user's number with its name."""
+    if math.isnan(row.value):
+        return f"{_missing(row)} not given"
+    return f"{row.risk.number}={short(row.value)}"
+
+
+def limit_text(row: Row) -> str:
+    """The limit with its interval; an end beyond all that ran is written as the value next to it."""
+    low, high = row.source.tried
+
+    def spelled(end: float) -> str:
+        return f"> {short(high)}" if math.isinf(end) else f"≤ {short(low)}" if end == 0 else short(end)
+
+    ends = sorted(row.limit[1:])
+    return f"{spelled(row.limit.middle)} [{spelled(ends[0])}, {spelled(ends[1])}]"
+
+
+def decades_text(decades: Crossing) -> str:
+    """Decades to a limit with their interval; empty without a number."""
+    if math.isnan(decades.middle):
+        return ""
+    ends = sorted(decades[1:])
+    return f"{_signed(decades.middle)} [{_signed(ends[0])}, {_signed(ends[1])}]"
+
+
+def _signed(value: float) -> str:
+    return "unknown" if math.isinf(value) else f"{round(value, 1) + 0.0:+.1f}"
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    risk, source = row.risk, row.source
+
+    def ends(value: Crossing) -> dict[str, float | None]:
+        low, high = sorted(value[1:])
+        return {"value": finite(value.middle), "low": finite(low), "high": finite(high)}
+
+    return {
+        "name": risk.name,
+        "title": risk.title,
+        "verdict": row.verdict,
+        "number": risk.number,
+        "value": finite(row.value),
+        "limit": ends(Crossing(*(end or -math.inf for end in row.limit))),  # 0 stands for an end below all that ran
+        "trouble": risk.trouble,
+        "decades_to_limit": ends(row.decades),
+        "decades_of_size_between": row.beyond,
+        "is_extrapolated": row.beyond > 0,
+        "n": source.seeds,
+        "interval_level": 0.95,
+        "records": {
+            "sweep": source.sweep,
+            "parameters": list(source.sizes),
+            "steps": list(source.steps),
+            "values": [finite(end) for end in source.tried],
+            "has_trend_over_size": source.has_trend,
+        },
+        "remarks": list(row.remarks),
+        "fails": risk.fails,
+        "does_not_carry": risk.does_not_carry or None,
+        "published": list(risk.published),
+        "log": risk.log,
+        "act": risk.act or None,
+        "threshold": row.threshold._asdict() if row.threshold else None,
+        "test": risk.test,
+    }
