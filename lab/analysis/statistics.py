@@ -176,6 +176,47 @@ def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
     return float(1 - scipy.special.nctdtr(seeds - 1, distance / spread * math.sqrt(seeds), critical))
 
 
+class SpreadPrior(NamedTuple):
+    """What many groups say of the spread of any of them: a standard deviation, worth so many degrees of freedom."""
+
+    sd: float
+    freedom: float
+
+    def with_own(self, values: np.ndarray) -> tuple[float, float]:
+        """The moderated standard deviation of a group, and its degrees of freedom."""
+        freedom, squares = len(values) - 1, float(((values - values.mean()) ** 2).sum())
+        both = self.freedom + freedom
+        return math.sqrt((self.freedom * self.sd**2 + squares) / both), both
+
+
+def spread_prior(groups: Iterable[np.ndarray]) -> SpreadPrior:
+    """The prior of the variances of several groups of values, by moments of their logarithms.
+
+    Variances of groups are taken as drawn from a scaled inverse chi-square distribution, and that of a few values is
+    moved towards the others. It is worth no more degrees of freedom than all groups have. Groups without spread, or of
+    one value, say nothing. NaN without two groups that do.
+
+    References:
+        Smyth 2004, Linear models and empirical Bayes methods for assessing differential expression,
+        https://doi.org/10.2202/1544-6115.1027, section 6.2.
+    """
+    kept = [group for group in groups if len(group) > 1 and float(np.var(group)) > 0]
+    if len(kept) < 2:
+        return SpreadPrior(math.nan, math.nan)
+    half_k = np.array([(len(group) - 1) / 2 for group in kept])
+    log_k = np.array([math.log(float(np.var(group, ddof=1))) for group in kept])
+    scaled_k = log_k - scipy.special.digamma(half_k) + np.log(half_k)
+    excess = float(scaled_k.var(ddof=1) - scipy.special.polygamma(1, half_k).mean())
+    if excess <= 0:
+        return SpreadPrior(math.exp(float(scaled_k.mean()) / 2), 2 * float(half_k.sum()))
+    half = float(
+        scipy.optimize.brentq(lambda log_half: scipy.special.polygamma(1, math.exp(log_half)) - excess, -20, 40)
+    )
+    half = math.exp(half)
+    sd = math.exp(float(scaled_k.mean() + scipy.special.digamma(half) - math.log(half)) / 2)
+    return SpreadPrior(sd, min(2 * half, 2 * float(half_k.sum())))
+
+
 def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
     """Exact interval of the share of hits in independent trials; all NaN without a trial.
 

@@ -361,8 +361,15 @@ def _claims(arguments: list[str]) -> None:
 def _leaderboard(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import WINDOW
     from lab.studies.leaderboard import listing
+    from lab.studies.leaderboard.failures import CELLS
 
     given = OptionParser("leaderboard").read(arguments)
+    if given.train:
+        _train_board(given)
+        return
+    if len(given.folders) == 1 and (given.folders[0] / CELLS).is_file():
+        _matrix(given)
+        return
     if given.window and (given.recipe or given.pairs or given.transfer is not None):
         raise RequestError(
             "--window does not go with --recipe, --pairs or --transfer, which use learning rates from 3e-4 to 3e-1"
@@ -390,6 +397,29 @@ def _leaderboard(arguments: list[str]) -> None:
     else:
         for line in listing.lines(board):
             say(line)
+
+
+def _train_board(given: argparse.Namespace) -> None:
+    from lab.cli import request
+    from lab.cli.board import train_board
+
+    if len(given.folders) != 1:
+        raise RequestError("lab leaderboard DIR --train takes the folder of the records")
+    names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
+    train_board(given.folders[0], request.command_line(sys.argv[1:]), **names)
+    _matrix(given)
+
+
+def _matrix(given: argparse.Namespace) -> None:
+    from lab.studies.leaderboard import text
+    from lab.studies.leaderboard.matrix import read_matrix
+
+    matrix = read_matrix(given.folders[0])
+    if given.json or given.csv:
+        say(text.as_json(matrix) if given.json else text.as_csv(matrix))
+        return
+    for line in text.lines(matrix):
+        say(line)
 
 
 def _pairs(folders: Sequence[Path]) -> None:

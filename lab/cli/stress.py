@@ -451,10 +451,11 @@ def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Sett
     own = [word for word in request.words if not word.is_setting]
     with hydra_configs(request.files):
         composer = Composer(request.config_dir)
-        return {setting: _trees(composer, own, setting, request.config_dir) for setting in settings}
+        return {setting: trees_of_setting(composer, own, setting, request.config_dir) for setting in settings}
 
 
-def _trees(composer: Composer, own: Sequence[Word], setting: Setting, config_dir: Path | None) -> list[Tree]:
+def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting, config_dir: Path | None) -> list[Tree]:
+    """The config trees of a setting, one for each seed, from the words of a recipe and those of the setting."""
     added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], config_dir)
     words = {word.key: word for word in (*own, *added)}
     return [composer.tree(point) for point in expand(list(words.values()), config_dir)]

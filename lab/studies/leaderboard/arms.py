@@ -21,6 +21,8 @@ class ArmCard(NamedTuple):
         nothing_where: values of a recipe's config under which it does nothing, by dotted key.
         not_beside: interventions of the reference that exclude it.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
+        words: overrides that scale its numbers to the runs of the board.
+        times: its learning rate for each of AdamW's.
     """
 
     name: str
@@ -34,6 +36,8 @@ class ArmCard(NamedTuple):
     nothing_where: Mapping[str, Any]
     not_beside: Sequence[str]
     is_optimizer: bool
+    words: tuple[str, ...] = ()
+    times: float = 1.0
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -61,6 +65,8 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
         nothing_where=entry.get("nothing_where", {}),
         not_beside=entry.get("not_beside", []),
         is_optimizer=entry["at"] == ["optimizer"],
+        words=tuple(entry.get("words", ())),
+        times=entry.get("times", 1.0),
     )
 
 

@@ -12,16 +12,13 @@ import pandas as pd
 
 from lab.analysis.curves import configs, load, points
 from lab.analysis.events.scores import PER_STEPS
-from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.probe_values import training_losses
 from lab.analysis.sensitivity import WINDOW, Window, judge, per_seed
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
-from lab.core.windows import Numbers
 from lab.records import store
 from lab.records.store import Records
-
-UNJUDGED = FEWEST_ROWS - 1  # the first rows of a run, in which only a large rise of the loss is seen
+from lab.studies.stress.measures import UNJUDGED, spike_rate
 
 
 class Spikes(NamedTuple):
@@ -58,18 +55,6 @@ def counted_at(lrs: tuple[float, ...], seeds: pd.DataFrame, steps: int) -> Spike
         return Spikes(lrs[-1], True, resolution) if len(seeds) else NOT_COUNTED
     below = [lr for lr in lrs if lr <= 10 ** unstable.min() / 2]
     return Spikes(below[-1], False, resolution) if below else NOT_COUNTED
-
-
-def spike_rate(loss_n: Numbers) -> float:
-    """Loss spikes per ``PER_STEPS`` steps of a run.
-
-    The detector needs ``UNJUDGED`` rows, 30, for a trend. So a small spike can be seen from step 30 on, counted from 0,
-    and these steps alone are the exposure: 370 of the 400 of a run of the board.
-    """
-    if len(loss_n) <= UNJUDGED:
-        return math.nan
-    spikes = sum(span.first >= UNJUDGED for span in loss_spikes(np.arange(len(loss_n)), loss_n))
-    return spikes * PER_STEPS / (len(loss_n) - UNJUDGED)
 
 
 # Groups of keys that distinguish arms; all other keys are settings that a panel shares.

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.sensitivity import capped
 from lab.analysis.statistics import Difference, Interval
+from lab.core.windows import Numbers
 from lab.records.store import Records
-from lab.studies.leaderboard.curves import spike_rate
 from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
@@ -42,26 +44,47 @@ class Measured(NamedTuple):
 
 
 def outcomes(records: Records, ids: Mapping[Setting, Sequence[str]]) -> dict[Setting, pd.DataFrame]:
-    """The runs of each setting all of whose runs are recorded and did not fail, by seed.
+    """The runs of each setting all of whose runs are recorded and did not fail, by seed; columns as ``by_run`` has."""
+    wanted = {run for of_setting in ids.values() for run in of_setting}
+    runs = by_run(records._replace(runs=records.runs[records.runs["id"].isin(wanted)]))
+    tables = {}
+    for setting, of_setting in ids.items():
+        if runs.index.isin(of_setting).sum() == len(set(of_setting)):
+            tables[setting] = runs.loc[list(of_setting)].set_index("seed").sort_index()
+    return tables
 
-    Columns: ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``, ``loss_bigram``,
-    ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end), and ``spikes`` of the
-    training loss per 1,000 steps, if it was recorded at every step.
+
+def by_run(records: Records) -> pd.DataFrame:
+    """The runs that did not fail, by id.
+
+    Columns: ``seed``, ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``,
+    ``loss_bigram``, ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end), and
+    ``spikes`` of the training loss per 1,000 steps, if it was recorded at every step.
     """
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
-    tables = {}
-    for setting, wanted in ids.items():
-        if runs.index.isin(wanted).sum() < len(set(wanted)):
-            continue
-        of_setting = runs.loc[list(wanted)]
-        metrics = records.metrics[records.metrics["id"].isin(wanted)]
-        table = of_setting[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
-            loss=capped(of_setting.rename(columns={"final_val_loss": "loss"})),
-            log_rms=np.log10(_last_rms(metrics)),
-            spikes=_spike_rates(metrics),
-        )
-        tables[setting] = table.astype({"seed": int}).set_index("seed").sort_index()
-    return tables
+    metrics = records.metrics[records.metrics["id"].isin(runs.index)]
+    losses = metrics[metrics["probe"] == "train_loss"].sort_values("step").groupby("id")["value"]
+    table = runs[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
+        loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
+        log_rms=np.log10(_last_rms(metrics)),
+        spikes=losses.agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float))),
+    )
+    return table.astype({"seed": int})
+
+
+UNJUDGED = FEWEST_ROWS - 1  # the first rows of a run, in which only a large rise of the loss is seen
+
+
+def spike_rate(loss_n: Numbers) -> float:
+    """Loss spikes per ``PER_STEPS`` steps of a run.
+
+    The detector needs ``UNJUDGED`` rows, 30, for a trend. So a small spike can be seen from step 30 on, counted from 0,
+    and these steps alone are the exposure: 370 of the 400 of a run.
+    """
+    if len(loss_n) <= UNJUDGED:
+        return math.nan
+    spikes = sum(span.first >= UNJUDGED for span in loss_spikes(np.arange(len(loss_n)), loss_n))
+    return spikes * PER_STEPS / (len(loss_n) - UNJUDGED)
 
 
 def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
@@ -69,12 +92,6 @@ def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
     rms = metrics[(metrics["probe"] == "block_rms") & metrics["where"].str.fullmatch(r"block\d+")]
     rms = rms.assign(block=rms["where"].str.removeprefix("block").astype(int)).sort_values(["step", "block"])
     return rms.groupby("id")["value"].last()
-
-
-def _spike_rates(metrics: pd.DataFrame) -> pd.Series[float]:
-    """By run the spikes of its training loss per 1,000 steps."""
-    losses = metrics[metrics["probe"] == "train_loss"].sort_values("step")
-    return losses.groupby("id")["value"].agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float)))
 
 
 def curve(outcomes: Outcomes) -> pd.DataFrame:
@@ -94,10 +111,16 @@ def beats_bigram(outcomes: Outcomes) -> bool:
     return bool(curve(outcomes).mean(axis=1).min() < table["loss_bigram"].mean())
 
 
-def tolerances(losses: pd.DataFrame) -> dict[int, tuple[float, bool, bool]]:
-    """By seed the decades of learning rate within ``WITHIN`` of its best loss, around its best learning rate.
+def tolerances(
+    losses: pd.DataFrame, best_losses: Mapping[int, float] | None = None
+) -> dict[int, tuple[float, bool, bool]]:
+    """By seed the decades of learning rate within ``WITHIN`` of a best loss, around that of the curve.
 
     Between two learning rates the loss is interpolated linearly in their logarithm.
+
+    Args:
+        losses: a row per learning rate, rising, and a column per seed.
+        best_losses: by seed the loss that counts; the best one of the curve itself if None.
 
     Returns:
         By seed the decades, and whether the loss has risen by ``WITHIN`` at the lowest and the highest learning rate.
@@ -107,18 +130,20 @@ def tolerances(losses: pd.DataFrame) -> dict[int, tuple[float, bool, bool]]:
     for seed, column in losses.items():
         loss = column.to_numpy(dtype=float)
         best = int(loss.argmin())
-        below, is_closed_below = _reach(at[best::-1], loss[best::-1])
-        above, is_closed_above = _reach(at[best:], loss[best:])
+        limit = (loss[best] if best_losses is None else best_losses[int(str(seed))]) + WITHIN
+        below, is_closed_below = _reach(at[best::-1], loss[best::-1], limit)
+        above, is_closed_above = _reach(at[best:], loss[best:], limit)
         found[int(str(seed))] = (below + above, is_closed_below, is_closed_above)
     return found
 
 
-def _reach(at: np.ndarray, loss: np.ndarray) -> tuple[float, bool]:
-    """How far from the first, best point the loss first exceeds it by ``WITHIN``, and whether it does."""
-    limit = loss[0] + WITHIN
+def _reach(at: np.ndarray, loss: np.ndarray, limit: float) -> tuple[float, bool]:
+    """How far from the first, best point the loss first exceeds the limit, and whether it does."""
     over = np.flatnonzero(loss > limit)
     if not len(over):
         return abs(float(at[-1] - at[0])), False
+    if not over[0]:
+        return 0.0, True
     before, after = over[0] - 1, over[0]
     share = (limit - loss[before]) / (loss[after] - loss[before])
     return abs(float(at[before] + share * (at[after] - at[before]) - at[0])), True

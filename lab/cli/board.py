@@ -1,0 +1,136 @@
+"""Train the board: every arm under every failure on a few seeds, then on fresh ones those that may cure it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from lab.cli import launch
+from lab.cli.compose import Composer, Tree, hydra_configs
+from lab.cli.recipe import reason_of_config
+from lab.cli.request import Request, read_request
+from lab.cli.stress import trees_of_setting
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+from lab.core.files import quoted
+from lab.core.printing import say
+from lab.core.registry import INTERVENTIONS
+from lab.records import store
+from lab.studies.leaderboard.failures import (
+    CELLS,
+    CURVE,
+    REFERENCE,
+    Arm,
+    Cell,
+    Failure,
+    cells_table,
+    chosen_arms,
+    read_cells,
+    read_failures,
+    settings,
+    undoes,
+)
+from lab.studies.leaderboard.matrix import passes_screening, tables_of
+from lab.studies.stress.battery import Setting
+from lab.sweeping.progress import ProgressLog
+
+Ids = dict[Cell, dict[int, str]]
+
+
+def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failures: Sequence[str] = ()) -> None:
+    """Train what a board lacks; the folder notes which runs belong to which of its cells.
+
+    Args:
+        folder: of the records.
+        command: the command line as the user can type it again.
+        arms: names of arms; all by default.
+        failures: names of failures; all by default.
+
+    Raises:
+        RequestError: a name is unknown, or the folder cannot take records.
+        SystemExit: with status 1 when a run failed.
+    """
+    rule, known = read_failures().rule, read_failures().failures
+    if unknown := [name for name in failures if name not in known]:
+        raise RequestError(f"unknown failure {unknown[0]!r}; {nearest(unknown[0], known)}")
+    chosen, tried = [known[name] for name in failures or known], chosen_arms(arms)
+    request = read_request([*read_failures().runs, f"out={quoted(folder)}"], command, name="board")
+    every = {
+        cell: setting for arm in tried for cell, setting in settings(arm, rule.screened, excludes(), chosen).items()
+    }
+    _train(request, folder, tried, every)
+    runs, _ = read_cells(folder)
+    tables, fresh = tables_of(folder, runs), dict[Cell, Setting]()
+    for failure in chosen:
+        passing = {REFERENCE, *passes_screening(failure, tables, rule)} & {arm.name for arm in tried}
+        for arm in tried:
+            if arm.name in passing and len(passing) > 1:
+                again = settings(arm, rule.fresh, excludes(), [failure])
+                fresh |= {cell: setting for cell, setting in again.items() if cell.failure != CURVE}
+    if fresh:
+        say(f"{len(fresh)} settings pass the screening, and are trained on fresh seeds", error=True)
+        _train(request, folder, tried, fresh)
+    store.gather(folder)
+
+
+def excludes() -> dict[str, set[str]]:
+    """By intervention, those that cannot stand beside it."""
+    import lab.training.config  # noqa: F401  (fills the registry)
+
+    named = {name: set(getattr(INTERVENTIONS[name], "excludes", ())) for name in INTERVENTIONS}
+    return {name: named[name] | {other for other in named if name in named[other]} for name in named}
+
+
+def _train(request: Request, folder: Path, arms: Sequence[Arm], wanted: Mapping[Cell, Setting]) -> None:
+    """Train these settings, and note in the folder which runs are theirs, and why some cannot be trained."""
+    composed = launch.compose(request)
+    trees, reasons = _composed(request, {arm.name: arm for arm in arms}, wanted)
+    every = [tree for of_cell in trees.values() for tree in of_cell]
+    from lab.sweeping.planner import points  # slow to load
+
+    planned = launch.plan(composed._replace(trees=every), request, cautions=False)
+    id_of = {id(point.tree): point.id for point in planned.requested}
+    ids: Ids = {
+        cell: {int(tree["seed"]): id_of.get(id(tree)) or points([tree])[0].id for tree in of_cell}
+        for cell, of_cell in trees.items()
+    }
+    log = ProgressLog(len(planned.fleets), partial(say, error=True))
+    launch.train_missing(planned, composed.launcher, request, screen=log)
+    done, others = read_cells(folder) if (folder / CELLS).is_file() else ({}, {})
+    merged = done | {cell: done.get(cell, {}) | of_cell for cell, of_cell in ids.items()}
+    table = cells_table(merged, others | reasons)
+    files.write_text(folder / CELLS, table.to_csv(index=False, lineterminator="\n"))
+
+
+def _composed(
+    request: Request, arms: Mapping[str, Arm], wanted: Mapping[Cell, Setting]
+) -> tuple[dict[Cell, list[Tree]], dict[tuple[str, str], str]]:
+    """The configs of each setting, and by failure and arm why some settings have none."""
+    trees, reasons = dict[Cell, list[Tree]](), dict[tuple[str, str], str]()
+    own = [word for word in request.words if not word.is_setting]
+    failures: Mapping[str, Failure] = read_failures().failures
+    with hydra_configs(request.files):
+        composer = Composer(request.config_dir)
+        for cell, setting in launch.show_planning(wanted.items(), len(wanted)):
+            arm, at = arms[cell.arm], (cell.failure, cell.arm)
+            if at in reasons:
+                continue
+            if reason := _unneeded(arm, failures.get(cell.failure)):
+                reasons[at] = reason
+                continue
+            try:
+                trees[cell] = trees_of_setting(composer, own, setting, request.config_dir)
+                reason = reason_of_config(arm.adds, trees[cell][0])
+            except RequestError as refusal:
+                reason = str(refusal)
+            if reason:
+                reasons[at] = reason
+    return {cell: of_cell for cell, of_cell in trees.items() if (cell.failure, cell.arm) not in reasons}, reasons
+
+
+def _unneeded(arm: Arm, failure: Failure | None) -> str:
+    """Why an arm needs no runs under a failure, if it needs none."""
+    if failure and undoes(arm, failure):
+        return "it takes the stress away"
+    return "the control has it" if failure and arm.adds and {*arm.adds} <= {*failure.control} else ""

@@ -1,0 +1,260 @@
+"""The failures of the board, as ``failures.yaml`` describes them, and the settings that train them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lab.core import shipped
+from lab.core.errors import RequestError, nearest
+from lab.studies.leaderboard.arms import arm_cards, combinations
+from lab.studies.stress.battery import Place, Setting, read_battery
+
+FILE = Path(__file__).with_name("failures.yaml")
+REFERENCE = "reference"  # the arm that changes nothing
+STRESSED, AT_EASE = "stressed", "at ease"
+CURVE = "curve"
+CELLS = "cells.csv"  # in a results folder, which runs belong to which setting
+
+
+class Failure(NamedTuple):
+    """A failure of training that shows at this size.
+
+    Attributes:
+        name: as commands take it.
+        title: its name for readers.
+        failure: what fails at scale.
+        source: where that was published.
+        control: the interventions of the recipe that has the failure.
+        words: the other overrides of its runs.
+        stressed: the runs in which it shows.
+        reference: runs of the control in which it does not; None where the measure is zero without the failure.
+        at_ease: the interventions of these.
+        metric: the column of ``measures.outcomes`` that is measured.
+        unit: of the measure.
+        least: what the control must lose for the failure to be tested.
+        means: what is measured.
+    """
+
+    name: str
+    title: str
+    failure: str
+    source: str
+    control: tuple[str, ...]
+    words: tuple[str, ...]
+    stressed: Place
+    reference: Place | None
+    at_ease: tuple[str, ...]
+    metric: str
+    unit: str
+    least: float
+    means: str
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Where its runs are, by name."""
+        return {STRESSED: self.stressed} | ({AT_EASE: self.reference} if self.reference else {})
+
+
+class Rule(NamedTuple):
+    """How an arm is judged; frozen before its seeds were trained.
+
+    Attributes:
+        margin: the share of what the control loses that counts as no effect, and that a cure may leave.
+        alpha: the level of tests, after Holm over the arms of a failure.
+        screened: seeds of all arms.
+        fresh: further seeds of the arms that pass the screening, by which alone these are judged.
+        passes_screening: the share of what the control loses that an arm must take off in the screening.
+        loses: nats of best loss that an arm may lose to be advised.
+        within: nats above a best loss up to which a learning rate is tolerated.
+    """
+
+    margin: float
+    alpha: float
+    screened: tuple[int, ...]
+    fresh: tuple[int, ...]
+    passes_screening: float
+    loses: float
+    within: float
+
+
+class Arm(NamedTuple):
+    """A change of a recipe as the board trains it.
+
+    Attributes:
+        name: of an intervention, an optimizer, several interventions joined by ``+``, or a change of settings.
+        adds: its interventions.
+        optimizer: the overrides that choose an optimizer and scale its numbers, before those of a failure.
+        words: the overrides that make a change of settings, after those of a failure.
+        times: its learning rate for each of AdamW's.
+    """
+
+    name: str
+    adds: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    times: float = 1.0
+
+
+class Board(NamedTuple):
+    """Everything that the file says.
+
+    Attributes:
+        runs: overrides of all runs.
+        control: the interventions of the recipe of the curves.
+        grid: learning rates of a curve.
+    """
+
+    rule: Rule
+    runs: tuple[str, ...]
+    control: tuple[str, ...]
+    grid: tuple[float, ...]
+    failures: Mapping[str, Failure]
+
+
+class Cell(NamedTuple):
+    """What distinguishes the runs of the board that differ in their seeds only."""
+
+    failure: str
+    arm: str
+    place: str
+    lr: float
+
+
+@cache
+def read_failures() -> Board:
+    """The failures that come with the lab."""
+    tree = shipped.load(FILE)
+    seeds = {key: tuple(tree["rule"][key]) for key in ("screened", "fresh")}
+    rule = Rule(**{**tree["rule"], **seeds})
+    failures = {name: _failure(name, entry) for name, entry in tree["failures"].items()}
+    return Board(rule, tuple(tree["runs"]), tuple(tree["curve"]["control"]), tuple(tree["curve"]["grid"]), failures)
+
+
+def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
+    test = read_battery().tests[entry["test"]] if "test" in entry else None
+    told = {"failure": test.failure, "source": test.source} if test else {}
+    places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words")}
+    at_ease = tuple(entry.get("reference", {}).get("control", lists["control"]))
+    kept = {key: value for key, value in entry.items() if key != "test"}
+    return Failure(**{**told, **kept, **lists, **places, "at_ease": at_ease, "name": name})
+
+
+def _place(entry: Mapping[str, Any]) -> Place:
+    return Place(tuple(entry.get("words", ())), float(entry["lr"]))
+
+
+@cache
+def board_arms() -> Mapping[str, Arm]:
+    """Every arm of the board by name, the reference first."""
+    tree = shipped.load(FILE)
+    arms = [Arm(REFERENCE)]
+    for name, card in arm_cards().items():
+        adds, chosen = ((), (f"optimizer={name}",)) if card.is_optimizer else ((name,), ())
+        arms.append(Arm(name, adds, (*chosen, *card.words), times=card.times))
+    arms += [Arm(name, tuple(name.split("+"))) for name in combinations()]
+    arms += [Arm(name, words=tuple(words)) for name, words in tree["changes"].items()]
+    return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
+
+
+def chosen_arms(names: Iterable[str]) -> list[Arm]:
+    """The arms of these names, with the reference first; all without names.
+
+    Raises:
+        RequestError: there is no such arm.
+    """
+    arms = board_arms()
+    for name in names:
+        if name not in arms:
+            raise RequestError(f"unknown arm {name!r}; {nearest(name, arms)}")
+    return [arm for arm in arms.values() if not names or arm.name in {REFERENCE, *names}]
+
+
+def interventions(control: Sequence[str], arm: Arm, excludes: Mapping[str, Iterable[str]]) -> str:
+    """The override of the interventions of an arm: those of a control, without what the arm takes the place of.
+
+    Args:
+        control: the interventions of the recipe.
+        arm: the arm.
+        excludes: the interventions that cannot stand beside each intervention, by its name.
+    """
+    cards = arm_cards()
+    replaced = {other for name in arm.adds for other in (*excludes.get(name, ()), *cards[name].not_beside)}
+    return f"intervention=[{','.join(sorted({*control, *arm.adds} - (replaced - set(arm.adds))))}]"
+
+
+def settings(
+    arm: Arm, seeds: Sequence[int], excludes: Mapping[str, Iterable[str]], failures: Iterable[Failure]
+) -> dict[Cell, Setting]:
+    """The runs of an arm: its curve, and its runs under each failure.
+
+    Only the control is trained where a failure does not show.
+    """
+    board, last = read_failures(), (f"seed={','.join(map(str, seeds))}",)
+    own = (interventions(board.control, arm, excludes), *arm.optimizer, *arm.words, *last)
+    found = {Cell(CURVE, arm.name, CURVE, lr): Setting(own, _times(lr, arm)) for lr in board.grid}
+    for failure in failures:
+        for place_name, place in failure.places.items():
+            if place_name == STRESSED or arm.name == REFERENCE:
+                control = failure.control if place_name == STRESSED else failure.at_ease
+                chosen = (interventions(control, arm, excludes),)
+                known = (word for word in failure.words if _is_known(word, arm))
+                words = (*chosen, *arm.optimizer, *known, *place.words, *arm.words, *last)
+                cell = Cell(failure.name, arm.name, place_name, place.lr)
+                found[cell] = Setting(words, _times(place.lr, arm))
+    return found
+
+
+def _is_known(word: str, arm: Arm) -> bool:
+    """Whether the optimizer of an arm has the key of an override of its numbers; StableSPAM has no clip."""
+    key = word.partition("=")[0].removeprefix("optimizer.")
+    return not (word.startswith("optimizer.") and arm.optimizer) or key in arm_cards()[arm.name].defaults
+
+
+def _times(lr: float, arm: Arm) -> float:
+    return float(f"{lr * arm.times:.6g}")
+
+
+def undoes(arm: Arm, failure: Failure) -> bool:
+    """Whether an arm sets what the stress of a failure sets, so that it takes the stress away."""
+    stress = {word.partition("=")[0] for word in failure.stressed.words}
+    return any(word.partition("=")[0] in stress for word in arm.words)
+
+
+def read_cells(folder: Path) -> tuple[dict[Cell, dict[int, str]], dict[tuple[str, str], str]]:
+    """Which runs belong to each setting of the board, by seed, and why some arms were not tried on some failures.
+
+    Raises:
+        RequestError: the folder holds no board.
+    """
+    path = folder / CELLS
+    if not path.is_file():
+        raise RequestError(f"{folder} holds no board, which `lab leaderboard {folder} --train` trains")
+    table = pd.read_csv(path, keep_default_na=False, dtype={"lr": float})
+    runs, reasons = dict[Cell, dict[int, str]](), dict[tuple[str, str], str]()
+    for row in table.itertuples():
+        if row.reason:
+            reasons[str(row.failure), str(row.arm)] = str(row.reason)
+            continue
+        cell = Cell(str(row.failure), str(row.arm), str(row.place), float(str(row.lr)))
+        seeds, ids = str(row.seeds).split(), str(row.runs).split()
+        runs.setdefault(cell, {}).update(zip(map(int, seeds), ids, strict=True))
+    return runs, reasons
+
+
+def cells_table(runs: Mapping[Cell, Mapping[int, str]], reasons: Mapping[tuple[str, str], str]) -> pd.DataFrame:
+    """The table that ``read_cells`` reads."""
+    rows = [
+        {**cell._asdict(), "seeds": " ".join(map(str, of_cell)), "runs": " ".join(of_cell.values()), "reason": ""}
+        for cell, of_cell in runs.items()
+    ]
+    rows += [
+        {"failure": failure, "arm": arm, "place": STRESSED, "lr": 0.0, "seeds": "", "runs": "", "reason": reason}
+        for (failure, arm), reason in reasons.items()
+    ]
+    return pd.DataFrame(rows).sort_values(["failure", "arm", "place", "lr"])

@@ -1,0 +1,219 @@
+"""The board for readers: one sentence to act on, its table, its notes, and the same as JSON and CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from lab.analysis.statistics import Interval, power_of
+from lab.analysis.text import finite, format_p, listed, plain_text
+from lab.studies.leaderboard.failures import Failure
+from lab.studies.leaderboard.matrix import (
+    CURES,
+    HARMS,
+    IN_PART,
+    NEVER_ENGAGED,
+    NO,
+    NOT_TESTED,
+    NOT_TRIED,
+    OPEN,
+    Judged,
+    Matrix,
+    Row,
+)
+
+SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
+SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
+
+
+PRICES = ("best loss", "decades of LR", "of its own best", "time", "parameters")
+
+
+def headline(matrix: Matrix) -> str:
+    """Which arms to add against which failures, and what they cost: one sentence a person can act on."""
+    tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
+    left, parts = tested, list[str]()
+    while left:
+        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -row.time), default=None)
+        if best is None or not _cured(best, left):
+            break
+        cured = [failure for failure in left if best.cells[failure.name].verdict == CURES]
+        parts.append(f"{best.name} against {listed(failure.title for failure in cured)} ({costs(best)})")
+        left = [failure for failure in left if failure not in cured]
+    text = f"Add {'; '.join(parts)}" if parts else "No arm cures a failure"
+    in_part = [
+        f"{failure.title} ({row.name}: {_share(row, failure)})" for failure in left if (row := _best(matrix, failure))
+    ]
+    nothing = [failure.title for failure in left if not _best(matrix, failure)]
+    text += f"; in part against {listed(in_part)}" if in_part else ""
+    return text + (f"; nothing tried helps against {listed(nothing)}." if nothing else ".")
+
+
+def is_tested(matrix: Matrix, failure: Failure) -> bool:
+    """Whether the control of a failure fails, so that its cures can be told."""
+    return any(row.cells[failure.name].verdict not in (NOT_TESTED, NOT_TRIED, NEVER_ENGAGED) for row in matrix.arms)
+
+
+def _advised(matrix: Matrix) -> list[Row]:
+    return [row for row in matrix.arms if matrix.is_advised(row)]
+
+
+def _cured(row: Row, failures: Sequence[Failure]) -> int:
+    return sum(row.cells[failure.name].verdict == CURES for failure in failures)
+
+
+def _best(matrix: Matrix, failure: Failure) -> Row | None:
+    """The advised arm that cures most of a failure that none cures."""
+    helping = [row for row in _advised(matrix) if row.cells[failure.name].verdict in (CURES, IN_PART)]
+    return max(helping, key=lambda row: row.cells[failure.name].takes_off.mean, default=None)
+
+
+def _share(row: Row, failure: Failure) -> str:
+    return f"{row.cells[failure.name].share:.0%}"
+
+
+def costs(row: Row) -> str:
+    """``1.34 times the time, best loss -0.121``."""
+    if not row.best.n:
+        return "under stress alone"
+    return f"{row.time:.2f} times the time, best loss {row.best.mean:+.3f}"
+
+
+def table(matrix: Matrix) -> pd.DataFrame:
+    """A row per arm, those that cure most failures first: its verdicts, and what it costs and tolerates."""
+    rows = []
+    for row in ranked(matrix):
+        cells = {failure.title: shown(row.cells[failure.name]) for failure in matrix.failures}
+        rows.append({"arm": row.name, **cells, **_prices(row)})
+    return pd.DataFrame(rows)
+
+
+def _prices(row: Row) -> dict[str, str]:
+    """What an arm costs and tolerates; empty texts for arms that act under stress alone, and so have no curve."""
+    if not row.best.n:
+        return dict.fromkeys(PRICES, "")
+    reaches = (f"{decades:.2f}{'+' * row.is_bound}" for decades in (row.within_reference, row.within_own))
+    return dict(zip(PRICES, (change(row.best), *reaches, f"x {row.time:.2f}", f"{row.parameters:+,}"), strict=True))
+
+
+def ranked(matrix: Matrix) -> list[Row]:
+    """The arms by the number of failures that they cure, then cure in part, then by what they take off."""
+
+    def rank(row: Row) -> tuple[float, ...]:
+        shares = [cell.share for cell in row.cells.values() if not math.isnan(cell.share)]
+        return (-row.number(CURES), -row.number(IN_PART), row.number(HARMS), -sum(shares))
+
+    return sorted(matrix.arms, key=rank)
+
+
+def shown(cell: Judged) -> str:
+    """``cures 97 %``; of arms that do nothing, and of failures that are not tested, the word alone."""
+    word = SHORT.get(cell.verdict, cell.verdict)
+    return word if math.isnan(cell.share) or cell.verdict == NOT_TESTED else f"{word} {100 * cell.share:.0f} %"
+
+
+def change(interval: Interval) -> str:
+    """``-0.106 [-0.127, -0.085]``."""
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def notes(matrix: Matrix) -> Iterator[str]:
+    """Yield what the numbers mean, a sentence each."""
+    rule = matrix.board.rule
+    yield (
+        "A share is what an arm takes off of what the control loses, paired by seed. An arm cures a failure if p, "
+        f"adjusted for all arms, is below {rule.alpha:g} and at most {rule.margin:.0%} of the loss is left. It does "
+        f"not, whatever the direction, if the 90 % interval lies within {rule.margin:.0%}. Idle is an arm whose runs "
+        "are the control's bit for bit."
+    )
+    yield (
+        f"Arms are screened on {len(rule.screened)} seeds, and those that take off {rule.passes_screening:.0%} or "
+        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades are those of the screening, without "
+        f"qk-layernorm. The decades lie within {rule.within:g} nats of the reference's best loss, then of its own."
+    )
+    for failure in matrix.failures:
+        lost = matrix.lost[failure.name]
+        power = f"; {_power(matrix, failure)}" if is_tested(matrix, failure) else ", so the failure is not tested"
+        yield f"{failure.title.capitalize()}: {failure.means}. The control loses {lost.bare} {failure.unit}{power}."
+    if others := [row.name for row in matrix.arms if not row.trains]:
+        yield f"No better than a bigram model at any learning rate: {listed(others)}."
+    if worse := [row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)]:
+        yield f"Not advised, since the best loss is over {rule.loses:g} nats worse: {listed(worse)}."
+
+
+def _power(matrix: Matrix, failure: Failure) -> str:
+    """With what probability six fresh seeds find an arm that takes off half of what the control loses."""
+    rule, spread = matrix.board.rule, matrix.spreads[failure.name]
+    confirmed = max(sum(row.cells[failure.name].is_confirmed for row in matrix.arms), 1)
+    half = matrix.lost[failure.name].mean / 2
+    power = power_of(len(rule.fresh), half, spread.sd, rule.alpha / confirmed) if spread.sd > 0 else math.nan
+    return f"an arm that takes off half of it is found with a probability of {power:.2f}"
+
+
+def lines(matrix: Matrix) -> Iterator[str]:
+    """Yield the board for a terminal."""
+    yield headline(matrix)
+    yield ""
+    yield from plain_text(table(matrix))
+    yield ""
+    yield from notes(matrix)
+
+
+def as_csv(matrix: Matrix) -> str:
+    """A line for each arm and failure."""
+    return pd.DataFrame(list(_plain_cells(matrix))).to_csv(index=False, lineterminator="\n")
+
+
+def as_json(matrix: Matrix) -> str:
+    """The board as a JSON object; null where a number is unknown."""
+    arms = [
+        {
+            "arm": row.name,
+            "best_loss": _ends(row.best),
+            "trains": row.trains,
+            "decades_within_reference": finite(row.within_reference),
+            "decades_within_own": finite(row.within_own),
+            "is_lower_bound": row.is_bound,
+            "time": finite(row.time),
+            "parameters_added": row.parameters,
+            "lr_times": row.times,
+        }
+        for row in matrix.rows
+    ]
+    lost = {failure.name: _ends(matrix.lost[failure.name]) for failure in matrix.failures}
+    cells = list(_plain_cells(matrix))
+    content = {"headline": headline(matrix), "lost": lost, "arms": arms, "cells": cells, "notes": list(notes(matrix))}
+    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
+    for row in matrix.arms:
+        for failure in matrix.failures:
+            cell = row.cells[failure.name]
+            yield {
+                "arm": row.name,
+                "failure": failure.name,
+                "verdict": cell.verdict,
+                "direction": cell.direction,
+                "share": finite(cell.share),
+                "takes_off": finite(cell.takes_off.mean),
+                "low": finite(cell.takes_off.low),
+                "high": finite(cell.takes_off.high),
+                "unit": failure.unit,
+                "p": finite(cell.p),
+                "seeds": cell.takes_off.n,
+                "is_confirmed": cell.is_confirmed,
+                "reason": cell.reason,
+            }
+
+
+def _ends(interval: Interval) -> dict[str, object]:
+    return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}
+
+
+def p_shown(p: float) -> str:
+    """A p to read: not below what so few seeds can tell."""
+    return f"< {SMALLEST_P:g}" if p < SMALLEST_P else format_p(p)
