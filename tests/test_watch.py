@@ -112,11 +112,46 @@ def test_the_running_mean_of_norms_stands_still_in_an_event() -> None:
         ("update_rms", "update_rms", 0.2, 0.6),
         ("eps_ratio", "epsilon_ratio", 0.01, 3.0),
         ("update_curvature", "curvature", 0.9, 1.1),
+        ("expert_load_max", "router_collapse", 2.5, 4.0),
+        ("router_logit_max", "router_logits", 5.0, 30.0),
     ],
 )
 def test_probes_raise_alarms_of_their_own(column: str, kind: str, low: float, high: float) -> None:
     (event,) = detect(log(calm(), **{column: np.where(STEPS >= 600, high, low)}))
     assert (event.kind, event.step) == (kind, 600)
+
+
+def test_a_balancing_loss_alarms_where_it_stays_above_its_smallest_median() -> None:
+    """Whatever the coefficient with which it is logged; a few high rows are no collapse."""
+    balance = np.where(STEPS >= 600, 1.6, 1.0)
+    for coefficient in (1.0, 1e-2):
+        (event,) = detect(log(calm(), router_balance=coefficient * balance))
+        assert (event.kind, event.step) == ("router_balance", 600)
+        assert event.usual == pytest.approx(coefficient)
+    brief = np.where((STEPS >= 600) & (600 + HELD - 1 > STEPS), 3.0, 1.0)
+    assert detect(log(calm(), router_balance=brief)) == []
+    assert detect(log(calm(), expert_load_max=brief + 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        (
+            " iteration {step}/ 3000 | lm loss {loss:.6E} | load_balancing_loss: {high:.6E} | z_loss: 9.0E+00 |",
+            "balance",
+        ),
+        ('{{"step": {step}, "train/CE loss": {loss}, "train/router Z loss": {square}}}', "logits"),
+        ('{{"step": {step}, "train/loss": {loss}, "train/block 00/load imbalance": {high}}}', "collapse"),
+    ],
+)
+def test_names_of_other_trainers_are_known(form: str, kind: str, tmp_path: Path) -> None:
+    high = np.where(STEPS >= 600, 20.0, 2.0)
+    rows = zip(STEPS, calm(), high, strict=True)
+    (tmp_path / "a.log").write_text(
+        "".join(f"{form.format(step=n, loss=x, high=y, square=y**2)}\n" for n, x, y in rows)
+    )
+    (run,), _ = read_logs(tmp_path / "a.log")
+    assert [(event.kind, event.step) for event in detect(run)] == [(f"router_{kind}", 600)]
 
 
 def pulses(*rows: int) -> np.ndarray:

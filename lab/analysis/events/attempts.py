@@ -20,6 +20,8 @@ from lab.core.windows import NORMAL, Numbers
 
 # Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]
+# The mean square of a router's log Z, whose root stands for its largest logit where that was not logged.
+ROUTER_Z, ROUTER_LOGIT = "router_z", "router_logit_max"
 # Held-out losses, of the corpus as it is and of clean text, from which follows whether they part.
 HELD_OUT = ["val_loss", "clean_val_loss"]
 # Measurements that a trainer logs at every step, so that a loss missing beside them was left out.
@@ -250,7 +252,10 @@ def made_log(
         mantissa_bits: as in ``Log``.
         held_out: held-out losses by column, indexed by steps of their own; each holds up to the next.
     """
-    columns = {column: value_n for column, value_n in values.items() if column not in (*OUTPUT_LOGITS, *HELD_OUT)}
+    derived_from = (*OUTPUT_LOGITS, *HELD_OUT, ROUTER_Z)
+    columns = {column: value_n for column, value_n in values.items() if column not in derived_from}
+    if ROUTER_Z in values and ROUTER_LOGIT not in values:
+        columns[ROUTER_LOGIT] = np.sqrt(np.clip(values[ROUTER_Z], 0, None))
     if all(column in held_out for column in HELD_OUT):
         both = {column: held_out[column] for column in HELD_OUT}
         for column, losses in {**both, "parting": parting(*both.values())}.items():

@@ -33,6 +33,9 @@ LIMIT = 1.0
 HIGHEST_FLOOR = 1.0
 # Rounding of output logits raises an alarm if it is costly in this many measurements in a row.
 HELD = 5
+# Experts collapse if the most loaded one takes this many times its share, or if the balancing loss exceeds its smallest
+# median over ``HELD`` rows by this factor, in so many measurements in a row.
+COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
 # An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
 LEAD = 100
 
@@ -50,6 +53,9 @@ LABELS = {
     "curvature": ("curvature above limit", "curvature /\nlimit"),
     "parting": ("the two held-out losses part", "parting of\nheld-out losses,\nnats/token"),
     "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
+    "router_collapse": ("collapse of experts", "largest load\nover the mean"),
+    "router_balance": ("growth of the balancing loss", "balancing loss"),
+    "router_logits": ("growth of router logits", "largest\nrouter logit"),
 }
 
 
@@ -72,7 +78,8 @@ class Log(NamedTuple):
             ``loss_scale``, ``attention_logit_max``, ``update_rms``, ``eps_ratio``, ``update_curvature``. Two follow
             from measurements of output logits: their level ``output_logit``, and ``logit_rounding``, the loss that
             rounding them adds, nats per token. ``parting`` follows from two held-out losses, ``val_loss`` and
-            ``clean_val_loss``, of which each holds up to the next; see ``held_out_losses.parting``.
+            ``clean_val_loss``, of which each holds up to the next; see ``held_out_losses.parting``.  Of experts there
+            are ``expert_load_max``, ``router_balance``, and ``router_logit_max``, which may follow from the z-loss.
         note: where losses count as NaN though the log does not say so, and why; empty if nowhere.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
         went_back: of an attempt that goes on from a checkpoint; None for others.
@@ -284,9 +291,31 @@ def apart(parting_n: Numbers) -> Iterator[Span]:
 
 def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
     """Output logits whose rounding costs ``COSTLY`` nats per token or more, in ``HELD`` measurements in a row."""
-    known_n = np.flatnonzero(~np.isnan(cost_n))
-    lasting_n = scipy.ndimage.binary_opening(cost_n[known_n] >= COSTLY, structure=np.ones(HELD))
-    for span in _runs(lasting_n, lambda _: COSTLY):
+    yield from _held(cost_n, lambda known_n: known_n >= COSTLY, lambda _: COSTLY)
+
+
+def collapsed(load_n: Numbers) -> Iterator[Span]:
+    """Experts of which one takes over ``COLLAPSED_LOAD`` times its share, in ``HELD`` measurements in a row."""
+    yield from _held(load_n, lambda known_n: known_n > COLLAPSED_LOAD, lambda _: 1.0)
+
+
+def unbalanced(balance_n: Numbers) -> Iterator[Span]:
+    """A balancing loss above ``BALANCE_RISE`` times its smallest median so far, in ``HELD`` measurements in a row."""
+    known_n = balance_n[~np.isnan(balance_n)]
+    if len(known_n) < HELD:
+        return
+    median_n = np.median(sliding_window_view(known_n, HELD), axis=1)
+    least_n = np.concatenate([np.full(HELD - 1, median_n[0]), np.minimum.accumulate(median_n)])
+    yield from _held(balance_n, lambda values_n: values_n > BALANCE_RISE * least_n, lambda row: float(least_n[row]))
+
+
+def _held(
+    value_n: Numbers, is_flagged: Callable[[Numbers], NDArray[np.bool_]], usual: Callable[[int], float]
+) -> Iterator[Span]:
+    """Measurements that are flagged ``HELD`` times in a row or more, whatever rows lie between them."""
+    known_n = np.flatnonzero(~np.isnan(value_n))
+    lasting_n = scipy.ndimage.binary_opening(is_flagged(value_n[known_n]), structure=np.ones(HELD))
+    for span in _runs(lasting_n, usual):
         yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
 
 
@@ -305,4 +334,7 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
 WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "norm_not_finite": ("grad_norm", lasting_overflow),
     "norm_drift": ("grad_norm", norm_drift),
+    "router_collapse": ("expert_load_max", collapsed),
+    "router_balance": ("router_balance", unbalanced),
+    "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
 }

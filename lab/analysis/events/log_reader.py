@@ -52,6 +52,14 @@ NAMES = {
     "log_z": ("log_z",),
     "log_z_square": ("log_z_square", "log_z_squared", "z_loss"),
     "output_logit_mean": ("output_logit_mean", "mean_logit"),
+    # of experts: torchtitan, Megatron-LM and OLMo-core
+    "expert_load_max": ("expert_load_max", "load_imbalance", "max_load"),
+    "router_balance": (
+        *("router_balance", "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss"),
+        *("load_balance_loss", "router_aux_loss", "moe_aux_loss", "balance_loss", "load_balancing_loss_unscaled"),
+    ),
+    "router_logit_max": ("router_logit_max", "max_router_logit"),
+    "router_z": ("router_z_loss", "moe_z_loss", "router_z_loss_unscaled"),
 }
 WHOLE_NAMES = {"norm", "scale", "batch", "progress_bar", "_step", "nll"}  # names that mean nothing as the end of others
 # Words with which a name no longer means the step, loss or norm of training.

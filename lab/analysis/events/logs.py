@@ -25,6 +25,7 @@ PROBES = {
     "train_loss": "loss",
     **{name: name for name in ("grad_norm", "attention_logit_max", "update_rms", "eps_ratio", "update_curvature")},
     **{name: name for name in ("log_z", "log_z_square", "val_loss", "clean_val_loss")},
+    **{name: name for name in ("expert_load_max", "router_balance", "router_logit_max")},
 }
 
 

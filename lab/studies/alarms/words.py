@@ -102,6 +102,9 @@ NEXT = {
     "loss_scale": "where gradients overflow, since no scale avoids it any longer",
     "curvature": "the learning rate, which is beyond what the curvature allows",
     "parting": "what the training text holds that the clean text lacks",
+    "router_collapse": "whether the balancing loss or the bias of the choice acts, and dead experts by layer",
+    "router_balance": "the loads of experts by layer, since the router favours fewer of them than before",
+    "router_logits": "the router's log Z, which a z-loss of 1e-3 would bound",
     "logit_rounding": "the number format of the output logits, or a loss that keeps them small",
 }
 _AFTER_LOSS = {
