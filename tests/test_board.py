@@ -10,17 +10,22 @@ import pandas as pd
 import pytest
 
 from lab.analysis.statistics import spread_prior
+from lab.cli.board import _composed
+from lab.cli.request import read_request
 from lab.core.errors import RequestError
 from lab.studies.leaderboard import matrix as board
 from lab.studies.leaderboard.failures import (
     AT_EASE,
+    CELLS,
     CURVE,
     REFERENCE,
     STRESSED,
     Cell,
     board_arms,
+    cells_table,
     chosen_arms,
     interventions,
+    read_cells,
     read_failures,
     settings,
 )
@@ -200,3 +205,25 @@ def test_the_keys_of_a_failure_that_an_optimizer_lacks_are_left_out() -> None:
 def test_an_unknown_arm_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="'perry_ln'; nearest: peri_ln"):
         chosen_arms(["perry_ln"])
+
+
+def test_an_arm_that_needs_no_runs_says_why() -> None:
+    failures = [read_failures().failures[name] for name in ("beyond_qk_norm", "short_warmup")]
+    arms = {name: board_arms()[name] for name in ("qk_layernorm", "longer_warmup", "adamw_qk_clip")}
+    wanted = {cell: setting for arm in arms.values() for cell, setting in settings(arm, [0], {}, failures).items()}
+    stressed = {cell: setting for cell, setting in wanted.items() if cell.place == STRESSED}
+    request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
+    trees, reasons = _composed(request, arms, stressed)
+    assert [cell[:2] for cell in trees] == [("beyond_qk_norm", "longer_warmup")]
+    assert reasons["short_warmup", "longer_warmup"] == "it takes the stress away"
+    assert reasons["beyond_qk_norm", "qk_layernorm"] == "the control has it"
+    assert "'qk_clip' scales queries and keys" in reasons["beyond_qk_norm", "adamw_qk_clip"]
+
+
+def test_a_board_keeps_what_it_trained_and_why_not(tmp_path: Path) -> None:
+    cell = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
+    runs, reasons = {cell: {300: "a-1", 301: "b-2"}}, {(FAILURE.name, "dyt"): "no, since"}
+    (tmp_path / CELLS).write_text(cells_table(runs, reasons).to_csv(index=False))
+    assert read_cells(tmp_path) == (runs, reasons)
+    with pytest.raises(RequestError, match="--train"):
+        read_cells(tmp_path / "elsewhere")

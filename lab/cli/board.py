@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from lab.studies.leaderboard.matrix import passes_screening, tables_of
 from lab.studies.stress.battery import Setting
 from lab.sweeping.progress import ProgressLog
 
+QUESTION = "Which published change cures which failure of training, and what does it cost?"
+
 Ids = dict[Cell, dict[int, str]]
 
 
@@ -56,6 +59,7 @@ def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failure
         raise RequestError(f"unknown failure {unknown[0]!r}; {nearest(unknown[0], known)}")
     chosen, tried = [known[name] for name in failures or known], chosen_arms(arms)
     request = read_request([*read_failures().runs, f"out={quoted(folder)}"], command, name="board")
+    request = replace(request, question=QUESTION)
     every = {
         cell: setting for arm in tried for cell, setting in settings(arm, rule.screened, excludes(), chosen).items()
     }
