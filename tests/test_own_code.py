@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from lab.__main__ import main
 from lab.cli import own_code
 from lab.core.errors import RequestError
+from lab.core.hooks import listening
 from lab.core.registry import LINKS
 from lab.core.schema import stack
 from lab.model.config import ModelConfig
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.own_module import entry_of, huggingface_builder
+from lab.model.watched import Watched
 from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
@@ -168,8 +170,6 @@ class Recurrent(nn.Module):
 
 
 def test_a_module_takes_the_shape_by_the_names_of_its_arguments_and_announces_its_blocks() -> None:
-    from lab.core.hooks import listening
-
     entry: Any = entry_of(Recurrent, "Recurrent")
     assert dict(entry.takes) == {"vocabulary": "vocab_size", "width": "n_embd", "depth": "n_layer"}
     make = lambda: entry(scale=2.0).build(SHAPE, 11, 7)  # noqa: E731
@@ -185,6 +185,100 @@ def test_a_module_takes_the_shape_by_the_names_of_its_arguments_and_announces_it
     first = alone.blocks[0](2.0 * alone.embedding(tokens_rbt[1]))
     assert torch.equal(heard["block_output", "block0"][1], first)
     assert ("block_output", "block1") in heard
+
+
+class Attention(nn.Module):
+    """Attention by a softmax of its own, or by torch's function."""
+
+    def __init__(self, width: int, fused: bool) -> None:
+        super().__init__()
+        self.products, self.fused = nn.Linear(width, 3 * width), fused
+
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in self.products(x).chunk(3, 2))
+        return q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]), v
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            q, k, v = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in self.products(x).chunk(3, 2))
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        scores, v = self.scores(x)
+        future = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        return (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Attending(nn.Module):
+    """Two blocks of attention without residuals, and a mixer that attends as well."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int, fused: bool) -> None:
+            super().__init__()
+            self.attn, self.other = Attention(width, fused), Attention(width, fused)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.attn(x))
+
+    def __init__(self, vocab_size: int, n_embd: int, n_layer: int, fused: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, n_embd), nn.Linear(n_embd, vocab_size)
+        self.blocks = nn.ModuleList(self.Block(n_embd, fused) for _ in range(n_layer))
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.embedding(idx)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def heard_of(
+    watched: Watched, *, fused: bool, one_by_one: bool = False
+) -> tuple[dict[Any, Tensor], CustomModel, Tensor]:
+    """What two runs of a model announce, the model, and its tokens."""
+    entry: Any = entry_of(Attending, "Attending")
+    model = CustomModel(lambda: entry(fused=fused).build(SHAPE, 11, 7), 2, {}, SHAPE, watched=watched)
+    model.one_by_one = one_by_one
+    model.initialize((3, 4), {})
+    heard, tokens_rbt = {}, torch.arange(28).reshape(2, 2, 7) % 11
+    silent, _ = model(tokens_rbt)
+    with listening(lambda kind, where, *values: heard.update({(kind, where): values[0]})):
+        logits_rbtv, _ = model(tokens_rbt)
+    assert torch.equal(logits_rbtv, silent)
+    return heard, model, tokens_rbt
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_attention_scores_are_heard_by_their_shape(fused: bool, one_by_one: bool) -> None:
+    heard, _, tokens_rbt = heard_of(Watched(), fused=fused, one_by_one=one_by_one)
+    torch.manual_seed(4)
+    alone = Attending(11, 16, 2, fused)
+    expected, _ = alone.blocks[0].attn.scores(alone.embedding(tokens_rbt[1]))
+    past = torch.ones(7, 7).tril().bool()
+    torch.testing.assert_close(heard["scores", "block0"][1][..., past], expected[..., past])
+    assert {where for kind, where in heard if kind == "scores"} == {"block0", "block1"}
+
+
+def test_attention_scores_are_heard_in_modules_of_a_name() -> None:
+    heard, _, tokens_rbt = heard_of(Watched(attn="blocks.*.other", block="blocks.1"), fused=False)
+    torch.manual_seed(3)
+    alone = Attending(11, 16, 2)
+    expected, _ = alone.blocks[0].other.scores(alone.blocks[0].attn(alone.embedding(tokens_rbt[0])))
+    past = torch.ones(7, 7).tril().bool()
+    torch.testing.assert_close(heard["scores", "blocks.0.other"][0][..., past], expected[..., past])
+    assert {where for kind, where in heard if kind == "scores"} == {"blocks.0.other", "block0"}
+    assert [where for kind, where in heard if kind == "block_output"] == ["block0"]
+
+
+def test_both_modules_of_a_block_have_a_place_of_their_own() -> None:
+    heard, *_ = heard_of(Watched(attn="blocks.*.*"), fused=True)
+    places = {where for kind, where in heard if kind == "scores"}
+    assert {"block0.attn", "block0.other", "block1.attn", "block1.other"} <= places
+
+
+def test_a_name_that_no_module_has_is_refused_with_the_nearest() -> None:
+    entry: Any = entry_of(Attending, "Attending", Watched(attn="blocks.*.atn"))
+    with pytest.raises(RequestError, match=r"Attending has no module 'blocks.\*.atn'; nearest: .*blocks.0.attn"):
+        check_custom_model("Attending", lambda: entry().build(SHAPE, 11, 7), 11, 7, entry.watched)
 
 
 def test_memory_that_runs_out_is_no_reason_to_call_a_module_run_by_run() -> None:
@@ -225,6 +319,9 @@ def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> No
         (["--optimizer", "{here}/broken.py:Mine"], "SyntaxError"),
         (["--model", "{here}/own.py"], "FILE.py:NAME"),
         (["--model", "{here}/own.py:Mine"], "vocabulary"),
+        (["--model", "{here}/own.py:Mine", "--probe", "attn"], "attn=NAMES"),
+        (["--model", "{here}/own.py:Mine", "--probe", "logits=head"], "logits=head"),
+        (["--probe", "attn=blocks.*"], "--model"),
         (["--optimizer", "{here}/own.py:Mine", "optimizer.momentun=1"], "optimizer.momentun"),
     ],
 )

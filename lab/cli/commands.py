@@ -10,6 +10,7 @@ import sys
 import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,10 @@ def _train(arguments: list[str]) -> None:
 def _stress(arguments: list[str]) -> None:
     from lab.cli import own_code, request, stress
 
-    words = [word for word in arguments if request.is_override(word)]
-    given = OptionParser("stress").read([word for word in arguments if not request.is_override(word)])
+    is_value = [before == "--probe" for before in ["", *arguments[:-1]]]  # and no override, though it has "="
+    is_word = [request.is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
+    words = list(compress(arguments, is_word))
+    given = OptionParser("stress").read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
     if given.params:
         _numbers(given, words)
         return
@@ -67,7 +70,10 @@ def _stress(arguments: list[str]) -> None:
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
-    code = [own_code.read(kind, path) for kind in own_code.KINDS if (path := getattr(given, kind))]
+    probes = own_code.read_probes(given.probe)
+    if probes and not given.model:
+        raise RequestError("--probe names modules of a model of your own; give it with --model")
+    code = [own_code.read(kind, path, probes) for kind in own_code.KINDS if (path := getattr(given, kind))]
     for own in code:
         if own.remark:
             say(f"lab: {own.remark}", error=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,7 @@ def stress(
     cures: int | Sequence[str] | None = None,
     model: Any = None,
     optimizer: Any = None,
+    probe: Mapping[str, str] = MappingProxyType({}),
     out: str | Path | None = None,
     **values: Any,
 ) -> Card | CardPair:
@@ -98,6 +100,8 @@ def stress(
             or the name of a size, such as ``"d64"``.
         optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress
             --optimizer`` takes it, to put beside the recipe's; or the name of one of the lab's.
+        probe: names of modules of your model that attend, or that are its blocks, where they are not found by shape:
+            ``{"attn": "layers.*.self_attn", "block": "layers.*"}``.
         out: the results folder; ``runs/stress/NAME`` unless given. With two recipes, the folder that holds theirs.
         values: overrides by key, as for ``sweep``.
 
@@ -112,7 +116,8 @@ def stress(
     from lab.cli.stress import make_card, make_pair, read_plans  # here, since a sweep needs none of it
 
     given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
-    code = [own_code.read(kind, value) for kind, value in given.items() if own_code.is_code(value)]
+    probes = own_code.read_probes([f"{kind}={pattern}" for kind, pattern in probe.items()])
+    code = [own_code.read(kind, value, probes) for kind, value in given.items() if own_code.is_code(value)]
     values = {kind: value for kind, value in given.items() if not own_code.is_code(value)} | values
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
     words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
@@ -122,7 +127,10 @@ def stress(
         f"--{kind}": getattr(value, "__name__", value) for kind, value in given.items() if own_code.is_code(value)
     }
     shown |= {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
-    command = shlex.join(["lab", "stress", *words, *(f"{key}={value}" for key, value in shown.items() if value)])
+    named = [f"--probe={kind}={pattern}" for kind, pattern in probes.items()]
+    command = shlex.join(
+        ["lab", "stress", *words, *(f"{key}={value}" for key, value in shown.items() if value), *named]
+    )
     own = [word for word in words if is_override(word)]
     recipes = [word for word in words if word not in (*own, *options)]
     plans = read_plans(recipes, own, command, names=tests, minutes=minutes, cures=chosen, options=options, code=code)

@@ -7,11 +7,11 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
@@ -23,6 +23,7 @@ SHRUNK = (
     "{name} is shrunk: its width, depth, heads, vocabulary and positions are those of the run; the width of its MLP to "
     "that of the model and the query heads per key head are kept, there are 8 experts at most, and dropout is off"
 )
+PROBED = "probes.names=[attention_logit_max,block_rms,log_z]"  # where modules are named to be heard
 OF_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}  # which trains what an optimizer of matrices leaves out
 
 
@@ -37,6 +38,7 @@ class OwnCode(NamedTuple):
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
+        probes: patterns of the names of the modules that probes hear, by kind.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class OwnCode(NamedTuple):
     remark: str = ""
     fixed: Sequence[str] = ()
     source: str = ""
+    probes: Mapping[str, str] = MappingProxyType({})
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
@@ -53,18 +56,19 @@ class OwnCode(NamedTuple):
         return [*self.words, *marked]
 
 
-def read(kind: str, given: Any) -> OwnCode:
+def read(kind: str, given: Any, probes: Mapping[str, str] = MappingProxyType({})) -> OwnCode:
     """Register a model or an optimizer.
 
     Args:
         kind: ``model`` or ``optimizer``.
         given: ``FILE.py:NAME`` or ``MODULE:NAME``; for a model also a config of transformers (its class, or the path
             of a ``config.json``), for an optimizer also a class of ``torch.optim``; or the object itself.
+        probes: of a model, the patterns of ``lab.model.watched.Watched`` by name.
 
     Raises:
         RequestError: there is no such file or name, or what it names cannot be trained here.
     """
-    own = _READ[kind](given)
+    own = _READ[kind](given, probes)
     if isinstance(given, str):
         return own._replace(source=_absolute(given))
     return own._replace(words=[*own.words, "hydra/launcher=basic"])  # other processes cannot import an object
@@ -77,18 +81,22 @@ def is_code(given: Any) -> bool:
 
 def words_for_jobs(code: Sequence[OwnCode]) -> list[str]:
     """The override by which jobs, in processes of their own, learn what to register; none if there is nothing."""
-    entries = [[own.kind, own.source] for own in code if own.source]
+    entries = [
+        [own.kind, own.source, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
+        for own in code
+        if own.source
+    ]
     return [f"+own_code={json.dumps(entries)}"] if entries else []
 
 
-def register(entries: Sequence[Sequence[str]]) -> None:
+def register(entries: Sequence[Sequence[Any]]) -> None:
     """Register, in the process of a job, what the request registered.
 
     Raises:
         RequestError: a file is no longer there, or no longer defines the name.
     """
-    for kind, source in entries:
-        _READ[kind](source)
+    for kind, source, *probes in entries:
+        _READ[kind](source, read_probes(probes))
 
 
 def _absolute(given: str) -> str:
@@ -98,8 +106,28 @@ def _absolute(given: str) -> str:
     return given
 
 
-def _model(given: Any) -> OwnCode:
+def read_probes(given: Sequence[str]) -> dict[str, str]:
+    """The patterns in words such as ``attn=layers.*.self_attn``, by kind.
+
+    Raises:
+        RequestError: a word names no kind of probe, or no pattern.
+    """
+    from lab.model.watched import Watched
+
+    probes = dict[str, str]()
+    for word in given:
+        kind, _, pattern = word.partition("=")
+        if kind not in Watched._fields or not pattern:
+            raise RequestError(
+                f"--probe takes attn=NAMES or block=NAMES of modules, such as attn=layers.*.attn, not {word!r}"
+            )
+        probes[kind] = pattern
+    return probes
+
+
+def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     from lab.model.own_module import entry_of, huggingface_builder
+    from lab.model.watched import Watched
 
     if isinstance(given, str) and (given.endswith(("Config", ".json")) or Path(given, "config.json").is_file()):
         name, builder, text = huggingface_builder(given)
@@ -107,7 +135,8 @@ def _model(given: Any) -> OwnCode:
     else:
         builder, text = _object(given, "")
         name, remark = builder.__name__, ""
-    entry = entry_of(builder, name)
+    entry = entry_of(builder, name, Watched(**probes))
+    text += json.dumps(dict(probes)) if probes else ""  # other probes make other records
     _register(MODELS, name, entry)
     settings = [f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
@@ -116,14 +145,15 @@ def _model(given: Any) -> OwnCode:
     return OwnCode(
         "model",
         name,
-        [f"+guest.{name}.source={text_digest(text)}", "intervention=[]"],
+        [f"+guest.{name}.source={text_digest(text)}", "intervention=[]", *([PROBED] if probes else [])],
         settings,
         remark,
         [f"model.{part}" for part in fixed],
+        probes=probes,
     )
 
 
-def _optimizer(given: Any) -> OwnCode:
+def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     from lab.core.roles import Role
     from lab.optim.links.torch_optimizer import link_of
 
@@ -146,7 +176,7 @@ def _optimizer(given: Any) -> OwnCode:
     return OwnCode("optimizer", name, words, [f"optimizer.{key}" for key in numbers], remark)
 
 
-_READ: dict[str, Callable[[Any], OwnCode]] = {"model": _model, "optimizer": _optimizer}
+_READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model, "optimizer": _optimizer}
 
 
 def _register(registry: Registry[Any], name: str, entry: Any) -> None:

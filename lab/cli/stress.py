@@ -320,7 +320,20 @@ def _without_impossible_tests(plan: Plan) -> Plan:
                 reasons[test.title] = reason
     if len(reasons) == len(plan.tests):
         raise RequestError(next(iter(reasons.values())))
+    _say_what_is_heard(plan)
     return replace(plan, tests=[test for test in plan.tests if test.title not in reasons], left_out=reasons)
+
+
+def _say_what_is_heard(plan: Plan) -> None:
+    """Say in which modules of a model of the user's own probes hear attention and blocks."""
+    from lab.training.building import heard_in  # slow to load
+    from lab.training.config import run_config
+
+    setting = Setting((), USUAL_BEST)
+    if heard := heard_in(run_config(compose_settings(plan.request, [setting])[setting][0])):
+        missing = "nowhere; --probe {}=NAMES names modules"
+        places = [names or missing.format(kind) for kind, names in heard._asdict().items()]
+        say("lab: attention logits are heard in {}; the residual stream after {}".format(*places), error=True)
 
 
 def _refusal(request: Request, setting: Setting) -> str:

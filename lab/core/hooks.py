@@ -47,6 +47,11 @@ def announce(kind: str, where: str, *values: Any) -> None:
         callback(kind, where, *values)
 
 
+def is_listening() -> bool:
+    """Whether anybody hears announcements."""
+    return _callback.get() is not None
+
+
 @contextmanager
 def listening(callback: Callback | None) -> Iterator[None]:
     """Call ``callback(kind, where, *values)`` on every announcement within the block; ``None`` mutes them."""

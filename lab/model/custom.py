@@ -15,9 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.core.hooks import HookIntervention, HookPoint, announce, attach
+from lab.core.hooks import HookIntervention, HookPoint, announce, attach, is_listening
 from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
+from lab.model.watched import BY_SHAPE, Ear, Heard, Watched
 
 Build = Callable[[], nn.Module]
 CHECKED_ROWS = 2  # rows of the batch on which a module is checked
@@ -29,13 +30,6 @@ def build_from_seed(make: Build, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
-
-
-def block_modules(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list."""
-    lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
-    alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
-    return max(alike, key=len, default=[])
 
 
 @cache
@@ -57,8 +51,8 @@ def logits_of(module: nn.Module, weights: dict[str, Tensor], tokens_bt: Tensor) 
 class CustomModel(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]``: a user's modules side by side, each from ``[b t]`` to ``[b t v]``.
 
-    A module that ``torch.func.vmap`` cannot batch is called for one run after the other. The outputs of its blocks, the
-    members of its longest ``nn.ModuleList``, are announced as ``block_output``.
+    A module that ``torch.func.vmap`` cannot batch is called for one run after the other. The scores of its attention
+    and the outputs of its blocks are announced, see ``Ear``.
 
     Args:
         make: builds the module of one run.
@@ -66,9 +60,10 @@ class CustomModel(nn.Module):
         interventions: hook interventions by name; only the hook point ``logits`` exists.
         config: the shape of the model, for the interventions.
         operands: the precision of ``torch.autocast`` in the forward pass; the logits keep the precision of the weights.
+        watched: the names of the modules that are heard; by default they are found by shape.
 
     Raises:
-        RequestError: an intervention has weights.
+        RequestError: an intervention has weights, or no module has a name to be watched.
     """
 
     ends = ()  # which weights embed is unknown, so all are counted
@@ -81,11 +76,12 @@ class CustomModel(nn.Module):
         interventions: Mapping[str, HookIntervention],
         config: ModelConfig,
         operands: torch.dtype | None = None,
+        watched: Watched = BY_SHAPE,
     ) -> None:
         super().__init__()
         self.make, self.operands, self.one_by_one = make, operands, False
         self.inner = build_from_seed(make, 0)
-        self.layers = block_modules(self.inner)
+        self.ear = Ear(self.inner, watched)
         single = list(self.inner.parameters())  # kept alive, so that ids stay unique
         stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in single}
         for module in self.inner.modules():
@@ -103,16 +99,18 @@ class CustomModel(nn.Module):
         # attention without fused kernels, which vmap would call once per run
         rounded = torch.autocast(tokens_rbt.device.type, self.operands, enabled, cache_enabled=False)
         with rounded, sdpa_kernel(SDPBackend.MATH):
-            logits_rbtv, blocks_rbtd = self._of_all_runs(weights, tokens_rbt)
-        for number, block_rbtd in enumerate(blocks_rbtd):
-            announce("block_output", f"block{number}", block_rbtd)
+            logits_rbtv, heard = self._of_all_runs(weights, tokens_rbt)
+        for place, scores_rbhts in heard.scores.items():
+            announce("scores", place, scores_rbhts)
+        for place, block_rbtd in heard.blocks.items():
+            announce("block_output", place, block_rbtd)
         changed_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
         return changed_rbtv, None
 
-    def _of_all_runs(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _of_all_runs(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Heard]:
         if not self.one_by_one:
             try:
-                outputs: tuple[Tensor, list[Tensor]] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
+                outputs: tuple[Tensor, Heard] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
             except Exception as fault:
                 if "random" in str(fault) or machine.is_out_of_memory(fault):
                     raise
@@ -124,23 +122,19 @@ class CustomModel(nn.Module):
             for run, tokens_bt in enumerate(tokens_rbt)
         ]
         logits_rbtv = torch.stack([logits_btv for logits_btv, _ in of_runs])
-        return logits_rbtv, [torch.stack(blocks) for blocks in zip(*(blocks for _, blocks in of_runs), strict=True)]
+        scores, blocks = (
+            {place: torch.stack([heard[part][place] for _, heard in of_runs]) for place in of_runs[0][1][part]}
+            for part in range(2)
+        )
+        return logits_rbtv, Heard(scores, blocks)
 
-    def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits ``[b t v]``, and the outputs of its blocks ``[b t d]``."""
-        blocks = list[Tensor]()
+    def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, Heard]:
+        """Logits ``[b t v]``, and what was heard on the way if anybody listens."""
 
-        def keep(_: nn.Module, __: Any, output: Any) -> None:
-            block = output[0] if isinstance(output, tuple) else output
-            if isinstance(block, Tensor) and block.ndim == 3 and block.shape[:2] == tokens_bt.shape:
-                blocks.append(block)
+        def run() -> Any:
+            return logits_of(self.inner, weights, tokens_bt)
 
-        hooks = [layer.register_forward_hook(keep) for layer in self.layers]
-        try:
-            return logits_of(self.inner, weights, tokens_bt), blocks
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return self.ear.listen(run, tokens_bt.shape) if is_listening() else (run(), Heard({}, {}))
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight ``[r ...]`` by its name in the user's module."""
@@ -163,7 +157,7 @@ class CustomModel(nn.Module):
                 weights[name][run].copy_(value)
 
 
-def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) -> None:
+def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int, watched: Watched = BY_SHAPE) -> None:
     """Refuse a module that is not a causal language model, or cannot be trained in a fleet.
 
     Args:
@@ -171,6 +165,7 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) ->
         make: builds the module of one run.
         vocabulary: number of tokens.
         seq_len: tokens per window.
+        watched: as for ``CustomModel``.
 
     Raises:
         RequestError: the module fails a check or raised an exception; the message names it.
@@ -178,7 +173,9 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int) ->
     with torch.random.fork_rng(devices=[]):
         tokens_bt = torch.randint(vocabulary, (CHECKED_ROWS, seq_len), generator=torch.Generator().manual_seed(0))
         try:
-            problem = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt)
+            problem = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt, watched)
+        except RequestError as refusal:
+            problem = str(refusal)
         except Exception as fault:
             message = " ".join(str(fault).split())
             problem = VARIES if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
@@ -220,9 +217,9 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
 
 
 @torch.no_grad()
-def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
+def _check_fleet(make: Build, tokens_bt: Tensor, watched: Watched) -> str | None:
     """Return why two models cannot be trained side by side, as the rest of a sentence; None if they can."""
-    pair = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2))
+    pair = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2), watched=watched)
     pair.initialize((0, 1), {})
     logits_rbtv, _ = pair(tokens_bt.expand(2, -1, -1))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
@@ -235,3 +232,16 @@ def _check_fleet(make: Build, tokens_bt: Tensor) -> str | None:
 def _first_difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
     """Return the first name under which two dicts of tensors differ, or None."""
     return next((name for name in first if not torch.equal(first[name], other[name])), None)
+
+
+@torch.no_grad()
+def places_of(make: Build, vocabulary: int, seq_len: int, watched: Watched) -> Watched:
+    """The names of the modules in which scores of attention and outputs of blocks are heard; empty without any."""
+    module = build_from_seed(make, 0)
+    ear, tokens_bt = Ear(module, watched), torch.zeros(CHECKED_ROWS, seq_len, dtype=torch.long)
+    _, heard = ear.listen(lambda: logits_of(module, {}, tokens_bt), tokens_bt.shape)
+    names = {id(part): name for name, part in module.named_modules()}
+    return Watched(
+        ", ".join(names[id(ear.attending[place])] or "the whole model" for place in heard.scores),
+        ", ".join(names[id(ear.blocks[place])] for place in heard.blocks),
+    )

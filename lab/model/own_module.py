@@ -14,6 +14,7 @@ from torch import nn
 from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.files import read_text
 from lab.model.config import ModelConfig
+from lab.model.watched import BY_SHAPE, Watched
 
 # The arguments by which builders take the shape of a model, as published code names them.
 ARGUMENTS = {
@@ -34,10 +35,12 @@ class OwnModule:
     Attributes:
         builder: makes the module of one run.
         takes: the argument of the builder for each part of the shape that it takes.
+        watched: the names of the modules that probes hear.
     """
 
     builder: ClassVar[Callable[..., nn.Module]]
     takes: ClassVar[Mapping[str, str]]
+    watched: ClassVar[Watched] = BY_SHAPE
     source: str = ""
 
     def build(self, shape: ModelConfig, vocabulary: int, seq_len: int) -> nn.Module:
@@ -54,7 +57,7 @@ class OwnModule:
         return type(self).builder(**given, **{argument: parts[part] for part, argument in self.takes.items()})
 
 
-def entry_of(builder: Callable[..., nn.Module], name: str) -> type[OwnModule]:
+def entry_of(builder: Callable[..., nn.Module], name: str, watched: Watched = BY_SHAPE) -> type[OwnModule]:
     """An entry of a builder of modules, a function or a class, whose fields are its numbers, switches and texts.
 
     Arguments called as in ``ARGUMENTS`` get the shape of the run; others need a default.
@@ -90,7 +93,12 @@ def entry_of(builder: Callable[..., nn.Module], name: str) -> type[OwnModule]:
         name,
         [(key, type(value), field(default=value)) for key, value in plain.items()],
         bases=(OwnModule,),
-        namespace={"builder": staticmethod(builder), "takes": takes, "__doc__": inspect.getdoc(builder)},
+        namespace={
+            "builder": staticmethod(builder),
+            "takes": takes,
+            "watched": watched,
+            "__doc__": inspect.getdoc(builder),
+        },
         frozen=True,
     )
 

@@ -19,10 +19,11 @@ from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.number_formats import Mantissa
 from lab.core.registry import PROBES
 from lab.model import low_precision
-from lab.model.custom import Build, CustomModel, check_custom_model
+from lab.model.custom import Build, CustomModel, check_custom_model, places_of
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
+from lab.model.watched import BY_SHAPE, Watched
 from lab.training.config import RunConfig
 from lab.training.rules import SWITCHES
 
@@ -91,13 +92,27 @@ def check_custom(config: RunConfig) -> None:
     """
     for name, entry in config.guest.items():
         vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, _builder(entry, config), vocabulary, config.seq_len)
+        check_custom_model(name, _builder(entry, config), vocabulary, config.seq_len, _watched(entry))
 
 
 def _builder(entry: Any, config: RunConfig) -> Build:
     """What builds the module of one run; a ``build`` with a third argument gets the length of a window."""
     shape = [config.model, config.data.entry.open().vocabulary, config.seq_len]
     return partial(entry.build, *shape[: len(inspect.signature(entry.build).parameters)])
+
+
+def _watched(entry: Any) -> Watched:
+    """Which modules of a custom model probes hear; without a word of its entry they are found by shape."""
+    watched: Watched = getattr(entry, "watched", BY_SHAPE)
+    return watched
+
+
+def heard_in(config: RunConfig) -> Watched | None:
+    """The names of the modules that probes hear of the custom model of a run; None without one."""
+    for entry in config.guest.values():
+        vocabulary = config.data.entry.open().vocabulary
+        return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+    return None
 
 
 def hook_interventions(config: RunConfig) -> dict[str, HookIntervention]:
@@ -127,7 +142,7 @@ def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     for entry in config.guest.values():
         make = _builder(entry, config)
         assert not isinstance(operands, (Mantissa, LowPrecision)), "refused with the config"
-        return CustomModel(make, runs, hook_interventions(config), config.model, operands)
+        return CustomModel(make, runs, hook_interventions(config), config.model, operands, _watched(entry))
     scale = config.parametrization.entry.attention_scale(config.model.head_width)
     model = Transformer(config.model, vocabulary, runs, hook_interventions(config), scale, operands)
     model.freeze(lambda role: role_lr(config, role) == 0)
