@@ -13,6 +13,7 @@ import pandas as pd
 
 import planted
 import planted_damage
+import planted_experts
 import planted_ledgers
 import planted_low_precision
 import planted_own_spikes
@@ -543,6 +544,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     ),
     "low_precision": (planted_low_precision.low_precision, planted_low_precision.FORMATS),
     "attention_products": (planted_low_precision.attention_products, planted_low_precision.ROUNDED),
+    **planted_experts.SWEEPS,
     "loss_scale": (planted_low_precision.loss_scale, planted_low_precision.LOSS_SCALES),
     "own_spikes": (planted_own_spikes.own_spikes, planted_own_spikes.OWN_AXES),
     "own_spike_curvature": (planted_own_spikes.own_spike_curvature, planted_own_spikes.CURVATURE_AXES),

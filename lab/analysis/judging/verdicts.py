@@ -47,6 +47,7 @@ SOURCES = (
     *("Wortsman 2023", "McCandlish 2018", "Shallue 2018", "GPT-3", "MT-NLG"),
     *("GLM-130B", "OPT-175B", "PaLM-540B", "WeLM-10B", "Adam instability", "Bai 2025"),
     *("Lee 2024", "Fishman 2024", "Su 2025"),
+    *("Switch 2021", "ST-MoE 2022", "Wang 2024", "KempnerForge"),
 )
 # The config that the runs of a claim have unless the claim says otherwise.
 PLAIN: Config = {

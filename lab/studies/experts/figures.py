@@ -1,0 +1,82 @@
+"""Figures of mixtures of experts: their routers over a run, and what each arm ends with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.drawing.registry import NothingToDrawError, figure
+from lab.analysis.drawing.series import ProbeSeries, over_steps
+from lab.analysis.rendering import hover, layout, panels
+from lab.analysis.rendering.hover import Quantity
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import Dot
+from lab.analysis.statistics import student_t
+from lab.analysis.text import format_value
+from lab.records.store import Records
+from lab.studies.experts.measures import routing
+
+ROWS = [
+    ProbeSeries("dead_experts", None, "dead experts", "linear"),
+    ProbeSeries("expert_load_cv_batch", None, "variation of\nbatch loads", "linear"),
+    ProbeSeries("router_logit_max", None, "largest\nrouter logit"),
+]
+DEAD, LOSS = Quantity("dead experts of a block", ""), Quantity("final loss, nats/token", "nats/token")
+
+
+@figure("routers")
+def routers(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Routers against step, one line per learning rate: dead experts, loads of single batches, and logits.
+
+    A dead expert had less than a tenth of an even share of the routes of the last 50 updates. The variation is the
+    standard deviation of the experts' loads over their mean. Of all blocks the largest value counts; lines are means
+    over seeds.
+    """
+    return over_steps(records, _with_experts(records, runs), ROWS)
+
+
+@figure("experts_by_arm")
+def experts_by_arm(records: Records, runs: pd.DataFrame) -> Sheet:
+    """What each arm ends with at each learning rate: dead experts, a mean over blocks, and the loss.
+
+    Bars are 95 % intervals over seeds.
+    """
+    _with_experts(records, runs)
+    table = runs.set_index("id").assign(dead=routing(records)["dead"]).reset_index()
+    names = list(dict.fromkeys(table["arm"]))
+    sheet, ((dead,), (loss,)) = layout.facets(
+        ["", ""], [""], panels.rows_height(names), layout.columns_for(2, panels.NARROWEST_ROWS)
+    )
+    rates = sorted(table["lr"].unique())
+    looks = {f"LR {format_value(lr)}": panels.arm_look(n) for n, lr in enumerate(rates)}
+    for axes, column, quantity in ((dead, "dead", DEAD), (loss, "capped", LOSS)):
+        groups = []
+        for look, lr in zip(looks.values(), rates, strict=True):
+            cells = {row: table[(table["arm"] == arm) & (table["lr"] == lr)] for row, arm in enumerate(names)}
+            groups.append(
+                (look, {row: _dot(cell, column, quantity) for row, cell in cells.items() if cell[column].notna().any()})
+            )
+        panels.rows(axes, names, groups)
+        axes.set_xlabel(quantity.name)
+    dead.set_xlim(left=0)
+    sheet.keys(("learning rate", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    return sheet
+
+
+def _with_experts(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs whose routers were measured.
+
+    Raises:
+        NothingToDrawError: there are none.
+    """
+    measured = records.metrics.loc[records.metrics["probe"] == "dead_experts", "id"]
+    found = runs[runs["id"].isin(measured)]
+    if found.empty:
+        raise NothingToDrawError("nothing to draw: no run measured the loads of experts")
+    return found
+
+
+def _dot(cell: pd.DataFrame, column: str, quantity: Quantity) -> Dot:
+    values = cell[column].to_numpy(dtype=float)
+    text = hover.HoverText(cell).point(slice(None), quantity, values)
+    return Dot(student_t(values[np.isfinite(values)]), text)
