@@ -19,6 +19,7 @@ from scipy import stats
 import lab
 from lab import main
 from lab.analysis.statistics import power_of, student_t
+from lab.cli.stress import _without_impossible_tests, read_plan
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Setting, Spread, read_battery
@@ -36,8 +37,9 @@ from lab.studies.stress.cures import (
     trial_of,
 )
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
-from lab.studies.stress.measures import measure, of_difference, outcomes, pooled_interval, wanted
+from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
+from planted import cards as planted_cards
 
 AT_INIT, BIGRAM = 6.0, 2.4
 SEEDS = 3
@@ -577,3 +579,26 @@ def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeyp
     assert set(runs["intervention"]) == {"z_loss", "qk_rmsnorm+z_loss", "score_softcap+z_loss"}
     assert runs["seed"].isin([0, 1]).sum() == 2 * (len(read_battery().curve) + 2 * 2)
     assert "Not tried: z_loss, since the recipe has it already." in made.page()
+
+
+def test_tests_of_experts_are_for_recipes_with_experts() -> None:
+    dense, mixture = (read_plan([*words, "model.depth=1"], "", minutes=5) for words in ([], ["recipe=mixtral_moe"]))
+    of_experts = {"experts", "router_logits"}
+    assert {test.name for test in _without_impossible_tests(dense).tests}.isdisjoint(of_experts)
+    assert not _without_impossible_tests(dense).left_out
+    assert {test.name for test in _without_impossible_tests(mixture).tests} >= of_experts
+    named = read_plan([], "", names=["experts", "lr_x10"], minutes=5)
+    assert _without_impossible_tests(named).left_out == {"dead experts": "the default recipe has no experts"}
+    with pytest.raises(RequestError, match="has no experts"):
+        _without_impossible_tests(read_plan([], "", names=["experts"], minutes=5))
+
+
+def test_dead_experts_are_a_share_of_those_of_a_block() -> None:
+    runs = pd.DataFrame(planted_cards(seeds=(0,), lrs=(0.1,), widths=(32,), arms=("experts",)))
+    run = runs["id"].iloc[0]
+    rows = [(run, 399, "dead_experts", f"block{n}", dead) for n, dead in enumerate((6.0, 2.0))]
+    rows += [(run, step, "router_logit_max", "block0", logit) for step, logit in ((0, 3.0), (200, 100.0), (399, 50.0))]
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    table = by_run(store.Records(store.declared(runs.assign(**{"intervention.experts.number": 16})), metrics, None))
+    assert table["dead_share"].item() == 0.25
+    assert table["router_logit"].item() == pytest.approx(2)

@@ -68,6 +68,8 @@ class Plan:
         cures: which changes are tried on failed tests, as ``--cures`` takes it.
         left_out: by title of a test why the recipe cannot take it.
         fixed: keys that change nothing in the user's own model.
+        is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
+            without a word.
     """
 
     request: Request
@@ -77,6 +79,7 @@ class Plan:
     cures: str
     left_out: Mapping[str, str] = field(default_factory=dict)
     fixed: Sequence[str] = ()
+    is_named: bool = False
 
 
 def read_plan(
@@ -119,7 +122,7 @@ def read_plan(
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
     fixed = [key for own_code in code for key in own_code.fixed]
-    return Plan(request, _recipe_name(own, code), tests, Path(str(out)), cures, fixed=fixed)
+    return Plan(request, _recipe_name(own, code), tests, Path(str(out)), cures, fixed=fixed, is_named=bool(names))
 
 
 def read_plans(
@@ -310,7 +313,9 @@ def _without_impossible_tests(plan: Plan) -> Plan:
     """
     if refusal := _refusal(plan.request, Setting((), USUAL_BEST)):
         raise RequestError(refusal)
-    reasons = {}
+    has = compose_settings(plan.request, [start := Setting((), USUAL_BEST)])[start][0]["intervention"]
+    lacking = [test for test in plan.tests if test.needs and test.needs not in has]
+    reasons = {test.title: f"{plan.recipe} has no {test.needs}" for test in lacking if plan.is_named}
     for test in plan.tests:
         for place in test.places:
             keys = [word.partition("=")[0] for word in place.words]
@@ -318,10 +323,11 @@ def _without_impossible_tests(plan: Plan) -> Plan:
                 reasons[test.title] = f"{unchanged[0]} changes nothing in {plan.recipe}"
             elif reason := _refusal(plan.request, place.setting(USUAL_BEST)):
                 reasons[test.title] = reason
-    if len(reasons) == len(plan.tests):
+    left = [test for test in plan.tests if test not in lacking and test.title not in reasons]
+    if not left:
         raise RequestError(next(iter(reasons.values())))
     _say_what_is_heard(plan)
-    return replace(plan, tests=[test for test in plan.tests if test.title not in reasons], left_out=reasons)
+    return replace(plan, tests=left, left_out=reasons)
 
 
 def _say_what_is_heard(plan: Plan) -> None:

@@ -75,6 +75,7 @@ class StressTest:
         spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
         minutes: of the shortest card that has it without being asked for.
+        needs: the intervention without which a recipe cannot take it; empty for none.
         cured_as: the name of the test on whose runs its cures are tried; empty for its own.
     """
 
@@ -95,6 +96,7 @@ class StressTest:
     spread: Spread
     counts_stuck: bool = False
     minutes: int = 1
+    needs: str = ""
     cured_as: str = ""
 
     @property
