@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lab import Fleet, Predictions
+from lab.analysis.curves import idle_parameters
 from lab.core.distributed import copy_whole
 from lab.core.errors import RequestError
 from lab.core.hooks import collecting
@@ -18,6 +20,8 @@ from lab.core.registry import PROBES
 from lab.core.routing import Routing, gates, route, variation, within_capacity
 from lab.interventions.experts import learn_from_routes
 from lab.model.loss import IGNORED, losses
+from lab.training.building import active_parameters, build_model, count_parameters
+from lab.training.identity import columns
 from pieces import intervention, model, tokens, weights_of
 from small import configs, trained
 
@@ -195,6 +199,20 @@ def test_an_expert_starts_as_an_mlp_of_its_own() -> None:
     stds = {name: weight.std().item() for name, weight in weights_of(made).items()}
     assert stds["block0.mlp_down"] == pytest.approx(1 / 8, rel=0.05)  # of 64 hidden units, not of 256
     assert stds["block0.gate.experts"] == pytest.approx(0.1 / 8, rel=0.2)
+
+
+@pytest.mark.parametrize("names", ["experts", "experts,swiglu"])
+def test_parameters_that_act_on_a_token_are_told_apart(names: str) -> None:
+    shape = ("intervention.experts.top_k=2", "intervention.experts.shared=1", "intervention.experts.hidden=0.5")
+    (config,) = configs("", shared=(f"intervention=[{names}]", *shape, "model.depth=2"))
+    built = build_model(config, 1)
+    total, _ = count_parameters(built)
+    idle = 2 * 6 * 8 * 16 * (3 if "swiglu" in names else 2)  # blocks, experts, hidden units, width, matrices
+    assert active_parameters(config, built) == total - idle
+    assert idle_parameters(pd.DataFrame([{"id": "a", **columns(config)}])).tolist() == [idle]
+    (dense,) = configs("intervention=[z_loss]")
+    assert active_parameters(dense, build_model(dense, 1)) == count_parameters(build_model(dense, 1))[0]
+    assert idle_parameters(pd.DataFrame([{"id": "a", **columns(dense)}])).tolist() == [0]
 
 
 KINDS = {

@@ -23,6 +23,7 @@ from lab.records.store import Records
 SHAPE = ("model.head_width", "model.depth", "model.width")
 
 POSITIONS = "intervention.learned_positions.positions"
+EXPERTS = "intervention.experts"
 
 RECIPE = "recipe"
 
@@ -306,6 +307,18 @@ def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
     """
     counted = runs["parameters_without_embeddings"]
     return counted - runs[POSITIONS].fillna(0).astype(int) * runs["model.width"] if POSITIONS in runs else counted
+
+
+def idle_parameters(runs: pd.DataFrame) -> pd.Series:
+    """Parameters of each run, by run id, that do not act on a token: of the experts it does not pass; 0 without any."""
+    by_id = runs.set_index("id")
+    if f"{EXPERTS}.number" not in by_id:
+        return pd.Series(0, by_id.index)
+    number, top_k, hidden = (by_id[f"{EXPERTS}.{key}"].astype(float) for key in ("number", "top_k", "hidden"))
+    width, depth = by_id["model.width"].astype(float), by_id["model.depth"].astype(float)
+    matrices = 2 + by_id["intervention"].str.split("+").map(lambda names: "swiglu" in names)
+    idle = depth * (number - top_k) * (hidden * width).round().clip(lower=1) * width * matrices
+    return idle.fillna(0).astype(int)
 
 
 def epsilons(runs: pd.DataFrame) -> pd.Series:

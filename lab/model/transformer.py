@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -276,6 +276,11 @@ class Block(nn.Module):
         return output_rbtd
 
 
+def mlp_parts(interventions: Iterable[HookIntervention], width: int) -> tuple[int, int]:
+    """Number of MLPs side by side in a block, and hidden units of each: one of four widths, or several of experts."""
+    return next((parts for entry in interventions if (parts := entry.mlp_parts(width))), (1, 4 * width))
+
+
 class Transformer(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]`` and hidden states ``[r b t d]``: models of one shape side by side.
 
@@ -304,10 +309,9 @@ class Transformer(nn.Module):
         self.at_embedding = HookPoint("embedding", "", config.width)
         self.blocks = [f"block{index}" for index in range(config.depth)]
         key_heads = min((entry.key_value_heads(config.heads) for entry in interventions.values()), default=config.heads)
-        parts = [parts for entry in interventions.values() if (parts := entry.mlp_parts(config.width))]
-        mlp_parts = parts[0] if parts else (1, 4 * config.width)
+        parts = mlp_parts(interventions.values(), config.width)
         for where in self.blocks:
-            setattr(self, where, Block(runs, config, key_heads, mlp_parts, where, attention_scale, operands))
+            setattr(self, where, Block(runs, config, key_heads, parts, where, attention_scale, operands))
         self.final_norm = Norm(runs, config.width, "")
         self.head = Linear(runs, config.width, vocabulary, operands, Role.HEAD)
         self.at_readout = Readout("readout", "", vocabulary)

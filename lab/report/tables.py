@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.curves import axis_of, configs, differing, parameters, plain
+from lab.analysis.curves import axis_of, configs, differing, idle_parameters, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import UNDEFINED, count, format_value, span
@@ -52,7 +52,7 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "arm": curves["arm"],
-            "parameters": curves["size"].map(count),
+            "parameters": _sizes(study, curves),
             **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
             "best LR": curves["best_lr"].map(span),
             "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
@@ -97,9 +97,20 @@ def losses_as_text(study: Study) -> pd.DataFrame:
     rows, lrs = [], {lr: format_value(lr) if study.axis else "loss" for lr in sorted(study.points["lr"].unique())}
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
-        row = {"arm": runs["arm"].iloc[0], "parameters": count(runs["size"].iloc[0])}
+        row = {"arm": runs["arm"].iloc[0], "parameters": _sizes(study, runs.head(1)).item()}
         rows.append(row | dict.fromkeys(lrs.values(), "") | cells)
     return pd.DataFrame(rows)
+
+
+def _sizes(study: Study, rows: pd.DataFrame) -> pd.Series:
+    """The size of each row in words, and with experts how many of its parameters act on a token."""
+    idle = study.points["id"].map(idle_parameters(study.records.runs))
+    of_arm = idle.groupby([study.points["arm"], study.points["size"]]).first()
+    words = []
+    for arm, size in zip(rows["arm"], rows["size"], strict=True):
+        without = int(of_arm.get((arm, size), 0))
+        words.append(f"{count(size)}, of which {count(size - without)} act" if without else count(size))
+    return pd.Series(words, rows.index, dtype=object)
 
 
 def _loss_cell(seeds: pd.DataFrame) -> str:

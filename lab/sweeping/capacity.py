@@ -14,7 +14,7 @@ from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.optim.links import Link
 from lab.sweeping.local_jobs import Slot
-from lab.training.building import pick_device
+from lab.training.building import mlp_parts, pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import PASS_TOKENS
 from lab.training.identity import updates_in_lockstep
@@ -75,9 +75,11 @@ def bytes_asked(config: RunConfig) -> float:
     vocabulary: int = config.data.entry.open().vocabulary
     depth, width, length = config.model.depth, config.model.width, config.seq_len
     scores = config.model.heads * length  # of one query; all numbers below are per token
-    kept = depth * (27 * width + scores) + 3 * width + max(4 * vocabulary, 8 * width + 2 * scores)
-    passing = max(14 * width, 9 * width + 3 * scores, 2 * width + 2 * vocabulary)
-    weights = 12 * depth * width**2 + 2 * vocabulary * width
+    hidden = math.prod(mlp_parts(config))
+    more = hidden - 4 * width  # hidden units of all experts beyond those of a dense MLP, kept four times
+    kept = depth * (27 * width + 4 * more + scores) + 3 * width + max(4 * vocabulary, 8 * width + 2 * scores)
+    passing = max(14 * width + 2 * more, 9 * width + 3 * scores, 2 * width + 2 * vocabulary)
+    weights = depth * (4 * width**2 + 2 * width * hidden) + 2 * vocabulary * width
     temporary = max(config.rows * length * kept, max(PASS_TOKENS, length) * passing, 2 * weights)
     summed = 0 if config.batch is None else BYTES * weights + TOKEN * config.batch_size * length
     snapshots = config.response.entry.snapshots if config.response else 0

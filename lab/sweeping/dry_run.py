@@ -24,7 +24,7 @@ from lab.records import store
 from lab.sweeping.capacity import Host, bytes_asked
 from lab.sweeping.local_jobs import Slot, run_jobs
 from lab.sweeping.planner import Point, training_flops
-from lab.training.building import build_model, count_parameters, pick_device
+from lab.training.building import active_parameters, build_model, count_parameters, pick_device
 from lab.training.config import RunConfig
 from lab.training.evaluation import VALIDATION_TOKENS
 from lab.training.fleet import Fleet
@@ -220,8 +220,10 @@ def _listed(values: Sequence[Any]) -> str:
 
 def _fleet_line(config: RunConfig, cost: Cost) -> str:
     with torch.device("cpu" if config.guest else "meta"):  # where a model takes no memory
-        total, bare = count_parameters(build_model(config, 1))
+        model = build_model(config, 1)
+    (total, bare), active = count_parameters(model), active_parameters(config, model)
     counted = "embeddings included" if config.guest else f"{bare:,} without embeddings"
+    counted += f", {active:,} act on a token" if active < total else ""
     takes = f"about {cost.start + cost.seconds:.0f} s and {(cost.own + cost.shared) / 1e9:.2f} GB"
     return f"{total:,} parameters each ({counted}), {training_flops(config):.2g} FLOPs each, {takes}"
 

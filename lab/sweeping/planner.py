@@ -19,7 +19,7 @@ from lab.records import plans, store
 from lab.records.trackers import require
 from lab.sweeping.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweeping.local_jobs import Slot
-from lab.training.building import check_custom, check_ranks
+from lab.training.building import check_custom, check_ranks, mlp_parts
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.identity import identify, static_key
@@ -69,13 +69,16 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
 def training_flops(config: RunConfig) -> float:
     """Floating-point operations of one run: six per matrix weight and token, twelve per score, layer and channel.
 
-    The output head is counted. Attention scores are counted in full, as they are computed. Evaluation is not counted.
+    The output head is counted. Attention scores and all experts are counted in full, as they are computed. Evaluation
+    is not counted.
 
     References:
         Kaplan et al. 2020 (arXiv:2001.08361), sec. 2.1.
     """
     model, tokens = config.model, config.trained_tokens
-    matrices = 12 * model.depth * model.width**2 + config.data.entry.open().vocabulary * model.width
+    hidden = math.prod(mlp_parts(config))
+    of_blocks = model.depth * (4 * model.width**2 + 2 * model.width * hidden)
+    matrices = of_blocks + config.data.entry.open().vocabulary * model.width
     return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
 

@@ -18,15 +18,19 @@ from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.number_formats import Mantissa
 from lab.core.registry import PROBES
+from lab.interventions.experts import Experts
 from lab.model import low_precision
 from lab.model.custom import Build, CustomModel, check_custom_model, places_of
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
+from lab.model.transformer import mlp_parts as mlp_parts_of
 from lab.model.watched import BY_SHAPE, Watched
 from lab.training.config import RunConfig
 from lab.training.rules import SWITCHES
 
+# How names of weights in a block begin that have an entry for each hidden unit.
+OF_EXPERTS = ("mlp_up", "mlp_down", "mlp_hidden", "gate.swiglu")
 FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16_emulated": torch.float16}
 
 
@@ -154,6 +158,21 @@ def count_parameters(model: Transformer | CustomModel) -> tuple[int, int]:
     sizes = {name: weight[0].numel() for name, weight in model.weights().items()}
     total = sum(sizes.values())
     return total, total - sum(sizes[name] for name in model.ends)
+
+
+def mlp_parts(config: RunConfig) -> tuple[int, int]:
+    """Number of MLPs side by side in a block, and hidden units of each."""
+    return mlp_parts_of(hook_interventions(config).values(), config.model.width)
+
+
+def active_parameters(config: RunConfig, model: Transformer | CustomModel) -> int:
+    """Number of parameters of one run that act on a token: all but those of experts that it does not pass."""
+    total, _ = count_parameters(model)
+    for entry in (entry for entry in config.intervention.values() if isinstance(entry, Experts)):
+        parts = [(name.partition(".")[2], weight) for name, weight in model.weights().items()]
+        of_experts = sum(weight[0].numel() for name, weight in parts if name.startswith(OF_EXPERTS))
+        total -= of_experts * (entry.number - entry.top_k) // (entry.number + entry.shared)
+    return total
 
 
 def lr_shape(config: RunConfig, seen_s: NDArray[np.int64]) -> Tensor:

@@ -1,0 +1,53 @@
+"""Measures what experts cost: a step of a mixture over one of the dense model, in alternating rounds; prints a table.
+
+    python benchmarks/experts.py [SECONDS [ROUNDS]]
+
+Experts have a quarter of the hidden units of the dense MLP, as in the sweeps of the study.
+All experts are computed.  The ratio is taken within each round, so that a machine that slows down slows both sides.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+from sides import Side, compare
+
+WIDTH = 32
+DENSE = ("intervention=[qk_layernorm]",)
+MIXTURES = {
+    "8 experts": ("intervention=[qk_layernorm,experts]",),
+    "8 experts, balance": ("intervention=[qk_layernorm,experts,balance]",),
+    "8 experts, balance, router z-loss": ("intervention=[qk_layernorm,experts,balance,router_z]",),
+    "8 experts, sigmoids, bias": (
+        "intervention=[qk_layernorm,experts,router_bias]",
+        *("intervention.experts.router=sigmoid", "intervention.experts.top_k=2"),
+    ),
+    "32 experts, 4 act, balance": (
+        "intervention=[qk_layernorm,experts,balance]",
+        *("intervention.experts.number=32", "intervention.experts.top_k=4"),
+    ),
+}
+
+
+def ratios(words: tuple[str, ...], seconds: float, rounds: int) -> list[float]:
+    """Time of a step of the mixture over that of the dense model, one per round."""
+    shared = ("precision=fp32", "engine=eager", "probes=none")
+    sides = {"dense": Side("lab", (*shared, *DENSE)), "mixture": Side("lab", (*shared, *words))}
+    timings = compare(sides, WIDTH, rounds, seconds)
+    return [slow / fast for slow, fast in zip(timings["mixture", 1], timings["dense", 1], strict=True)]
+
+
+def main() -> None:
+    """Print the table."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 4.0
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+    print("| mixture | dense steps that a step takes | least | most |\n|---|---|---|---|")
+    for name, words in MIXTURES.items():
+        measured = ratios(words, seconds, rounds)
+        numbers = [statistics.median(measured), min(measured), max(measured)]
+        print(f"| {name} | {' | '.join(f'{number:.2f}' for number in numbers)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
