@@ -60,6 +60,7 @@ docs/which_batch_size
 docs/my_run_has_spiked
 docs/two_logs
 docs/low_precision
+docs/experts
 docs/undecidable
 docs/laptop_to_cluster
 docs/one_large_run

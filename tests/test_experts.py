@@ -20,6 +20,7 @@ from lab.core.registry import PROBES
 from lab.core.routing import Routing, gates, route, variation, within_capacity
 from lab.interventions.experts import learn_from_routes
 from lab.model.loss import IGNORED, losses
+from lab.sweeping.cautions import find_cautions
 from lab.training.building import active_parameters, build_model, count_parameters
 from lab.training.identity import columns
 from pieces import intervention, model, tokens, weights_of
@@ -192,6 +193,14 @@ def test_with_one_normalized_gate_the_router_learns_nothing() -> None:
     logits_rbtv, _ = made(tokens(0))
     (gradient,) = torch.autograd.grad(logits_rbtv.square().sum(), [weights_of(made)["block0.gate.experts"]])
     assert gradient.eq(0).all()
+
+
+def test_a_router_that_learns_nothing_is_cautioned_against() -> None:
+    gates = "intervention.experts.gates=normalized"
+    idle, raw, two = configs(gates, "", f"{gates} intervention.experts.top_k=2", shared=SMALL)
+    (caution,) = find_cautions([idle, raw])
+    assert caution.startswith("routers learn nothing from the text in 1 of 2 runs")
+    assert not [*find_cautions([raw, two])]
 
 
 def test_an_expert_starts_as_an_mlp_of_its_own() -> None:

@@ -9,6 +9,7 @@ from numbers import Real
 from lab.analysis.curves import ENTRIES, FREE, LR, SHAPE
 from lab.analysis.text import listed
 from lab.core.hooks import HookIntervention
+from lab.interventions.experts import Experts
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 
@@ -23,6 +24,7 @@ def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     yield from _unattached_interventions(configs)
     yield from _idle_in_this_shape(configs)
     yield from _idle_attention(configs)
+    yield from _idle_routers(configs)
 
 
 def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
@@ -120,6 +122,20 @@ def _idle_in_this_shape(configs: Sequence[RunConfig]) -> Iterator[str]:
     )
     if heads:
         yield f"grouped_query_attention changes nothing in {heads} of {len(configs)} runs: no heads share a key"
+
+
+def _idle_routers(configs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line about routers with a single gate of one, which have no gradient from the loss of the text."""
+    runs = sum(
+        isinstance(entry, Experts) and entry.top_k == 1 and entry.gates == "normalized"
+        for config in configs
+        for entry in config.intervention.values()
+    )
+    if runs:
+        yield (
+            f"routers learn nothing from the text in {runs} of {len(configs)} runs: a single normalized gate is 1; "
+            "intervention.experts.gates=raw lets them learn"
+        )
 
 
 def _idle_attention(configs: Sequence[RunConfig]) -> Iterator[str]:
