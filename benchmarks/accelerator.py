@@ -14,15 +14,17 @@ from collections.abc import Callable
 import torch
 from lab_fleet import floor_of_step, loop
 from torch.profiler import ProfilerActivity, profile
+from torch_loop import captured_loop
 from torch_loop import loop as one_model
 
 from lab.core import machine
 
-FLEETS = (1, 16, 64, 128, 256)
-ROOFLINE_WIDTH, ROOFLINE_RUNS = 256, 64
+FLEETS = (1, 16, 64, 256)
+AT_ROOFLINE = {256: 64, 768: 8}  # width: runs
 MATRIX_SIZE, COPIED_BYTES = 4096, 2**28
 WARM_UP_STEPS = 5  # untimed: they compile, capture and fire probes first
-MAX_KERNELS = 12  # rows of the profile
+STEPS_PER_READING = 20  # of the clock, for which the host waits until the device has finished
+MAX_KERNELS = 15  # rows of the profile
 
 
 def rate(step: Callable[[], float], seconds: float) -> float:
@@ -32,7 +34,8 @@ def rate(step: Callable[[], float], seconds: float) -> float:
     machine.synchronize()
     done, started = 0.0, time.perf_counter()
     while time.perf_counter() < started + seconds:
-        done += step()
+        for _ in range(STEPS_PER_READING):
+            done += step()
         machine.synchronize()
     return done / (time.perf_counter() - started)
 
@@ -63,29 +66,33 @@ def compare_with_single_runs(device: str, seconds: float) -> None:
     alone = rate(one_model(64, 1, amp=True, compiled=True, explicit=False, device=device), seconds)
     print("| width 64 | model-steps/s | one at a time = 1 |\n|---|---|---|")
     print(f"| torch, AMP, compiled, one at a time | {alone:.0f} | 1.0 |")
+    if device == "cuda":
+        captured = rate(captured_loop(64), seconds)
+        print(f"| the same, the whole step in a CUDA graph | {captured:.0f} | {captured / alone:.1f} |")
     for runs in FLEETS:
         fleet_rate = rate(fleet(device, 64, runs), seconds)
         print(f"| lab, bf16, compiled, fleet of {runs} | {fleet_rate:.0f} | {fleet_rate / alone:.1f} |", flush=True)
 
 
 def compare_with_roofline(device: str, seconds: float) -> None:
-    """Print the time of a step at width 256, its roofline (operations over peak or bytes over bandwidth), a profile."""
-    flops, moved_bytes = floor_of_step(ROOFLINE_WIDTH, ROOFLINE_RUNS)
+    """Print times of steps beside their roofline (operations over peak or bytes over bandwidth), and profiles."""
     peak, bandwidth = peaks(device, seconds)
-    step = fleet(device, ROOFLINE_WIDTH, ROOFLINE_RUNS)
-    step_seconds = ROOFLINE_RUNS / rate(step, seconds)
-    roofline = max(flops / peak, moved_bytes / bandwidth)
     print(f"\npeak {peak / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.3g} GB/s")
-    print(f"width {ROOFLINE_WIDTH}, fleet of {ROOFLINE_RUNS}, one step: {flops / 1e9:.4g} GFLOP")
-    print(f"at least {moved_bytes / 1e6:.4g} MB read and written; roofline {roofline * 1e3:.3g} ms")
-    print(f"measured {step_seconds * 1e3:.3g} ms, {roofline / step_seconds:.0%} of the roofline speed\n")
-    kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device == "cuda")]
-    with profile(activities=kinds) as profiled:
-        for _ in range(WARM_UP_STEPS):
-            step()
-        machine.synchronize()
-    by = f"self_{device}_time_total"
-    print(profiled.key_averages().table(sort_by=by, row_limit=MAX_KERNELS, max_name_column_width=60))
+    for width, runs in AT_ROOFLINE.items():
+        flops, moved_bytes = floor_of_step(width, runs)
+        step = fleet(device, width, runs)
+        step_seconds = runs / rate(step, seconds)
+        roofline = max(flops / peak, moved_bytes / bandwidth)
+        print(f"\nwidth {width}, fleet of {runs}, one step: {flops / 1e9:.4g} GFLOP")
+        print(f"at least {moved_bytes / 1e6:.4g} MB read and written; roofline {roofline * 1e3:.3g} ms")
+        print(f"measured {step_seconds * 1e3:.3g} ms, {roofline / step_seconds:.0%} of the roofline speed\n")
+        kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (device == "cuda")]
+        with profile(activities=kinds) as profiled:
+            for _ in range(WARM_UP_STEPS):
+                step()
+            machine.synchronize()
+        by = f"self_{device}_time_total"
+        print(profiled.key_averages().table(sort_by=by, row_limit=MAX_KERNELS, max_name_column_width=60))
 
 
 if __name__ == "__main__":

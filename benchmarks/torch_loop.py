@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -71,16 +72,53 @@ def loop(
 ) -> Callable[[], int]:
     """Build a step of one model; it returns the number of model-steps, 1."""
     torch.set_num_threads(threads)
-    model = Model(width, explicit).to(device)
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    precision = torch.autocast(device, torch.bfloat16) if amp else contextlib.nullcontext()
-    corpus, steps_done = StandardLibrary(seed=0).open(), 0
+    update, batch = _training(width, amp=amp, compiled=compiled, explicit=explicit, device=device)
 
     def step() -> int:
-        nonlocal steps_done
-        tokens_bt = torch.from_numpy(corpus.batch(0, steps_done, BATCH, LENGTH)).to(device)
-        steps_done += 1
+        update(batch())
+        return 1
+
+    return step
+
+
+def captured_loop(width: int) -> Callable[[], int]:
+    """Build a step of one compiled model in AMP on a GPU, the whole of it captured as one CUDA graph."""
+    update, batch = _training(width, amp=True, compiled=True, explicit=False, device="cuda", capturable=True)
+    tokens_bt = batch()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            update(tokens_bt)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update(tokens_bt)
+
+    def step() -> int:
+        tokens_bt.copy_(batch())
+        graph.replay()
+        return 1
+
+    return step
+
+
+def _training(
+    width: int, *, amp: bool, compiled: bool, explicit: bool, device: str, capturable: bool = False
+) -> tuple[Callable[[Tensor], None], Callable[[], Tensor]]:
+    """Return what updates a model by a batch, and what draws the next batch."""
+    model = Model(width, explicit).to(device)
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=capturable
+    )
+    precision = torch.autocast(device, torch.bfloat16) if amp else contextlib.nullcontext()
+    corpus, batches = StandardLibrary(seed=0).open(), itertools.count()
+
+    def batch() -> Tensor:
+        return torch.from_numpy(corpus.batch(0, next(batches), BATCH, LENGTH)).to(device)
+
+    def update(tokens_bt: Tensor) -> None:
         with precision:
             logits_btv = forward(tokens_bt[:, :-1])
         logits_btv = logits_btv.float()
@@ -90,6 +128,5 @@ def loop(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return 1
 
-    return step
+    return update, batch

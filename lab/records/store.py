@@ -43,7 +43,7 @@ from lab.core.files import digest, write_text
 from lab.records import parts
 
 RECORD_VERSION = 1
-ENGINES = ("eager", "compiled")
+ENGINES = ("eager", "captured", "compiled")
 
 # Columns every run has, whatever its config.  A column of the config is its dotted key (``optimizer.lr``).
 RUN_COLUMNS = {

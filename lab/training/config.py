@@ -114,7 +114,7 @@ class RunConfig:
     steps: int = bounded(above=0)
     seed: PerRunSeed = seed()
     precision: str = one_of("fp32", "bf16", "fp16_emulated", "mantissa", *LOW_PRECISIONS)
-    engine: str = one_of("auto", "eager", "compiled")
+    engine: str = one_of("auto", "eager", "captured", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
     ranks: str = one_of("ddp", "fsdp")
     validation: str = one_of("whole", "short", default="whole")

@@ -1,4 +1,4 @@
-"""Engines: carry out a training step eagerly, or traced once and compiled whole."""
+"""Engines: carry out a training step eagerly, or traced once, and then captured or compiled whole."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Eager:
         return listener.probe_values
 
 
-class Compiled(Eager):
-    """Compiles forward, backward and update as one graph, traced at the first step, and a second graph with probes.
+class Traced(Eager):
+    """Traces forward, backward and update as one graph at the first step, and a second graph with probes.
 
-    Numbers per run are inputs of both graphs, so fleets of one shape share the compiled code, even across processes.
+    On CUDA both are captured.  Numbers per run are inputs of both graphs.
     """
 
     def __init__(self, update: Update, training_state: Any, probes: Sequence[str]) -> None:
@@ -73,11 +73,17 @@ class Compiled(Eager):
         with_probes = with_probes and bool(self.probes)
         tensors = [tensor.detach() for tensor in (*trees.tree_leaves(self.training_state), *inputs)]
         if with_probes not in self.graphs:
-            compiled = torch.compile(self._trace(tensors, with_probes=with_probes), fullgraph=True, dynamic=False)
-            graph: Step = torch.no_grad()(compiled)  # the backward pass is in the graph
-            self.graphs[with_probes] = Captured(graph, tensors, len(inputs)) if tensors[0].is_cuda else graph
+            # the backward pass is in the graph
+            graph: Step = torch.no_grad()(self._compile(self._trace(tensors, with_probes=with_probes)))
+            if tensors[0].is_cuda:
+                pools = [captured.graph.pool() for captured in self.graphs.values() if isinstance(captured, Captured)]
+                graph = Captured(graph, tensors, len(inputs), *pools)
+            self.graphs[with_probes] = graph
         values = self.graphs[with_probes](*tensors)
         return {key: value.clone() for key, value in zip(self.keys, values, strict=True)} if with_probes else {}
+
+    def _compile(self, graph: Step) -> Step:
+        return graph
 
     def forget(self) -> None:
         self.graphs.clear()  # traced anew, and compiled from the cache
@@ -95,6 +101,14 @@ class Compiled(Eager):
         return make_fx(step)(*(tensor.clone() for tensor in tensors))
 
 
+class Compiled(Traced):
+    """Compiles both graphs.  Fleets of one shape share the compiled code, even across processes."""
+
+    def _compile(self, graph: Step) -> Step:
+        compiled: Step = torch.compile(graph, fullgraph=True, dynamic=False)
+        return compiled
+
+
 class Captured:
     """A step captured as a CUDA graph: one launch instead of hundreds.
 
@@ -105,9 +119,10 @@ class Captured:
         step: the step to capture; it is carried out ``WARM_UPS`` times, and the training state is then restored.
         tensors: the tensors of the training state, then the inputs of a step.
         input_count: how many of ``tensors`` are inputs.
+        pool: memory of another graph, which is never replayed at the same time, to share.
     """
 
-    def __init__(self, step: Step, tensors: Sequence[Tensor], input_count: int) -> None:
+    def __init__(self, step: Step, tensors: Sequence[Tensor], input_count: int, pool: Any = None) -> None:
         training_state = tensors[: len(tensors) - input_count]
         self.buffers = [tensor.clone() for tensor in tensors[len(training_state) :]]
         before = [tensor.clone() for tensor in training_state]
@@ -120,7 +135,7 @@ class Captured:
         for tensor, value in zip(training_state, before, strict=True):
             tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool):
             self.values = step(*training_state, *self.buffers)
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:

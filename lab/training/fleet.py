@@ -22,7 +22,7 @@ from lab.training.building import build_model, hook_interventions, lr_shape, pic
 from lab.training.clock import Clock
 from lab.training.config import RunConfig
 from lab.training.control import Control
-from lab.training.engine import Compiled, Eager, ProbeValues
+from lab.training.engine import Compiled, Eager, ProbeValues, Traced
 from lab.training.evaluation import Evaluation
 from lab.training.identity import static_key
 from lab.training.step import StepFunction, begin_state, fresh_links
@@ -226,7 +226,7 @@ class Fleet:
         self.shape_sr = lr_shape(config, self.feed.seen_before_s())
         self.step_sr = torch.arange(config.steps, device=self.device).unsqueeze(1).repeat(1, self.runs)
         self.run_r = torch.arange(self.runs, device=self.device)
-        engine = Compiled if config.engine == "compiled" else Eager
+        engine = {"captured": Traced, "compiled": Compiled}.get(config.engine, Eager)
         if state.sums:
             self.engine = engine(self.step_function.update_by_sums, state, config.probes.names)
             of_micro_batches = (weights, state.sums, state.loss_scale)

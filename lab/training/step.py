@@ -297,7 +297,7 @@ class StepFunction:
             update()
         else:
             kept = [*weights.values(), *(tensor for link in links.values() for tensor in link.values())]
-            update_kept(update, gate.keep_r, kept, traced=self.config.engine == "compiled")
+            update_kept(update, gate.keep_r, kept, traced=self.config.engine in ("captured", "compiled"))
         self.store(weights)
         compare_with_earlier(links, weights, weight_gradients)
         rescale(self.config, state.loss_scale, readings)

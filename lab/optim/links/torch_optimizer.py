@@ -164,7 +164,7 @@ class TorchOptimizer(Link):
             kept[run] = leaf
 
     def objection(self, config: Any) -> str | None:
-        return "cannot be compiled; say engine=eager" if config.engine == "compiled" else None
+        return f"cannot be {config.engine}; say engine=eager" if config.engine in ("captured", "compiled") else None
 
 
 def _state_of(run: _Run) -> dict[str, Any]:
