@@ -127,6 +127,12 @@ def final_gain(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorde
     return {"high": 0.1}, {("log_z_square", ""): (40, 40, 400, 4e3) if drifts else 40}
 
 
+def wide_output_logits(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
+    drifts = c["intervention"] == "qk_layernorm" and good
+    costs = drifts and c["precision"] == "bf16"
+    return {"high": 0.6 if costs else 0.2}, {("log_z_square", ""): (40, 40, 400, 4e5) if drifts else 90}
+
+
 def warm_up(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     return {"high": 0.3 if (c["schedule.warmup"] < 0.1) == good else 0.1}, {}
 
@@ -456,6 +462,11 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
         final_gain,
         {"intervention": ("none", "fixed_gains"), "optimizer.lr": (0.3, 1.0), "precision": ("fp32",)}
         | {WD: (0.0,), "model.depth": (0,), "data.name": ("synthetic",)},
+    ),
+    "wide_output_logits": (
+        wide_output_logits,
+        {"intervention": ("qk_layernorm", ON), "precision": ("bf16", "fp32"), WD: (0.0,)}
+        | {"model.width": (256,), "model.depth": (3,)},
     ),
     "warm_up": (warm_up, NORMED | WIDTHS | {"schedule.warmup": (0.01, 0.25)}),
     "weight_decay": (
