@@ -99,12 +99,13 @@ def _train(request: Request, folder: Path, arms: Sequence[Arm], wanted: Mapping[
         cell: {int(tree["seed"]): id_of.get(id(tree)) or points([tree])[0].id for tree in of_cell}
         for cell, of_cell in trees.items()
     }
-    log = ProgressLog(len(planned.fleets), partial(say, error=True))
-    launch.train_missing(planned, composed.launcher, request, screen=log)
     done, others = read_cells(folder) if (folder / CELLS).is_file() else ({}, {})
     merged = done | {cell: done.get(cell, {}) | of_cell for cell, of_cell in ids.items()}
     table = cells_table(merged, others | reasons)
-    files.write_text(folder / CELLS, table.to_csv(index=False, lineterminator="\n"))
+    store.open_folder(folder, planned.engine)
+    files.write_text(folder / CELLS, table.to_csv(index=False, lineterminator="\n"))  # first, in case of a stop
+    log = ProgressLog(len(planned.fleets), partial(say, error=True))
+    launch.train_missing(planned, composed.launcher, request, screen=log)
 
 
 def _composed(
