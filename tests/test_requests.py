@@ -42,6 +42,8 @@ def test_what_has_nothing_to_attach_to_is_said() -> None:
         for name in ("kappa_transplant", "qk_layernorm")
     ]
     assert list(find_cautions(requested[3:])) == []
+    # a model without blocks has a head, whose initial values are at no hook point
+    assert list(find_cautions(configs("model.depth=0 intervention=[head_init]"))) == []
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
         name
         for config in configs
         for name, entry in config.intervention.items()
-        if isinstance(entry, HookIntervention) and not config.model.depth and not {*entry.hook_points} & OUTSIDE_BLOCKS
+        if isinstance(entry, HookIntervention)
+        and entry.hook_points  # those of initial values have none
+        and not config.model.depth
+        and not {*entry.hook_points} & OUTSIDE_BLOCKS
     )
     for name, runs in sorted(names.items()):
         yield (
