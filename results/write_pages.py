@@ -43,6 +43,7 @@ from lab.studies.stress.reference import (
     reference_spreads,
     reference_table,
 )
+from lab.studies.stress.sizes import SCORES, score_records
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
@@ -146,6 +147,7 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text(RESULTS)
+    yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
 

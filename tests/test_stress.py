@@ -39,6 +39,7 @@ from lab.studies.stress.cures import (
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
 from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
+from lab.studies.stress.sizes import size_trend
 from planted import cards as planted_cards
 
 AT_INIT, BIGRAM = 6.0, 2.4
@@ -78,6 +79,52 @@ def test_tolerance_is_the_width_of_the_valley_a_tenth_of_a_nat_above_its_bottom(
     # the logarithm of .03 lies between the points of the grid that surround it, which are exact here
     np.testing.assert_allclose(measured.seeds, 2 * 0.1 / 0.2, rtol=0.02)
     assert not measured.is_bound
+
+
+SIZES = {(): 10_000, ("model=d64",): 100_000, ("model=d128",): 1_000_000}
+
+
+def at_sizes(best_at: Callable[[float], float], rise: float = 1.0) -> dict[Setting, pd.DataFrame]:
+    """Valleys of three sizes, whose best learning rates follow from their parameters, and differ a little by seed."""
+    return {
+        Setting(words, lr): table(
+            [valley(rise, best=best_at(size) * 10 ** (0.04 * seed))(lr)[0] for seed in range(SEEDS)]
+        )
+        for words, size in SIZES.items()
+        for lr in 10 ** np.arange(-5, 1.1, 0.25)
+    }
+
+
+def test_the_size_at_which_a_rate_fails_follows_from_the_trend_over_sizes() -> None:
+    # the loss is 0.3 nats up 0.3 decades above a best rate of 0.03 that falls by half a decade per decade of size
+    trend = size_trend(at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5), SIZES, 3e-5)
+    assert trend is not None
+    assert trend.failing is not None
+    assert trend.failing.slope == pytest.approx(-0.5, abs=0.05)
+    expected = 1e4 * (10**0.3 * 0.03 / 3e-5) ** 2
+    assert trend.fails_from.middle == pytest.approx(expected, rel=0.5)
+    assert trend.fails_from.earliest < expected < trend.fails_from.latest
+    assert trend.plain()["is_extrapolated"]
+    text = " ".join(trend.sentences())
+    assert "3e-5 would fail from" in text
+    assert "an extrapolation over" in text
+    assert "On committed sweeps" in text
+
+
+def test_a_recipe_that_stands_every_rate_has_no_trend_and_two_sizes_have_none() -> None:
+    flat = size_trend(at_sizes(lambda size: 0.03, rise=0.01), SIZES, 3e-4)
+    assert flat is not None
+    assert flat.failing is None
+    assert math.isnan(flat.fails_from.middle)
+    assert "No trend of the smallest failing learning rate" in " ".join(flat.sentences())
+    assert size_trend(at_sizes(lambda size: 0.03), dict(list(SIZES.items())[:2]), 3e-4) is None
+
+
+def test_only_a_long_card_of_a_recipe_without_a_width_has_sizes() -> None:
+    assert [words for (words,) in read_plan([], "lab stress", minutes=30).sizes] == ["model=d64", "model=d128"]
+    assert read_plan(["optimizer.lr=3e-4"], "lab stress", minutes=30).lr == 3e-4
+    for words, options in (([], {}), (["model.width=48"], {"minutes": 30}), ([], {"minutes": 30, "names": ["depth"]})):
+        assert not read_plan(words, "lab stress", **options).sizes  # type: ignore[arg-type]
 
 
 def test_a_curve_is_extended_at_its_open_end_until_the_loss_has_risen_or_no_further() -> None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import OmegaConf
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from lab.analysis.curves import parameters
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
 from lab.cli.own_code import OwnCode, words_for_jobs
@@ -43,6 +45,7 @@ from lab.studies.stress.cures import (
 from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
+from lab.studies.stress.sizes import settings_of_sizes, size_trend
 from lab.sweeping.progress import summary
 
 LONGEST_NAME = 60  # of a folder, in characters
@@ -70,6 +73,8 @@ class Plan:
         fixed: keys that change nothing in the user's own model.
         is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
             without a word.
+        sizes: overrides of further sizes at which the curve is trained.
+        lr: the user's learning rate, for the size from which it fails; NaN if none was given.
     """
 
     request: Request
@@ -80,6 +85,8 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     fixed: Sequence[str] = ()
     is_named: bool = False
+    sizes: Sequence[tuple[str, ...]] = ()
+    lr: float = math.nan
 
 
 def read_plan(
@@ -122,7 +129,21 @@ def read_plan(
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
     fixed = [key for own_code in code for key in own_code.fixed]
-    return Plan(request, _recipe_name(own, code), tests, Path(str(out)), cures, fixed=fixed, is_named=bool(names))
+    shape = {"model.width", "model.heads", "model.head_width"}
+    has_sizes = not names and not shape & {*fixed, *(word.key for word in request.words)}
+    sizes = [(word,) for word in read_battery().sizes.get(minutes, ())] if has_sizes else []
+    rates = [float(str(word.value)) for word in request.words if word.key == "optimizer.lr"]
+    return Plan(
+        request,
+        _recipe_name(own, code),
+        tests,
+        Path(str(out)),
+        cures,
+        fixed=fixed,
+        is_named=bool(names),
+        sizes=sizes,
+        lr=rates[-1] if rates else math.nan,
+    )
 
 
 def read_plans(
@@ -223,6 +244,7 @@ class _Bench:
         self.composed = launch.compose(plan.request)
         self.ids: dict[Setting, list[str]] = {}
         self.done: Outcomes = {}
+        self.parameters = pd.Series(dtype=float)  # without embeddings, by run
 
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings.
@@ -241,7 +263,9 @@ class _Bench:
         for setting, of_setting in trees.items():  # a tree that repeats another one is not among those requested
             self.ids[setting] = [id_of.get(id(tree)) or points([tree])[0].id for tree in of_setting]
         launch.train_missing(planned, self.composed.launcher, request, screen=self.progress)
-        self.done = outcomes(store.read(self.plan.folder), self.ids)
+        records = store.read(self.plan.folder)
+        self.done = outcomes(records, self.ids)
+        self.parameters = parameters(records.runs.set_index("id"))
         if set(settings) - set(self.done):
             say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
             raise SystemExit(1)
@@ -257,7 +281,10 @@ class _Bench:
         card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
         unmeasured = {line.test.title: UNMEASURED for line in card.lines if not line.interval.n}
         lines = [line for line in card.lines if line.interval.n]
-        return replace(card, lines=lines, cures=cures, left_out={**plan.left_out, **unmeasured})
+        trained = {setting.words: self.parameters[self.ids[setting][0]] for setting in self.done}
+        sizes = {words: int(trained[words]) for words in [(), *plan.sizes] if words in trained}
+        trend = size_trend(self.done, sizes, plan.lr) if plan.sizes else None
+        return replace(card, lines=lines, cures=cures, left_out={**plan.left_out, **unmeasured}, trend=trend)
 
 
 def make_card(plan: Plan) -> Card:
@@ -277,6 +304,8 @@ def _card_of_possible_tests(plan: Plan) -> Card:
         while settings := wanted(read_battery(), plan.tests, bench.done):
             bench.train(settings)
             progress.add(bench.card().lines)
+        if plan.sizes:
+            bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
         card = bench.card(None if plan.cures == "none" else _try_cures(bench))
     finally:
         progress.end()
@@ -454,6 +483,7 @@ def dry_run(plan: Plan) -> None:
     plan = _without_impossible_tests(plan)
     settings = wanted(read_battery(), plan.tests, {})
     settings += [place.setting(USUAL_BEST) for test in plan.tests for place in test.places]
+    settings += [Setting(words, lr) for words in plan.sizes for lr in read_battery().curve]
     composed, trees = launch.compose(plan.request), compose_settings(plan.request, list(dict.fromkeys(settings)))
     every = [tree for of_setting in trees.values() for tree in of_setting]
     planned = launch.plan(composed._replace(trees=every), plan.request, cautions=False)

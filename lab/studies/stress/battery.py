@@ -149,6 +149,7 @@ class Battery(NamedTuple):
         curve: learning rates of the curve.
         farthest: the learning rates up to which the curve is extended.
         seeds: how many seeds a card of so many minutes has.
+        sizes: overrides of further sizes at which a card of so many minutes trains the curve.
         confirm: how changes are tried.
         changes: single changes of a recipe by name.
         tests: the tests by name, in their order.
@@ -158,6 +159,7 @@ class Battery(NamedTuple):
     curve: tuple[float, ...]
     farthest: tuple[float, float]
     seeds: Mapping[int, int]
+    sizes: Mapping[int, Sequence[str]]
     confirm: Stages
     changes: Mapping[str, Change]
     tests: Mapping[str, StressTest]
@@ -236,6 +238,7 @@ def read_battery() -> Battery:
         tuple(map(float, tree["curve"])),
         (low, high),
         tree["seeds"],
+        tree["sizes"],
         Stages(**tree["confirm"]),
         changes,
         tests,

@@ -21,6 +21,7 @@ from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, 
 from lab.studies.stress.measures import Outcomes, best_lr, curve
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
+from lab.studies.stress.sizes import SizeTrend
 
 LIMITS = (
     "A card names mechanisms that a recipe cannot stand, and its headroom, in a model of {parameters} parameters. It "
@@ -49,6 +50,7 @@ class Card:
         parameters: of the model.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
+        trend: of the headroom over size; None without three sizes.
     """
 
     recipe: str
@@ -60,6 +62,7 @@ class Card:
     parameters: int
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    trend: SizeTrend | None = None
 
     @property
     def is_judged(self) -> bool:
@@ -141,6 +144,8 @@ class Card:
         lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
         yield from (*lead, *card_body(self.lines, self.table), *cures)
+        if self.trend:
+            yield html.section("Headroom with size", html.bullets(self.trend.sentences()))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
             yield html.section("Beside published recipes", html.table(beside), html.paragraph(BESIDE, "note"))
@@ -214,6 +219,8 @@ class Card:
                 yield from plain_text(self.cure_table)
             yield from self._untried()
             yield ""
+        if self.trend:
+            yield from (*self.trend.sentences(), "")
         yield from self.notes()
 
     def as_json(self) -> str:
@@ -231,6 +238,7 @@ class Card:
             "parameters": self.parameters,
             "tests": [_plain(line) for line in self.lines],
             "left_out": dict(self.left_out),
+            "sizes": self.trend.plain() if self.trend else None,
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)

@@ -20,6 +20,7 @@ from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
 EXPERTS = "intervention.experts.number"
+FAILS_ABOVE = 0.3  # nats above the best loss, from which a learning rate fails
 # A run that went less than this share of the way from its initial loss to a bigram model's is stuck: what it learned is
 # about how often each token occurs.
 STUCK_BELOW = 0.85
@@ -144,6 +145,20 @@ def tolerances(
         below, is_closed_below = _reach(at[best::-1], loss[best::-1], limit)
         above, is_closed_above = _reach(at[best:], loss[best:], limit)
         found[int(str(seed))] = (below + above, is_closed_below, is_closed_above)
+    return found
+
+
+def failing_lrs(losses: pd.DataFrame) -> dict[int, float]:
+    """By seed the learning rate above its best one from which the loss exceeds the best one by ``FAILS_ABOVE``.
+
+    It is interpolated as in ``tolerances``, and NaN where the loss never does.
+    """
+    at, found = np.log10(losses.index.to_numpy(dtype=float)), dict[int, float]()
+    for seed, column in losses.items():
+        loss = column.to_numpy(dtype=float)
+        best = int(loss.argmin())
+        above, is_reached = _reach(at[best:], loss[best:], loss[best] + FAILS_ABOVE)
+        found[int(str(seed))] = float(10 ** (at[best] + above)) if is_reached else math.nan
     return found
 
 

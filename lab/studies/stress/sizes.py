@@ -1,0 +1,171 @@
+"""Headroom with size: how the tolerance of a recipe and its smallest failing learning rate change with its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+from lab.analysis.curves import load, points
+from lab.analysis.forecast.at_size import FARTHEST
+from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, slope_text
+from lab.analysis.forecast.sizes import make_forecast
+from lab.analysis.sensitivity import judge
+from lab.analysis.text import count, finite, format_value
+from lab.core import files
+from lab.studies.stress.battery import Setting
+from lab.studies.stress.measures import Outcomes, failing_lrs, tolerances
+
+TOLERANCE, FAILING = "tolerance", "smallest failing learning rate"
+FEWEST_SIZES = 3
+# Written by ``make results-readme``: how well lines through the smaller sizes of committed sweeps foretell the largest.
+SCORES = Path(__file__).with_name("size_scores.csv")
+SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr", "weight_decay", "leaderboard_sizes")
+
+
+class SizeTrend(NamedTuple):
+    """What three sizes or more say of a recipe.
+
+    Attributes:
+        sizes: of the models that ran (parameters), rising.
+        tolerance: decades of tolerance over log10 of size; None with values at fewer than three sizes.
+        failing: log10 of the smallest failing learning rate over log10 of size; None likewise.
+        lr: the user's learning rate; NaN if none was given.
+        fails_from: the size from which that learning rate fails, with the ends of its 95 % interval.
+    """
+
+    sizes: Sequence[int]
+    tolerance: Line | None
+    failing: Line | None
+    lr: float
+    fails_from: Crossing
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the trends, the size from which the user's learning rate fails, and how well such lines foretell."""
+        ends = f"{count(self.sizes[0])} to {count(self.sizes[-1])} parameters"
+        trends = {TOLERANCE: self.tolerance, FAILING: self.failing}
+        known = [f"the {name} by {slope_text(line)} decades" for name, line in trends.items() if line]
+        unknown = [name for name, line in trends.items() if not line]
+        if known:
+            yield f"Headroom with size, {ends}: per decade of size {' and '.join(known)}."
+        for name in unknown:
+            yield f"No trend of the {name}: it has a value at fewer than {FEWEST_SIZES} sizes."
+        if self.failing and math.isnan(self.lr):
+            yield "With optimizer.lr=LR, the card says at which size that learning rate would fail."
+        elif self.failing:
+            size = crossing_text(self.fails_from, count, self.sizes[0], FARTHEST)
+            between = math.log10(self.fails_from.middle / self.sizes[-1])
+            far = f", an extrapolation over {between:.1f} decades" if 0 < between < math.inf else ""
+            yield f"A learning rate of {format_value(self.lr)} would fail from {size} parameters{far}."
+        if known:
+            yield score_sentence()
+
+    def plain(self) -> dict[str, Any]:
+        """The trends in plain values; None where a number is unknown or out of reach."""
+
+        def slope(line: Line | None) -> dict[str, float | int | None]:
+            return {**line.plain, "n": line.points} if line else {"slope": None, "n": 0}
+
+        low, high = sorted(self.fails_from[1:])
+        return {
+            "parameters": list(self.sizes),
+            "unit": "decades per decade of parameters",
+            "tolerance": slope(self.tolerance),
+            "smallest_failing_lr": slope(self.failing),
+            "lr": finite(self.lr),
+            "fails_from_size": {"value": finite(self.fails_from.middle), "low": finite(low), "high": finite(high)},
+            "is_extrapolated": bool(self.fails_from.middle > self.sizes[-1]),
+        }
+
+
+def size_trend(done: Outcomes, sizes: Mapping[tuple[str, ...], int], lr: float) -> SizeTrend | None:
+    """The trends over the sizes of a card; None if fewer than three sizes ran.
+
+    Args:
+        done: the runs of the card.
+        sizes: the parameters without embeddings by the overrides of each size that ran, none for the recipe's own.
+        lr: the user's learning rate, NaN without one.
+    """
+    if len({*sizes.values()}) < FEWEST_SIZES:
+        return None
+    losses = {size: _curve(done, words) for words, size in sorted(sizes.items(), key=lambda item: item[1])}
+    table = values_by_size(losses)
+    lines = {quantity: _line(table, quantity) for quantity in (TOLERANCE, FAILING)}
+    fails_from, failing = Crossing(math.nan, math.nan, math.nan), lines[FAILING]
+    if failing and not math.isnan(lr):
+        searched = np.geomspace(min(losses), FARTHEST, fits.SEARCHED_SIZES)
+        fails_from = fits.beyond(searched, Prediction(*failing.predict(searched)), lr, -1)
+    return SizeTrend(list(losses), lines[TOLERANCE], failing, lr, fails_from)
+
+
+def _curve(done: Outcomes, words: tuple[str, ...]) -> pd.DataFrame:
+    """The losses of a size: a row per learning rate and a column per seed."""
+    by_lr = {setting.lr: table["loss"] for setting, table in done.items() if setting.words == words}
+    return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T
+
+
+def values_by_size(losses: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
+    """A row per size and seed with both quantities, whose log10 has a trend; NaN where the loss has not risen."""
+    rows = []
+    for size, table in losses.items():
+        failing = failing_lrs(table)
+        for seed, (decades, is_closed_below, is_closed_above) in tolerances(table).items():
+            is_known = is_closed_below and is_closed_above
+            values = {TOLERANCE: 10**decades if is_known else math.nan, FAILING: failing[seed]}
+            rows.append({"size": size, "seed": seed, **values})
+    return pd.DataFrame(rows)
+
+
+def _line(table: pd.DataFrame, quantity: str) -> Line | None:
+    usable = table.dropna(subset=quantity)
+    return fits.fit(usable["size"], usable[quantity]) if usable["size"].nunique() >= FEWEST_SIZES else None
+
+
+def settings_of_sizes(done: Outcomes, words: Sequence[tuple[str, ...]]) -> list[Setting]:
+    """The settings of other sizes, at the learning rates of the recipe's own curve."""
+    lrs = sorted(setting.lr for setting in done if not setting.words)
+    return [Setting(of_size, lr) for of_size in words if of_size for lr in lrs]
+
+
+def score_records(results: Path) -> pd.DataFrame:
+    """How well lines through the smaller sizes of each committed arm foretell the largest; see ``make_forecast``."""
+    rows = []
+    for sweep in SCORED:
+        runs = judge(points(load(results / sweep).runs))
+        for arm, of_arm in runs.groupby("arm", sort=False):
+            losses = {
+                int(str(size)): of_size.pivot(index="lr", columns="seed", values="capped").dropna(axis=1)
+                for size, of_size in of_arm.groupby("size")
+            }
+            table = values_by_size({size: curve for size, curve in losses.items() if len(curve) > 3})
+            for quantity in (TOLERANCE, FAILING):
+                forecast = make_forecast(table.assign(value=table[quantity])) if len(table) else None
+                if forecast and forecast.inside is not None:
+                    held_out = int((forecast.runs["size"] == forecast.runs["size"].max()).sum())
+                    numbers = {"error": forecast.error, "unchanged": forecast.unchanged}
+                    rows.append(
+                        {"sweep": sweep, "arm": arm, "quantity": quantity, **numbers}
+                        | {"inside": forecast.inside, "seeds": held_out}
+                    )
+    return pd.DataFrame(rows)
+
+
+@cache
+def score_sentence() -> str:
+    """How well such lines foretell the largest size of committed sweeps."""
+    scores = files.read_csv(SCORES)
+    parts = []
+    for quantity, of_quantity in scores.groupby("quantity", sort=False):
+        median, unchanged = of_quantity["error"].abs().median(), of_quantity["unchanged"].abs().median()
+        inside, seeds = of_quantity["inside"].sum(), of_quantity["seeds"].sum()
+        parts.append(
+            f"of the {quantity} by {median:.2f} decades in the median of {len(of_quantity)} arms ({unchanged:.2f} "
+            f"without a trend), with {inside} of {seeds} seeds in the 95 % interval"
+        )
+    return f"On committed sweeps, lines through the smaller sizes miss the largest one {'; '.join(parts)}."
