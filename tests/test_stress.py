@@ -635,17 +635,17 @@ def test_tests_of_experts_are_for_recipes_with_experts() -> None:
     assert not _without_impossible_tests(dense).left_out
     assert {test.name for test in _without_impossible_tests(mixture).tests} >= of_experts
     named = read_plan([], "", names=["experts", "lr_x10"], minutes=5)
-    assert _without_impossible_tests(named).left_out == {"dead experts": "the default recipe has no experts"}
+    assert _without_impossible_tests(named).left_out == {"uneven experts": "the default recipe has no experts"}
     with pytest.raises(RequestError, match="has no experts"):
         _without_impossible_tests(read_plan([], "", names=["experts"], minutes=5))
 
 
-def test_dead_experts_are_a_share_of_those_of_a_block() -> None:
+def test_loads_of_experts_are_those_at_the_end() -> None:
     runs = pd.DataFrame(planted_cards(seeds=(0,), lrs=(0.1,), widths=(32,), arms=("experts",)))
     run = runs["id"].iloc[0]
-    rows = [(run, 399, "dead_experts", f"block{n}", dead) for n, dead in enumerate((6.0, 2.0))]
+    rows = [(run, step, "expert_load_cv", f"block{n}", step / 399 + n) for n in (0, 1) for step in (0, 399)]
     rows += [(run, step, "router_logit_max", "block0", logit) for step, logit in ((0, 3.0), (200, 100.0), (399, 50.0))]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    table = by_run(store.Records(store.declared(runs.assign(**{"intervention.experts.number": 16})), metrics, None))
-    assert table["dead_share"].item() == 0.25
+    table = by_run(store.Records(store.declared(runs), metrics, None))
+    assert table["load_cv"].item() == 1.5
     assert table["router_logit"].item() == pytest.approx(2)

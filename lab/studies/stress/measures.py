@@ -19,7 +19,6 @@ from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
-EXPERTS = "intervention.experts.number"
 FAILS_ABOVE = 0.3  # nats above the best loss, from which a learning rate fails
 # A run that went less than this share of the way from its initial loss to a bigram model's is stuck: what it learned is
 # about how often each token occurs.
@@ -62,7 +61,8 @@ def by_run(records: Records) -> pd.DataFrame:
     Columns: ``seed``, ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``,
     ``loss_bigram``, ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end),
     ``spikes`` of the training loss per 1,000 steps, if it was recorded at every step; and of experts, if their routers
-    were measured, ``dead_share`` (of a block's experts, at the end) and ``router_logit`` (log10 of the largest).
+    were measured, ``load_cv`` (variation of loads over the experts of a block, at the end) and ``router_logit`` (log10
+    of the largest).
     """
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
@@ -71,16 +71,16 @@ def by_run(records: Records) -> pd.DataFrame:
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
         log_rms=np.log10(_last_rms(metrics)),
         spikes=losses.agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float))),
-        dead_share=_dead_experts(metrics) / runs.get(EXPERTS, math.nan),
+        load_cv=_last_variation(metrics),
         router_logit=np.log10(metrics[metrics["probe"] == "router_logit_max"].groupby("id")["value"].max()),
     )
     return table.astype({"seed": int})
 
 
-def _dead_experts(metrics: pd.DataFrame) -> pd.Series:
-    """Dead experts of a block at the last recorded step, a mean over blocks; by run id."""
-    dead = metrics[metrics["probe"] == "dead_experts"].sort_values("step", kind="stable")
-    return dead.drop_duplicates(["id", "where"], keep="last").groupby("id")["value"].mean()
+def _last_variation(metrics: pd.DataFrame) -> pd.Series:
+    """Variation of the loads of a block's experts at the last recorded step, a mean over blocks; by run id."""
+    loads = metrics[metrics["probe"] == "expert_load_cv"].sort_values("step", kind="stable")
+    return loads.drop_duplicates(["id", "where"], keep="last").groupby("id")["value"].mean()
 
 
 UNJUDGED = FEWEST_ROWS - 1  # the first rows of a run, in which only a large rise of the loss is seen
