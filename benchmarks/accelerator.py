@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from lab_fleet import floor_of_step, loop
@@ -19,6 +20,7 @@ from torch_loop import loop as one_model
 
 from lab.core import machine
 
+ENGINES = ("eager", "captured", "compiled")
 FLEETS = (1, 16, 64, 256)
 AT_ROOFLINE = {256: 64, 768: 8}  # width: runs
 MATRIX_SIZE, COPIED_BYTES = 4096, 2**28
@@ -40,9 +42,9 @@ def rate(step: Callable[[], float], seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-def fleet(device: str, width: int, runs: int) -> Callable[[], int]:
-    """Build a step of a fleet as `lab sweep` takes it, compiled, in bf16."""
-    return loop(width, f"device={device}", "precision=bf16", "engine=compiled", runs=runs)
+def fleet(device: str, width: int, runs: int, engine: str) -> Callable[[], int]:
+    """Build a step of a fleet as `lab sweep` takes it, in bf16."""
+    return loop(width, f"device={device}", "precision=bf16", f"engine={engine}", runs=runs)
 
 
 def peaks(device: str, seconds: float) -> tuple[float, float]:
@@ -69,9 +71,9 @@ def compare_with_single_runs(device: str, seconds: float) -> None:
     if device == "cuda":
         captured = rate(captured_loop(64), seconds)
         print(f"| the same, the whole step in a CUDA graph | {captured:.0f} | {captured / alone:.1f} |")
-    for runs in FLEETS:
-        fleet_rate = rate(fleet(device, 64, runs), seconds)
-        print(f"| lab, bf16, compiled, fleet of {runs} | {fleet_rate:.0f} | {fleet_rate / alone:.1f} |", flush=True)
+    for engine, runs in product(ENGINES, FLEETS):
+        fleet_rate = rate(fleet(device, 64, runs, engine), seconds)
+        print(f"| lab, bf16, {engine}, fleet of {runs} | {fleet_rate:.0f} | {fleet_rate / alone:.1f} |", flush=True)
 
 
 def compare_with_roofline(device: str, seconds: float) -> None:
@@ -80,7 +82,7 @@ def compare_with_roofline(device: str, seconds: float) -> None:
     print(f"\npeak {peak / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.3g} GB/s")
     for width, runs in AT_ROOFLINE.items():
         flops, moved_bytes = floor_of_step(width, runs)
-        step = fleet(device, width, runs)
+        step = fleet(device, width, runs, "compiled")
         step_seconds = runs / rate(step, seconds)
         roofline = max(flops / peak, moved_bytes / bandwidth)
         print(f"\nwidth {width}, fleet of {runs}, one step: {flops / 1e9:.4g} GFLOP")

@@ -81,7 +81,7 @@ class Tape(TorchDispatchMode):
 
 
 @contextmanager
-def taped(graph: Tape) -> Iterator[None]:
+def taped(graph: Tape, pool: Any) -> Iterator[None]:
     with graph:
         yield
     graph.forget()

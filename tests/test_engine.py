@@ -172,15 +172,26 @@ def point(*overrides: str) -> Point:
 
 def test_compiled_where_the_work_repays_it_for_all_shapes_together() -> None:
     """A rule on all points asked for; what a point costs is counted in FLOPs, and never timed."""
-    steps = math.ceil(12 * WORTH_COMPILING / training_flops(point().config))
+    steps = math.ceil(12 * WORTH_COMPILING["cpu"] / training_flops(point().config))
     long = point(f"steps={steps}")
-    assert training_flops(long.config) == pytest.approx(WORTH_COMPILING, rel=0.01)
+    assert training_flops(long.config) == pytest.approx(WORTH_COMPILING["cpu"], rel=0.01)
     assert engine_for([long, point(f"steps={steps}", "optimizer.lr=0.5")]) == "compiled"
     assert engine_for([long, point("model.depth=1")]) == "eager"
     assert engine_for([long, point(f"steps={steps}", "optimizer.lr=0.5"), point("model.depth=1")]) == "compiled"
     halves = [point(f"steps={steps // 2 + 1}", f"seed={seed}") for seed in range(2)]
     assert engine_for(halves[:1]) == "eager"
     assert engine_for(halves) == "compiled"
+
+
+def test_a_gpu_captures_what_is_not_worth_compiling() -> None:
+    """Except a custom model, whose code may look at values."""
+    short = point("steps=10")
+    assert engine_for([short], "cuda") == "captured"
+    longer = point(f"steps={math.ceil(10 * WORTH_COMPILING['cuda'] / training_flops(short.config))}")
+    assert engine_for([longer], "cuda") == "compiled"
+    assert engine_for([longer], "cuda", compiles=False) == "captured"
+    custom = replace(short, config=replace(short.config, guest=object()))
+    assert engine_for([custom], "cuda") == "eager"
 
 
 def test_an_engine_named_is_kept_and_ids_know_no_engine() -> None:
@@ -207,17 +218,17 @@ def request(folder: Path, *overrides: str) -> list[str]:
 
 
 def test_a_folder_keeps_the_engine_of_its_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setitem(WORTH_COMPILING, "cpu", 1.0)
     monkeypatch.setattr("lab.sweeping.planner.can_compile", lambda: True)
     assert request(tmp_path / "a") == ["compiled"]
-    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", math.inf)
+    monkeypatch.setitem(WORTH_COMPILING, "cpu", math.inf)
     assert request(tmp_path / "a", "seed=1") == ["compiled"]
     assert request(tmp_path / "b") == ["eager"]
     assert store.check_version(tmp_path / "a") == "compiled"
 
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.sweeping.planner.WORTH_COMPILING", 1.0)
+    monkeypatch.setitem(WORTH_COMPILING, "cpu", 1.0)
     monkeypatch.setattr("lab.sweeping.planner.can_compile", lambda: False)
     assert request(tmp_path) == ["eager"]
     with pytest.raises(RequestError, match="engine=compiled takes one process, a C"):

@@ -24,8 +24,9 @@ from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.identity import identify, static_key
 
-# FLOPs per shape, on average, above which compiling pays: about five minutes on one core, of which it saves two.
-WORTH_COMPILING = 4e13
+# FLOPs per shape, on average, above which compiling pays: about five minutes on one core, of which it saves two, or a
+# few minutes on a GPU, of which it saves half.
+WORTH_COMPILING = {"cpu": 4e13, "mps": 4e13, "cuda": 1e15}
 # Runs of one shape that go to a shard together: more in a fleet gain nothing on a CPU.
 SHARD_GRAIN = 8
 
@@ -82,10 +83,23 @@ def training_flops(config: RunConfig) -> float:
     return float(tokens * (6.0 * matrices + 12.0 * model.depth * model.width * config.seq_len))
 
 
-def engine_for(points: Sequence[Point]) -> str:
-    """``compiled`` if training the points, finished or not, takes long enough to repay compiling, else ``eager``."""
-    flops, shapes = sum(training_flops(point.config) for point in points), {point.shape for point in points}
-    return "compiled" if flops >= WORTH_COMPILING * len(shapes) else "eager"
+def engine_for(points: Sequence[Point], kind: str = "cpu", *, compiles: bool = True) -> str:
+    """The engine of points on this kind of device, finished or not.
+
+    ``compiled`` if this machine ``compiles`` and training takes long enough to repay it. Else on CUDA ``captured``,
+    since the host takes several times as long to launch one kernel after another. Else, and where no step can be
+    traced, ``eager``.
+    """
+    configs = {point.shape: point.config for point in points}
+    flops = sum(training_flops(point.config) for point in points)
+    if compiles and flops >= WORTH_COMPILING[kind] * len(configs):
+        return "compiled"
+    return "captured" if kind == "cuda" and all(map(_can_be_captured, configs.values())) else "eager"
+
+
+def _can_be_captured(config: RunConfig) -> bool:
+    captured = replace(config, engine="captured")
+    return not config.guest and not any(link.objection(captured) for link in config.optimizer.links.values())
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:
@@ -161,7 +175,7 @@ class SweepPlan(NamedTuple):
 
     Attributes:
         folder: the results folder.
-        engine: ``eager`` or ``compiled``, for points that name no engine.
+        engine: ``eager``, ``captured`` or ``compiled``, for points that name no engine.
         requested: all points.
         mine: the points of this shard.
         missing: those of this shard that have neither finished nor diverged.
@@ -218,7 +232,7 @@ def plan_sweep(
     def most(config: RunConfig) -> int:
         return most_runs(config, hosts[config.device], max_runs)
 
-    engine = _engine(folder, requested, is_local=is_local)
+    engine = _engine(folder, requested, hosts[requested[0].config.device].kind, is_local=is_local)
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
     statuses = store.statuses(folder)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
@@ -261,10 +275,12 @@ def _check_folder(folder: Path) -> None:
         raise RequestError(f"out={folder} cannot be a folder: {path} is a file; give another out=")
 
 
-def _engine(folder: Path, requested: Sequence[Point], *, is_local: bool) -> str:
+def _engine(folder: Path, requested: Sequence[Point], kind: str, *, is_local: bool) -> str:
     """The engine of points that name none: the one noted in the folder, else that of ``engine_for``."""
-    compiles = can_compile() and distributed.world_size() == 1
-    engine = store.check_version(folder) or (engine_for(requested) if compiles else "eager")
+    is_alone = distributed.world_size() == 1
+    compiles = can_compile() and is_alone
+    chosen = engine_for(requested, kind, compiles=compiles) if is_alone else "eager"
+    engine = store.check_version(folder) or chosen
     engines = {engine if point.config.engine == "auto" else point.config.engine for point in requested}
     if is_local and not compiles and "compiled" in engines:
         raise RequestError("engine=compiled takes one process, a C++ compiler and Python's headers; say engine=eager")

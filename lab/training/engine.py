@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as trees
 
+from lab.core import machine
 from lab.core.hooks import listening
 from lab.probes.listener import Listener
 
@@ -105,6 +106,10 @@ class Compiled(Traced):
     """Compiles both graphs.  Fleets of one shape share the compiled code, even across processes."""
 
     def _compile(self, graph: Step) -> Step:
+        if trees.tree_leaves(self.training_state)[
+            0
+        ].is_cuda:  # over a hundred kernels, for a job that has a GPU to itself
+            torch._inductor.config.compile_threads = machine.cores()
         compiled: Step = torch.compile(graph, fullgraph=True, dynamic=False)
         return compiled
 
