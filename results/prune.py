@@ -18,7 +18,7 @@ Some folders keep more:
 - where runs differ in Adam's epsilon, the first MLP layer of every block at all steps;
 - where the initial embedding is unusual, its gradient and the norm of all gradients at all steps;
 - where small loss scales are compared, updates of the tensors that stand for the first block and for the end;
-- in models without blocks, the sizes of the last norm's gain and of the head.
+- in models without blocks, and where nothing decays, the sizes of the last norm's gain and of the head.
 
 And some keep less.  Where runs spiked by themselves, tensors are read around these spikes and around the like steps
 without one, and the gradients that say what is usual throughout.  Below the highest learning rate, and where no tensor
@@ -129,7 +129,7 @@ def read_besides(records: store.Records) -> Iterator[pd.Series]:
         yield (probe == CLIPPED) | ((probe == GRADIENT) & (where == "embedding"))
     if has_loss_scales(runs):
         yield (probe == UPDATE) & where.isin([FIRST, LAST])
-    if (runs["model.depth"] == 0).all():
+    if (runs["model.depth"] == 0).all() or (runs["optimizer.weight_decay"] == 0).all():
         yield (probe == WEIGHTS) & where.isin(["final_norm", "head"]) & at_the_ends(records)
 
 

@@ -282,6 +282,11 @@ def each_value_of(group: ComparisonGroup, key: str, above: float = -math.inf) ->
     return group.arms(*({key: value} for value in values))
 
 
+def at_one_rate(group: ComparisonGroup, lr: float, of: Sequence[Config]) -> list[ArmTables]:
+    """The arms ``of`` these configs at one learning rate, whichever others some of them have."""
+    return [ArmTables(arm.evidence, arm.numbers, (lr,)) for arm in group.arms(*of)]
+
+
 def ends_of(group: ComparisonGroup, key: str) -> list[ArmTables]:
     """The arms with the lowest and the highest value of a key."""
     arms = each_value_of(group, key)
@@ -317,7 +322,7 @@ class ArmTables:
             raise MissingRunsError("two curves of one size in an arm", arms_exist=False)
         self.sizes = sorted({summary.size for summary in self.summaries})
         self.seeds = sorted({summary.seed for summary in self.summaries})
-        self.complete = [summary for summary in self.summaries if summary.alive and tuple(summary.runs) == lrs]
+        self.complete = [summary for summary in self.summaries if summary.alive and summary.runs.keys() >= set(lrs)]
 
     @property
     def ids(self) -> set[str]:

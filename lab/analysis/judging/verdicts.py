@@ -308,7 +308,7 @@ def _gaps(arms: list[ArmTables]) -> list[str]:
     curves, seeds = ({key[part] for key in summaries} for part in (0, 1))
     sizes = {size for arm in arms for size in arm.sizes}
     expected = len(curves) * len(seeds) * len(arms[0].lrs)
-    missing = expected - sum(len(summary.runs) for summary in summaries.values())
+    missing = expected - sum(len(summary.runs.keys() & set(arms[0].lrs)) for summary in summaries.values())
     gaps = [f"partial: {missing} of {expected} runs missing"] if missing else []
     if any(set(arm.sizes) != sizes for arm in arms):
         gaps.append("not every arm has every size")

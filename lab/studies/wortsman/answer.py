@@ -101,15 +101,20 @@ MEASURES.add("Largest attention logit, a tenth into the run", "", by_size, is_lo
 MEASURES.add("Mean log² Z, late in training", "", by_size, "lower", is_log=True, asked_by=("output_logits",))(
     _recorded("log_z_square", rate=0.1)
 )
-MEASURES.add("Mean log² Z, late in training", "", by_rate, "lower", is_log=True, asked_by=("output_logit_drift",))(
-    _recorded("log_z_square", rate=HIGHEST)
-)
+MEASURES.add(
+    "Mean log² Z, late in training",
+    "",
+    by_rate,
+    "lower",
+    is_log=True,
+    asked_by=("output_logit_drift", "wide_output_logits"),
+)(_recorded("log_z_square", rate=HIGHEST))
 MEASURES.add(
     "RMS of the last gain, late in training",
     "",
     by_size,
     reference="batch size 2, weight decay 0, steps 2000 without fixed-gains or gain-lr",
-    asked_by=("final_gain",),
+    asked_by=("final_gain", "wide_output_logits"),
 )(_recorded("param_rms", "final_norm", HIGHEST, decades=False))
 MEASURES.add(
     "RMS of updates of the last block's first MLP layer",
