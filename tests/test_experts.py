@@ -188,6 +188,26 @@ def test_a_mixture_is_the_sum_of_its_experts_times_their_gates() -> None:
         torch.testing.assert_close(made.block0.mlp(x_rbtd)[0], expected)  # type: ignore[union-attr, operator]
 
 
+def test_a_token_without_a_place_passes_no_expert() -> None:
+    made = model(0, depth=1, changes={"experts": intervention("experts", number=4, capacity=0.5)})
+    with collecting("router") as routes, collecting("mlp_output") as outputs:
+        made(tokens(0, batch=4, length=8))
+    counts_e = routes["block0"].counts()[0]
+    passed_bt = outputs["block0"][0].ne(0).any(-1)
+    assert passed_bt.sum() == counts_e.clamp(max=4).sum()  # half of the fair share of 32 routes
+    assert not passed_bt.all()
+    assert passed_bt[:, 0].sum() >= passed_bt[:, -1].sum()
+
+
+def test_a_router_in_bf16_has_logits_and_scores_of_bf16() -> None:
+    for precision, is_rounded in (("bf16", True), ("fp32", False)):
+        change = intervention("experts", number=4, router_precision=precision)
+        with collecting("router") as routes:
+            model(0, depth=1, changes={"experts": change}, dtype=torch.float32)(tokens(0))
+        for values in (routes["block0"].logits_rbte, routes["block0"].scores_rbte):
+            assert torch.equal(values, values.to(torch.bfloat16).float()) == is_rounded
+
+
 def test_with_one_normalized_gate_the_router_learns_nothing() -> None:
     made = model(0, depth=1, changes={"experts": intervention("experts", gates="normalized")})
     logits_rbtv, _ = made(tokens(0))
@@ -275,6 +295,13 @@ def test_jitter_and_bias_learn_from_training_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in fleet.state.links["router"].items())
     fleet.step(0)
     assert [name for name, tensor in fleet.state.links["router"].items() if torch.equal(tensor, before[name])] == []
+
+
+def test_jitter_changes_training() -> None:
+    with_it, without = configs("intervention.experts.jitter=0.1", "intervention.experts.jitter=0", shared=SMALL)
+    (noisy,), (plain,) = trained([with_it]), trained([without])
+    assert noisy[0]["loss_at_init"] == plain[0]["loss_at_init"]
+    assert noisy[0]["final_val_loss"] != plain[0]["final_val_loss"]
 
 
 def test_dead_experts_are_counted_over_the_last_updates() -> None:

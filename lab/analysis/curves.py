@@ -312,9 +312,10 @@ def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
 def idle_parameters(runs: pd.DataFrame) -> pd.Series:
     """Parameters of each run, by run id, that do not act on a token: of the experts it does not pass; 0 without any."""
     by_id = runs.set_index("id")
-    if f"{EXPERTS}.number" not in by_id:
+    columns = [f"{EXPERTS}.{key}" for key in ("number", "top_k", "hidden")]
+    if not {*columns} <= {*by_id}:
         return pd.Series(0, by_id.index)
-    number, top_k, hidden = (by_id[f"{EXPERTS}.{key}"].astype(float) for key in ("number", "top_k", "hidden"))
+    number, top_k, hidden = (by_id[column].astype(float) for column in columns)
     width, depth = by_id["model.width"].astype(float), by_id["model.depth"].astype(float)
     matrices = 2 + by_id["intervention"].str.split("+").map(lambda names: "swiglu" in names)
     idle = depth * (number - top_k) * (hidden * width).round().clip(lower=1) * width * matrices
