@@ -298,6 +298,7 @@ class Free(Own):
 # What is asked of a custom model besides its kind, and what the refusal names.
 REFUSED = [
     (("intervention=[qk_layernorm,z_loss]",), "qk_layernorm"),
+    (("intervention=[experts,balance]",), "experts"),
     (("parametrization=mup_simple",), "parametrization=mup_simple"),
     (("+guest.onw.kind=mlp",), "nearest: own"),
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate"),

@@ -303,6 +303,8 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
         "initial_parameters",
         "rounding",
         "gradient_rounding",
+        "router",
+        "router_load",
     }  # told by other steps, and by the loop
     assert heard == set(hooks.ANNOUNCEMENTS) - elsewhere
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}

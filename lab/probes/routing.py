@@ -81,4 +81,4 @@ def expert_load_max(load_rse: Tensor) -> Tensor:
 def dead_experts(load_rse: Tensor) -> Tensor:
     """Number of experts with less than a tenth of an even share of the routes of the last 50 updates."""
     load_re = load_rse.sum(1)
-    return (load_re < DEAD * load_re.mean(-1, keepdim=True)).sum(-1)
+    return (load_re < DEAD * load_re.mean(-1, keepdim=True)).sum(-1).to(load_re.dtype)
