@@ -107,12 +107,14 @@ class Board(NamedTuple):
         runs: overrides of all runs.
         control: the interventions of the recipe of the curves.
         grid: learning rates of a curve.
+        curve_seeds: its seeds.
     """
 
     rule: Rule
     runs: tuple[str, ...]
     control: tuple[str, ...]
     grid: tuple[float, ...]
+    curve_seeds: tuple[int, ...]
     failures: Mapping[str, Failure]
 
 
@@ -132,7 +134,14 @@ def read_failures() -> Board:
     seeds = {key: tuple(tree["rule"][key]) for key in ("screened", "fresh")}
     rule = Rule(**{**tree["rule"], **seeds})
     failures = {name: _failure(name, entry) for name, entry in tree["failures"].items()}
-    return Board(rule, tuple(tree["runs"]), tuple(tree["curve"]["control"]), tuple(tree["curve"]["grid"]), failures)
+    return Board(
+        rule,
+        tuple(tree["runs"]),
+        tuple(tree["curve"]["control"]),
+        tuple(tree["curve"]["grid"]),
+        tuple(tree["curve"]["seeds"]),
+        failures,
+    )
 
 
 def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
@@ -195,8 +204,8 @@ def settings(
 
     Only the control is trained where a failure does not show.
     """
-    board, last = read_failures(), (f"seed={','.join(map(str, seeds))}",)
-    own = (interventions(board.control, arm, excludes), *arm.optimizer, *arm.words, *last)
+    board, last = read_failures(), (_seeds(seeds),)
+    own = (interventions(board.control, arm, excludes), *arm.optimizer, *arm.words, _seeds(board.curve_seeds))
     found = {Cell(CURVE, arm.name, CURVE, lr): Setting(own, _times(lr, arm)) for lr in board.grid}
     for failure in failures:
         for place_name, place in failure.places.items():
@@ -208,6 +217,10 @@ def settings(
                 cell = Cell(failure.name, arm.name, place_name, place.lr)
                 found[cell] = Setting(words, _times(place.lr, arm))
     return found
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed={','.join(map(str, seeds))}"
 
 
 def _is_known(word: str, arm: Arm) -> bool:
