@@ -8,9 +8,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from lab import main
+from lab.studies.stress.pair import card_pair
 from test_stress import card, planted, valley
 
 HOME = Path(__file__).parents[1]
@@ -42,9 +44,53 @@ def test_a_gate_prints_what_its_page_shows(
     assert is_in(json.loads(shown), json.loads(capsys.readouterr().out))
 
 
+SCHEMA = json.loads((HOME / "docs" / "schema.json").read_text(encoding="utf-8"))
+# Commands whose outputs the page says to be in the schema, and the exit codes that they end with here.
+OUTPUTS = {
+    "lab stress --params 7e9 lr=3e-4 qk_norm=no --json": ("numbers", 0),
+    "lab predict results/logit_growth --size 7B --lr 3e-3 --json": ("forecasts_at_a_size", 0),
+    "lab predict results/logit_growth --json": ("forecasts", 0),
+    "lab check results/quickstart --baseline results/quickstart --json": ("check", 0),
+    "lab claims --json": ("verdicts", 0),
+    "lab watch docs/tables/their_run.log --json": ("alarms", 1),
+}
+
+
+def validate(content: Any, name: str) -> None:
+    jsonschema.validate(content, {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{name}"}]})
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_outputs_are_what_the_schema_says(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_shipped = command.startswith("lab claims")  # and not judged anew
+    monkeypatch.chdir(tmp_path if is_shipped else HOME)
+    name, code = OUTPUTS[command]
+    assert main(shlex.split(command)[1:]) == code
+    validate(json.loads(capsys.readouterr().out), name)
+
+
+def test_cards_are_what_the_schema_says() -> None:
+    first, second = (card(planted(valley(rise=rise, spread=0.01))) for rise in (0.2, 0.3))
+    validate(json.loads(first.as_json()), "card")
+    validate(json.loads(card_pair(first, second, "lab stress a b").as_json()), "pair")
+    (test, *_) = json.loads(first.as_json())["tests"]
+    assert test["n"] == len(test["seeds"])
+    assert 0.5 < test["power"] <= 1
+    with pytest.raises(jsonschema.ValidationError):
+        validate({**json.loads(first.as_json()), "tests": [{"name": "planted"}]}, "card")
+
+
+def test_every_output_of_the_schema_is_on_the_page() -> None:
+    outputs = {entry["$ref"].rpartition("/")[2] for entry in SCHEMA["anyOf"]}
+    assert outputs == {name for name, _ in OUTPUTS.values()} | {"card", "pair"}
+    assert all(f"`{name}`" in PAGE for name in outputs)
+
+
 def test_a_card_has_the_keys_that_the_page_names() -> None:
     content = json.loads(card(planted(valley(rise=0.2))).as_json())
-    rows = re.findall(r"^\| (`.*?) \| ", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \| ", PAGE.partition("## One schema")[0], re.MULTILINE)
     of_tests, of_card = set[str](), set[str]()
     for row in rows:
         keys = re.findall(r"`(?:tests\[\])?\.?(\w+)`", row)

@@ -160,7 +160,7 @@ def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
     return list(found.tolist())
 
 
-def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
+def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: int = 0) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 
     Args:
@@ -168,12 +168,14 @@ def power_of(seeds: int, distance: float, spread: float, alpha: float) -> float:
         distance: from the mean to the bound, in any unit.
         spread: standard deviation over seeds, in the same unit, above zero.
         alpha: one minus the level of the two-sided interval.
+        freedom: degrees of freedom of the spread if it is pooled; without them those of the seeds.
 
     References:
         Cohen 1988, Statistical power analysis for the behavioral sciences, section 2; by the noncentral t.
     """
-    critical = scipy.special.stdtrit(seeds - 1, 1 - alpha / 2)
-    return float(1 - scipy.special.nctdtr(seeds - 1, distance / spread * math.sqrt(seeds), critical))
+    freedom = freedom or seeds - 1
+    critical = scipy.special.stdtrit(freedom, 1 - alpha / 2)
+    return float(1 - scipy.special.nctdtr(freedom, distance / spread * math.sqrt(seeds), critical))
 
 
 class SpreadPrior(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging.decision import CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
+from lab.analysis.judging.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from lab.analysis.judging.evidence import Evidence, read_evidence
 from lab.analysis.judging.verdicts import (
     CONSTANT,
@@ -346,9 +346,10 @@ def _tally(what: str, names: Sequence[str]) -> str:
 def as_json(rows: Sequence[ScoreboardRow]) -> str:
     """A list of JSON objects; a value that is unknown is null.
 
-    Their keys are ``name, source, figure, claim, verdict, effect, low, high, seeds, sweep, parameters, steps, reason,
-    decay_times_steps, ours, p, q``. ``parameters``, ``steps`` and ``decay_times_steps`` are ``[smallest, largest]`` of
-    the judged runs. ``ours`` is whether the lab restated a claim of the source.
+    Their keys are ``name, source, figure, claim, verdict, effect, low, high, n, seeds, interval_level, sweep,
+    parameters, steps, reason, decay_times_steps, ours, p, q``. ``n`` are the seeds. ``parameters``, ``steps`` and
+    ``decay_times_steps`` are ``[smallest, largest]`` of the judged runs. ``ours`` is whether the lab restated a claim
+    of the source.
     """
     return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
 
@@ -364,7 +365,9 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "claim": row.claim.sentence,
         "verdict": row.word,
         **{name: known[name] for name in ("effect", "low", "high")},
+        "n": verdict.seeds,
         "seeds": verdict.seeds,
+        "interval_level": 1 - ALPHA,
         "sweep": verdict.sweep,
         "parameters": _ends(verdict.parameters),
         "steps": _ends(verdict.steps),

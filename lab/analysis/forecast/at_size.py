@@ -22,6 +22,10 @@ from lab.records import run_table
 from lab.records.store import Records
 
 FARTHEST = 1e15  # parameters, up to which the size is searched at which a learning rate fails
+NOT_COVERED = (
+    "Intervals widen with the distance, but they cover neither a bend of the lines nor what else changes with size, "
+    "such as data and the schedule."
+)
 UNKNOWN = Crossing(math.nan, math.nan, math.nan)
 
 
@@ -32,6 +36,7 @@ class AtSize(NamedTuple):
         quantity: its name for readers.
         arm: the label of the arm.
         largest: the largest size that ran (parameters).
+        n: the runs that were fitted.
         value: at the size and the learning rate, with the ends of its 95 % interval for one new run; NaN where the
             learning rate is beyond those that ran.
         limit: beyond which runs fail; NaN if none is known.
@@ -44,6 +49,7 @@ class AtSize(NamedTuple):
     quantity: str
     arm: str
     largest: float
+    n: int
     value: Crossing
     limit: float = math.nan
     decades_left: Crossing = UNKNOWN
@@ -82,7 +88,13 @@ def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]
     for quantity in (sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV):
         for arm, runs in observed.groupby("arm", sort=False):
             if forecast := sizes.make_forecast(runs.assign(value=runs[quantity])):
-                yield AtSize(quantity, str(arm), float(forecast.runs["size"].max()), _powers(forecast.line, size))
+                yield AtSize(
+                    quantity,
+                    str(arm),
+                    float(forecast.runs["size"].max()),
+                    len(forecast.runs),
+                    _powers(forecast.line, size),
+                )
 
 
 def _powers(line: Line, size: float) -> Crossing:
@@ -92,7 +104,8 @@ def _powers(line: Line, size: float) -> Crossing:
 def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:
     lines = {rate: forecast.lines[rate] for rate in sorted(forecast.scored)}
     lrs = min(lines), max(lines)
-    found = AtSize(quantity.name, forecast.arm, float(forecast.sizes[-1]), UNKNOWN, lrs=lrs)
+    fitted = int(forecast.runs.loc[forecast.runs["lr"].isin(list(lines)), "value"].notna().sum())
+    found = AtSize(quantity.name, forecast.arm, float(forecast.sizes[-1]), fitted, UNKNOWN, lrs=lrs)
     is_within = lr is not None and lrs[0] <= lr <= lrs[1]
     ends = _predicted(lines, size, lr) if is_within and lr else np.full(3, math.nan)
     found = found._replace(value=Crossing(*(10**ends).tolist()))
@@ -124,8 +137,7 @@ def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: in
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and learning rate {format_value(lr)}" if lr else "")
     beyond = (
-        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. Intervals widen with the distance, "
-        "but they cover neither a bend of the lines nor what else changes with size, such as data and the schedule."
+        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {NOT_COVERED}"
         if decades > 0
         else "within the sizes that ran."
     )
@@ -185,6 +197,10 @@ def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, 
             "size": size,
             "lr": lr,
             "decades_beyond_largest": math.log10(size / row.largest),
+            "is_extrapolated": size > row.largest,
+            "n": row.n,
+            "interval_level": fits.PREDICTION_LEVEL,
+            "not_tested": [NOT_COVERED],
             **ends(row.value),
             "limit": finite(row.limit),
             "decades_left": ends(row.decades_left),

@@ -100,9 +100,10 @@ class Line(NamedTuple):
 
     @property
     def plain(self) -> dict[str, float | None]:
-        """The slope with its 95 % interval, in plain values; None where it has no interval."""
+        """The slope with its 95 % interval, in plain values, and how many points it has; None without an interval."""
         ends = {"slope_low": self.slope - self.slope_error, "slope_high": self.slope + self.slope_error}
-        return {"slope": float(self.slope), **{name: finite(float(end)) for name, end in ends.items()}}
+        numbers = {"slope": float(self.slope), **{name: finite(float(end)) for name, end in ends.items()}}
+        return {**numbers, "n": self.points, "interval_level": PREDICTION_LEVEL}
 
     def predict(self, size: float | np.ndarray) -> Prediction:
         """Predict one new run at each size (parameters), with its Student-t prediction interval.

@@ -14,6 +14,7 @@ import pandas as pd
 from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
 from lab.analysis.guard.quantities import STEPS, TENFOLD
 from lab.analysis.sensitivity import WINDOW
+from lab.analysis.statistics import DIFFERENCE_LEVEL
 from lab.analysis.text import count, format_value, json_rows, plain_text
 from lab.core.printing import printable
 
@@ -106,7 +107,7 @@ def moved(check: Comparison) -> Iterator[str]:
 def as_json(check: Comparison) -> str:
     """The comparison as JSON, with its ``verdict`` (``ok | drift | regression | cannot judge``); NaN is null."""
     rows = {"changes": json_rows(check.changes), "moves": json_rows(check.moves)}
-    content = {"verdict": check.verdict, **check._asdict(), **rows}
+    content = {"verdict": check.verdict, "interval_level": DIFFERENCE_LEVEL, **check._asdict(), **rows}
     if check.window == WINDOW:
         del content["window"]
     if not check.of_cards:

@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
+from lab.analysis.statistics import power_of
 from lab.analysis.text import count, finite, format_p, format_value, listed, plain_text
-from lab.studies.stress.battery import Battery, StressTest
+from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
-from lab.studies.stress.measures import Outcomes, best_lr, curve
+from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
 from lab.studies.stress.sizes import SizeTrend
 
+INTERVAL_LEVEL = 0.95
 LIMITS = (
     "A card names mechanisms that a recipe cannot stand, and its headroom, in a model of {parameters} parameters. It "
     "does not say that a large run will spike, or when: published recipes of one architecture were stable at one size "
@@ -223,6 +226,13 @@ class Card:
             yield from (*self.trend.sentences(), "")
         yield from self.notes()
 
+    def not_tested(self) -> list[str]:
+        """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
+        run = {line.test.name for line in self.lines}
+        others = [test.title for test in read_battery().tests.values() if test.name not in run]
+        limits = LIMITS.format(parameters=count(self.parameters))
+        return [*([f"Not run: {listed(others)}."] if others else []), limits]
+
     def as_json(self) -> str:
         """The card as a JSON object; null where a number is unknown."""
         content = {
@@ -238,6 +248,7 @@ class Card:
             "parameters": self.parameters,
             "tests": [_plain(line) for line in self.lines],
             "left_out": dict(self.left_out),
+            "not_tested": self.not_tested(),
             "sizes": self.trend.plain() if self.trend else None,
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
@@ -258,6 +269,15 @@ def _failure(test: StressTest) -> str:
     return f"{test.title[0].upper()}{test.title[1:]}: {test.failure} ({test.source}); {known}."
 
 
+def power(line: Line) -> float | None:
+    """The probability that so many seeds tell the two zones of a test apart; None where nothing tells the spread.
+
+    It is that of an interval, of a mean where recipes begin to pass, that excludes where they begin to fail.
+    """
+    sd, freedom = pooled_sd([np.array(line.interval.values)], line.test.spread)
+    return power_of(line.interval.n, line.test.gap, sd, 1 - INTERVAL_LEVEL, freedom) if sd > 0 else None
+
+
 def _plain(line: Line) -> dict[str, Any]:
     test, interval = line.test, line.interval
     return {
@@ -269,6 +289,9 @@ def _plain(line: Line) -> dict[str, Any]:
         "high": finite(interval.high),
         "unit": test.unit,
         "is_lower_bound": line.is_bound,
+        "n": interval.n,
+        "interval_level": INTERVAL_LEVEL,
+        "power": power(line),
         "seeds": list(interval.values),
         "seed_numbers": list(line.seeds),
         "stuck_seeds": line.stuck,
@@ -297,6 +320,8 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "cost_high": finite(cure.cost.high),
         "is_confirmed": cure.is_confirmed,
         "seeds": cure.takes_off.n,
+        "n": cure.takes_off.n,
+        "interval_level": INTERVAL_LEVEL,
         "parameters_added": cure.parameters,
         "reason": cure.reason,
     }

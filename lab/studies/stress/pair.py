@@ -15,7 +15,7 @@ from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.text import count, finite, format_p, listed, plain_text
-from lab.studies.stress.card import LIMITS, Card
+from lab.studies.stress.card import INTERVAL_LEVEL, LIMITS, Card
 from lab.studies.stress.lines import NOT_JUDGED, Line, strips, with_half_width
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.studies.stress.page import card_figure
@@ -224,6 +224,8 @@ class CardPair:
             "difference": finite(interval.mean),
             "low": finite(interval.low),
             "high": finite(interval.high),
+            "n": interval.n,
+            "interval_level": INTERVAL_LEVEL,
             "p": finite(pair.p),
             "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
         }

@@ -70,7 +70,7 @@ class SizeTrend(NamedTuple):
         """The trends in plain values; None where a number is unknown or out of reach."""
 
         def slope(line: Line | None) -> dict[str, float | int | None]:
-            return {**line.plain, "n": line.points} if line else {"slope": None, "n": 0}
+            return line.plain if line else {"slope": None, "n": 0}
 
         low, high = sorted(self.fails_from[1:])
         return {
