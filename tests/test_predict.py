@@ -21,7 +21,6 @@ from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_bey
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
-from lab.analysis.sensitivity import WINDOW
 from lab.core.errors import RequestError
 from lab.records import run_table, store
 from lab.records.columns import Columns
@@ -517,7 +516,7 @@ def test_runs_that_diverged_count_for_no_level():
 
 def test_at_a_size_the_value_the_limits_and_the_decades_left_are_those_of_the_law():
     records, size, lr = gathered(*runs_of(noise=0.001)), 4e8, 3e-3
-    found = {row.quantity: row for row in at_size.forecasts_at(records, size, lr, WINDOW)}
+    found = {row.quantity: row for row in at_size.forecasts_at(records, size, lr)}
     peak, late = found[LOGIT.name], found[GRADIENT.name]
     assert peak.value.middle == pytest.approx(logit(size, lr), rel=0.05)
     assert late.value.middle == pytest.approx(gradient(size, lr), rel=0.05)
@@ -525,7 +524,7 @@ def test_at_a_size_the_value_the_limits_and_the_decades_left_are_those_of_the_la
     assert peak.decades_left.middle == pytest.approx(math.log10(peak.limit / logit(size, lr)), abs=0.05)
     assert late.decades_left.middle == pytest.approx(math.log10(gradient(size, lr) / late.limit), abs=0.05)
     assert logit(peak.fails_from_size.middle, lr) == pytest.approx(peak.limit, rel=0.05)
-    near = {row.quantity: row for row in at_size.forecasts_at(records, 1e5, lr, WINDOW)}[LOGIT.name]
+    near = {row.quantity: row for row in at_size.forecasts_at(records, 1e5, lr)}[LOGIT.name]
     assert logit(1e5, near.fails_from_lr.middle) == pytest.approx(near.limit, rel=0.1)
     width = near.value.latest / near.value.earliest
     assert peak.value.latest / peak.value.earliest > width  # further away, the interval is wider

@@ -122,7 +122,8 @@ def test_one_seed_has_an_interval_over_sizes_alone() -> None:
     assert "nan" not in text
 
 
-def test_a_window_is_for_runs_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--size", "7B"], ["--size", "7B", "--lr", "1e-3"]])
+def test_a_window_is_for_runs_of_a_table(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     quickstart = Path(__file__).parents[1] / "results" / "quickstart"
-    assert main(["predict", str(quickstart), "--window", "1e-4", "1e-2"]) == 2
+    assert main(["predict", str(quickstart), "--window", "1e-4", "1e-2", *options]) == 2
     assert "--window goes with runs imported from a table" in capsys.readouterr().err

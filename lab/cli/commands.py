@@ -323,12 +323,11 @@ def _predict(arguments: list[str]) -> None:
 
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
     from lab.analysis.forecast import at_size, report
-    from lab.analysis.sensitivity import WINDOW
 
     parameters, rate = _positive("--size", size), _positive("--lr", lr)
     if parameters is None:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, parameters, rate, window or WINDOW)
+    found = at_size.forecasts_at(records, parameters, rate, window)
     if as_json:
         _say_json(at_size.plain(found, parameters, rate))
     else:

@@ -15,7 +15,7 @@ import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.sizes as sizes
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
-from lab.analysis.sensitivity import Window
+from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records import run_table
@@ -26,6 +26,7 @@ NOT_COVERED = (
     "Intervals widen with the distance, but they cover neither a bend of the lines nor what else changes with size, "
     "such as data and the schedule."
 )
+NO_WINDOW = "--window goes with runs imported from a table: here no sensitivity is forecast"
 UNKNOWN = Crossing(math.nan, math.nan, math.nan)
 
 
@@ -58,7 +59,7 @@ class AtSize(NamedTuple):
     lrs: tuple[float, float] = (math.nan, math.nan)
 
 
-def forecasts_at(records: Records, size: float, lr: float | None, window: Window) -> list[AtSize]:
+def forecasts_at(records: Records, size: float, lr: float | None, window: Window | None = None) -> list[AtSize]:
     """What the forecasts of records say at a size (parameters), and at a learning rate if one is given.
 
     Args:
@@ -68,10 +69,12 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
         window: learning rates over which the sensitivity of an imported table is a mean.
 
     Raises:
-        RequestError: there is no forecast that could be scored.
+        RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
     if run_table.is_imported(records):
-        found = list(_of_table(records, size, window))
+        found = list(_of_table(records, size, window or WINDOW))
+    elif window:
+        raise RequestError(NO_WINDOW)
     else:
         found = []
         for quantity in (LOGIT, GRADIENT):

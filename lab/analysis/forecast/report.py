@@ -16,6 +16,7 @@ import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.output_logits as output_logits
 import lab.analysis.forecast.sizes as sizes
 from lab.analysis.curves import points
+from lab.analysis.forecast.at_size import NO_WINDOW
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
@@ -59,7 +60,7 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> lis
     if run_table.is_imported(records):
         return sizes.say(records, window or WINDOW, LINE_LENGTH)
     if window:
-        raise RequestError("--window goes with runs imported from a table: here no sensitivity is forecast")
+        raise RequestError(NO_WINDOW)
     rounded = output_logits.say(records, LINE_LENGTH)
     try:
         lines = say(records)
