@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.__main__ import main as main
+    from lab.cli.in_python import numbers as numbers
     from lab.cli.in_python import stress as stress
     from lab.cli.in_python import sweep as sweep
     from lab.cli.in_python import train as train
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 # Imported when first asked for, since importing the lab must load no torch.
 _MODULES = {
     "lab.__main__": ("main",),
-    "lab.cli.in_python": ("stress", "sweep", "train"),
+    "lab.cli.in_python": ("numbers", "stress", "sweep", "train"),
     "lab.core.axes": ("over", "per_run_max", "per_run_mean", "per_run_norm", "per_run_rms"),
     "lab.core.hooks": ("Act", "HookIntervention", "LossTerm", "Predictions", "Probe", "WeightIntervention"),
     "lab.core.registry": ("register",),

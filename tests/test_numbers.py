@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+import lab
 from lab.__main__ import main
 from lab.analysis.forecast.fits import Crossing, Line
+from lab.core.errors import RequestError
 from lab.studies.numbers import limits, measured
 from lab.studies.numbers.limits import Limit, read_limits
 from lab.studies.numbers.numbers import read_numbers, risks, rows
@@ -118,6 +120,18 @@ def test_the_commands_of_the_page(
             main(["watch", str(HOME / "docs/tables/their_run.log"), "--thresholds", "thresholds.json", "--json"]) == 1
         )
         assert "attention_logit_max" in capsys.readouterr().out
+
+
+def test_the_same_from_python() -> None:
+    page = lab.numbers("7B", lr=3e-4, qk_norm="no")
+    assert page.command == "lab stress --params 7B lr=0.0003 qk_norm=no"
+    assert (
+        page.table["risk"].tolist()
+        == NumbersPage(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()
+    )
+    assert "attention logits" in page._repr_html_()
+    with pytest.raises(RequestError, match="'bf61'; nearest: bf16"):
+        lab.numbers(7e9, precision="bf61")
 
 
 def test_the_page_names_all_numbers() -> None:

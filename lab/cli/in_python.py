@@ -27,6 +27,7 @@ from lab.core.files import quoted
 from lab.core.printing import say
 
 if TYPE_CHECKING:
+    from lab.studies.numbers.page import NumbersPage
     from lab.studies.stress.card import Card
     from lab.studies.stress.pair import CardPair
 
@@ -135,6 +136,28 @@ def stress(
     recipes = [word for word in words if word not in (*own, *options)]
     plans = read_plans(recipes, own, command, names=tests, minutes=minutes, cures=chosen, options=options, code=code)
     return make_card(*plans) if len(plans) == 1 else make_pair(plans)
+
+
+def numbers(params: float | str, **given: Any) -> NumbersPage:
+    """What the committed records say of a run by its numbers, as ``lab stress --params`` does; nothing is trained.
+
+    Args:
+        params: parameters without embeddings, such as ``7e9`` or ``"7B"``.
+        given: numbers by name, such as ``lr=3e-4``, ``batch="4M"`` and ``qk_norm="no"``.
+
+    Returns:
+        The page, which a notebook displays; ``NumbersPage.table`` holds a row for each risk.
+
+    Raises:
+        RequestError: a name is unknown, or its value is none.
+    """
+    from lab.studies.numbers.numbers import read_numbers
+    from lab.studies.numbers.page import NumbersPage
+
+    words = [f"{name}={value}" for name, value in given.items()]
+    return NumbersPage(
+        read_numbers([f"params={params}", *words]), shlex.join(["lab", "stress", "--params", str(params), *words])
+    )
 
 
 def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:
