@@ -72,6 +72,17 @@ def test_a_number_outside_of_what_ran_is_named() -> None:
     assert not row.remarks
 
 
+def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_the_users() -> None:
+    def remarks(*words: str) -> str:
+        (row,) = (row for row in rows(read_numbers(words)) if row.risk.name == "epsilon")
+        return " ".join(row.remarks)
+
+    assert "0.001, the nearest that ran; yours is 0.0003" in remarks("params=7e9", "lr=3e-4")
+    assert "1, the highest that ran" in remarks("params=7e9")
+    assert not remarks("params=1e5", "lr=1e-2")
+    assert "below those that ran, from 24.7k" in remarks("params=1e3", "lr=1e-2")
+
+
 def test_risks_that_a_number_excludes_are_named_and_left_out() -> None:
     page = NumbersPage(read_numbers([*LARGE[:-1], "qk_norm=yes"]), "")
     assert "attention_logits" not in {row.risk.name for row in page.rows}

@@ -226,13 +226,14 @@ def _decades(value: float, limit: float) -> float:
 def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]) -> list[str]:
     remarks = []
     low, high = source.tried
+    if source.has_trend and numbers["params"] < source.sizes[0]:
+        remarks.append(f"Your size lies below those that ran, from {count(source.sizes[0])} on.")
     if source.lines and math.isnan(source.beyond):
-        nearest_lr = source.nearest(numbers.get("lr"))
-        given = f"lr={format_value(numbers['lr'])}" if "lr" in numbers else "no lr is given"
-        if numbers.get("lr") != nearest_lr:
-            remarks.append(
-                f"The limit is that at a learning rate of {format_value(nearest_lr)}, the nearest that ran; {given}."
-            )
+        at = f"The limit is that at a learning rate of {format_value(source.nearest(numbers.get('lr')))}"
+        if "lr" not in numbers:
+            remarks.append(f"{at}, the highest that ran, since no lr is given.")
+        elif numbers["lr"] not in source.lines:
+            remarks.append(f"{at}, the nearest that ran; yours is {format_value(numbers['lr'])}.")
     elif not math.isnan(value) and not low <= value <= high:
         remarks.append(f"Your {short(value)} lies outside of what ran, {short(low)} to {short(high)}.")
     asked = {key: values for key, values in risk.when.items() if key not in numbers and key != "optimizer"}
