@@ -39,7 +39,7 @@ from lab.studies.stress.cures import (
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
 from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
-from lab.studies.stress.sizes import size_trend
+from lab.studies.stress.sizes import SCORES, score_records, size_trend
 from planted import cards as planted_cards
 
 AT_INIT, BIGRAM = 6.0, 2.4
@@ -118,6 +118,14 @@ def test_a_recipe_that_stands_every_rate_has_no_trend_and_two_sizes_have_none() 
     assert math.isnan(flat.fails_from.middle)
     assert "No trend of the smallest failing learning rate" in " ".join(flat.sentences())
     assert size_trend(at_sizes(lambda size: 0.03), dict(list(SIZES.items())[:2]), 3e-4) is None
+
+
+def test_the_shipped_scores_of_trends_are_those_of_the_committed_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.studies.stress.sizes.SCORED", ("logit_growth",))
+    found = score_records(Path(__file__).parents[1] / "results")
+    shipped = pd.read_csv(SCORES)
+    shipped = shipped[shipped["sweep"] == "logit_growth"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, shipped, rtol=1e-3, check_dtype=False)
 
 
 def test_only_a_long_card_of_a_recipe_without_a_width_has_sizes() -> None:
