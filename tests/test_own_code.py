@@ -281,6 +281,17 @@ def test_a_name_that_no_module_has_is_refused_with_the_nearest() -> None:
         check_custom_model("Attending", lambda: entry().build(SHAPE, 11, 7), 11, 7, entry.watched)
 
 
+def test_an_operation_that_vmap_calls_run_by_run_is_no_reason_to_warn_or_to_call_the_module_so() -> None:
+    class Counting(Recurrent):
+        def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:  # type: ignore[override]
+            x = self.embedding(idx)
+            return self.head(x + 0 * torch.histc(x.detach(), bins=4, min=-1, max=1).sum())
+
+    model = CustomModel(lambda: Counting(11, 16, 1), 2, {}, SHAPE)
+    model(torch.zeros(2, 2, 7, dtype=torch.long))  # warnings are errors here
+    assert not model.one_by_one
+
+
 def test_memory_that_runs_out_is_no_reason_to_call_a_module_run_by_run() -> None:
     """Fleets that do not fit are halved, which takes the error itself."""
     calls = list[int]()

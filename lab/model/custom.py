@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -79,6 +80,8 @@ class CustomModel(nn.Module):
         watched: Watched = BY_SHAPE,
     ) -> None:
         super().__init__()
+        # an operation that vmap calls for one run after the other warns once a process, which the user cannot change
+        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
         self.make, self.operands, self.one_by_one = make, operands, False
         self.inner = build_from_seed(make, 0)
         self.ear = Ear(self.inner, watched)
