@@ -1,4 +1,4 @@
-"""Write ``docs/interventions/``: a page and a drawing for every arm of the board, from ``arms.yaml`` and the results.
+"""Write ``docs/interventions/``: a page for every arm of the board, from ``arms.yaml`` and the results.
 
 ``python docs/interventions.py`` writes them anew; a test compares.
 """
@@ -7,28 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lab.training.config  # noqa: F401  (fills the registry)
+from lab.cli.board import excludes
+from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.core.registry import INTERVENTIONS
 from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.listing import board_of
+from lab.studies.leaderboard.matrix import read_matrix
 
 FOLDER = Path(__file__).with_name("interventions")
 
 
-def excludes() -> dict[str, set[str]]:
-    """By intervention, those that cannot stand beside it."""
-    named = {name: set(getattr(INTERVENTIONS[name], "excludes", ())) for name in INTERVENTIONS}
-    return {name: named[name] | {other for other in named if name in named[other]} for name in named}
-
-
 def pages() -> dict[str, str]:
-    """The pages and drawings by file name."""
+    """The pages by file name."""
     try:
-        board = board_of([])
+        matrix = read_matrix(shipped.data_folder("results") / "board")
     except RequestError:  # not trained yet
-        board = None
-    return markdown_pages(board, excludes())
+        matrix = None
+    return markdown_pages(matrix, excludes())
 
 
 if __name__ == "__main__":

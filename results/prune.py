@@ -48,7 +48,6 @@ from lab.report.build import MOST_ARMS
 from lab.studies.architecture.figures import begins_unusually
 from lab.studies.batch_size.advice import PROBE as NOISE
 from lab.studies.batch_size.measures import noise_sums
-from lab.studies.leaderboard.curves import curves_of
 from lab.studies.precision.measures import FIRST, LAST, has_loss_scales
 from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes
@@ -169,8 +168,7 @@ def pruned(records: store.Records) -> pd.DataFrame:
     """The values of metrics that are read, with the noise scale as sums over groups of weights."""
     metrics = records.metrics
     if points(records.runs)["arm"].nunique() > MOST_ARMS:
-        counted = [run for curve in curves_of(records, {}) for run in curve.spikes.runs]
-        return metrics[(metrics["probe"] == TRAIN) & metrics["id"].isin(counted)]
+        return metrics  # of a board, which reads them all
     is_read = read_everywhere(records)
     for besides in read_besides(records):
         is_read |= besides

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from lab.analysis.judging.verdicts import effects_of
-from lab.analysis.sensitivity import Window
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records import store
 from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.listing import board_of, headline
-from lab.studies.leaderboard.pairs import pair_panels
-from lab.studies.leaderboard.transfer import agreement, by_prediction, predict, published, score, without_runs
+from lab.studies.leaderboard import transfer
+from lab.studies.leaderboard.matrix import read_matrix
+from lab.studies.leaderboard.text import headline
 from lab.studies.numbers.limits import FILE as LIMITS
 from lab.studies.numbers.measured import limits_text
 from lab.studies.numbers.numbers import read_numbers
@@ -101,31 +100,22 @@ def quote(text: str, effects: Mapping[str, str], tally: str) -> str:
 
 
 @cache
-def board_lines() -> str:
-    """A line on what helps for each committed board."""
-    changes = {"leaderboard": "Changes of the model", "leaderboard_optimizers": "Optimizers, clipping and decay"}
-    lines = [
-        f"- {named} {panel.title}: {headline(panel)}.\n"
-        for sweep, named in changes.items()
-        for panel in board_of([RESULTS / sweep]).panels
-    ]
-    (pairs,) = pair_panels(board_of([RESULTS / "leaderboard_pairs"]))
-    lines.append(f"- {pairs.heading}: {headline(pairs)}.\n")
-    other = board_of([RESULTS / "other_text" / "leaderboard"], Window(3e-3, 3)).panels[0]
-    lines.append(f"- Arms that help or harm, on another text {other.title}: {headline(other)}.\n")
-    return "".join(lines)
+def board_line() -> str:
+    """What the board advises."""
+    return f"**{headline(read_matrix(RESULTS / 'board'))}**\n"
 
 
 @cache
 def transfer_line() -> str:
     """How well the board predicts what was published."""
-    predictions = predict(board_of([]), published(), RESULTS)
-    return f"{agreement(score(predictions))}. {without_runs(predictions)}. {by_prediction(predictions)}"
+    return transfer.headline(transfer.predict(RESULTS / "board", transfer.published()))
 
 
 def quote_board(text: str) -> str:
-    """The text of a page with what helps on each board and how well that predicts, where the page marks them."""
-    text = BOARD.sub(lambda found: f"{found[1]}{board_lines()}{found[3]}", text)
+    """The text of a page with what the board advises and how well it predicts, where the page marks them."""
+    if not (RESULTS / "board").is_dir():  # not trained yet
+        return text
+    text = BOARD.sub(lambda found: f"{found[1]}{board_line()}{found[3]}", text)
     return TRANSFER.sub(lambda found: f"{found[1]}{transfer_line()}{found[3]}", text)
 
 

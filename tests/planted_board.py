@@ -1,80 +1,77 @@
-"""Made-up records of the sweep ``leaderboard``: each arm has the instability part that a test gives it."""
+"""A made-up board of one failure, whose arms take off the shares of what its control loses that a test gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 import planted
-from lab.core.shipped import load, sweeps
-from lab.records import store
-from lab.records.store import Records
+from lab.studies.leaderboard.failures import (
+    AT_EASE,
+    CELLS,
+    CURVE,
+    REFERENCE,
+    STRESSED,
+    Cell,
+    cells_table,
+    read_failures,
+)
 
-SEEDS = (10, 11, 12, 13, 14, 15)
-LRS = planted.LRS
-SPIKE_EVERY = 30  # steps from one planted spike to the next
-BASE = 0.35  # instability part of an arm without effect, nats per token
-SPREAD = 0.017  # of the difference of two arms over seeds, as the header of the sweep says
-
-
-def arms() -> list[tuple[str, ...]]:
-    """The sets of interventions of the sweep."""
-    text = load(sweeps()["leaderboard"])["hydra"]["sweeper"]["params"]["intervention"]
-    return [tuple(filter(None, one.strip("[] \n").split(","))) for one in text.replace(" ", "").split("],")]
-
-
-def cards(
-    effects: Mapping[tuple[str, ...], float],
-    seeds: Sequence[int] = SEEDS,
-    lrs: Sequence[float] = LRS,
-    spread: float = SPREAD,
-    **changes: Any,
-) -> Iterator[dict[str, Any]]:
-    """A card per arm, seed and learning rate.
-
-    Args:
-        effects: by the interventions of an arm, how much its instability part lies above ``BASE``; its loss is 2.0 at
-            the middle learning rate, 0.3 higher at lower ones, and at all higher ones what makes that part.
-        spread: standard deviation of the instability part over seeds, drawn anew for each arm.
-        changes: of every card.
-    """
-    for names, effect in effects.items():
-        for seed in seeds:
-            draw = np.random.default_rng([seed, *map(ord, "+".join(names))])
-            above = BASE + effect + spread / 2**0.5 * draw.normal()
-            for index, lr in enumerate(lrs):
-                middle = len(lrs) // 2
-                # three learning rates above the best share the instability part
-                excess = 0.3 if index < middle else above * len(lrs) / (len(lrs) - 1 - middle) if index > middle else 0
-                numbers = {f"intervention.{name}.number": 1.0 for name in names}
-                yield planted.card(
-                    **{
-                        "intervention.z_loss.coefficient": 1e-4 if "z_loss" in names else None,
-                        **numbers,
-                        "intervention": "+".join(sorted(names)) or "none",
-                        "optimizer.lr": lr,
-                        "seed": seed,
-                        "final_val_loss": 2.0 + excess,
-                        "parameters": 41_000 + 64 * len(names),
-                        "parameters_without_embeddings": 24_736 + 64 * len(names),
-                        **changes,
-                    }
-                )
+FAILURE, RULE = read_failures().failures["attention_logits"], read_failures().rule
+LR, EASY = FAILURE.stressed.lr, 0.03
+AT_INIT, BIGRAM, BEST = 4.5, 2.43, 2.4
+LOST, SPREAD = 0.5, 0.02
+# arms of the board with distinct shares
+SHARES = {"sigma_reparam": 1.0, "peri_ln": 0.5, "rmsnorm": 0.0, "nope": -0.6}
 
 
-def with_spikes(runs: Iterable[Mapping[str, Any]], spikes_of: Callable[[Mapping[str, Any]], int]) -> Records:
-    """Records of these cards that were measured at every step, with as many loss spikes as ``spikes_of`` says of each.
+def tables(
+    shares: Mapping[str, float] = SHARES, lost: float = LOST, spread: float = SPREAD
+) -> dict[Cell, pd.DataFrame]:
+    """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too."""
+    rng, found = np.random.default_rng(0), dict[Cell, pd.DataFrame]()
 
-    The loss is 2 nats with little noise, and 4 at the step of a spike; the first is at step 30.
-    """
-    watched = [{**run, "probes.every": 1, "probes.names": "train_loss"} for run in runs]
-    rows = []
-    for run in watched:
-        loss_n = 2 + np.random.default_rng(run["seed"]).normal(0, 0.01, run["steps"])
-        loss_n[[SPIKE_EVERY * (index + 1) for index in range(spikes_of(run))]] += 2
-        rows += [(run["id"], step, "train_loss", "", loss) for step, loss in enumerate(loss_n.tolist())]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(watched), metrics)
+    def add(cell: Cell, loss: float, seeds: tuple[int, ...], seconds: float = 2.0) -> None:
+        table = pd.DataFrame({"loss": loss + spread * rng.standard_normal(len(seeds))}, index=list(seeds))
+        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "seconds": seconds}
+        found[cell] = table.assign(**numbers, versions="here")
+
+    every = (*RULE.screened, *RULE.fresh)
+    add(Cell(FAILURE.name, REFERENCE, STRESSED, LR), BEST + lost, every)
+    add(Cell(FAILURE.name, REFERENCE, AT_EASE, EASY), BEST, every)
+    for arm, share in shares.items():
+        is_confirmed = share >= RULE.passes_screening
+        add(Cell(FAILURE.name, arm, STRESSED, LR), BEST + lost * (1 - share), every if is_confirmed else RULE.screened)
+    for arm in (REFERENCE, *shares):
+        for lr in read_failures().grid:
+            loss = BEST - 0.1 + (lost if arm == REFERENCE or shares[arm] < 1 else 0.0) * (lr > EASY) * 2
+            add(Cell(CURVE, arm, CURVE, lr), loss, RULE.screened, 2.0 if arm == REFERENCE else 3.0)
+    return found
+
+
+def write(folder: Path, of_cells: Mapping[Cell, pd.DataFrame]) -> Path:
+    """Records of these runs, and which of them belong to which cell."""
+    cards, ids = list[dict[str, object]](), dict[Cell, dict[int, str]]()
+    for number, (cell, table) in enumerate(of_cells.items()):
+        for seed, run in table.iterrows():
+            card = planted.card(
+                **{
+                    "seed": int(str(seed)),
+                    "optimizer.lr": cell.lr,
+                    "final_val_loss": run["loss"],
+                    "loss_at_init": run["loss_at_init"],
+                    "loss_bigram": run["loss_bigram"],
+                    "wall_seconds": run["seconds"],
+                    "versions": run["versions"],
+                    "parameters": int(run["parameters"]),
+                    "recipe": f"cell{number}",
+                }
+            )
+            cards.append(card)
+            ids.setdefault(cell, {})[int(str(seed))] = str(card["id"])
+    planted.write(folder, cards)
+    (folder / CELLS).write_text(cells_table(ids, {}).to_csv(index=False))
+    return folder

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import math
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,13 +13,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import planted
+import planted_board
+from lab.__main__ import main
+from lab.analysis import leaderboard, transfer
 from lab.analysis.statistics import spread_prior
 from lab.cli.board import _composed
 from lab.cli.request import read_request
 from lab.core.errors import RequestError
+from lab.core.registry import INTERVENTIONS
+from lab.core.shipped import data_folder
+from lab.records import store
+from lab.report import build
+from lab.report.build import make_report
 from lab.studies.leaderboard import matrix as board
+from lab.studies.leaderboard.arms import arm_cards, left_out
+from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.failures import (
-    AT_EASE,
     CELLS,
     CURVE,
     REFERENCE,
@@ -33,6 +47,7 @@ from lab.studies.leaderboard.matrix import (
     CURES,
     HARMS,
     IN_PART,
+    INCOMPLETE,
     NEVER_ENGAGED,
     NO,
     NOT_TESTED,
@@ -41,40 +56,11 @@ from lab.studies.leaderboard.matrix import (
     Matrix,
     matrix_of,
     passes_screening,
+    read_matrix,
 )
+from lab.studies.leaderboard.page import board_page
 from lab.studies.leaderboard.text import headline, lines
-
-FAILURE, RULE = read_failures().failures["attention_logits"], read_failures().rule
-LR, EASY = FAILURE.stressed.lr, 0.03
-AT_INIT, BIGRAM, BEST = 4.5, 2.43, 2.4
-LOST = 0.5
-SPREAD = 0.02
-# arms with distinct true shares of the loss that they take off; the names are those of arms of the board
-SHARES = {"sigma_reparam": 1.0, "peri_ln": 0.5, "rmsnorm": 0.0, "nope": -0.6}
-
-
-def planted(
-    shares: Mapping[str, float] = SHARES, lost: float = LOST, spread: float = SPREAD
-) -> dict[Cell, pd.DataFrame]:
-    """A board of one failure, whose arms take off these shares of what its control loses."""
-    rng, tables = np.random.default_rng(0), dict[Cell, pd.DataFrame]()
-
-    def add(cell: Cell, loss: float, seeds: tuple[int, ...], seconds: float = 2.0) -> None:
-        table = pd.DataFrame({"loss": loss + spread * rng.standard_normal(len(seeds))}, index=list(seeds))
-        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "seconds": seconds}
-        tables[cell] = table.assign(**numbers)
-
-    every = (*RULE.screened, *RULE.fresh)
-    add(Cell(FAILURE.name, REFERENCE, STRESSED, LR), BEST + lost, every)
-    add(Cell(FAILURE.name, REFERENCE, AT_EASE, EASY), BEST, every)
-    for arm, share in shares.items():
-        is_confirmed = share >= RULE.passes_screening
-        add(Cell(FAILURE.name, arm, STRESSED, LR), BEST + lost * (1 - share), every if is_confirmed else RULE.screened)
-    for arm in (REFERENCE, *shares):
-        for lr in read_failures().grid:
-            loss = BEST - 0.1 + (lost if arm == REFERENCE or shares[arm] < 1 else 0.0) * (lr > EASY) * 2
-            add(Cell(CURVE, arm, CURVE, lr), loss, RULE.screened, 2.0 if arm == REFERENCE else 3.0)
-    return tables
+from planted_board import BEST, FAILURE, LOST, LR, RULE
 
 
 def verdicts(tables: Mapping[Cell, pd.DataFrame]) -> dict[str, str]:
@@ -83,15 +69,20 @@ def verdicts(tables: Mapping[Cell, pd.DataFrame]) -> dict[str, str]:
 
 
 def test_an_arm_is_judged_by_the_share_of_the_loss_that_it_takes_off() -> None:
-    assert verdicts(planted()) == {"sigma_reparam": CURES, "peri_ln": IN_PART, "rmsnorm": NO, "nope": HARMS}
+    assert verdicts(planted_board.tables()) == {
+        "sigma_reparam": CURES,
+        "peri_ln": IN_PART,
+        "rmsnorm": NO,
+        "nope": HARMS,
+    }
 
 
 def test_no_cure_is_told_where_the_control_loses_nothing() -> None:
-    assert set(verdicts(planted(lost=0.0)).values()) == {NOT_TESTED}
+    assert set(verdicts(planted_board.tables(lost=0.0)).values()) == {NOT_TESTED}
 
 
 def test_an_arm_whose_runs_are_the_controls_never_engaged() -> None:
-    tables = planted()
+    tables = planted_board.tables()
     control = tables[Cell(FAILURE.name, REFERENCE, STRESSED, LR)]
     tables[Cell(FAILURE.name, "rmsnorm", STRESSED, LR)] = control.loc[list(RULE.screened)]
     assert verdicts(tables)["rmsnorm"] == NEVER_ENGAGED
@@ -99,8 +90,21 @@ def test_an_arm_whose_runs_are_the_controls_never_engaged() -> None:
     assert verdicts(tables | {Cell(FAILURE.name, "rmsnorm", STRESSED, LR): nearly})["rmsnorm"] == NO
 
 
+def test_bits_and_times_are_compared_on_one_machine_only() -> None:
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    control = tables[Cell(FAILURE.name, REFERENCE, STRESSED, LR)].loc[list(RULE.screened)]
+    elsewhere = control.assign(versions="there", loss=lambda table: np.nextafter(table["loss"], 9))
+    mixed = pd.concat([control.iloc[:2], elsewhere.iloc[2:]])
+    assert verdicts(tables | {at: mixed})["rmsnorm"] == NEVER_ENGAGED
+    assert verdicts(tables | {at: elsewhere})["rmsnorm"] == NO
+    for cell in [cell for cell in tables if cell.arm == "rmsnorm" and cell.failure == CURVE]:
+        tables[cell] = tables[cell].assign(versions=["there", "here", "there"], seconds=[30.0, 3.0, 30.0])
+    assert next(row for row in matrix(tables).rows if row.name == "rmsnorm").time == pytest.approx(1.5)
+
+
 def test_a_wide_spread_leaves_arms_open() -> None:
-    assert verdicts(planted({"peri_ln": 0.1, "rmsnorm": 0.05, "dyt": 0.0}, spread=0.5)) == {
+    assert verdicts(planted_board.tables({"peri_ln": 0.1, "rmsnorm": 0.05, "dyt": 0.0}, spread=0.5)) == {
         "peri_ln": OPEN,
         "rmsnorm": OPEN,
         "dyt": OPEN,
@@ -108,7 +112,7 @@ def test_a_wide_spread_leaves_arms_open() -> None:
 
 
 def test_confirmed_arms_are_judged_by_fresh_seeds_alone() -> None:
-    tables = planted()
+    tables = planted_board.tables()
     at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
     tables[at].loc[list(RULE.fresh), "loss"] = BEST + LOST
     found, *_ = board.judge(FAILURE, tables, RULE)
@@ -117,8 +121,8 @@ def test_confirmed_arms_are_judged_by_fresh_seeds_alone() -> None:
 
 
 def test_the_screening_lets_those_pass_that_take_off_enough() -> None:
-    assert passes_screening(FAILURE, planted(), RULE) == ["sigma_reparam", "peri_ln"]
-    assert not passes_screening(FAILURE, planted(lost=0.0), RULE)
+    assert passes_screening(FAILURE, planted_board.tables(), RULE) == ["sigma_reparam", "peri_ln"]
+    assert not passes_screening(FAILURE, planted_board.tables(lost=0.0), RULE)
 
 
 def test_a_moderated_spread_keeps_its_level_and_finds_more_than_that_of_three_seeds() -> None:
@@ -128,9 +132,9 @@ def test_a_moderated_spread_keeps_its_level_and_finds_more_than_that_of_three_se
         sd = 0.1 / np.sqrt(rng.chisquare(10, arms) / 10)
         values = sd[:, None] * rng.standard_normal((arms, seeds))
         prior = spread_prior(list(values))
-        wrong += sum(board._test(row, prior).p < 0.05 for row in values)
-        found += sum(board._test(row + 0.3, prior).p < 0.05 for row in values)
-        alone += sum(board._test(row + 0.3, spread_prior([])).p < 0.05 for row in values)
+        wrong += sum(board.compared(row, prior).p < 0.05 for row in values)
+        found += sum(board.compared(row + 0.3, prior).p < 0.05 for row in values)
+        alone += sum(board.compared(row + 0.3, spread_prior([])).p < 0.05 for row in values)
     assert 0.03 < wrong / (60 * arms) < 0.07
     assert found > 1.3 * alone
 
@@ -140,7 +144,7 @@ def matrix(tables: Mapping[Cell, pd.DataFrame]) -> Matrix:
 
 
 def test_every_row_says_what_the_arm_costs_and_tolerates() -> None:
-    by_name = {row.name: row for row in matrix(planted()).rows}
+    by_name = {row.name: row for row in matrix(planted_board.tables()).rows}
     cure, none = by_name["sigma_reparam"], by_name["rmsnorm"]
     assert cure.time == pytest.approx(1.5)
     assert cure.within_reference > none.within_reference + 0.5
@@ -150,7 +154,9 @@ def test_every_row_says_what_the_arm_costs_and_tolerates() -> None:
 
 
 def test_an_arm_that_was_not_tried_says_why() -> None:
-    tables = planted() | {Cell(CURVE, "dyt", CURVE, lr): table for lr, table in curve_of(planted(), "rmsnorm").items()}
+    tables = planted_board.tables() | {
+        Cell(CURVE, "dyt", CURVE, lr): table for lr, table in curve_of(planted_board.tables(), "rmsnorm").items()
+    }
     cell = next(row for row in matrix(tables).rows if row.name == "dyt").cells[FAILURE.name]
     assert (cell.verdict, cell.reason) == (NOT_TRIED, "it was refused")
 
@@ -159,17 +165,29 @@ def curve_of(tables: Mapping[Cell, pd.DataFrame], arm: str) -> dict[float, pd.Da
     return {cell.lr: table for cell, table in tables.items() if cell.arm == arm and cell.failure == CURVE}
 
 
+def test_what_is_trained_in_part_is_not_judged() -> None:
+    tables = planted_board.tables()
+    at, control = (Cell(FAILURE.name, arm, STRESSED, LR) for arm in ("rmsnorm", REFERENCE))
+    part = matrix(tables | {at: tables[at].iloc[:2]})
+    cell = next(row for row in part.rows if row.name == "rmsnorm").cells[FAILURE.name]
+    assert (cell.verdict, cell.reason) == (NOT_TRIED, INCOMPLETE)
+    assert not matrix(tables | {control: tables[control].iloc[1:]}).failures
+    for curve in [cell for cell in tables if cell.arm == "rmsnorm" and cell.failure == CURVE]:
+        tables[curve] = tables[curve].iloc[1:]
+    assert math.isnan(next(row for row in matrix(tables).rows if row.name == "rmsnorm").time)
+
+
 def test_the_first_line_names_what_to_add_and_what_it_costs() -> None:
-    assert headline(matrix(planted())).startswith(
+    assert headline(matrix(planted_board.tables())).startswith(
         "Add sigma_reparam against attention logits (1.50 times the time, best"
     )
-    without = planted({"peri_ln": 0.5, "rmsnorm": 0.0})
+    without = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     assert "No arm cures" in headline(matrix(without))
     assert "attention logits (peri_ln: " in headline(matrix(without))
 
 
 def test_an_arm_whose_best_loss_is_much_worse_is_not_advised() -> None:
-    tables = planted()
+    tables = planted_board.tables()
     for cell in [cell for cell in tables if cell.arm == "sigma_reparam" and cell.failure == CURVE]:
         tables[cell] = tables[cell].assign(loss=tables[cell]["loss"] + 0.08)
     told = list(lines(matrix(tables)))
@@ -227,3 +245,92 @@ def test_a_board_keeps_what_it_trained_and_why_not(tmp_path: Path) -> None:
     assert read_cells(tmp_path) == (runs, reasons)
     with pytest.raises(RequestError, match="--train"):
         read_cells(tmp_path / "elsewhere")
+
+
+def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, page = planted_board.write(tmp_path / "board", planted_board.tables()), tmp_path / "page.html"
+    assert main(["leaderboard", str(folder), "--html", str(page)]) == 0
+    shown = page.read_text()
+    assert 'class="cures" title="sigma_reparam, attention logits: cures' in shown
+    assert shown.index("Add sigma_reparam") < shown.index("<svg") < shown.index("<table")
+    capsys.readouterr()
+    assert main(["leaderboard", str(folder), "--json"]) == 0
+    cells = {cell["arm"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert (cells["peri_ln"]["verdict"], cells["peri_ln"]["direction"], cells["peri_ln"]["seeds"]) == (
+        IN_PART,
+        "better",
+        6,
+    )
+    assert main(["leaderboard", str(folder), "--csv"]) == 0
+    table = pd.read_csv(io.StringIO(capsys.readouterr().out)).set_index("arm")
+    assert dict(table["verdict"]) == {arm: cells[arm]["verdict"] for arm in cells}
+    assert main(["leaderboard", str(folder)]) == 0
+    assert "cures " in capsys.readouterr().out
+
+
+def test_a_page_tells_of_every_arm_that_is_described() -> None:
+    pages = markdown_pages(matrix(planted_board.tables()), {})
+    assert {f"{name}.md" for name in arm_cards()} | {"index.md"} == {*pages}
+    assert "| attention logits | cures |" in pages["sigma_reparam.md"]
+    assert "lab leaderboard DIR --train --arms muon" in pages["muon.md"]
+    assert max(len(line) for text in pages.values() for line in text.splitlines()) < 1000
+
+
+@pytest.mark.slow
+def test_pages_of_arms_are_up_to_date() -> None:
+    """`python docs/interventions.py` writes them."""
+    folder = Path(__file__).parents[1] / "docs" / "interventions"
+    made = runpy.run_path(str(folder.with_suffix(".py")))["pages"]()
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made
+
+
+def test_every_intervention_and_optimizer_is_on_the_board_or_left_out() -> None:
+    described = {name: card.is_optimizer for name, card in arm_cards().items()}
+    own = {name for name in INTERVENTIONS if INTERVENTIONS[name].__module__.startswith("lab.")}
+    files = {path.stem for path in (data_folder("conf") / "optimizer").glob("*.yaml")}
+    assert own == {name for name in described if not described[name]} | (set(left_out()) & own)
+    assert files == {name for name in described if described[name]} | (set(left_out()) - set(INTERVENTIONS))
+    assert not set(described) & set(left_out())
+
+
+@pytest.mark.parametrize("name", arm_cards())
+def test_an_arm_says_what_it_is(name: str) -> None:
+    card = arm_cards()[name]
+    assert all((card.title, card.formula, card.source))
+    assert card.lr in ("same", "shifted", "other")
+    assert isinstance(card.defaults, Mapping)
+    if card.is_optimizer:
+        return
+    entry = INTERVENTIONS[name]
+    places = set(getattr(entry, "hook_points", ()))
+    assert {place for place in card.at if place not in ("loss", "update", "initial values")} == places
+    assert ("update" in card.at) == hasattr(entry, "lr_factor")
+    assert ("loss" in card.at) == hasattr(entry, "uses")
+
+
+def test_a_page_shows_a_hostile_command_as_text(tmp_path: Path) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    store.note_command(folder, "lab leaderboard '<script>alert(1)</script>' --train")
+    made = board_page(read_matrix(folder))
+    assert "<script>alert" not in made
+    assert "&lt;script&gt;alert(1)" in made
+
+
+def test_notebooks_get_the_board_as_a_table(tmp_path: Path) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    table = leaderboard(folder)
+    assert table.index[0] == "sigma_reparam"
+    assert table.loc["sigma_reparam", "attention logits"].startswith("cures 9")
+    assert set(transfer(folder)["predicted"]) <= {"a", "b", "equal", "open", "not testable"}
+
+
+def test_a_report_of_many_arms_draws_one_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = ["z_loss", *(f"{name}+z_loss" for name in ("dyt", "peri_ln", "relu", "rmsnorm"))]
+    folder = planted.write(tmp_path / "runs", list(planted.cards(arms, lrs=planted.LRS[::3], seeds=(10,))))
+    monkeypatch.setattr(build, "MOST_ARMS", 4)
+    monkeypatch.setattr(build, "MOST_PAIRS", 9)
+    make_report([folder])
+    assert len(list((folder / "figures").glob("*.svg"))) == 1
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "With 5 arms only one figure is drawn" in text
+    assert "20 differences are more than a page shows" in text

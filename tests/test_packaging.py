@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +15,6 @@ from lab.__main__ import main
 from lab.core import shipped
 from lab.report.scoreboard import OF_THE_LAB
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.listing import board_folders
-from lab.studies.leaderboard.planted_spikes import planted_durations
 from lab.studies.leaderboard.transfer import predict, published
 
 HOME = Path(__file__).parents[1]
@@ -38,19 +35,15 @@ def test_what_claims_and_the_board_read_comes_with_the_package(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     results = shipped_alone(tmp_path / "site")
-    for module in ("lab.core.shipped", "lab.studies.leaderboard.transfer"):
-        monkeypatch.setattr(f"{module}.data_folder", lambda name: results if name == "results" else HOME / name)
+    monkeypatch.setattr(shipped, "data_folder", lambda name: results if name == "results" else HOME / name)
     assert main(["claims", "--source", "PaLM-540B", "--json"]) == 0
     verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
     assert {name for name in CLAIMS if CLAIMS[name].source == "PaLM-540B"} == {*verdicts}
     assert {"reproduced", "not run"} & {*verdicts.values()}
     assert main(["claims"]) == 0
     assert "These verdicts come with the lab" in capsys.readouterr().out
-    boards = {path.name for path in (HOME / "results").glob("leaderboard*")}
-    assert {path.name for path in board_folders([])} == boards
-    assert planted_durations(shipped.results())
     by_claim = [pair for pair in published() if pair.claim]
-    assert all(one.difference for one in predict(SimpleNamespace(curves=[]), by_claim, shipped.results()))
+    assert all(one.difference for one in predict(shipped.results() / "board", by_claim))
 
 
 @pytest.mark.slow

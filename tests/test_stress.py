@@ -19,7 +19,7 @@ from scipy import stats
 import lab
 from lab import main
 from lab.analysis.statistics import power_of, student_t
-from lab.cli.stress import _without_impossible_tests, read_plan
+from lab.cli.stress import _kept, _without_impossible_tests, board_changes, make_card, read_plan
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Setting, Spread, read_battery
@@ -657,3 +657,53 @@ def test_loads_of_experts_are_those_at_the_end() -> None:
     table = by_run(store.Records(store.declared(runs), metrics, None))
     assert table["load_cv"].item() == 1.5
     assert table["router_logit"].item() == pytest.approx(2)
+
+
+def test_a_change_that_costs_much_at_the_best_rate_is_neither_confirmed_nor_advised() -> None:
+    test = read_battery().tests["lr_x10"]
+    done = planted(lambda lr: [2.2, 2.21, 2.19] if lr == 0.03 else [2.8, 2.8, 2.81])
+    at_best = {"cheap": 2.23, "dear": 2.27, "dead": 2.9}
+    tried = [trial_of(test, name, [f"intervention=[{name}]"], 0.03) for name in at_best]
+    for trial in tried:
+        done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([at_best[trial.change]] * 3)}
+    cures = {cure.change: cure for cure in judge(test, tried, done, 0.03)}
+    assert {name: cure.is_advised for name, cure in cures.items()} == {"cheap": True, "dear": False, "dead": False}
+    assert finalists(list(cures.values()), 3) == ["cheap"]
+
+
+def test_a_change_in_another_unit_takes_another_learning_rate() -> None:
+    for name, lr in (("lr_x10", 0.3), ("depth", 0.03)):
+        trial = trial_of(read_battery().tests[name], "lion", ["optimizer=lion"], 0.03, times=0.35)
+        assert trial.stressed.lr == pytest.approx(lr * 0.35)
+        assert trial.best is not None
+        assert trial.best.lr == pytest.approx(0.03 * 0.35)
+
+
+def test_all_arms_of_the_board_are_tried_after_those_of_a_test() -> None:
+    battery, arms = read_battery(), board_changes()
+    for test in battery.tests.values():
+        names = [change.name for change in battery.cures_of(test, "all", arms)]
+        assert names[: len(test.cures)] == list(test.cures)
+        assert {*names} == {*test.cures, *arms}
+    assert {"muon", "tighter_clip", "dyt"} < {*arms}
+
+
+def test_an_optimizer_keeps_the_decay_and_the_clip_of_a_recipe() -> None:
+    coupled = {"chain": ["clip", "adam", "decay", "peak", "schedule"], "weight_decay": 0.1, "clip": 0.5}
+    kept = ["optimizer.weight_decay=0.1", "optimizer.clip=0.5"]
+    assert _kept("lion", coupled) == [*kept, "optimizer.chain=[clip,lion,decay,peak,schedule]"]
+    independent = {**coupled, "chain": ["clip", "adam", "peak", "decay", "schedule"]}
+    assert _kept("lion", independent) == kept
+    assert _kept("adamh", coupled) == ["optimizer.clip=0.5"]  # it has no decay
+
+
+@pytest.mark.usefixtures("here")
+def test_a_budget_leaves_out_what_it_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    words = [*TINY, "seed=0,1", "out=mine"]
+    plan = read_plan(words, "lab stress", names=["lr_x10"], arms=["peri_ln", "qk_rmsnorm"], budget=1e-3)
+    made = make_card(plan)
+    assert {cure.change: cure.reason for cure in made.cures or ()} == dict.fromkeys(
+        ["peri_ln", "qk_rmsnorm"], "the budget leaves no time for it"
+    )

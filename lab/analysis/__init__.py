@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
+    from lab.report.notebook import board as board
     from lab.report.notebook import card as card
     from lab.report.notebook import leaderboard as leaderboard
     from lab.report.notebook import recipes as recipes
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.report.notebook": ("card", "leaderboard", "recipes", "show", "transfer", "watch"),
+    "lab.report.notebook": ("board", "card", "leaderboard", "recipes", "show", "transfer", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

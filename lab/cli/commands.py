@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shlex
 import sys
 import traceback
@@ -77,7 +78,11 @@ def _stress(arguments: list[str]) -> None:
     for own in code:
         if own.remark:
             say(f"lab: {own.remark}", error=True)
+    arms = given.arms.split(",") if given.arms else []
+    if arms and given.cures not in (None, "all"):
+        raise RequestError("--arms goes with --cures all")
     asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options, "code": code}
+    asked |= {"arms": arms, "budget": _seconds(given.budget) if given.budget else math.inf}
     plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
     if given.dry_run:
         for plan in plans:
@@ -91,13 +96,21 @@ def _stress(arguments: list[str]) -> None:
         stress.print_card(card, page)
 
 
+def _seconds(text: str) -> float:
+    """The seconds of a time such as ``20min``, ``90s`` or ``1.5h``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", text)
+    if not found or not float(found[1]):
+        raise RequestError(f"--budget takes a time such as 20min, 90s or 1.5h, not {text!r}")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
+
+
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
     from lab.studies.numbers.numbers import read_numbers
     from lab.studies.numbers.page import NumbersPage
 
-    others = ("model", "optimizer", "minutes", "tests", "cures", "dry_run", "config_dir")
+    others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
     if unfit := next((name for name in others if getattr(given, name)), ""):
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
     if given.folders:
@@ -364,99 +377,52 @@ def _claims(arguments: list[str]) -> None:
 
 
 def _leaderboard(arguments: list[str]) -> None:
-    from lab.analysis.sensitivity import WINDOW
-    from lab.studies.leaderboard import listing
-    from lab.studies.leaderboard.failures import CELLS
+    from lab.core import shipped
 
     given = OptionParser("leaderboard").read(arguments)
+    if len(given.folders) > 1 or (given.train and not given.folders):
+        raise RequestError("lab leaderboard takes one DIR, the folder of the board, and --train needs it")
+    if (given.arms or given.failures) and not given.train:
+        raise RequestError("--arms and --failures go with --train")
+    folder = given.folders[0] if given.folders else shipped.results() / "board"
     if given.train:
-        _train_board(given)
-        return
-    if len(given.folders) == 1 and (given.folders[0] / CELLS).is_file():
-        _matrix(given)
-        return
-    if given.window and (given.recipe or given.pairs or given.transfer is not None):
-        raise RequestError(
-            "--window does not go with --recipe, --pairs or --transfer, which use learning rates from 3e-4 to 3e-1"
-        )
-    if given.recipe:
-        _recipe(Path(given.recipe), given.folders)
-        return
-    if given.pairs:
-        _pairs(given.folders)
-        return
+        from lab.cli.board import train_board
+
+        names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
+        train_board(folder, _command_line(), **names)
     if given.transfer is not None:
-        _transfer(given)
+        _transfer(given, folder)
         return
-    board = listing.board_of(given.folders, _window(given) or WINDOW)
+    from lab.studies.leaderboard import text
+    from lab.studies.leaderboard.matrix import read_matrix
+
+    matrix = read_matrix(folder)
     if given.html:
         from lab.core import files
         from lab.studies.leaderboard.page import board_page
 
-        files.write_output(Path(given.html), board_page(board))
+        files.write_output(Path(given.html), board_page(matrix))
         say(f"page: {given.html}")
-    elif given.json:
-        say(listing.as_json(board))
-    elif given.csv:
-        say(listing.as_csv(board))
+    elif given.json or given.csv:
+        say(text.as_json(matrix) if given.json else text.as_csv(matrix))
     else:
-        for line in listing.lines(board):
+        for line in text.lines(matrix):
             say(line)
 
 
-def _train_board(given: argparse.Namespace) -> None:
-    from lab.cli import request
-    from lab.cli.board import train_board
-
-    if len(given.folders) != 1:
-        raise RequestError("lab leaderboard DIR --train takes the folder of the records")
-    names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
-    train_board(given.folders[0], request.command_line(sys.argv[1:]), **names)
-    _matrix(given)
-
-
-def _matrix(given: argparse.Namespace) -> None:
-    from lab.studies.leaderboard import text
-    from lab.studies.leaderboard.matrix import read_matrix
-
-    matrix = read_matrix(given.folders[0])
-    if given.json or given.csv:
-        say(text.as_json(matrix) if given.json else text.as_csv(matrix))
-        return
-    for line in text.lines(matrix):
-        say(line)
-
-
-def _pairs(folders: Sequence[Path]) -> None:
-    from lab.cli.recipe import plan_pairs
-    from lab.studies.leaderboard import listing, pairs_to_train
-
-    found = listing.board_folders(folders)
-    if len(found) > 1:
-        raise RequestError(f"lab leaderboard DIR --pairs takes one board, and there are {len(found)}")
-    best, stage = pairs_to_train.best_pairs(listing.board_of(found)), pairs_to_train.stage_of(found[0])
-    for line in pairs_to_train.lines([plan_pairs(pairs, stage.words) for pairs in best], stage):
-        say(line)
-
-
-def _recipe(file: Path, folders: Sequence[Path]) -> None:
-    from lab.cli.recipe import read_recipe
-    from lab.studies.leaderboard import recipe
-
-    if len(folders) > 1:
-        raise RequestError("lab leaderboard --recipe FILE.yaml [DIR]; DIR is the folder of both stages")
-    folder = folders[0] if folders else Path("runs") / file.stem
-    for line in recipe.lines(read_recipe(file), folder):
-        say(line)
-
-
-def _transfer(given: argparse.Namespace) -> None:
-    from lab.core import shipped
-    from lab.studies.leaderboard import listing, transfer
+def _transfer(given: argparse.Namespace, folder: Path) -> None:
+    from lab.studies.leaderboard import transfer
 
     pairs = transfer.read_outcomes(Path(given.transfer)) if given.transfer else transfer.published()
-    predictions = transfer.predict(listing.board_of(given.folders), pairs, shipped.results())
-    say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions)))
+    predictions = transfer.predict(folder, pairs)
+    trends = transfer.size_trends(folder.parent, pairs)
+    say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions, trends)))
+
+
+def _command_line() -> str:
+    from lab.cli import request
+
+    return request.command_line(sys.argv[1:])
 
 
 def _export(arguments: list[str]) -> None:

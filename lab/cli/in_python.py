@@ -81,7 +81,7 @@ def stress(
     *overrides: Any,
     minutes: int = 1,
     tests: Sequence[str] = (),
-    cures: int | Sequence[str] | None = None,
+    cures: int | str | Sequence[str] | None = None,
     model: Any = None,
     optimizer: Any = None,
     probe: Mapping[str, str] = MappingProxyType({}),
@@ -95,8 +95,8 @@ def stress(
             a recipe or the file of one, ``"mine.yaml"``, or a list of two: ``["olmo2", "mine.yaml"]``.
         minutes: how long a card may take on two cores: 1, 5 or 30.
         tests: the names of the tests; all that fit unless given.
-        cures: how many single changes to try on each failed test, or their names; none in a minute, else 10, unless
-            given.
+        cures: how many single changes to try on each failed test, ``"all"``, or their names; none in a minute, else 10,
+            unless given.
         model: a model of your own: a function or a class that builds a module, or as ``lab stress --model`` takes it;
             or the name of a size, such as ``"d64"``.
         optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress
@@ -123,7 +123,7 @@ def stress(
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
     words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
-    chosen = str(cures) if isinstance(cures, int) else ",".join(cures) if cures is not None else None
+    chosen = str(cures) if isinstance(cures, int | str) else ",".join(cures) if cures is not None else None
     shown: dict[str, Any] = {
         f"--{kind}": getattr(value, "__name__", value) for kind, value in given.items() if own_code.is_code(value)
     }

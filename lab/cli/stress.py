@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from lab.core.printing import printable, say
 from lab.records import store
 from lab.records.plans import FleetProgress
 from lab.studies.leaderboard.arms import arm_cards
+from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
 from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import (
@@ -69,6 +71,8 @@ class Plan:
         tests: the tests, in their order.
         folder: of the records.
         cures: which changes are tried on failed tests, as ``--cures`` takes it.
+        arms: the changes to which ``--cures all`` is limited; none for all.
+        budget: seconds that all of it may take.
         left_out: by title of a test why the recipe cannot take it.
         fixed: keys that change nothing in the user's own model.
         is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
@@ -82,6 +86,8 @@ class Plan:
     tests: Sequence[StressTest]
     folder: Path
     cures: str
+    arms: Sequence[str] = ()
+    budget: float = math.inf
     left_out: Mapping[str, str] = field(default_factory=dict)
     fixed: Sequence[str] = ()
     is_named: bool = False
@@ -96,6 +102,8 @@ def read_plan(
     names: Sequence[str] = (),
     minutes: int = 1,
     cures: str | None = None,
+    arms: Sequence[str] = (),
+    budget: float = math.inf,
     options: Sequence[str] = (),
     code: Sequence[OwnCode] = (),
 ) -> Plan:
@@ -106,7 +114,10 @@ def read_plan(
         command: the command line as the user can type it again.
         names: of the tests; none means all that fit.
         minutes: the minutes on two cores.
-        cures: what to try on failed tests: ``none``, a number, or names of changes; by default ``none`` in one minute.
+        cures: what to try on failed tests: ``none``, a number, ``all``, or names of changes; by default ``none`` in one
+            minute, or ``all`` if there are ``arms``.
+        arms: the changes to which ``all`` is limited.
+        budget: seconds that cards and cures may take together.
         options: ``--config-dir`` with its folder.
         code: a model and an optimizer of the user's own.
 
@@ -114,7 +125,10 @@ def read_plan(
         RequestError: a word, a test, a cure or the number of minutes is unknown, or more than the seed is swept.
     """
     tests = read_battery().chosen(names, minutes)
-    cures = cures or ("none" if minutes == 1 else str(MOST_CURES))
+    cures = cures or ("all" if arms else "none" if minutes == 1 else str(MOST_CURES))
+    known = board_changes()
+    if unknown := [name for name in arms if name not in known]:
+        raise RequestError(no_such_arm(unknown[0]))
     for test in tests:
         read_battery().cures_of(test, cures)
     own = _recipe_words(words)
@@ -139,6 +153,8 @@ def read_plan(
         tests,
         Path(str(out)),
         cures,
+        arms,
+        budget,
         fixed=fixed,
         is_named=bool(names),
         sizes=sizes,
@@ -245,6 +261,7 @@ class _Bench:
         self.ids: dict[Setting, list[str]] = {}
         self.done: Outcomes = {}
         self.parameters = pd.Series(dtype=float)  # without embeddings, by run
+        self.started = time.monotonic()
 
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings.
@@ -274,6 +291,21 @@ class _Bench:
         """Train those of these settings that were not trained yet."""
         if missing := [setting for setting in dict.fromkeys(settings) if setting not in self.done]:
             self.train(missing)
+
+    def affordable(self, test: StressTest, best: float, tests: int) -> float:
+        """How many changes the budget lets one of so many tests try: what is left of half of it, by its own runs' time.
+
+        The other half is for fresh seeds.
+        """
+        if math.isinf(self.plan.budget):
+            return math.inf
+        assert test.stressed
+        mine = [setting for setting in (test.stressed.setting(best), Setting((), best)) if setting in self.ids]
+        runs = store.read(self.plan.folder).runs.set_index("id")["wall_seconds"]
+        slots = len(getattr(self.composed.launcher, "slots", [None]))
+        cost = float(runs[[run for setting in mine for run in self.ids[setting]]].sum()) / slots
+        left = self.plan.budget / 2 - (time.monotonic() - self.started)
+        return max(int(left / tests / cost), 0) if cost > 0 else math.inf
 
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""
@@ -395,13 +427,19 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
-        return trial_of(test, " + ".join(change.name for change in changes), _words(changes, own), best, seeds)
+        name, times = " + ".join(change.name for change in changes), math.prod(change.times for change in changes)
+        return trial_of(test, name, _words(changes, own), best, seeds, times)
 
     failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
     cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
-    for test in {test.name: test for test in map(read_battery().cured, failing)}.values():
+    tests = list({test.name: test for test in map(read_battery().cured, failing)}.values())
+    for test in tests:
         by_test[test.name], trials = test, list[Trial]()
-        for change in read_battery().cures_of(test, bench.plan.cures):
+        affordable = bench.affordable(test, best, len(tests))
+        for change in _changes_to_try(bench.plan, test):
+            if len(trials) >= affordable:
+                cures.append(not_tried(test, change.name, "the budget leaves no time for it"))
+                continue
             single = trial(test, [change], few)
             if reason := _reason(request, change, single, own):
                 cures.append(not_tried(test, change.name, reason))
@@ -420,7 +458,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         bench.train_missing([*places, *at_best, *_settings(trials)])
         return {name: judge(by_test[name], of_test, bench.done, best, fresh) for name, of_test in trials.items()}
 
-    changes = read_battery().changes
+    changes = {**board_changes(), **read_battery().changes}
     finals = {
         name: [[changes[change]] for change in found]
         for name, of_test in judged.items()
@@ -445,6 +483,26 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     return cures
 
 
+def board_changes() -> dict[str, Change]:
+    """Every arm of the board as a change of a recipe.
+
+    An optimizer keeps what the recipe says of decay, clip and schedule, see ``_words``.
+    """
+    changes = {}
+    for name, arm in board_arms().items():
+        if name != REFERENCE and "+" not in name:
+            acts_on = "+".join(arm_cards()[name].at) if name in arm_cards() else "settings"
+            words = (*(word for word in arm.optimizer if not word.startswith("schedule")), *arm.words)
+            changes[name] = Change(name, acts_on, words, arm.times)
+    return changes
+
+
+def _changes_to_try(plan: Plan, test: StressTest) -> list[Change]:
+    """The changes that a plan tries on a test, the most promising first."""
+    changes = read_battery().cures_of(test, plan.cures, board_changes())
+    return [change for change in changes if not plan.arms or change.name in plan.arms]
+
+
 def _seeds(seeds: Iterable[int]) -> str:
     return f"seed={','.join(map(str, seeds))}"
 
@@ -458,7 +516,30 @@ def _words(changes: Sequence[Change], own: Tree) -> list[str]:
     """The overrides that add changes to a recipe."""
     names = [change.name for change in changes if not change.words]
     words = [word for change in changes for word in change.words]
+    for name in (word.removeprefix("optimizer=") for word in words if word.startswith("optimizer=")):
+        words = [*words, *_kept(name, own["optimizer"])]
     return words + [f"intervention=[{','.join(sorted({*own['intervention'], *names}))}]"] * bool(names)
+
+
+# What a recipe keeps with another optimizer, where that has it.
+KEPT = ("weight_decay", "clip")
+
+
+def _kept(optimizer: str, own: Tree) -> list[str]:
+    """The overrides by which another optimizer keeps the decay and the clip of a recipe, and where they stand.
+
+    Decay before the peak learning rate is coupled to it, and decay after it is not.
+    """
+    entry = arm_cards()[optimizer].defaults
+    words = [f"optimizer.{key}={own[key]}" for key in KEPT if key in entry and key in own]
+    chain = list(entry["chain"])
+    if {"decay", "peak"} <= {*chain} & {*own["chain"]}:
+        is_coupled = own["chain"].index("decay") < own["chain"].index("peak")
+        if is_coupled != (chain.index("decay") < chain.index("peak")):
+            first, last = sorted((chain.index("decay"), chain.index("peak")))
+            chain[first], chain[last] = chain[last], chain[first]
+            words.append(f"optimizer.chain=[{','.join(chain)}]")
+    return words
 
 
 def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:

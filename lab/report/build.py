@@ -280,7 +280,7 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
         yield html.section(title, shown, folded=drawn > 1)
     if arms > MOST_ARMS:
         yield html.paragraph(
-            f"With {arms} arms only one figure is drawn; lab leaderboard --html draws each arm beside the recipe."
+            f"With {arms} arms only one figure is drawn; of a board, lab leaderboard --html draws each arm."
         )
 
 

@@ -19,6 +19,7 @@ from lab.records.store import Records
 
 if TYPE_CHECKING:
     from lab.analysis.rendering.layout import Drawing
+    from lab.studies.leaderboard.matrix import Matrix
     from lab.studies.stress.card import Card
 
 PIXELS = 2  # of a picture, for each point of its width
@@ -45,12 +46,13 @@ class Shown(NamedTuple):
             display(output, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
 
 
-def show(records: Records | Study | Card, name: str = "", window: Sequence[float] | None = None) -> Shown:
-    """Draw a figure of the report or of `lab predict`, or the card of a crash test.
+def show(records: Records | Study | Card | Matrix, name: str = "", window: Sequence[float] | None = None) -> Shown:
+    """Draw a figure of the report or of `lab predict`, the card of a crash test, or the board.
 
     Args:
-        records: the records, as ``load`` reads them, a study, as ``lab.sweep`` returns it, or a card.
-        name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``; nothing for a card.
+        records: the records, as ``load`` reads them, a study, as ``lab.sweep`` returns it, a card, or a board.
+        name: a name from ``lab list figures``, or ``logit_forecast`` or ``gradient_forecast``; nothing for a card or a
+            board.
         window: the lowest and the highest learning rate over which sensitivity is a mean; that of the study, or the
             paper's.
 
@@ -62,10 +64,12 @@ def show(records: Records | Study | Card, name: str = "", window: Sequence[float
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
     from lab.analysis.rendering import layout
     from lab.studies.figures import FIGURES
+    from lab.studies.leaderboard.matrix import Matrix
+    from lab.studies.leaderboard.page import board_figure
     from lab.studies.stress.card import Card
 
-    if isinstance(records, Card):
-        drawing = records.figure()
+    if isinstance(records, Card | Matrix):
+        drawing = records.figure() if isinstance(records, Card) else board_figure(records)
         return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
     if isinstance(records, Study):
         window = window or records.window
@@ -164,44 +168,40 @@ def recipes() -> pd.DataFrame:
     return table.set_index("recipe")[values].assign(published=table["recipe"].map(published_outcomes()).to_numpy())
 
 
-def leaderboard(folder: str | Path, panel: str = "", window: Sequence[float] = WINDOW) -> pd.DataFrame:
-    """The board of interventions, as `lab leaderboard` prints it.
-
-    Args:
-        folder: of results that hold the reference.
-        panel: its title; the first panel without one.
-        window: as for ``show``.
-
-    Returns:
-        A row for the reference, then a row for each arm: verdict, differences from the reference in nats per token with
-        95 % intervals over seeds, ranks and counts.
-
-    Raises:
-        RequestError: no such folder or panel, no reference in it, or the window is invalid.
-    """
-    from lab.studies.leaderboard import listing
-
-    board = listing.board_of([Path(folder)], window_of(window))
-    panels = {shown.title: shown for shown in listing.all_panels(board)}
-    if panel and panel not in panels:
-        raise RequestError(f"no panel {panel!r}; {nearest(panel, panels)}")
-    return listing.table(panels[panel or next(iter(panels))]).set_index("arm")
-
-
-def transfer(folder: str | Path, *others: str | Path) -> pd.DataFrame:
-    """Published orderings of large models and what the board predicts of them.
-
-    Args:
-        folder: of results that hold the reference of the board; claims are judged on the folders beside it.
-        others: folders with more of the board.
-
-    Returns:
-        A row for each pair of arms.
+def board(folder: str | Path) -> Matrix:
+    """The board of a results folder, whose figure ``show`` draws.
 
     Raises:
         RequestError: as ``leaderboard``.
     """
-    from lab.studies.leaderboard import listing, transfer
+    from lab.studies.leaderboard.matrix import read_matrix
 
-    board = listing.board_of([Path(folder), *map(Path, others)])
-    return transfer.table(transfer.predict(board, transfer.published(), Path(folder).resolve().parent))
+    return read_matrix(Path(folder))
+
+
+def leaderboard(folder: str | Path) -> pd.DataFrame:
+    """The board, as `lab leaderboard` prints it: a row per arm, a column per failure, and what the arm costs.
+
+    Args:
+        folder: of results that hold a board, such as ``results/board``.
+
+    Raises:
+        RequestError: no such folder, or no board in it.
+    """
+    from lab.studies.leaderboard import text
+
+    return text.table(board(folder)).set_index("arm")
+
+
+def transfer(folder: str | Path) -> pd.DataFrame:
+    """Published orderings of large models and what the board predicts of them, a row each.
+
+    Args:
+        folder: of results that hold a board; claims are judged on the folders beside it.
+
+    Raises:
+        RequestError: as ``leaderboard``.
+    """
+    from lab.studies.leaderboard import transfer
+
+    return transfer.table(transfer.predict(Path(folder), transfer.published()))

@@ -253,6 +253,9 @@ class Spam(TwoMoments):
     An entry whose square is above ``spike_ratio`` times its second moment is clipped to the root of that; not in the
     first ``spike_patience`` steps after a reset.  Every ``reset_every`` steps both moments and their age begin anew,
     and the direction rises along half a cosine for ``reset_warmup`` steps.
+
+    ``pytorch_optimizer`` agrees until the first reset.  Its resets come one update earlier, the bias of its moments is
+    corrected by the age of the run, and its rise begins at .01 and takes a step more.
     """
 
     beta1: PerRun = bounded(at_least=0, below=1)

@@ -153,6 +153,7 @@ class AdaGC(Link):
 
     Clipped norms enter the average, with ``adagc_memory``, so it rises slowly.  In the first ``adagc_warmup`` steps the
     whole run is clipped to ``clip``, and the average is the smallest norm so far; norms of zero do not count.
+    ``pytorch_optimizer`` counts these steps from 1 and leaves the last out: its 100 are 99 here.
     """
 
     takes: ClassVar = ("gradient",)

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.core.errors import RequestError, nearest
 from lab.core.shipped import data_folder, load
 
 FILE = Path(__file__).with_name("arms.yaml")
@@ -89,21 +88,3 @@ def not_here() -> Mapping[str, str]:
     """Published changes that the lab does not have, with the reason."""
     entries: dict[str, str] = load(FILE)["not_here"]
     return entries
-
-
-def meanings() -> dict[str, str]:
-    """``lr`` of each arm, the meaning of its learning rate, by name."""
-    return {name: card.lr for name, card in arm_cards().items()}
-
-
-def known(name: str) -> ArmCard:
-    """The arm with this name.
-
-    Raises:
-        RequestError: there is no such arm.
-    """
-    if name in left_out():
-        raise RequestError(f"arm {name!r} is not on the board: {left_out()[name]}")
-    if name not in arm_cards():
-        raise RequestError(f"unknown arm {name!r}; {nearest(name, arm_cards())}")
-    return arm_cards()[name]

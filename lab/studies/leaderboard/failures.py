@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.core import shipped
-from lab.core.errors import RequestError, nearest
-from lab.studies.leaderboard.arms import arm_cards, combinations
+from lab.core.errors import RequestError, similar_names
+from lab.studies.leaderboard.arms import arm_cards, combinations, left_out
 from lab.studies.stress.battery import Place, Setting, read_battery
 
 FILE = Path(__file__).with_name("failures.yaml")
@@ -171,6 +171,17 @@ def board_arms() -> Mapping[str, Arm]:
     return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
 
 
+def no_such_arm(name: str) -> str:
+    """What to say of a name that is no arm of the board: why it was left out, or the nearest names."""
+    if name in left_out():
+        return f"arm {name!r} is not on the board: {left_out()[name]}"
+    if name in arm_cards() and name not in board_arms():
+        return f"arm {name!r} is not on the board: it does the same as another one, or is another model"
+    similar = similar_names(name, sorted(board_arms()))
+    hint = f"nearest: {', '.join(similar)}" if similar else "lab list interventions and optimizers name them"
+    return f"unknown arm {name!r}; {hint}"
+
+
 def chosen_arms(names: Iterable[str]) -> list[Arm]:
     """The arms of these names, with the reference first; all without names.
 
@@ -180,7 +191,7 @@ def chosen_arms(names: Iterable[str]) -> list[Arm]:
     arms = board_arms()
     for name in names:
         if name not in arms:
-            raise RequestError(f"unknown arm {name!r}; {nearest(name, arms)}")
+            raise RequestError(no_such_arm(name))
     return [arm for arm in arms.values() if not names or arm.name in {REFERENCE, *names}]
 
 

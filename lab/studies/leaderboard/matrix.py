@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from lab.studies.stress.measures import by_run, tolerances
 CURES, IN_PART, NO, OPEN, HARMS = "cures", "in part", "no", "open", "harms"
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 VERDICTS = (CURES, IN_PART, NO, OPEN, HARMS, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
+INCOMPLETE = "not all of its seeds were trained"
 LEVEL, EQUIVALENCE = 0.95, 0.90  # of intervals, and of those that must lie within the margin
 
 # For each cell of the board the runs by seed, with the columns of ``by_run``.
@@ -141,9 +142,10 @@ def read_matrix(folder: Path) -> Matrix:
 
 
 def tables_of(folder: Path, runs: Mapping[Cell, Mapping[int, str]]) -> dict[Cell, pd.DataFrame]:
-    """The recorded runs of each cell by seed, with the columns of ``by_run`` and ``seconds``; no empty tables."""
+    """The recorded runs of each cell by seed, with the columns of ``by_run``, ``seconds`` and ``versions``."""
     records = store.read(folder)
-    known = by_run(records).assign(seconds=records.runs.set_index("id")["wall_seconds"])
+    by_id = records.runs.set_index("id")
+    known = by_run(records).assign(seconds=by_id["wall_seconds"], versions=by_id["versions"].astype(str))
     tables = {}
     for cell, of_cell in runs.items():
         mine = {seed: run for seed, run in of_cell.items() if run in known.index}
@@ -157,7 +159,7 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
     board = read_failures()
     judged, lost, spreads = dict[str, dict[str, Judged]](), dict[str, Interval](), dict[str, SpreadPrior]()
     for failure in board.failures.values():
-        if Cell(failure.name, REFERENCE, STRESSED, failure.stressed.lr) in tables:
+        if is_trained(failure, tables, board.rule):
             judged[failure.name], lost[failure.name], spreads[failure.name] = judge(failure, tables, board.rule)
     rows = _rows(curves_of(tables, board), tables, board)
     # some arms act under stress alone, and so have no curve
@@ -171,7 +173,7 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
             for name, of_failure in judged.items()
             if row.name != REFERENCE
         }
-        found.append(Row(**{**row.__dict__, "cells": cells}))
+        found.append(replace(row, cells=cells))
     return Matrix(folder, board, lost, found, spreads)
 
 
@@ -183,20 +185,30 @@ def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judge
     differences = {arm: (control[failure.metric] - table[failure.metric]).dropna() for arm, table in stressed.items()}
     acting = {arm for arm in differences if not _is_control(stressed[arm], control)}
     screened = {arm: values[values.index.isin(rule.screened)] for arm, values in differences.items() if arm in acting}
+    screened = {arm: values for arm, values in screened.items() if len(values) == len(rule.screened)}
     fresh = {arm: values[values.index.isin(rule.fresh)] for arm, values in differences.items() if arm in acting}
     fresh = {arm: values for arm, values in fresh.items() if len(values) == len(rule.fresh)}
     prior = spread_prior(values.to_numpy(dtype=float) for values in screened.values())
     # the screening had its say in which arms are confirmed, so these are judged by fresh seeds alone
     stages = ({arm: values for arm, values in screened.items() if arm not in fresh}, fresh)
     found = {arm: Judged(NEVER_ENGAGED) for arm in stressed if arm not in acting}
+    found |= {arm: Judged(NOT_TRIED, reason=INCOMPLETE) for arm in acting if arm not in screened and arm not in fresh}
     is_tested = lost.low > 0 and lost.mean >= failure.least
     for stage, is_confirmed in zip(stages, (False, True), strict=True):
-        tests = {arm: _test(values.to_numpy(dtype=float), prior) for arm, values in stage.items() if len(values)}
+        tests = {arm: compared(values.to_numpy(dtype=float), prior) for arm, values in stage.items() if len(values)}
         ps = holm([test.p for test in tests.values()])
         for (arm, test), p in zip(tests.items(), ps, strict=True):
             verdict = _verdict(test, p, lost.mean, rule) if is_tested else NOT_TESTED
+            if verdict in (CURES, IN_PART) and not is_confirmed:
+                verdict = OPEN  # until its fresh seeds are trained
             found[arm] = Judged(verdict, test.interval, test.interval.mean / lost.mean, p, is_confirmed)
     return found, lost, prior
+
+
+def is_trained(failure: Failure, tables: Tables, rule: Rule) -> bool:
+    """Whether the control of a failure was trained on all seeds of the screening, under stress and at ease."""
+    cells = (Cell(failure.name, REFERENCE, name, place.lr) for name, place in failure.places.items())
+    return all(cell in tables and {*rule.screened} <= {*tables[cell].index} for cell in cells)
 
 
 def lost_by_control(failure: Failure, tables: Tables) -> Interval:
@@ -205,7 +217,7 @@ def lost_by_control(failure: Failure, tables: Tables) -> Interval:
     if failure.reference:
         control = control - tables[Cell(failure.name, REFERENCE, AT_EASE, failure.reference.lr)][failure.metric]
     values = control.dropna().to_numpy(dtype=float)
-    return _test(values, SpreadPrior(math.nan, math.nan)).interval
+    return compared(values, SpreadPrior(math.nan, math.nan)).interval
 
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
@@ -222,7 +234,9 @@ def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
     return [arm for arm, share in shares.items() if share >= rule.passes_screening]
 
 
-class _Test(NamedTuple):
+class Compared(NamedTuple):
+    """The mean of paired differences, its degrees of freedom, and p of no difference."""
+
     interval: Interval
     freedom: float
     p: float
@@ -232,7 +246,7 @@ class _Test(NamedTuple):
         return float(scipy.special.stdtrit(min(self.freedom, 1e9), (1 + level) / 2)) * self.interval.error
 
 
-def _test(values: np.ndarray, prior: SpreadPrior) -> _Test:
+def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
     """The mean of paired differences, with a spread that is moderated by the prior if there is one."""
     n, mean = len(values), float(values.mean())
     if math.isnan(prior.sd):
@@ -240,13 +254,13 @@ def _test(values: np.ndarray, prior: SpreadPrior) -> _Test:
     else:
         sd, freedom = prior.with_own(values)
     error = sd / math.sqrt(n)
-    test = _Test(Interval(mean, math.nan, math.nan, n, tuple(values.tolist()), error), freedom, math.nan)
+    test = Compared(Interval(mean, math.nan, math.nan, n, tuple(values.tolist()), error), freedom, math.nan)
     half = test.half(LEVEL)
     p = float(2 * scipy.special.stdtr(min(freedom, 1e9), -abs(mean) / error)) if error > 0 else math.nan
-    return _Test(test.interval._replace(low=mean - half, high=mean + half), freedom, p)
+    return Compared(test.interval._replace(low=mean - half, high=mean + half), freedom, p)
 
 
-def _verdict(test: _Test, p: float, lost: float, rule: Rule) -> str:
+def _verdict(test: Compared, p: float, lost: float, rule: Rule) -> str:
     margin, mean, half = rule.margin * lost, test.interval.mean, test.half(EQUIVALENCE)
     if -margin < mean - half and mean + half < margin:
         return NO
@@ -258,8 +272,13 @@ def _verdict(test: _Test, p: float, lost: float, rule: Rule) -> str:
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:
-    """Whether an arm never acted: on every seed its loss is the control's, bit for bit."""
-    return bool((table["loss"] == control["loss"].reindex(table.index)).all())
+    """Whether an arm never acted: its loss is the control's, bit for bit, where one machine trained both.
+
+    On another machine the same run has other bits.
+    """
+    beside = control.reindex(table.index)
+    comparable = table["versions"] == beside["versions"]
+    return bool(comparable.any() and (table["loss"] == beside["loss"])[comparable].all())
 
 
 def curves_of(tables: Tables, board: Board) -> dict[str, pd.DataFrame]:
@@ -269,7 +288,8 @@ def curves_of(tables: Tables, board: Board) -> dict[str, pd.DataFrame]:
         if cell.failure == CURVE:
             curves.setdefault(cell.arm, {})[cell.lr] = table["loss"]
     found = {arm: pd.DataFrame(by_lr).T.sort_index().dropna(axis=1) for arm, by_lr in curves.items()}
-    return {arm: losses for arm, losses in found.items() if len(losses) == len(board.grid) and losses.shape[1]}
+    seeds = {*board.curve_seeds}
+    return {arm: losses for arm, losses in found.items() if len(losses) == len(board.grid) and seeds <= {*losses}}
 
 
 def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> list[Row]:
@@ -279,7 +299,7 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
     reference = curves[REFERENCE].min()
     best = {arm: (losses.min() - reference).dropna() for arm, losses in curves.items()}
     prior = spread_prior(values.to_numpy(dtype=float) for values in best.values())
-    seconds = {arm: min(_of_curve(tables, arm, "seconds", board)) for arm in curves}
+    seconds = {arm: _seconds(tables, arm, board) for arm in curves}
     parameters = {arm: int(min(_of_curve(tables, arm, "parameters", board))) for arm in curves}
     bigram = max(_of_curve(tables, REFERENCE, "loss_bigram", board))
     limits = {int(str(seed)): float(loss) for seed, loss in reference.items()}
@@ -291,17 +311,33 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
             Row(
                 name=arm,
                 cells={},
-                best=_test(best[arm].to_numpy(dtype=float), prior).interval,
+                best=compared(best[arm].to_numpy(dtype=float), prior).interval,
                 trains=bool(losses.mean(axis=1).min() < bigram),
                 within_reference=float(np.mean([decades for decades, *_ in of_reference])),
                 within_own=float(np.mean([decades for decades, *_ in own])),
                 is_bound=any(not (below and above) for _, below, above in [*of_reference, *own]),
-                time=seconds[arm] / seconds[REFERENCE],
+                time=_relative(seconds[arm], seconds[REFERENCE]),
                 parameters=parameters[arm] - parameters[REFERENCE],
                 times=board_arms()[arm].times,
             )
         )
     return rows
+
+
+def _seconds(tables: Tables, arm: str, board: Board) -> dict[str, float]:
+    """The shortest time of a run of an arm's curve, by the versions and the arithmetic that trained it."""
+    found = dict[str, float]()
+    for lr in board.grid:
+        table = tables[Cell(CURVE, arm, CURVE, lr)]
+        for versions, seconds in zip(table["versions"], table["seconds"], strict=True):
+            found[versions] = min(found.get(versions, math.inf), float(seconds))
+    return found
+
+
+def _relative(seconds: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """A time over the reference's, of runs of one machine; NaN where no machine trained both."""
+    shared = [seconds[versions] / reference[versions] for versions in seconds if versions in reference]
+    return min(shared, default=math.nan)
 
 
 def _without_curve(arm: str) -> Row:

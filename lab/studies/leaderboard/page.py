@@ -1,100 +1,162 @@
-"""The leaderboard as a page: each panel has a drawing and a table that can be sorted, filtered and linked to by row."""
+"""The board as a page: what to add, what each arm takes off against what it costs, and the matrix in colours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 
-from lab.analysis.rendering import html, layout, style
-from lab.analysis.text import count, listed
-from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.leaderboard.board import NOT_COMPARABLE, Board, Panel, Row
-from lab.studies.leaderboard.curves import PART, Curve
-from lab.studies.leaderboard.figures import panel_of_board
-from lab.studies.leaderboard.listing import all_panels, board_notes, headline, table
+from lab.analysis.rendering import html, layout, panels, style
+from lab.analysis.rendering.layout import Sheet
+from lab.analysis.text import listed
+from lab.records import store
+from lab.studies.leaderboard.failures import Failure
+from lab.studies.leaderboard.matrix import CURES, HARMS, IN_PART, NEVER_ENGAGED, NO, OPEN, Judged, Matrix, Row
+from lab.studies.leaderboard.text import (
+    PRICES,
+    headline,
+    is_tested,
+    notes,
+    p_shown,
+    prices,
+    ranked,
+    shown,
+)
 
 PIECES = html.macros("board.html")
-WIDE = style.Page(9.0, 11.0)  # narrow screens scroll its drawings
-TITLE = "Which change of the recipe makes it less sensitive to its learning rate?"
+TITLE = "Which change cures which failure?"
+WIDE = style.Page(11.2, 10.0)  # narrow screens scroll its drawing
+COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb", HARMS: "#D55E00"}
+LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
+NAMED = 3  # arms that are named in a panel: those that take off most
 
 
-def board_page(board: Board) -> str:
+def board_page(matrix: Matrix) -> str:
     """The whole page."""
-    panels = all_panels(board)
-    sentences = [f"{_title(panel)}, {headline(panel)}." for panel in panels]
+    figure = list(_figure(matrix))
+    acting = [row for row in ranked(matrix) if row.number(CURES) + row.number(IN_PART)]
+    others = [row for row in ranked(matrix) if row not in acting]
     body = [
         Markup(PIECES.style()),
-        html.paragraph(" ".join(sentences), "lead") if len(sentences) <= 2 else html.bullets(sentences),
-        *(html.section(_title(panel), *_panel(panel, board)) for panel in panels),
-        html.section("How to read the numbers", html.bullets(board_notes(board))),
-        html.section("How this was made", *map(html.paragraph, _sources(board))),
+        html.paragraph(headline(matrix), "lead"),
+        *figure,
+        html.section("What cures what", _table(matrix, acting)),
+        html.section(f"{len(others)} arms that cure nothing", _table(matrix, others), folded=True),
+        html.section("How to read the numbers", html.bullets(notes(matrix)), folded=True),
+        html.section("Not tried, and why", html.bullets(_untried(matrix)), folded=True),
+        html.section("How this was made", *map(html.paragraph, _made(matrix))),
     ]
     return html.document(TITLE, body)
 
 
-def _title(panel: Panel) -> str:
-    return panel.heading.replace(", ", " · ")
-
-
-def _panel(panel: Panel, board: Board) -> Iterator[Markup]:
-    """Yield the drawing of a panel, its table, and the arms that cannot stand in it."""
-    drawn = [row for row in panel.rows if row.verdict != NOT_COMPARABLE and row.differences[PART].n]
-    if drawn:
+def _figure(matrix: Matrix) -> Iterator[Markup]:
+    """Yield the figure, if any failure could be tested."""
+    if any(is_tested(matrix, failure) for failure in matrix.failures):
         with style.drawn_for(WIDE):
-            drawing, name = panel_of_board(panel, drawn), html.anchor(panel.title)
-        yield html.figure(layout.svg(drawing, name), drawing.caption, html.savers(name))
-    cells = table(panel)
-    sources = [panel.reference.source, *(row.curve.source for row in panel.rows)]
-    cells["trained"] = [source.days for source in sources]
-    cells["command"] = [source.command for source in sources]
-    cells["versions"] = [source.versions for source in sources]
-    columns, (first, *others) = list(cells), cells.to_numpy().tolist()
-    reference = {"cells": first, "anchor": "", "curve": _points(panel.reference, panel.reference), "of_reference": ""}
-    rows = [_row(panel, row, texts) for row, texts in zip(panel.rows, others, strict=True)]
-    yield Markup(PIECES.table([*columns[:2], "loss by LR", *columns[2:]], reference, rows))
-    if excluded := _not_beside(panel, board.panels):
-        yield html.paragraph(f"Not applicable beside the reference of this panel: {listed(excluded)}.", "note")
+            drawing = board_figure(matrix)
+        yield html.figure(layout.svg(drawing, "board"), drawing.caption, html.savers("board"))
 
 
-def _row(panel: Panel, row: Row, cells: Sequence[str]) -> Mapping[str, Any]:
-    return {
-        "cells": cells,
-        "anchor": html.anchor(f"{row.name} {row.panel}"),
-        "curve": _points(row.curve, panel.reference),
-        "of_reference": _points(row.reference, panel.reference, row.curve),
-    }
+@layout.styled
+def board_figure(matrix: Matrix) -> Sheet:
+    """What each arm takes off of what the control loses, against the time of a run over the reference's.
+
+    Above 80 % an arm leaves no more than the margin. Filled dots rest on six fresh seeds, and hollow ones on the
+    screening. The arms that take off most are named.
+    """
+    tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
+    titles = [failure.title for failure in tested]
+    sheet, facet_axes = layout.facets(titles, ["taken off"], 11)
+    for failure, (axes,) in zip(tested, facet_axes, strict=False):
+        _panel(axes, matrix, failure)
+    looks = {word: {"color": colour, "marker": "o", "linestyle": ""} for word, colour in COLOURS.items()}
+    sheet.keys(("verdict", panels.arm_keys(looks)))
+    return sheet
 
 
-def _points(curve: Curve, reference: Curve, *others: Curve) -> str:
-    """The points of a curve in a thumbnail of 92 by 34, whose height is the range of losses of the reference."""
-    lrs = np.log10([lr for shown in (curve, reference, *others) for lr in shown.losses])
-    rates, losses = zip(*sorted(curve.losses.items()), strict=True)
-    ends = sorted([min(reference.losses.values()), max(reference.losses.values())])
-    x = np.interp(np.log10(rates), [lrs.min(), lrs.max()], [3, 89])
-    y = np.interp(losses, ends, [30, 4])
-    return " ".join(f"{at:.1f},{height:.1f}" for at, height in zip(x, y, strict=True))
+def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
+    """Draw a dot for each arm that has a price and was judged on a failure."""
+    drawn = [row for row in matrix.arms if math.isfinite(row.time) and math.isfinite(row.cells[failure.name].share)]
+    for verdict, colour in COLOURS.items():
+        for is_confirmed in (False, True):
+            mine = [row for row in drawn if _is(row.cells[failure.name], verdict, is_confirmed=is_confirmed)]
+            if mine:
+                fill = colour if is_confirmed else "none"
+                dots = axes.plot(
+                    [row.time for row in mine],
+                    [_height(row.cells[failure.name]) for row in mine],
+                    "o",
+                    color=colour,
+                    markerfacecolor=fill,
+                    markersize=4.5,
+                )
+                panels.say(axes, dots[0], [_hover(row, failure) for row in mine])
+    best = sorted(drawn, key=lambda row: -row.cells[failure.name].share)[:NAMED]
+    for row in (row for row in best if row.cells[failure.name].verdict in (CURES, IN_PART)):
+        place = (row.time, _height(row.cells[failure.name]))
+        is_left = row.time < sum(axes.get_xlim()) / 2
+        offset, side, size = (4 if is_left else -4), ("left" if is_left else "right"), 0.7 * style.page().size
+        axes.annotate(row.name, place, xytext=(offset, 3), textcoords="offset points", ha=side, fontsize=size)
+    panels.level(axes, 1 - matrix.board.rule.margin, "cured", ":")
+    panels.level(axes, 0.0, "nothing")
+    axes.set_ylim(LEAST - 0.05, MOST + 0.1)
+    axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.set_xlabel("time of a run")
 
 
-def _not_beside(panel: Panel, panels: Sequence[Panel]) -> list[str]:
-    """Arms of other panels that the interventions of this panel's reference exclude."""
-    if panel.has_pairs:
-        return []
-    here, everywhere = {row.name for row in panel.rows}, [row.name for other in panels for row in other.rows]
-    cards, excluded = arm_cards(), panel.reference.interventions
-    return [
-        name
-        for name in dict.fromkeys(everywhere)
-        if name not in here and any(excluded & set(cards[part].not_beside) for part in name.split("+") if part in cards)
+def _is(cell: Judged, verdict: str, *, is_confirmed: bool) -> bool:
+    return cell.verdict == verdict and cell.is_confirmed == is_confirmed
+
+
+def _height(cell: Judged) -> float:
+    return min(max(cell.share, LEAST), MOST)
+
+
+def _hover(row: Row, failure: Failure) -> str:
+    cell = row.cells[failure.name]
+    seeds = f"{cell.takes_off.n} {'fresh ' * cell.is_confirmed}seeds"
+    takes = f"takes off {cell.takes_off.bare} {failure.unit}, p {p_shown(cell.p)}"
+    return f"{row.name}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\n{row.time:.2f} times the time"
+
+
+def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:
+    """The matrix of these arms, each cell in the colour of its verdict, and their prices."""
+    heads = ["arm", *(failure.title for failure in matrix.failures), *PRICES]
+    cells = [
+        [
+            {"text": row.name, "kind": "", "title": ""},
+            *(_cell(row, failure) for failure in matrix.failures),
+            *({"text": text, "kind": "price", "title": ""} for text in prices(row).values()),
+        ]
+        for row in rows
     ]
+    return Markup(PIECES.table(heads, cells))
 
 
-def _sources(board: Board) -> Iterator[str]:
-    sizes = sorted({curve.parameters for curve in board.curves})
-    sizes_shown = " to ".join(dict.fromkeys(map(count, (sizes[0], sizes[-1]))))
-    yield f"{sum(curve.runs for curve in board.curves):,} runs of {len(board.curves)} arms, {sizes_shown} parameters."
-    for source in dict.fromkeys(curve.source for curve in board.curves):
-        yield " · ".join(part for part in (source.days, source.command, source.versions) if part)
-    yield "Records contain the version that trained them, but no commit."
+def _cell(row: Row, failure: Failure) -> dict[str, str]:
+    cell = row.cells[failure.name]
+    title = cell.reason or (_hover(row, failure).replace("\n", ", ") if cell.takes_off.n else cell.verdict)
+    kind = {CURES: "cures", IN_PART: "part", HARMS: "harms", NEVER_ENGAGED: "idle"}.get(cell.verdict, "")
+    return {"text": shown(cell), "kind": kind, "title": title}
+
+
+def _untried(matrix: Matrix) -> Iterator[str]:
+    """Yield a line for each failure with the arms that were not tried on it, by reason."""
+    for failure in matrix.failures:
+        reasons: dict[str, list[str]] = {}
+        for row in matrix.arms:
+            if reason := row.cells[failure.name].reason:
+                reasons.setdefault(reason.removeprefix(row.name).strip(), []).append(row.name)
+        for reason, names in reasons.items():
+            yield f"{failure.title}: {listed(names)}: {reason}."
+
+
+def _made(matrix: Matrix) -> Iterator[str]:
+    runs = store.read(matrix.folder).runs
+    days = sorted({request.day for request in store.requests(matrix.folder).values()} - {""})
+    commands = "; ".join(store.commands(matrix.folder))
+    yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {' to '.join(days)}: {commands}"
+    versions = sorted(set(map(str, runs["versions"])))
+    yield f"Versions: {'; '.join(versions)}."

@@ -35,9 +35,11 @@ PRICES = ("best loss", "decades of LR", "of its own best", "time", "parameters")
 def headline(matrix: Matrix) -> str:
     """Which arms to add against which failures, and what they cost: one sentence a person can act on."""
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
+    if not tested:
+        return "No failure is tested: its control does not fail, or not all of its seeds were trained."
     left, parts = tested, list[str]()
     while left:
-        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -row.time), default=None)
+        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -_time(row)), default=None)
         if best is None or not _cured(best, left):
             break
         cured = [failure for failure in left if best.cells[failure.name].verdict == CURES]
@@ -47,9 +49,19 @@ def headline(matrix: Matrix) -> str:
     in_part = [
         f"{failure.title} ({row.name}: {_share(row, failure)})" for failure in left if (row := _best(matrix, failure))
     ]
-    nothing = [failure.title for failure in left if not _best(matrix, failure)]
+    rest = [failure for failure in left if not _best(matrix, failure)]
+    unconfirmed = [failure.title for failure in rest if _is_unconfirmed(matrix, failure)]
+    nothing = [failure.title for failure in rest if failure.title not in unconfirmed]
     text += f"; in part against {listed(in_part)}" if in_part else ""
-    return text + (f"; nothing tried helps against {listed(nothing)}." if nothing else ".")
+    text += f"; nothing tried helps against {listed(nothing)}" if nothing else ""
+    return text + (f"; only screened against {listed(unconfirmed)}." if unconfirmed else ".")
+
+
+def _is_unconfirmed(matrix: Matrix, failure: Failure) -> bool:
+    """Whether arms passed the screening of a failure, and none was trained on fresh seeds."""
+    cells = [row.cells[failure.name] for row in matrix.arms]
+    passing = any(cell.share >= matrix.board.rule.passes_screening for cell in cells)
+    return passing and not any(cell.is_confirmed for cell in cells)
 
 
 def is_tested(matrix: Matrix, failure: Failure) -> bool:
@@ -71,6 +83,11 @@ def _best(matrix: Matrix, failure: Failure) -> Row | None:
     return max(helping, key=lambda row: row.cells[failure.name].takes_off.mean, default=None)
 
 
+def _time(row: Row) -> float:
+    """The relative time of a run; 1 where an arm acts under stress alone, and so has no curve."""
+    return row.time if math.isfinite(row.time) else 1.0
+
+
 def _share(row: Row, failure: Failure) -> str:
     return f"{row.cells[failure.name].share:.0%}"
 
@@ -79,7 +96,8 @@ def costs(row: Row) -> str:
     """``1.34 times the time, best loss -0.121``."""
     if not row.best.n:
         return "under stress alone"
-    return f"{row.time:.2f} times the time, best loss {row.best.mean:+.3f}"
+    time = f"{row.time:.2f} times the time, " if math.isfinite(row.time) else ""
+    return f"{time}best loss {row.best.mean:+.3f}"
 
 
 def table(matrix: Matrix) -> pd.DataFrame:
@@ -87,16 +105,17 @@ def table(matrix: Matrix) -> pd.DataFrame:
     rows = []
     for row in ranked(matrix):
         cells = {failure.title: shown(row.cells[failure.name]) for failure in matrix.failures}
-        rows.append({"arm": row.name, **cells, **_prices(row)})
+        rows.append({"arm": row.name, **cells, **prices(row)})
     return pd.DataFrame(rows)
 
 
-def _prices(row: Row) -> dict[str, str]:
+def prices(row: Row) -> dict[str, str]:
     """What an arm costs and tolerates; empty texts for arms that act under stress alone, and so have no curve."""
     if not row.best.n:
         return dict.fromkeys(PRICES, "")
     reaches = (f"{decades:.2f}{'+' * row.is_bound}" for decades in (row.within_reference, row.within_own))
-    return dict(zip(PRICES, (change(row.best), *reaches, f"x {row.time:.2f}", f"{row.parameters:+,}"), strict=True))
+    time = f"x {row.time:.2f}" if math.isfinite(row.time) else ""
+    return dict(zip(PRICES, (change(row.best), *reaches, time, f"{row.parameters:+,}"), strict=True))
 
 
 def ranked(matrix: Matrix) -> list[Row]:
@@ -116,8 +135,9 @@ def shown(cell: Judged) -> str:
 
 
 def change(interval: Interval) -> str:
-    """``-0.106 [-0.127, -0.085]``."""
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    """``-0.106 ± 0.021``; without an interval the mean alone."""
+    half = interval.high - interval.mean
+    return f"{interval.mean:+.3f}{f' ± {half:.3f}' if math.isfinite(half) else ''}"
 
 
 def notes(matrix: Matrix) -> Iterator[str]:
@@ -131,8 +151,9 @@ def notes(matrix: Matrix) -> Iterator[str]:
     )
     yield (
         f"Arms are screened on {len(rule.screened)} seeds, and those that take off {rule.passes_screening:.0%} or "
-        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades are those of the screening, without "
-        f"qk-layernorm. The decades lie within {rule.within:g} nats of the reference's best loss, then of its own."
+        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades, without qk-layernorm, are those of "
+        f"{len(matrix.board.curve_seeds)} seeds or more; the decades lie within {rule.within:g} nats of the best loss "
+        "of the reference, then of its own."
     )
     for failure in matrix.failures:
         lost = matrix.lost[failure.name]

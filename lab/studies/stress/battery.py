@@ -126,11 +126,13 @@ class Change(NamedTuple):
         name: as ``--cures`` takes it; of an intervention its own.
         acts_on: the part of training that it changes.
         words: the overrides that make it; empty for an intervention.
+        times: its learning rate for each of the recipe's.
     """
 
     name: str
     acts_on: str
     words: tuple[str, ...] = ()
+    times: float = 1.0
 
 
 class Stages(NamedTuple):
@@ -188,24 +190,28 @@ class Battery(NamedTuple):
         """The test on whose runs the cures of a failed test are tried: itself, or one of the same failure."""
         return self.tests[test.cured_as or test.name]
 
-    def cures_of(self, test: StressTest, asked: str) -> list[Change]:
+    def cures_of(self, test: StressTest, asked: str, others: Mapping[str, Change] | None = None) -> list[Change]:
         """The changes that are tried on a test.
 
         Args:
             test: the test.
-            asked: ``none``, how many of its cures, or names of changes separated by commas.
+            asked: ``none``, how many of its cures, ``all``, or names of changes separated by commas.
+            others: changes that ``all`` tries after those of the test.
 
         Raises:
             RequestError: it is none of these, or a name is unknown.
         """
         if asked == "none":
             return []
+        if asked == "all":
+            rest = (change for name, change in (others or {}).items() if name not in test.cures)
+            return [*(self.changes[name] for name in test.cures), *rest]
         if asked.isdecimal():
             return [self.changes[name] for name in test.cures[: int(asked)]]
         names = asked.split(",")
         if unknown := [name for name in names if name not in self.changes]:
             known = nearest(unknown[0], self.changes)
-            raise RequestError(f"unknown cure {unknown[0]!r}; {known}; or a number of cures, or none")
+            raise RequestError(f"unknown cure {unknown[0]!r}; {known}; or a number of cures, all, or none")
         return [self.changes[name] for name in names if name in test.cures]
 
     def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:

@@ -18,7 +18,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import power_of
 from lab.analysis.text import count, finite, format_p, format_value, listed, plain_text
 from lab.studies.stress.battery import Battery, StressTest, read_battery
-from lab.studies.stress.cures import FULL, HARMS, PART, Cure
+from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
@@ -120,15 +120,25 @@ class Card:
             return "It fails no test, so there is nothing to cure."
         if self.cures is None:
             return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
-        return " ".join(self._cured(test) for test in failed)
+        return " ".join([*(self._cured(test) for test in failed), *self._costly()])
+
+    def _costly(self) -> Iterator[str]:
+        """Yield which changes would cure a test and are not advised."""
+        helping = [cure for cure in self.cures or () if cure.verdict in (FULL, PART) and not cure.is_advised]
+        if costly := {cure.change: f"{cure.change} ({cure.costs})" for cure in helping}:
+            yield (
+                f"Left out are {listed(costly.values())}, since at the best LR they lose more than {LOSES:g} nats, or "
+                "end no better than a bigram model."
+            )
 
     def _cured(self, test: StressTest) -> str:
         title = f"{test.title[0].upper()}{test.title[1:]}"
         of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
+        advised = [cure for cure in of_test if cure.is_advised]
         parts = [
-            f"{head} {listed(f'{cure.change} ({cure.effect})' for cure in of_test if cure.verdict == verdict)}"
+            f"{head} {listed(f'{cure.change} ({cure.effect})' for cure in advised if cure.verdict == verdict)}"
             for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
-            if any(cure.verdict == verdict for cure in of_test)
+            if any(cure.verdict == verdict for cure in advised)
         ]
         if test.cured_as and parts:  # its cures are measured in the unit of another test
             parts[-1] += f", as measured by {of_test[0].test.title}"
@@ -319,6 +329,7 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "cost_low": finite(cure.cost.low),
         "cost_high": finite(cure.cost.high),
         "is_confirmed": cure.is_confirmed,
+        "is_advised": cure.is_advised,
         "seeds": cure.takes_off.n,
         "n": cure.takes_off.n,
         "interval_level": INTERVAL_LEVEL,

@@ -15,6 +15,7 @@ from lab.studies.stress.lines import with_half_width
 from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
+LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
 SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
 
 
@@ -51,6 +52,8 @@ class Cure(NamedTuple):
         parameters: that it adds.
         reason: why it was not tried.
         is_confirmed: whether its numbers are of fresh seeds, by which it was not chosen.
+        is_advised: whether the recipe loses no more than ``LOSES`` by it at its best learning rate, and still ends
+            better than a bigram model there, if it did.
     """
 
     test: StressTest
@@ -64,6 +67,7 @@ class Cure(NamedTuple):
     parameters: int
     reason: str = ""
     is_confirmed: bool = False
+    is_advised: bool = True
 
     @property
     def effect(self) -> str:
@@ -119,13 +123,20 @@ def judge(
             verdict = HARMS if interval.mean < 0 else FULL if passes else PART
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
         numbers = (interval, p, float(left.mean()), stuck, cost, added)
-        cures.append(Cure(test, trial.change, verdict, *numbers, is_confirmed=bool(fresh)))
+        is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
+        is_advised = not is_lost and not cost.mean > LOSES
+        cures.append(Cure(test, trial.change, verdict, *numbers, is_confirmed=bool(fresh), is_advised=is_advised))
     return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+
+
+def _trains(table: pd.DataFrame) -> bool:
+    """Whether runs end better than a bigram model, in the mean over seeds."""
+    return bool(table["loss"].mean() < table["loss_bigram"].mean())
 
 
 def finalists(screened: Sequence[Cure], most: int) -> list[str]:
     """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
-    return [cure.change for cure in screened if cure.takes_off.mean > 0][:most]
+    return [cure.change for cure in screened if cure.takes_off.mean > 0 and cure.is_advised][:most]
 
 
 def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tuple[Change, Change] | None:
@@ -169,12 +180,21 @@ def _p(interval: Interval, freedom: int) -> float:
     return float(2 * scipy.special.stdtr(freedom, -abs(interval.mean) / interval.error))
 
 
-def trial_of(test: StressTest, change: str, words: Sequence[str], best: float, seeds: tuple[str, ...] = ()) -> Trial:
+def trial_of(
+    test: StressTest,
+    change: str,
+    words: Sequence[str],
+    best: float,
+    seeds: tuple[str, ...] = (),
+    times: float = 1.0,
+) -> Trial:
     """The runs of a change, made by these words, that are compared with those of the recipe itself.
 
-    ``seeds`` are the words of the seeds, where these are not those of the card.
+    ``seeds`` are the words of the seeds, where these are not those of the card, and ``times`` is the learning rate of
+    the change for each of the recipe's.
     """
     assert test.stressed
     stressed = test.stressed.setting(best)
-    at_best = None if math.isnan(best) else Setting(tuple(words), best).beside(seeds)
+    stressed = stressed._replace(lr=float(f"{stressed.lr * times:.6g}"))
+    at_best = None if math.isnan(best) else Setting(tuple(words), float(f"{best * times:.6g}")).beside(seeds)
     return Trial(change, stressed.beside((*words, *seeds)), at_best)
