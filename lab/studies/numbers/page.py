@@ -177,7 +177,7 @@ def _missing(row: Row) -> str:
 def yours(row: Row) -> str:
     """The user's number with its name."""
     if math.isnan(row.value):
-        return f"{_missing(row)} not given"
+        return f"{_missing(row)} not given" if len(row.missing) == 1 else "some not given"
     return f"{row.risk.number}={short(row.value)}"
 
 

@@ -50,10 +50,10 @@ class SizeTrend(NamedTuple):
         """Yield the trends, the size from which the user's learning rate fails, and how well such lines foretell."""
         ends = f"{count(self.sizes[0])} to {count(self.sizes[-1])} parameters"
         trends = {TOLERANCE: self.tolerance, FAILING: self.failing}
-        known = [f"the {name} by {slope_text(line)} decades" for name, line in trends.items() if line]
+        known = [f"the {name} changes by {slope_text(line)} decades" for name, line in trends.items() if line]
         unknown = [name for name, line in trends.items() if not line]
         if known:
-            yield f"Headroom with size, {ends}: per decade of size {' and '.join(known)}."
+            yield f"Headroom with size, {ends}: per decade of size, {' and '.join(known)}."
         for name in unknown:
             yield f"No trend of the {name}: it has a value at fewer than {FEWEST_SIZES} sizes."
         if self.failing and math.isnan(self.lr):
