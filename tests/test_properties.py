@@ -20,6 +20,7 @@ from lab import run_config
 from lab.cli.compose import expand, parse
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
@@ -74,7 +75,7 @@ def test_there_is_one_zero() -> None:
 
 SWITCHED = (
     *("e4m3", "gradients", "rounded", "ends", "same", "noise"),
-    *("width", "none", "xavier", "qkv", "gelu", "rmsnorm"),
+    *("width", "none", "xavier", "qkv", "gelu", "rmsnorm", "sigmoid", "normalized"),
 )
 LINK_WORDS = ("twelve", "spectral", "query_key")
 # What a choice needs of others, without which it would do nothing.
@@ -90,7 +91,7 @@ def choices() -> Iterator[str]:
     for group in ("model", "parametrization", "optimizer", "schedule", "data", "probes", "tracker"):
         yield from (f"{group}={path.stem}" for path in sorted((data_folder("conf") / group).glob("*.yaml")))
     for path in sorted((data_folder("conf") / "intervention").glob("*.yaml")):
-        yield f"intervention=[{path.stem}]"
+        yield f"intervention=[{','.join([*getattr(INTERVENTIONS[path.stem], 'requires', ()), path.stem])}]"
 
 
 def changed(value: Any) -> list[Any]:

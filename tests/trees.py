@@ -73,7 +73,11 @@ def trees(draw: st.DrawFn) -> dict[str, Any]:
         made[group] = draw(named(registry))
     drawn = draw(st.lists(st.sampled_from(list(INTERVENTIONS)), unique=True))
     on = [name for name in drawn if not {*drawn} & {*getattr(INTERVENTIONS[name], "excludes", ())}]
+    on = [name for name in on if {*getattr(INTERVENTIONS[name], "requires", ())} <= {*on}]
     made["intervention"] = {name: draw(entry(INTERVENTIONS[name])) for name in on}
+    if experts := made["intervention"].get("experts"):  # a token has at most all, and an expert a place for one
+        experts["top_k"] = min(experts["top_k"], experts["number"])
+        experts["capacity"] = max(experts["capacity"], float(experts["number"]))
     clips = draw(st.sampled_from([[], ["clip"], ["clip_relative"], ["shrink_embedding"], ["adagc"], ["zclip"]]))
     rules = draw(st.sampled_from([*RULES, [], ["adam", "clip_update"], ["muon", "adam"], ["muon", "lion", "cautious"]]))
     first = [*clips, *rules]
