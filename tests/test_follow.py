@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.following import CURSOR, Alarm, Follower
+from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from sampling import some
@@ -74,6 +76,19 @@ def test_a_follower_raises_what_a_reader_of_the_whole_log_finds(piece: int, log:
     assert [(each.step, each.kind, each.lead) for each in sorted(raised)] == [
         (each.step, each.kind, each.lead) for each in sorted(whole)
     ]
+
+
+def test_a_level_is_passed_once_though_it_is_held(log: Path) -> None:
+    log.write_text("step,loss,attention_logit_max\n")
+    with closing(Follower(log, levels={"attention_logit_max": Level(100.0, is_above=True)})) as follower:
+        raised = []
+        for start in range(0, 300, 50):
+            append(
+                log, *(f"{step},{LOSS[step]:.4f},{20 if step < 120 else 110}\n" for step in range(start, start + 50))
+            )
+            raised += [found.event for found in follower.poll() if isinstance(found, Alarm)]
+    (level,) = (event for event in raised if event.kind == "level_attention_logit_max")
+    assert (level.step, level.usual, level.value) == (120, 100, 110)
 
 
 def test_a_row_that_is_not_finished_is_read_once_it_is(log: Path, follow: Start) -> None:
