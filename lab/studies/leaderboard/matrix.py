@@ -335,9 +335,9 @@ def _seconds(tables: Tables, arm: str, board: Board) -> dict[str, float]:
 
 
 def _relative(seconds: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """A time over the reference's, of runs of one machine; NaN where no machine trained both."""
-    shared = [seconds[versions] / reference[versions] for versions in seconds if versions in reference]
-    return min(shared, default=math.nan)
+    """A time over the reference's, on the machine on which that was fastest, of those that trained both; else NaN."""
+    shared = min(seconds.keys() & reference.keys(), key=reference.__getitem__, default="")
+    return seconds[shared] / reference[shared] if shared else math.nan
 
 
 def _without_curve(arm: str) -> Row:

@@ -151,9 +151,9 @@ def notes(matrix: Matrix) -> Iterator[str]:
     )
     yield (
         f"Arms are screened on {len(rule.screened)} seeds, and those that take off {rule.passes_screening:.0%} or "
-        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades, without qk-layernorm, are those of "
-        f"{len(matrix.board.curve_seeds)} seeds or more; the decades lie within {rule.within:g} nats of the best loss "
-        "of the reference, then of its own."
+        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades, without qk-layernorm, come from "
+        "curves of fewer seeds; without an interval, of a single one. The decades lie within "
+        f"{rule.within:g} nats of the best loss of the reference, then of its own."
     )
     for failure in matrix.failures:
         lost = matrix.lost[failure.name]
