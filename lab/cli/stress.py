@@ -293,7 +293,7 @@ class _Bench:
             self.train(missing)
 
     def affordable(self, test: StressTest, best: float, tests: int) -> float:
-        """How many changes the budget lets one of so many tests try: what is left of half of it, by its own runs' time.
+        """How many changes the budget lets one of so many tests try: half of what is left of it, by its own runs' time.
 
         The other half is for fresh seeds.
         """
@@ -304,7 +304,7 @@ class _Bench:
         runs = store.read(self.plan.folder).runs.set_index("id")["wall_seconds"]
         slots = len(getattr(self.composed.launcher, "slots", [None]))
         cost = float(runs[[run for setting in mine for run in self.ids[setting]]].sum()) / slots
-        left = self.plan.budget / 2 - (time.monotonic() - self.started)
+        left = (self.plan.budget - (time.monotonic() - self.started)) / 2
         return max(int(left / tests / cost), 0) if cost > 0 else math.inf
 
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
