@@ -52,7 +52,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote claims or the board.
 QUOTING = (
     *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
-    "docs/crash_test.md",
+    *("docs/crash_test.md", "docs/experts.md"),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
