@@ -48,6 +48,7 @@ class Change(NamedTuple):
         margin: the largest change allowed, in ``unit``.
         effect: Cohen's d, for paired seeds d_z; NaN if seeds do not spread.
         equivalence: p of two one-sided t-tests against a change beyond the margin; NaN for an order of two arms.
+        freedom: degrees of freedom of the spread over seeds, with paired seeds one less than their number.
         p: p of no change, adjusted for all changes that were compared (Holm 1979); NaN for a headroom that changes as
             the smallest unstable learning rate does, which has been compared.
         verdict: ``regression``; ``better`` (beyond the margin); ``drift`` (a significant change); ``same`` (the
@@ -66,6 +67,7 @@ class Change(NamedTuple):
     margin: float
     effect: float
     equivalence: float
+    freedom: float
     p: float
     verdict: str
 
@@ -316,6 +318,7 @@ def change_of(
         margin=limit,
         effect=found.effect,
         equivalence=found.equivalence(limit),
+        freedom=found.freedom,
         p=found.p(NEGLIGIBLE * limit),
         verdict=_verdict(found, limit, worse),
     )
