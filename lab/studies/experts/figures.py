@@ -21,6 +21,7 @@ ROWS = [
     ProbeSeries("expert_load_cv_batch", None, "variation of\nbatch loads", "linear"),
     ProbeSeries("router_logit_max", None, "largest\nrouter logit"),
 ]
+LEAST_LOGIT = 0.1  # below which logits, which may be negative, are drawn at it
 DEAD, LOSS = Quantity("dead experts of a block", ""), Quantity("final loss, nats/token", "nats/token")
 
 
@@ -30,9 +31,12 @@ def routers(records: Records, runs: pd.DataFrame) -> Sheet:
 
     A dead expert had less than a tenth of an even share of the routes of the last 50 updates. The variation is the
     standard deviation of the experts' loads over their mean. Of all blocks the largest value counts; lines are means
-    over seeds.
+    over seeds. Logits below 0.1 are drawn at 0.1.
     """
-    return over_steps(records, _with_experts(records, runs), ROWS)
+    metrics = records.metrics
+    is_below = (metrics["probe"] == "router_logit_max") & (metrics["value"] < LEAST_LOGIT)
+    drawn = records._replace(metrics=metrics.assign(value=metrics["value"].mask(is_below, LEAST_LOGIT)))
+    return over_steps(drawn, _with_experts(records, runs), ROWS)
 
 
 @figure("experts_by_arm")
