@@ -158,7 +158,8 @@ def notes(matrix: Matrix) -> Iterator[str]:
     for failure in matrix.failures:
         lost = matrix.lost[failure.name]
         power = f"; {_power(matrix, failure)}" if is_tested(matrix, failure) else ", so the failure is not tested"
-        yield f"{failure.title.capitalize()}: {failure.means}. The control loses {lost.bare} {failure.unit}{power}."
+        title = f"{failure.title[0].upper()}{failure.title[1:]}"
+        yield f"{title}: {failure.means}. The control loses {lost.bare} {failure.unit}{power}."
     if others := [row.name for row in matrix.arms if not row.trains]:
         yield f"No better than a bigram model at any learning rate: {listed(others)}."
     if worse := [row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)]:
