@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lab.__main__ import main
 from lab.cli import own_code
+from lab.cli.stress import read_plan
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
 from lab.core.registry import LINKS
@@ -369,6 +370,15 @@ def test_configs_of_transformers_are_shrunk_and_trainable(name: str) -> None:
     assert module.config.num_hidden_layers == 2
     assert module.config.hidden_size == 16
     assert module.config.vocab_size == 50
+
+
+def test_models_of_ones_own_have_more_steps_than_recipes_unless_told_otherwise() -> None:
+    def steps(*words: str) -> list[str]:
+        plan = read_plan(words, "lab stress", code=[own_code.read("model", f"{__file__}:Recurrent")])
+        return [str(word.value) for word in plan.request.words if word.key == "steps"]
+
+    assert steps() == ["400"]
+    assert steps("steps=30") == ["30"]
 
 
 @pytest.mark.slow

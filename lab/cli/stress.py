@@ -136,7 +136,9 @@ def read_plan(
     names_of_code = [own_code.name for own_code in code]
     for own_code in code:
         words = own_code.with_settings(words)
-    given = _last_of_each_key([*read_battery().runs, f"seed={seeds}", *words])
+    # many models of others draw small initial weights, and are not yet better than a bigram model after 200 steps
+    longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
+    given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
