@@ -15,13 +15,14 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
+from lab.cli.board import QUESTION
 from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
 from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
 from sampling import few, some
 
-PAIRS = "leaderboard_pairs"  # the pairs of a board, which `lab leaderboard DIR --pairs` has trained by the same sweep
+BOARD = "board"  # which no sweep trains, but `lab leaderboard DIR --train`
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))
 MEGABYTES = 2**20
 PRODUCTS = ", fp32 products by "  # of oneDNN on some processors, of MKL on others
@@ -31,8 +32,9 @@ ON_OTHER_TEXT = sorted(path.parent for path in (RESULTS / OTHER_TEXT).glob("*/ru
 def row(folder: Path) -> str:
     """What the README of the results says of one folder."""
     runs = load(folder).runs
-    sweep = "leaderboard" if folder.name == PAIRS else folder.name
-    question = shipped.sweeps()[sweep].read_text().splitlines()[0].removeprefix("# ")
+    question = QUESTION
+    if folder.name != BOARD:
+        question = shipped.sweeps()[folder.name].read_text().splitlines()[0].removeprefix("# ")
     commands = "; ".join(f"`{command}`" for command in store.commands(folder))
     return f"| {folder.name} | {question} | {commands} | {len(runs)} | {runs['wall_seconds'].sum() / 60:.0f} |"
 
@@ -45,7 +47,7 @@ def test_the_readme_of_the_results_tells_of_every_folder() -> None:
 
 
 def test_every_sweep_of_the_paper_has_results() -> None:
-    assert {folder.name for folder in FOLDERS} - {PAIRS} == set(shipped.sweeps()) - {"smoke"}
+    assert {folder.name for folder in FOLDERS} - {BOARD} == set(shipped.sweeps()) - {"smoke"}
 
 
 def test_sweeps_on_other_text_are_those_that_make_trains() -> None:
@@ -61,9 +63,11 @@ def test_no_run_is_missing_or_failed(folder: Path) -> None:
     runs = load(folder).runs
     assert set(runs["status"]) <= {"finished", "diverged"}
     assert runs["seed"].nunique() >= 3
-    assert all(len(of_text) % of_text["seed"].nunique() == 0 for _, of_text in runs.groupby("data_fingerprint"))
-    assert runs["versions"].str.partition(PRODUCTS)[0].nunique() == 1
-    assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in written(folder))
+    if folder.name != BOARD:  # of which some arms have fresh seeds
+        assert all(len(of_text) % of_text["seed"].nunique() == 0 for _, of_text in runs.groupby("data_fingerprint"))
+    if folder.name != BOARD:  # which two machines trained
+        assert runs["versions"].str.partition(PRODUCTS)[0].nunique() == 1
+        assert all(pd.read_parquet(part.runs)["versions"].nunique() == 1 for part in written(folder))
 
 
 def test_seeds_that_were_added_lie_beside_the_earlier_ones() -> None:
