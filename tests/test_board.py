@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,7 +89,7 @@ def test_an_arm_whose_runs_are_the_controls_never_engaged() -> None:
     assert verdicts(tables | {Cell(FAILURE.name, "rmsnorm", STRESSED, LR): nearly})["rmsnorm"] == NO
 
 
-def test_bits_and_times_are_compared_on_one_machine_only() -> None:
+def test_bits_are_compared_on_one_machine_only() -> None:
     tables = planted_board.tables()
     at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
     control = tables[Cell(FAILURE.name, REFERENCE, STRESSED, LR)].loc[list(RULE.screened)]
@@ -98,12 +97,6 @@ def test_bits_and_times_are_compared_on_one_machine_only() -> None:
     mixed = pd.concat([control.iloc[:2], elsewhere.iloc[2:]])
     assert verdicts(tables | {at: mixed})["rmsnorm"] == NEVER_ENGAGED
     assert verdicts(tables | {at: elsewhere})["rmsnorm"] == NO
-    for cell in [cell for cell in tables if cell.arm == "rmsnorm" and cell.failure == CURVE]:
-        tables[cell] = tables[cell].assign(versions=["there", "here", "there"], seconds=[30.0, 3.0, 30.0])
-    assert next(row for row in matrix(tables).rows if row.name == "rmsnorm").time == pytest.approx(1.5)
-    for cell in [cell for cell in tables if cell.arm == REFERENCE and cell.failure == CURVE]:
-        tables[cell] = tables[cell].assign(versions=["there", "here", "there"], seconds=[10.0, 20.0, 10.0])
-    assert next(row for row in matrix(tables).rows if row.name == "rmsnorm").time == pytest.approx(3.0)
 
 
 def test_a_wide_spread_leaves_arms_open() -> None:
@@ -149,7 +142,6 @@ def matrix(tables: Mapping[Cell, pd.DataFrame]) -> Matrix:
 def test_every_row_says_what_the_arm_costs_and_tolerates() -> None:
     by_name = {row.name: row for row in matrix(planted_board.tables()).rows}
     cure, none = by_name["sigma_reparam"], by_name["rmsnorm"]
-    assert cure.time == pytest.approx(1.5)
     assert cure.within_reference > none.within_reference + 0.5
     assert cure.is_bound
     assert abs(none.best.mean) < 0.05
@@ -177,13 +169,11 @@ def test_what_is_trained_in_part_is_not_judged() -> None:
     assert not matrix(tables | {control: tables[control].iloc[1:]}).failures
     for curve in [cell for cell in tables if cell.arm == "rmsnorm" and cell.failure == CURVE]:
         tables[curve] = tables[curve].iloc[1:]
-    assert math.isnan(next(row for row in matrix(tables).rows if row.name == "rmsnorm").time)
+    assert next(row for row in matrix(tables).rows if row.name == "rmsnorm").best.n == 0
 
 
 def test_the_first_line_names_what_to_add_and_what_it_costs() -> None:
-    assert headline(matrix(planted_board.tables())).startswith(
-        "Add sigma_reparam against attention logits (1.50 times the time, best"
-    )
+    assert headline(matrix(planted_board.tables())).startswith("Add sigma_reparam against attention logits (best loss ")
     without = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     assert "No arm cures" in headline(matrix(without))
     assert "attention logits (peri_ln: " in headline(matrix(without))

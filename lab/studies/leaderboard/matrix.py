@@ -77,7 +77,6 @@ class Row:
         within_reference: decades of learning rate within 0.1 nats of the reference's best loss.
         within_own: the same of its own best loss.
         is_bound: whether these are lower bounds, since the curve ends before the loss has risen.
-        time: of a run, over the reference's; the shortest counts, since other work only lengthens a run.
         parameters: that it adds.
         times: its learning rate for each of AdamW's.
     """
@@ -89,7 +88,6 @@ class Row:
     within_reference: float
     within_own: float
     is_bound: bool
-    time: float
     parameters: int
     times: float = 1.0
 
@@ -142,10 +140,10 @@ def read_matrix(folder: Path) -> Matrix:
 
 
 def tables_of(folder: Path, runs: Mapping[Cell, Mapping[int, str]]) -> dict[Cell, pd.DataFrame]:
-    """The recorded runs of each cell by seed, with the columns of ``by_run``, ``seconds`` and ``versions``."""
+    """The recorded runs of each cell by seed, with the columns of ``by_run`` and ``versions``."""
     records = store.read(folder)
     by_id = records.runs.set_index("id")
-    known = by_run(records).assign(seconds=by_id["wall_seconds"], versions=by_id["versions"].astype(str))
+    known = by_run(records).assign(versions=by_id["versions"].astype(str))
     tables = {}
     for cell, of_cell in runs.items():
         mine = {seed: run for seed, run in of_cell.items() if run in known.index}
@@ -299,7 +297,6 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
     reference = curves[REFERENCE].min()
     best = {arm: (losses.min() - reference).dropna() for arm, losses in curves.items()}
     prior = spread_prior(values.to_numpy(dtype=float) for values in best.values())
-    seconds = {arm: _seconds(tables, arm, board) for arm in curves}
     parameters = {arm: int(min(_of_curve(tables, arm, "parameters", board))) for arm in curves}
     bigram = max(_of_curve(tables, REFERENCE, "loss_bigram", board))
     limits = {int(str(seed)): float(loss) for seed, loss in reference.items()}
@@ -316,7 +313,6 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
                 within_reference=float(np.mean([decades for decades, *_ in of_reference])),
                 within_own=float(np.mean([decades for decades, *_ in own])),
                 is_bound=any(not (below and above) for _, below, above in [*of_reference, *own]),
-                time=_relative(seconds[arm], seconds[REFERENCE]),
                 parameters=parameters[arm] - parameters[REFERENCE],
                 times=board_arms()[arm].times,
             )
@@ -324,25 +320,9 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
     return rows
 
 
-def _seconds(tables: Tables, arm: str, board: Board) -> dict[str, float]:
-    """The shortest time of a run of an arm's curve, by the versions and the arithmetic that trained it."""
-    found = dict[str, float]()
-    for lr in board.grid:
-        table = tables[Cell(CURVE, arm, CURVE, lr)]
-        for versions, seconds in zip(table["versions"], table["seconds"], strict=True):
-            found[versions] = min(found.get(versions, math.inf), float(seconds))
-    return found
-
-
-def _relative(seconds: Mapping[str, float], reference: Mapping[str, float]) -> float:
-    """A time over the reference's, on the machine on which that was fastest, of those that trained both; else NaN."""
-    shared = min(seconds.keys() & reference.keys(), key=reference.__getitem__, default="")
-    return seconds[shared] / reference[shared] if shared else math.nan
-
-
 def _without_curve(arm: str) -> Row:
     unknown = Interval(math.nan, math.nan, math.nan, 0)
-    return Row(arm, {}, unknown, True, math.nan, math.nan, False, math.nan, 0)
+    return Row(arm, {}, unknown, True, math.nan, math.nan, False, 0)
 
 
 def _of_curve(tables: Tables, arm: str, column: str, board: Board) -> Collection[float]:

@@ -61,7 +61,7 @@ def _figure(matrix: Matrix) -> Iterator[Markup]:
 
 @layout.styled
 def board_figure(matrix: Matrix) -> Sheet:
-    """What each arm takes off of what the control loses, against the time of a run over the reference's.
+    """What each arm takes off of what the control loses, against its best loss beside the reference's.
 
     Above 80 % an arm leaves no more than the margin. Filled dots rest on six fresh seeds, and hollow ones on the
     screening. The arms that take off most are named.
@@ -78,14 +78,14 @@ def board_figure(matrix: Matrix) -> Sheet:
 
 def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
     """Draw a dot for each arm that has a price and was judged on a failure."""
-    drawn = [row for row in matrix.arms if math.isfinite(row.time) and math.isfinite(row.cells[failure.name].share)]
+    drawn = [row for row in matrix.arms if row.best.n and math.isfinite(row.cells[failure.name].share)]
     for verdict, colour in COLOURS.items():
         for is_confirmed in (False, True):
             mine = [row for row in drawn if _is(row.cells[failure.name], verdict, is_confirmed=is_confirmed)]
             if mine:
                 fill = colour if is_confirmed else "none"
                 dots = axes.plot(
-                    [row.time for row in mine],
+                    [row.best.mean for row in mine],
                     [_height(row.cells[failure.name]) for row in mine],
                     "o",
                     color=colour,
@@ -95,15 +95,15 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
                 panels.say(axes, dots[0], [_hover(row, failure) for row in mine])
     best = sorted(drawn, key=lambda row: -row.cells[failure.name].share)[:NAMED]
     for row in (row for row in best if row.cells[failure.name].verdict in (CURES, IN_PART)):
-        place = (row.time, _height(row.cells[failure.name]))
-        is_left = row.time < sum(axes.get_xlim()) / 2
+        place = (row.best.mean, _height(row.cells[failure.name]))
+        is_left = row.best.mean < sum(axes.get_xlim()) / 2
         offset, side, size = (4 if is_left else -4), ("left" if is_left else "right"), 0.7 * style.page().size
         axes.annotate(row.name, place, xytext=(offset, 3), textcoords="offset points", ha=side, fontsize=size)
     panels.level(axes, 1 - matrix.board.rule.margin, "cured", ":")
     panels.level(axes, 0.0, "nothing")
     axes.set_ylim(LEAST - 0.05, MOST + 0.1)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_xlabel("time of a run")
+    axes.set_xlabel("best loss above the reference's")
 
 
 def _is(cell: Judged, verdict: str, *, is_confirmed: bool) -> bool:
@@ -118,7 +118,7 @@ def _hover(row: Row, failure: Failure) -> str:
     cell = row.cells[failure.name]
     seeds = f"{cell.takes_off.n} {'fresh ' * cell.is_confirmed}seeds"
     takes = f"takes off {cell.takes_off.bare} {failure.unit}, p {p_shown(cell.p)}"
-    return f"{row.name}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\n{row.time:.2f} times the time"
+    return f"{row.name}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {row.best.mean:+.3f}"
 
 
 def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:

@@ -29,7 +29,7 @@ SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
 
 
-PRICES = ("best loss", "decades of LR", "of its own best", "time", "parameters")
+PRICES = ("best loss", "decades of LR", "of its own best", "parameters")
 
 
 def headline(matrix: Matrix) -> str:
@@ -39,7 +39,7 @@ def headline(matrix: Matrix) -> str:
         return "No failure is tested: its control does not fail, or not all of its seeds were trained."
     left, parts = tested, list[str]()
     while left:
-        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -_time(row)), default=None)
+        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -_best_loss(row)), default=None)
         if best is None or not _cured(best, left):
             break
         cured = [failure for failure in left if best.cells[failure.name].verdict == CURES]
@@ -83,9 +83,9 @@ def _best(matrix: Matrix, failure: Failure) -> Row | None:
     return max(helping, key=lambda row: row.cells[failure.name].takes_off.mean, default=None)
 
 
-def _time(row: Row) -> float:
-    """The relative time of a run; 1 where an arm acts under stress alone, and so has no curve."""
-    return row.time if math.isfinite(row.time) else 1.0
+def _best_loss(row: Row) -> float:
+    """The lowest loss beside the reference's; 0 where an arm acts under stress alone, and so has no curve."""
+    return row.best.mean if row.best.n else 0.0
 
 
 def _share(row: Row, failure: Failure) -> str:
@@ -93,11 +93,8 @@ def _share(row: Row, failure: Failure) -> str:
 
 
 def costs(row: Row) -> str:
-    """``1.34 times the time, best loss -0.121``."""
-    if not row.best.n:
-        return "under stress alone"
-    time = f"{row.time:.2f} times the time, " if math.isfinite(row.time) else ""
-    return f"{time}best loss {row.best.mean:+.3f}"
+    """``best loss -0.121``."""
+    return f"best loss {row.best.mean:+.3f}" if row.best.n else "under stress alone"
 
 
 def table(matrix: Matrix) -> pd.DataFrame:
@@ -114,8 +111,7 @@ def prices(row: Row) -> dict[str, str]:
     if not row.best.n:
         return dict.fromkeys(PRICES, "")
     reaches = (f"{decades:.2f}{'+' * row.is_bound}" for decades in (row.within_reference, row.within_own))
-    time = f"x {row.time:.2f}" if math.isfinite(row.time) else ""
-    return dict(zip(PRICES, (change(row.best), *reaches, time, f"{row.parameters:+,}"), strict=True))
+    return dict(zip(PRICES, (change(row.best), *reaches, f"{row.parameters:+,}"), strict=True))
 
 
 def ranked(matrix: Matrix) -> list[Row]:
@@ -199,7 +195,6 @@ def as_json(matrix: Matrix) -> str:
             "decades_within_reference": finite(row.within_reference),
             "decades_within_own": finite(row.within_own),
             "is_lower_bound": row.is_bound,
-            "time": finite(row.time),
             "parameters_added": row.parameters,
             "lr_times": row.times,
         }
