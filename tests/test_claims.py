@@ -200,7 +200,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", str(results), "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)
-    numbers = ("effect", "low", "high", "seeds")
+    numbers = ("effect", "low", "high", "n", "seeds", "interval_level")
     keys = ("name", "source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
     assert {tuple(one) for one in claims} == {(*keys, "decay_times_steps", "ours", "p", "q")}
     sources = list(dict.fromkeys(one["source"] for one in claims))

@@ -119,6 +119,8 @@ def read_outcomes(path: Path) -> list[Pair]:
         raise RequestError(
             f"{path} has no column {missing[0]!r}; it takes a, b, outcome and failure, and source if any"
         )
+    if table.empty:
+        raise RequestError(f"{path} has no row; each is an ordering of two arms")
     pairs = []
     for row in table.to_dict("records"):
         given = {str(key): str(value).strip() for key, value in row.items()}
