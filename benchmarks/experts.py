@@ -11,9 +11,10 @@ from __future__ import annotations
 import statistics
 import sys
 
-from sides import Side, compare
+from sides import Side, ratios
 
 WIDTH = 32
+SHARED = ("precision=fp32", "engine=eager", "probes=none")
 DENSE = ("intervention=[qk_layernorm]",)
 MIXTURES = {
     "8 experts": ("intervention=[qk_layernorm,experts]",),
@@ -30,21 +31,14 @@ MIXTURES = {
 }
 
 
-def ratios(words: tuple[str, ...], seconds: float, rounds: int) -> list[float]:
-    """Time of a step of the mixture over that of the dense model, one per round."""
-    shared = ("precision=fp32", "engine=eager", "probes=none")
-    sides = {"dense": Side("lab", (*shared, *DENSE)), "mixture": Side("lab", (*shared, *words))}
-    timings = compare(sides, WIDTH, rounds, seconds)
-    return [slow / fast for slow, fast in zip(timings["mixture", 1], timings["dense", 1], strict=True)]
-
-
 def main() -> None:
     """Print the table."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 4.0
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
     print("| mixture | dense steps that a step takes | least | most |\n|---|---|---|---|")
     for name, words in MIXTURES.items():
-        measured = ratios(words, seconds, rounds)
+        mixture, dense = (Side("lab", (*SHARED, *side)) for side in (words, DENSE))
+        measured = ratios(mixture, dense, WIDTH, rounds, seconds)
         numbers = [statistics.median(measured), min(measured), max(measured)]
         print(f"| {name} | {' | '.join(f'{number:.2f}' for number in numbers)} |", flush=True)
 

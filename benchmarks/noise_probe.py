@@ -12,19 +12,11 @@ from __future__ import annotations
 import statistics
 import sys
 
-from sides import Side, compare
+from sides import Side, ratios
 
 WIDTHS = (32, 64, 128)
 MICRO_BATCHES = (2, 8)  # of the 16 sequences of a batch
-PROBES = {"without": "probes.names=[train_loss]", "with": "probes.names=[train_loss,noise_scale]"}
-
-
-def ratios(width: int, count: int, engine: str, seconds: float, rounds: int) -> list[float]:
-    """Time of a step with the probe over one without it, one per round."""
-    shared = ("precision=bf16", f"engine={engine}", "batch=constant", f"batch.micro_batch={16 // count}")
-    sides = {name: Side("lab", (*shared, probe)) for name, probe in PROBES.items()}
-    timings = compare(sides, width, rounds, seconds)
-    return [slow / fast for slow, fast in zip(timings["with", 1], timings["without", 1], strict=True)]
+PROBES = ("probes.names=[train_loss,noise_scale]", "probes.names=[train_loss]")  # with it, without it
 
 
 def main() -> None:
@@ -35,7 +27,9 @@ def main() -> None:
     for width in WIDTHS:
         for count in MICRO_BATCHES:
             for engine in ("eager", "compiled"):
-                measured = ratios(width, count, engine, seconds, rounds)
+                shared = ("precision=bf16", f"engine={engine}", "batch=constant", f"batch.micro_batch={16 // count}")
+                with_probe, without = (Side("lab", (*shared, probe)) for probe in PROBES)
+                measured = ratios(with_probe, without, width, rounds, seconds)
                 added = [statistics.median(measured) - 1, min(measured) - 1, max(measured) - 1]
                 print(f"| {width} | {count} | {engine} | {' | '.join(f'{part:+.1%}' for part in added)} |", flush=True)
 

@@ -122,6 +122,12 @@ def compare(sides: Mapping[str, Side], width: int, rounds: int, seconds: float) 
     return timings
 
 
+def ratios(slow: Side, fast: Side, width: int, rounds: int, seconds: float) -> list[float]:
+    """Time of a step of one side over that of the other, both with one worker, one per round."""
+    timings = compare({"slow": slow, "fast": fast}, width, rounds, seconds)
+    return [ours / theirs for ours, theirs in zip(timings["slow", 1], timings["fast", 1], strict=True)]
+
+
 def medians(timings: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], float]:
     """Return the median over rounds of each side."""
     return {key: statistics.median(values) for key, values in timings.items()}

@@ -34,9 +34,9 @@ def tables(
     """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too."""
     rng, found = np.random.default_rng(0), dict[Cell, pd.DataFrame]()
 
-    def add(cell: Cell, loss: float, seeds: tuple[int, ...], seconds: float = 2.0) -> None:
+    def add(cell: Cell, loss: float, seeds: tuple[int, ...]) -> None:
         table = pd.DataFrame({"loss": loss + spread * rng.standard_normal(len(seeds))}, index=list(seeds))
-        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "seconds": seconds}
+        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000}
         found[cell] = table.assign(**numbers, versions="here")
 
     every = (*RULE.screened, *RULE.fresh)
@@ -48,7 +48,7 @@ def tables(
     for arm in (REFERENCE, *shares):
         for lr in read_failures().grid:
             loss = BEST - 0.1 + (lost if arm == REFERENCE or shares[arm] < 1 else 0.0) * (lr > EASY) * 2
-            add(Cell(CURVE, arm, CURVE, lr), loss, RULE.screened, 2.0 if arm == REFERENCE else 3.0)
+            add(Cell(CURVE, arm, CURVE, lr), loss, RULE.screened)
     return found
 
 
@@ -64,7 +64,6 @@ def write(folder: Path, of_cells: Mapping[Cell, pd.DataFrame]) -> Path:
                     "final_val_loss": run["loss"],
                     "loss_at_init": run["loss_at_init"],
                     "loss_bigram": run["loss_bigram"],
-                    "wall_seconds": run["seconds"],
                     "versions": run["versions"],
                     "parameters": int(run["parameters"]),
                     "recipe": f"cell{number}",

@@ -157,6 +157,11 @@ class RunConfig:
         return self.batch.entry if self.batch and isinstance(self.batch.entry, Adaptive) else None
 
     @property
+    def is_traced(self) -> bool:
+        """Whether its engine traces a step, which then cannot branch on values."""
+        return self.engine in ("captured", "compiled")
+
+    @property
     def is_controlled(self) -> bool:
         """Whether it is read after every update: with a burst, response, restart schedule or loss scale."""
         return any(group is not None for group in (self.burst, self.response, self.ledger, self.loss_scale))

@@ -297,7 +297,7 @@ class StepFunction:
             update()
         else:
             kept = [*weights.values(), *(tensor for link in links.values() for tensor in link.values())]
-            update_kept(update, gate.keep_r, kept, traced=self.config.engine in ("captured", "compiled"))
+            update_kept(update, gate.keep_r, kept, traced=self.config.is_traced)
         self.store(weights)
         compare_with_earlier(links, weights, weight_gradients)
         rescale(self.config, state.loss_scale, readings)

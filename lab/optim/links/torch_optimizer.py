@@ -164,7 +164,7 @@ class TorchOptimizer(Link):
             kept[run] = leaf
 
     def objection(self, config: Any) -> str | None:
-        return f"cannot be {config.engine}; say engine=eager" if config.engine in ("captured", "compiled") else None
+        return f"cannot be {config.engine}; say engine=eager" if config.is_traced else None
 
 
 def _state_of(run: _Run) -> dict[str, Any]:

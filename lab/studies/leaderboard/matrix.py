@@ -177,7 +177,7 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
 
 def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judged], Interval, SpreadPrior]:
     """What each arm does about a failure, what its control loses, and the spread of an effect over seeds."""
-    stressed = {cell.arm: table for cell, table in tables.items() if cell[0::2] == (failure.name, STRESSED)}
+    stressed = _under_stress(failure, tables)
     control = stressed.pop(REFERENCE)
     lost = lost_by_control(failure, tables)
     differences = {arm: (control[failure.metric] - table[failure.metric]).dropna() for arm, table in stressed.items()}
@@ -203,6 +203,11 @@ def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judge
     return found, lost, prior
 
 
+def _under_stress(failure: Failure, tables: Tables) -> dict[str, pd.DataFrame]:
+    """The runs under the stress of a failure by arm, those of the control as the reference's."""
+    return {cell.arm: table for cell, table in tables.items() if cell[0::2] == (failure.name, STRESSED)}
+
+
 def is_trained(failure: Failure, tables: Tables, rule: Rule) -> bool:
     """Whether the control of a failure was trained on all seeds of the screening, under stress and at ease."""
     cells = (Cell(failure.name, REFERENCE, name, place.lr) for name, place in failure.places.items())
@@ -220,9 +225,7 @@ def lost_by_control(failure: Failure, tables: Tables) -> Interval:
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
     """The arms that take off enough of what the control loses to be tried on fresh seeds."""
-    stressed = {
-        cell.arm: table[failure.metric] for cell, table in tables.items() if cell[0::2] == (failure.name, STRESSED)
-    }
+    stressed = {arm: table[failure.metric] for arm, table in _under_stress(failure, tables).items()}
     control, lost = stressed.pop(REFERENCE).reindex(rule.screened), lost_by_control(failure, tables)
     if not lost.mean >= failure.least:
         return []
@@ -243,6 +246,11 @@ class Compared(NamedTuple):
         """Half the width of the interval of this level."""
         return float(scipy.special.stdtrit(min(self.freedom, 1e9), (1 + level) / 2)) * self.interval.error
 
+    def is_within(self, margin: float) -> bool:
+        """Whether the mean is equivalent to zero: its 90 % interval lies within the margin on either side."""
+        mean, half = self.interval.mean, self.half(EQUIVALENCE)
+        return -margin < mean - half and mean + half < margin
+
 
 def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
     """The mean of paired differences, with a spread that is moderated by the prior if there is one."""
@@ -259,8 +267,8 @@ def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
 
 
 def _verdict(test: Compared, p: float, lost: float, rule: Rule) -> str:
-    margin, mean, half = rule.margin * lost, test.interval.mean, test.half(EQUIVALENCE)
-    if -margin < mean - half and mean + half < margin:
+    margin, mean = rule.margin * lost, test.interval.mean
+    if test.is_within(margin):
         return NO
     if not p < rule.alpha:
         return OPEN

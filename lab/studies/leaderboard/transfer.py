@@ -233,13 +233,12 @@ class _Asked:
         difference = (a - b).dropna()
         if not len(difference) or (difference == 0).all():
             return Prediction(pair, EQUAL if len(difference) else OPEN)
-        mean, margin = float(difference.mean()), self.rule.margin * lost.mean
         test = compared(difference.to_numpy(dtype=float), prior)
         word = OPEN
-        if -margin < mean - test.half(0.9) and mean + test.half(0.9) < margin:
+        if test.is_within(self.rule.margin * lost.mean):
             word = EQUAL
         elif test.p < self.rule.alpha:
-            word = A if mean < 0 else B
+            word = A if test.interval.mean < 0 else B
         mean, low, high = (end / lost.mean for end in test.interval[:3])
         return Prediction(pair, word, Interval(mean, low, high, len(difference)))
 
