@@ -17,7 +17,7 @@ from lab.analysis import probe_values, sensitivity
 from lab.analysis.curves import points
 from lab.analysis.judging import effects
 from lab.analysis.judging.decision import VERDICTS
-from lab.analysis.judging.evidence import ArmTables, Evidence, curve_summaries
+from lab.analysis.judging.evidence import ArmTables, Config, Evidence, at_one_rate, curve_summaries
 from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
 from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
@@ -67,6 +67,19 @@ def arm_of_losses(losses: dict[float, float]) -> ArmTables:
     (group,) = evidence(cards).groups([])
     (arm,) = group.arms({})
     return arm
+
+
+def test_arms_with_other_learning_rates_are_compared_at_one_that_both_have() -> None:
+    """At all rates of either the second arm has no whole curve; a seed without the one rate counts in neither case."""
+    bare = planted.cards(arms=["z_loss"], widths=[32], lrs=(0.1, 0.3))
+    both = planted.cards(arms=["qk_layernorm+z_loss"], widths=[32], lrs=(0.1, 0.3))
+    normed = [card for card in both if card["optimizer.lr"] == (0.1 if card["seed"] == 2 else 0.3)]
+    (group,) = evidence([*bare, *normed]).groups(["intervention"])
+    choices: list[Config] = [{"intervention.qk_layernorm": None}, {"intervention.qk_layernorm": "on"}]
+    assert group.arms(*choices)[1].loss(0.3).isna().all(axis=None)
+    first, second = at_one_rate(group, 0.3, choices)
+    assert first.loss(0.3).notna().all(axis=None)
+    assert second.loss(0.3)[second.sizes[0]].notna().tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(
