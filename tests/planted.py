@@ -30,7 +30,6 @@ LOSSES = {
     (128, False): (2.215, 1.995, 1.911, 2.002, 2.255, 2.545, 2.646),
     (128, True): (2.245, 2.016, 1.905, 1.896, 1.932, 2.006, 2.064),
 }
-TENSORS = [f"block{block}.{part}" for block in (0, 1) for part in ("query", "key", "value", "out", "up", "down")]
 
 
 def card(**changes: Any) -> dict[str, Any]:

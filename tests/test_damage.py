@@ -19,7 +19,6 @@ from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.shards import ShardedReader, write_shards
-from sampling import few
 from small import configs
 from sweeping import assert_same
 from test_checkpoint import IDS, WANTED, go_on
@@ -70,7 +69,7 @@ def test_a_run_that_was_damaged_is_missing(name: str, folder: Path) -> None:
     assert store.statuses(folder) == {"a": "finished", "b": "finished"}
 
 
-@pytest.mark.parametrize("name", few(["runs.parquet", "metrics.parquet"], 1))
+@pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet"])
 def test_a_table_that_was_damaged_is_made_again_or_refused(name: str, folder: Path) -> None:
     whole, refused, messages = store.read(folder), 0, set[str]()
     runs = folder / "runs"

@@ -552,13 +552,3 @@ def test_an_imported_table_gives_its_best_learning_rate_at_a_size():
     records = run_table.records_of(pd.DataFrame(rows), Columns(), "theirs").records
     (row,) = [row for row in at_size.forecasts_at(records, 1e9, 1e-3, (1e-5, 1)) if row.quantity == sizes.LR]
     assert row.value.middle == pytest.approx(3e-3 * 1000**-0.25, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [(["--lr", "1e-3"], "--size"), (["--size", "big"], "--size"), (["--size", "1e9", "--lr", "0"], "--lr")],
-)
-def test_a_size_or_rate_that_is_no_number_is_refused(tmp_path, capsys, words, key):
-    folder = written(tmp_path / "made", *runs_of(seeds=(0,)))
-    assert main(["predict", str(folder), *words]) == 2
-    assert key in capsys.readouterr().err

@@ -459,44 +459,6 @@ def test_settings_that_cross_at_one_learning_rate_are_arms_and_measurements_are_
     assert arms == {f"{name}, wd {wd}" for name in ("adam", "muon") for wd in ("0", "0.1")}
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "said"),
-    [
-        ({"lr": 1e300}, {}, "row 1: the learning rate 1e+300 is not from 1e-30 to 1e+30"),
-        ({}, {"steps": "nan"}, "--steps: no column 'nan'"),
-        ({}, {"loss": "3"}, "--loss: no column '3'"),
-        ({"val_loss": True}, {}, "val_loss is no number: True"),
-        ({"seed": 10**400}, {}, "seed"),
-        ({"State": "finished", "seed": 0}, {}, "row 1 and row 2 are one run"),
-        ({"val_loss": 1e308}, {}, "row 1: a diverged run counts at its initial loss"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(change: dict[str, Any], options: dict[str, str], said: str) -> None:
-    frame = two_arms().astype({"lr": object, "seed": object}).assign(**change)
-    with pytest.raises(RequestError, match=re.escape(said)):
-        run_table.records_of(frame, Columns(**options))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.csv", "lr,loss,loss\n0.1,3,2\n", "two columns are called 'loss'"),
-        ("a.json", '[{"lr": 1%s}]' % ("0" * 400), "is more than 64 bits"),
-        ("a.jsonl", "[1, 2]\n", "a row is no JSON object"),
-        ("a.json", "[" * 100_000, "nested too deeply"),
-        ("a.csv", "", "cannot be read as a table"),
-    ],
-)
-def test_tables_that_cannot_be_read_are_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    assert main(["import", str(tmp_path / name), f"out={tmp_path / 'out'}"]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
     frame = two_arms().assign(n_params="124M", max_steps="20,000")
     frame.to_parquet(tmp_path / "a.parquet")
