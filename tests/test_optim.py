@@ -559,7 +559,11 @@ def first_direction(chain: Optimizer, tensor: str, gradient: Tensor, clipped: Te
     if "muon" in chain.links and ROLES[tensor] in (Role.QUERY, Role.MATRIX):
         values, vectors = torch.linalg.svdvals(gradient[0]), torch.linalg.svd(gradient[0], full_matrices=False)
         after = newton_schulz_of(values / values.norm(), [(3.4445, -4.7750, 2.0315)] * 5)
-        return 0.2 * math.sqrt(max(gradient.shape[1:])) * (vectors.U * after @ vectors.Vh)[None]
+        direction = 0.2 * math.sqrt(max(gradient.shape[1:])) * (vectors.U * after @ vectors.Vh)[None]
+        if "normalize_neurons" not in chain.links:
+            return direction
+        even = direction / direction.norm(dim=1, keepdim=True)
+        return even * direction.norm() / even.norm()
     size = {"adam_atan2": 1.27 * math.pi / 4, "ademamix": 1 + 2 / 3 * (1 - slow_beta(1 / 3)), "adopt": 0.0}
     return gradient.sign() * next((size[link] for link in chain.links if link in size), 1.0)
 

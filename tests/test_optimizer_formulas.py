@@ -470,6 +470,29 @@ def test_muon_leaves_all_other_weights_to_adam() -> None:
     }
 
 
+def test_normuon_evens_the_neurons_of_muons_direction() -> None:
+    chain = chain_of("normuon", clip=math.inf)
+    link, weights = chain.links["normalize_neurons"], draws(1000)
+    names = (QUERY, KEY, "block0.mlp_up")
+    state = link.begin({name: weights[name] for name in names})
+    squares = {name: torch.zeros(SHAPES[name][1], dtype=torch.float64) for name in names}
+    for step in range(5):
+        given = {name: draws(step)[name] for name in names}
+        made = link({name: value.clone() for name, value in given.items()}, state, now(step, weights))
+        for name in names:
+            rows = given[name][0].T  # [out, in], as in the paper: a neuron is a row
+            squares[name] = 0.95 * squares[name] + 0.05 * (rows**2).mean(dim=1)
+            even = rows / squares[name].sqrt()[:, None]
+            close(made[name][0].T, even * rows.norm() / even.norm(), rtol=1e-12)
+    still = {name: torch.zeros_like(weights[name]) for name in names}
+    fresh = link.begin({name: weights[name] for name in names})
+    assert all(not value.any() for value in link(still, fresh, now(0, weights)).values())
+    muon, normuon, adamw = (walk(chain_of(name, clip=math.inf), 5) for name in ("muon", "normuon", "adamw"))
+    for name in SHAPES:
+        assert torch.equal(normuon[name], adamw[name]) == (name not in names)
+        assert torch.equal(normuon[name], muon[name]) == (name not in names)
+
+
 def test_the_three_scales_of_muon() -> None:
     gradient = {name: draws(0)[name] for name in ("block0.mlp_up",)}
     made = {

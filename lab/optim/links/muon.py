@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lab.core.axes import over
+from lab.core.axes import over, per_run_norm
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES
 from lab.core.schema import PerRun, bounded, one_of
@@ -82,6 +82,34 @@ class Muon(Link):
             return 0.2 * math.sqrt(max(inputs, outputs))
         ratio = outputs / inputs
         return math.sqrt(max(1.0, ratio) if self.lr_scale == "original" else ratio)
+
+
+@LINKS.register("normalize_neurons")
+@dataclass(frozen=True)
+class NormalizeNeurons(Link):
+    """Divide each neuron's direction by the root of its running mean square, and keep the norm of the whole matrix.
+
+    A neuron is an output of a matrix.  After ``muon`` this is NorMuon (Li et al. 2025, arXiv:2510.05491, alg. 1), whose
+    rate of the running mean is ``neuron_beta2``.
+    """
+
+    takes: ClassVar = ("direction",)
+    roles: ClassVar = MATRICES
+    needs_whole_weights: ClassVar = True
+    neuron_beta2: PerRun = bounded(at_least=0, below=1)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
+        return {f"square.{name}": torch.zeros_like(weight[:, :1]) for name, weight in weights.items()}
+
+    def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
+        normalized = {}
+        for name, direction in updates.items():
+            square_r1o, beta2 = state[f"square.{name}"], over(self.neuron_beta2, direction)
+            square_r1o.mul_(beta2).add_(direction.square().mean(1, keepdim=True) * (1 - beta2))
+            even = direction / torch.where(square_r1o == 0, 1.0, square_r1o).sqrt()
+            norm_r, even_norm_r = per_run_norm([direction]), per_run_norm([even])
+            normalized[name] = even * over(norm_r / torch.where(even_norm_r == 0, 1.0, even_norm_r), even)
+        return normalized
 
 
 def orthogonalize(matrices: Sequence[Tensor], preset: str) -> list[Tensor]:
