@@ -22,7 +22,8 @@ from lab.analysis.statistics import power_of, student_t
 from lab.cli.stress import _kept, _without_impossible_tests, board_changes, make_card, read_plan
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.studies.stress.battery import Setting, Spread, read_battery
+from lab.studies.stress import cures as cures_room
+from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import (
     FULL,
@@ -669,6 +670,23 @@ def test_a_change_that_costs_much_at_the_best_rate_is_neither_confirmed_nor_advi
     cures = {cure.change: cure for cure in judge(test, tried, done, 0.03)}
     assert {name: cure.is_advised for name, cure in cures.items()} == {"cheap": True, "dear": False, "dead": False}
     assert finalists(list(cures.values()), 3) == ["cheap"]
+
+
+def test_a_cure_says_what_it_costs_in_loss_time_and_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cures_room, "read_step_times", lambda: {"sigma_reparam": StepTime(2.1, 2.0, 2.2)})
+    test = read_battery().tests["lr_x10"]
+    done = planted(lambda lr: [2.2, 2.21, 2.19] if lr == 0.03 else [2.8, 2.8, 2.81])
+    tried = [
+        trial_of(test, name, [f"intervention=[{name}]"], 0.03) for name in ("sigma_reparam", "sigma_reparam+z_loss")
+    ]
+    for trial in tried:
+        done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([2.21, 2.22, 2.2])}
+    single, pair = judge(test, tried, done, 0.03)
+    assert single.costs == "+0.010 ± 0.000 nats at the best LR, 2.10 times the time of a step, +0 parameters"
+    assert pair.costs == "+0.010 ± 0.000 nats at the best LR, +0 parameters"
+    shown = replace(card_of("glm130b", "", Path(), [test], done, read_battery()), cures=[single])
+    assert f"sigma_reparam ({single.effect}; costs {single.costs})" in shown.cure_line()
+    assert json.loads(shown.as_json())["cures"][0]["step_time"] == {"ratio": 2.1, "low": 2.0, "high": 2.2}
 
 
 def test_a_change_in_another_unit_takes_another_learning_rate() -> None:

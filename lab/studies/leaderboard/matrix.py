@@ -27,6 +27,7 @@ from lab.studies.leaderboard.failures import (
     read_cells,
     read_failures,
 )
+from lab.studies.stress.battery import StepTime, read_step_times
 from lab.studies.stress.measures import by_run, tolerances
 
 CURES, IN_PART, NO, OPEN, HARMS = "cures", "in part", "no", "open", "harms"
@@ -90,6 +91,11 @@ class Row:
     is_bound: bool
     parameters: int
     times: float = 1.0
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """What it costs in time."""
+        return read_step_times().get(self.name)
 
     def number(self, verdict: str) -> int:
         """On how many failures it has this verdict."""

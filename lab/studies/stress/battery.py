@@ -9,12 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
 # Written by ``make results-readme``.
 SPREADS = Path(__file__).with_name("spreads.yaml")
+# Written by ``benchmarks/step_times.py``.
+STEP_TIMES = Path(__file__).with_name("step_times.csv")
 
 
 class Setting(NamedTuple):
@@ -38,6 +42,17 @@ class Spread(NamedTuple):
 
     sd: float = math.nan
     freedom: int = 0
+
+
+class StepTime(NamedTuple):
+    """What a change costs in time: a step over that of the recipe without it, a median with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class Place(NamedTuple):
@@ -228,6 +243,13 @@ class Battery(NamedTuple):
 def read_spreads() -> dict[str, Spread]:
     """The spread of each measure over seeds, pooled over the reference records."""
     return {name: Spread(**entry) for name, entry in shipped.load(SPREADS).items()}
+
+
+@cache
+def read_step_times() -> dict[str, StepTime]:
+    """What changes cost in time, by name."""
+    table = pd.read_csv(STEP_TIMES, index_col="change")
+    return {str(name): StepTime(*row) for name, row in zip(table.index, table.to_numpy(dtype=float), strict=True)}
 
 
 @cache

@@ -104,9 +104,10 @@ class Card:
                 "takes off": cure.effect,
                 "p (Holm)": format_p(cure.p),
                 "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
-                "at the best LR": cure.costs,
+                "at the best LR": cure.cost_at_best,
                 "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
                 "parameters": f"{cure.parameters:+,}",
+                "time of a step": f"{cure.step_time or ''}",
             }
             for cure in self.cures or ()
             if not cure.reason
@@ -125,7 +126,7 @@ class Card:
     def _costly(self) -> Iterator[str]:
         """Yield which changes would cure a test and are not advised."""
         helping = [cure for cure in self.cures or () if cure.verdict in (FULL, PART) and not cure.is_advised]
-        if costly := {cure.change: f"{cure.change} ({cure.costs})" for cure in helping}:
+        if costly := {cure.change: f"{cure.change} ({cure.cost_at_best})" for cure in helping}:
             yield (
                 f"Left out are {listed(costly.values())}, since at the best LR they lose more than {LOSES:g} nats, or "
                 "end no better than a bigram model."
@@ -136,7 +137,7 @@ class Card:
         of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
         advised = [cure for cure in of_test if cure.is_advised]
         parts = [
-            f"{head} {listed(f'{cure.change} ({cure.effect})' for cure in advised if cure.verdict == verdict)}"
+            f"{head} {listed(_at_a_price(cure) for cure in advised if cure.verdict == verdict)}"
             for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
             if any(cure.verdict == verdict for cure in advised)
         ]
@@ -202,7 +203,8 @@ class Card:
         cured = (
             "What a change takes off is the difference of stressed runs without it and with it, paired by seed; p is "
             "adjusted for all changes tried on a test, and a full cure leaves a mean that passes. Changes are "
-            "screened on seeds of the card, and the best of a test are confirmed on fresh seeds, whose verdict it is."
+            "screened on seeds of the card, and the best of a test are confirmed on fresh seeds, whose verdict it is. "
+            "The time of a step is that over the default recipe's, measured at width 128 on one core of a CPU."
         )
         best = f"The best learning rate is {format_value(best_lr(self.losses))}." if len(self.losses) else ""
         intervals = (
@@ -271,6 +273,12 @@ def _by_seed(losses: pd.DataFrame) -> dict[str, float]:
     return {str(seed): float(loss) for seed, loss in at_best.items()}
 
 
+def _at_a_price(cure: Cure) -> str:
+    """A change, what it takes off and, if it helps, what it costs."""
+    price = f"; costs {cure.costs}" if cure.verdict in (FULL, PART) else ""
+    return f"{cure.change} ({cure.effect}{price})"
+
+
 def _failure(test: StressTest) -> str:
     """What fails at scale, who says so, and what is known to fail the test here."""
     known = "no recipe is known to fail it here"
@@ -334,6 +342,7 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "n": cure.takes_off.n,
         "interval_level": INTERVAL_LEVEL,
         "parameters_added": cure.parameters,
+        "step_time": cure.step_time and cure.step_time._asdict(),
         "reason": cure.reason,
     }
 
