@@ -19,7 +19,6 @@ from lab.studies.batch_size import FIRST_FIGURES
 from lab.studies.batch_size.answer import cautions as batch_cautions
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from sampling import some
 
 COLUMN = style.Page(3.25, 8.0)
 HEADLINES = {
@@ -43,7 +42,7 @@ def study_of(records: Records) -> Study:
     return Study(records, judge(points(records.runs)), None, None, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("page", some([style.SCREEN, COLUMN], [COLUMN]), ids=["screen", "column"])
+@pytest.mark.parametrize("page", [COLUMN], ids=["column"])
 @pytest.mark.parametrize(
     ("sweep", "name"), [*HEADLINES.items(), ("steps_to_target", "best_lr_with_batch")], ids=lambda name: name
 )

@@ -298,7 +298,7 @@ def test_help_needs_no_torch_and_the_report_neither() -> None:
         "said = {words: main(words.split()) for words in sys.argv[1:]};"
         "assert not any(said.values()), said; assert 'torch' not in sys.modules"
     )
-    words = ["--help", "report runs/train", "list sweeps"]
+    words = ["--help", "report runs/train", "list sweeps", "status runs/train", "export runs/train --to csv"]
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("lab sweep")

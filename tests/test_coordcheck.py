@@ -21,7 +21,6 @@ from lab.model.parametrization import Factors, MuPIntermediate
 from lab.sweeping import coordinate_check
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
-from sampling import few
 
 # A learning rate at which the embedding forgets at once how it began, which no parametrization of the paper rescales.
 SMALL = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
@@ -44,11 +43,6 @@ def checked(*words: str) -> coordinate_check.CoordinateCheck:
     return coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, *words]))
 
 
-def grown(check: coordinate_check.CoordinateCheck) -> set[str]:
-    judged = coordinate_check.slopes(check.changes)
-    return set(judged.loc[~judged["holds"], "coordinate"])
-
-
 def test_standard_fails_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab(*SMALL, "out=here") == 1
     said = capsys.readouterr().out.splitlines()
@@ -64,28 +58,24 @@ def test_standard_fails_and_says_where(capsys: pytest.CaptureFixture[str]) -> No
     assert Path("here/coordcheck.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("name", few(["mup_full", "mup_intermediate"], 1))
-def test_mup_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lab(*SMALL, f"parametrization={name}") == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{name} passes ")
+def test_mup_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab(*SMALL, "parametrization=mup_full") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("mup_full passes ")
 
 
-@pytest.mark.parametrize(
-    ("role", "shows"),
-    few([pytest.param(Role.HEAD, {"logits"}), pytest.param(Role.QUERY, {"block0.query", "block0.scores"})], 1),
-)
-def test_a_forgotten_learning_rate_shows(role: Role, shows: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_learning_rate_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(MuPIntermediate):
         """As it should be, but for the learning rate of one role."""
 
         def factors(self, role_of_weight: Role, fan_in: int, width: int) -> Factors:
             right = super().factors(role_of_weight, fan_in, width)
-            return replace(right, lr=1.0) if role_of_weight is role else right
+            return replace(right, lr=1.0) if role_of_weight is Role.HEAD else right
 
     monkeypatch.setitem(PARAMETRIZATIONS._entries, "mup_intermediate", Forgetful)
     check = checked("parametrization=mup_intermediate")
     assert not check.passed
-    assert shows <= grown(check)
+    judged = coordinate_check.slopes(check.changes)
+    assert "logits" in set(judged.loc[~judged["holds"], "coordinate"])
 
 
 def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:

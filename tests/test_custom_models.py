@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,11 @@ from torch.func import functional_call
 from cap import Cap, HiddenQuartic
 from lab import Fleet, PerRun, RunConfig, run_config
 from lab.analysis.curves import name_arms
-from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.model.custom import check_custom_model
 from lab.training.building import check_custom
 from lab.training.identity import columns, run_id, static_key
-from sampling import few
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles
@@ -121,11 +119,7 @@ PER_RUN = [
 ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 
 
-# Its heads are 8 wide; without AVX-512 the bits of products as narrow as that depend on the layout of their operands.
-NARROW = pytest.param(PLAIN, marks=pytest.mark.skipif(not machine.multiplies_bf16(), reason="no AVX-512"))
-
-
-@pytest.mark.parametrize("shared", few([MLP, (*MLP, *ODD), NARROW, (*PLAIN, "model.width=32")], 2), ids=" ".join)
+@pytest.mark.parametrize("shared", [(*MLP, *ODD), (*PLAIN, "model.width=32")], ids=" ".join)
 def test_a_custom_model_has_the_same_bits_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
@@ -298,12 +292,9 @@ class Free(Own):
 # What is asked of a custom model besides its kind, and what the refusal names.
 REFUSED = [
     (("intervention=[qk_layernorm,z_loss]",), "qk_layernorm"),
-    (("intervention=[experts,balance]",), "experts"),
     (("parametrization=mup_simple",), "parametrization=mup_simple"),
-    (("+guest.onw.kind=mlp",), "nearest: own"),
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate"),
     (("+intervention.hidden.coefficient=1",), "hidden_rbtd"),
-    (("optimizer=muon",), "'muon'"),
     (("optimizer=adamw_head_lr",), "optimizer.head"),
 ]
 
@@ -333,15 +324,11 @@ class Odd(nn.Module):
             self.register_buffer("noise", torch.randn(8))
         if amiss == "batch norm":
             self.norm = nn.BatchNorm1d(8)
-        if amiss == "numpy":
-            self.head.bias.data.fill_(next(COUNT))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         if self.amiss == "dropout":
             x = F.dropout(x, 0.5)
-        if self.amiss == "rare dropout":
-            x = F.dropout(x, 1e-9)
         if self.amiss == "state":
             self.state = self.state + 1
             x = x + self.state
@@ -349,31 +336,24 @@ class Odd(nn.Module):
             x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         if self.amiss == "future":
             x = x + x.mean(1, keepdim=True)
-        if self.amiss == "next token":
-            x = x + F.pad(x[:, 1:], (0, 0, 0, 1))
         if self.amiss == "branch" and x[:, 0].sum() > 0:
             x = x + 1
         if self.amiss == "breaks":
             raise KeyError("no such\nthing")
         logits = self.head(x)
-        return {"tuple": (logits, x), "text": "logits", "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
+        return {"tuple": (logits, x), "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
 
 
-COUNT: Iterator[int] = iter(range(1000))
 AMISS = {
     "unused": "idle.weight",
     "frozen": "head.bias",
     "seeded buffer": "noise",
     "batch norm": "norm.running_mean",
     "dropout": "dropout",
-    "rare dropout": "dropout",
     "state": "the next time",
     "future": "later",
-    "next token": "later",
     "breaks": "KeyError",
-    "text": "str",
     "last": "(2, 7)",
-    "numpy": "seed",
 }
 
 

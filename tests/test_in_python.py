@@ -44,16 +44,6 @@ def test_a_sweep_returns_the_study_of_its_folder(capsys: pytest.CaptureFixture[s
     pd.testing.assert_frame_equal(again.seeds, made.seeds)
 
 
-def test_a_file_of_ones_own_is_a_sweep() -> None:
-    Path("mine.yaml").write_text("hydra: {sweeper: {params: {schedule.warmup: '0,0.5'}}}\n")
-    words = ("scale=toy", "hydra/launcher=basic", "optimizer.lr=1e-3,1e-2,1e-1")
-    made = lab.sweep(Path("mine.yaml"), *words, window=(1e-3, 1e-1))
-    assert made.window == (1e-3, 1e-1)
-    assert set(made.seeds["lrs"]) == {3}
-    assert set(made.records.runs["schedule.warmup"]) == {0.0, 0.5}
-    assert Path("runs/mine/runs.parquet").exists()
-
-
 def test_train_makes_one_run_or_as_many_as_its_lists() -> None:
     assert len(lab.train("scale=toy", "hydra/launcher=basic", out="one").points) == 1
     assert store.commands(Path("one")) == ["lab train scale=toy hydra/launcher=basic out=one"]
@@ -78,19 +68,14 @@ def test_keywords_are_overrides_and_lists_are_swept_over() -> None:
     ("value", "word"),
     [
         (None, "null"),
-        (False, "false"),
-        (-3, "-3"),
         (1e-5, "1e-05"),
         (math.inf, "inf"),
-        ("adamw", "adamw"),
-        ("null", "'null'"),
         ("1e-3", "'1e-3'"),
         ("a, b='c'", "'a, b=\\'c\\''"),
         ("${scale.middle}", "'${scale.middle}'"),
         (Path("a b/c.txt"), "'a b/c.txt'"),
         ([True, "on it"], "true,'on it'"),
         ((1, (2, "x")), "1,[2,x]"),
-        (range(3), "0,1,2"),
     ],
 )
 def test_a_keyword_means_its_value(value: object, word: str) -> None:
@@ -105,7 +90,7 @@ def test_a_keyword_swept_over_nothing_is_refused() -> None:
         lab.train(seed=[])
 
 
-@pytest.mark.parametrize("value", [{"lr": 1}, object(), {1, 2}, b"x", 1j])
+@pytest.mark.parametrize("value", [{"lr": 1}, object(), b"x"])
 def test_a_keyword_that_is_no_value_is_refused(value: object) -> None:
     with pytest.raises(RequestError, match=r"optimizer: .* is no value"):
         lab.train(optimizer=value)

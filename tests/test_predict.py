@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import planted
@@ -207,20 +207,6 @@ def test_no_threshold_where_there_is_nothing_to_tell_apart(values, unstable):
     assert calibrate(values, unstable) is None
 
 
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=2, max_size=20))
-def test_no_cut_is_better(runs):
-    values, unstable = (np.array(column) for column in zip(*runs, strict=True))
-
-    def accuracy(cut):
-        return ((values[unstable] > cut).mean() + (values[~unstable] <= cut).mean()) / 2
-
-    if unstable.any() and not unstable.all():
-        best = max(accuracy(cut) for cut in np.arange(0.5, 10))
-        threshold = calibrate(values, unstable)
-        assert best <= 0.5 if threshold is None else accuracy(threshold.value) == pytest.approx(best)
-
-
 # Whole sweeps.
 
 
@@ -361,11 +347,6 @@ def test_without_both_classes_there_is_no_threshold(always, reason):
     text = " ".join(say(gathered(*runs)))
     assert f"No threshold can be calibrated: {reason}." in text
     assert "nan" not in text
-
-
-def test_an_arm_of_one_size_among_others_is_named():
-    text = " ".join(say(gathered(*runs_of(seeds=[0]), *runs_of(widths=[64], arm="none"))))
-    assert "Not fitted, having one size only: without z-loss." in text
 
 
 NO_THIRD_SIZE = "of two sizes (30k and 100k parameters) none can be held out to score it; train a third size"

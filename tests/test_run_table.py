@@ -443,11 +443,6 @@ def test_names_of_arms_are_kept_as_given(tmp_path: Path, name: str) -> None:
     assert set(alone) == {name}
 
 
-def test_arms_with_seeds_of_their_own_are_arms() -> None:
-    frame = two_arms().assign(seed=range(6), lr=1e-3)
-    assert set(from_frame(frame).points["arm"]) == {"baseline", "muon"}
-
-
 def test_settings_that_cross_at_one_learning_rate_are_arms_and_measurements_are_not() -> None:
     rows = [
         {"lr": 1e-3, "seed": seed, "loss": 3 + seed / 100, "optimizer": name, "wd": wd, "best_epoch": 3 + (seed > 0)}
@@ -556,14 +551,6 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(
     records = store.read(tmp_path / "out")
     assert sorted(records.runs["optimizer.lr"].unique()) == sorted(LRS)
     assert set(records.runs["steps"]) == {99}
-
-
-def test_a_diverged_run_counts_at_its_initial_loss() -> None:
-    frame = table(seeds=1)
-    frame.loc[frame["Learning Rate"] == 0.3, "eval/loss"] = [math.nan, math.inf, math.nan, -math.inf]
-    points = from_frame(frame, initial_loss=7.0).points
-    assert points.loc[points["lr"] == 0.3, "capped"].tolist() == [7.0] * 4
-    assert set(points.loc[points["lr"] == 0.3, "outcome"]) == {"diverged"}
 
 
 def test_all_commands_work_on_it(

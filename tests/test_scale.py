@@ -14,7 +14,7 @@ import pytest
 import planted
 from lab.cli import launch
 from lab.cli.request import Request
-from lab.core import files, machine
+from lab.core import machine
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
 from lab.report import build
@@ -170,18 +170,3 @@ def test_an_interrupted_fleet_goes_on_from_its_checkpoint(
     assert_same(here(tmp_path / "cut"), whole)
     assert steps == list(range(12))
     assert "2 trained, 0 already there" in capsys.readouterr().out
-
-
-def test_a_disk_that_fills_up_costs_runs_and_one_line(
-    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: Any) -> None:
-        raise files.RequestError("cannot write runs: No space left on device")
-
-    monkeypatch.setattr(store, "write_run", full)
-    with pytest.raises(SystemExit) as end:
-        here(tmp_path / "full")
-    assert end.value.code == 1
-    output = capsys.readouterr()
-    assert "lab: a job died: cannot write runs: No space left on device" in output.err
-    assert "0 trained, 0 already there, 0 diverged, 2 failed" in output.out

@@ -117,7 +117,7 @@ def test_tokens_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         opened(folder, 301)
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone", "no json"])
+@pytest.mark.parametrize("damage", ["changed", "gone"])
 def test_what_is_damaged_is_made_anew(folder: Path, damage: str) -> None:
     first = opened(folder)
     training, reserved = first.training.copy(), first.reserved.copy()
@@ -129,8 +129,6 @@ def test_what_is_damaged_is_made_anew(folder: Path, damage: str) -> None:
             (place / "reserved").write_bytes(whole)
         case "gone":
             (place / "reserved").unlink()
-        case "no json":
-            (place / "about.json").write_text("{")
     again = opened(folder)
     assert np.array_equal(again.training, training)
     assert np.array_equal(again.reserved, reserved)

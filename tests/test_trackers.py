@@ -27,7 +27,6 @@ from lab.sweeping.planner import points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, run_id, static_key
-from sampling import few
 from small import tree
 from sweeping import lab
 
@@ -131,7 +130,7 @@ def test_a_folder_of_tensorboard_ends_in_the_id_of_its_run(tmp_path: Path) -> No
     assert readable_name("0123456789abcdef", {}).endswith("0123456789abcdef")
 
 
-@pytest.mark.parametrize("place", few(["begin", "log", "end", "finish"], 2))
+@pytest.mark.parametrize("place", ["begin", "log"])
 def test_a_tracker_that_fails_costs_one_line(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heard, "breaks_at", place)
     tracked = trained("tracked", "planted")
@@ -225,16 +224,6 @@ def test_csv_holds_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     runs = pd.read_csv("runs/two/runs.csv")
     assert list(runs["id"]) == list(records.runs["id"])
     assert list(runs["optimizer.lr"]) == list(records.runs["optimizer.lr"])
-
-
-def test_csv_needs_neither_torch_nor_a_tracker() -> None:
-    left_behind("runs/two")
-    program = (
-        "import sys; from lab.__main__ import main; code = main(sys.argv[1:]);"
-        "sys.exit(code or bool({'torch', 'wandb', 'trackio', 'tensorboard'} & set(sys.modules)))"
-    )
-    words = [sys.executable, "-c", program, "export", "runs/two", "--to", "csv"]
-    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 # The trackers themselves: what a run leaves in their files, trained with one process a fleet, and exported.

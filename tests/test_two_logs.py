@@ -45,8 +45,7 @@ def spliced(first: np.ndarray, then: np.ndarray, row: int) -> np.ndarray:
     return np.where(np.arange(len(first)) < row, first, then)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("rows", [40, 150, 600])
+@pytest.mark.parametrize(("rows", "seed"), [(40, 0), (150, 1), (600, 2)])
 def test_twins_share_their_batches_and_others_do_not(rows: int, seed: int) -> None:
     a, b, other = (log(twin(*seeds, rows=rows)) for seeds in ((seed, 1), (seed, 2), (50 + seed, 3)))
     shared, unrelated = shared_batches(a, b), shared_batches(a, other)
@@ -56,7 +55,7 @@ def test_twins_share_their_batches_and_others_do_not(rows: int, seed: int) -> No
     assert abs(unrelated.correlation) < 4 * unrelated.error
 
 
-@pytest.mark.parametrize("row", [100, 200, 480])
+@pytest.mark.parametrize("row", [100, 480])
 def test_batches_are_shared_up_to_a_step(row: int) -> None:
     a, b = log(twin(0, 1)), log(spliced(twin(0, 2), twin(9, 2), row))
     sharing = shared_batches(a, b)
@@ -275,7 +274,7 @@ def test_a_spike_is_left_out_of_the_gap() -> None:
     assert gap.verdict == "equal"
 
 
-@pytest.mark.parametrize(("size", "rows"), [(0.06, 1), (0.03, 8), (-0.03, 20), (2.0, 10)])
+@pytest.mark.parametrize(("size", "rows"), [(0.06, 1), (-0.03, 20)])
 def test_a_bump_too_small_for_an_alarm_shows_in_the_gap(size: float, rows: int) -> None:
     bumped = twin(0, 2) + size * ((np.arange(ROWS) >= 400) & (np.arange(ROWS) < 400 + rows))
     a, b = log(twin(0, 1)), log(bumped)
