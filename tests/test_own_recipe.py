@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -25,6 +26,7 @@ from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
 from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES
 from lab.records import store
+from lab.studies.stress import battery
 from small import configs
 
 HOME = Path(__file__).parents[1]
@@ -63,6 +65,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for shelf in KINDS.values():
         monkeypatch.setattr(shelf, "_entries", dict(shelf._entries))
         monkeypatch.setattr(shelf, "_external_loaded", False)
+    monkeypatch.setattr(battery, "_ADDED", {})
     look_outside_again()
     yield Path.cwd()
     look_outside_again()
@@ -73,6 +76,7 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def look_outside_again() -> None:
     registry.points_of_others.cache_clear()
     registry.load_plugins.cache_clear()
+    battery.read_battery.cache_clear()
 
 
 def install(where: Path, project: dict[str, Any]) -> None:
@@ -310,3 +314,38 @@ def test_what_can_be_heard_and_attached_to_is_what_there_is() -> None:
     points = {point.kind for point in fleet.model.modules() if isinstance(point, HookPoint)}
     assert points == set(hooks.HOOK_POINTS)
     machine.release_memory()
+
+
+@pytest.mark.usefixtures("folder", "undrawn")
+def test_a_package_adds_a_test_to_the_crash_test(capsys: pytest.CaptureFixture[str]) -> None:
+    added = battery.read_battery().tests["output_logits"]
+    assert (added.passes, added.fails, added.fails_with) == (64, 512, None)
+    tiny = ["data=synthetic", "model.width=16", "model.head_width=8", "model.depth=1", "batch_size=2", "seq_len=8"]
+    assert lab_("stress", *tiny, "steps=4", "seed=0", "--tests", "output_logits", "--json", "hydra/launcher=basic") == 0
+    (test,) = json.loads(capsys.readouterr().out)["tests"]
+    assert test["name"] == "output_logits"
+    assert test["seeds"][0] > 0
+
+
+ENTRY = {"title": "t", "failure": "f", "source": "s", "metric": "loss", "unit": "nats", "passes": 0, "fails": 1}
+ENTRY |= {"seconds": 1, "means": "m"}
+
+
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        ("depth", {}, "has one of this name"),
+        ("mine", {"metrik": "loss"}, "unknown key 'metrik'; nearest: metric"),
+        ("mine", {"means": None}, "lacks means"),
+        ("mine", {"metric": "los"}, "unknown metric 'los'"),
+        ("mine", {"cures": ["z_los"]}, "unknown cure 'z_los'"),
+    ],
+)
+def test_a_test_that_cannot_be_added_is_named(tmp_path: Path, name: str, changed: dict[str, Any], told: str) -> None:
+    entry = {key: value for key, value in (ENTRY | changed).items() if value is not None}
+    path = tmp_path / "tests.yaml"
+    path.write_text(json.dumps({"tests": {name: entry}}), encoding="utf-8")
+    with pytest.raises(RequestError, match=told):
+        lab.add_stress_tests(path)
+    assert name == "depth" or name not in battery.read_battery().tests

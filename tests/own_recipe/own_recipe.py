@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -90,6 +91,9 @@ class RootWidth(Standard):
 def output_logit_max(logits_rbtv):
     """Largest output logit."""
     return per_run_max(logits_rbtv)
+
+
+lab.add_stress_tests(Path(__file__).with_name("own_tests.yaml"))
 
 
 @lab.register("data", "counting")

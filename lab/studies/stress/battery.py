@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,9 @@ import pandas as pd
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
+from lab.core.registry import load_plugins
 
+FILE = Path(__file__).with_name("battery.yaml")
 # Written by ``make results-readme``.
 SPREADS = Path(__file__).with_name("spreads.yaml")
 # Written by ``benchmarks/step_times.py``.
@@ -78,7 +80,7 @@ class StressTest:
         failure: what fails at scale.
         source: where that was published.
         fails_with: overrides of the default recipe with which it fails, the control; None where none is known.
-        metric: ``tolerance`` of the curve, or the column of runs that is measured, see ``measures.outcomes``.
+        metric: ``tolerance`` of the curve, or the column of runs that is measured, see ``measures.by_run``.
         unit: of the measure.
         passes: from this value on, on the side away from ``fails``, a recipe passes.
         fails: from this value on a recipe fails.
@@ -239,6 +241,18 @@ class Battery(NamedTuple):
         return fitting
 
 
+METRICS = ("tolerance", "loss", "log_rms", "spikes", "load_cv", "router_logit")
+LARGEST = "largest."  # of a probe's values over a run
+# Keys of a test in a file, and whether it must have them.
+GIVEN_ELSEWHERE = ("name", "spread")
+OPTIONAL = ("fails_with", "stressed", "reference", "cures")
+KEYS = {
+    field.name: field.default is MISSING and field.name not in OPTIONAL
+    for field in fields(StressTest)
+    if field.name not in GIVEN_ELSEWHERE
+}
+
+
 @cache
 def read_spreads() -> dict[str, Spread]:
     """The spread of each measure over seeds, pooled over the reference records."""
@@ -252,11 +266,42 @@ def read_step_times() -> dict[str, StepTime]:
     return {str(name): StepTime(*row) for name, row in zip(table.index, table.to_numpy(dtype=float), strict=True)}
 
 
+_ADDED: dict[str, StressTest] = {}
+
+
+def add_stress_tests(path: str | Path) -> None:
+    """Add the tests of a YAML file to the crash test, as a package does in a module that ``lab.plugins`` names.
+
+    The file has a mapping ``tests``, whose entries are written like those of ``lab/studies/stress/battery.yaml``.
+
+    Raises:
+        RequestError: the file cannot be read, or a test has a taken name, an unknown key or cure, or lacks a key.
+    """
+    known = shipped.load(FILE)
+    for name, entry in shipped.load(Path(path))["tests"].items():
+        where = f"test {name!r} in {path}"
+        if name in known["tests"] or name in _ADDED:
+            raise RequestError(f"{where}: the crash test has one of this name")
+        if unknown := [key for key in entry if key not in KEYS]:
+            raise RequestError(f"{where} has an unknown key {unknown[0]!r}; {nearest(unknown[0], KEYS)}")
+        if missing := [key for key in KEYS if KEYS[key] and key not in entry]:
+            raise RequestError(f"{where} lacks {listed(missing)}")
+        if unknown := [cure for cure in entry.get("cures", ()) if cure not in known["changes"]]:
+            raise RequestError(f"{where} has an unknown cure {unknown[0]!r}; {nearest(unknown[0], known['changes'])}")
+        if (metric := str(entry["metric"])) not in METRICS and not metric.startswith(LARGEST):
+            raise RequestError(
+                f"{where} has an unknown metric {metric!r}; {nearest(metric, METRICS)}, or {LARGEST}PROBE"
+            )
+        _ADDED[name] = _test(name, entry)
+    read_battery.cache_clear()
+
+
 @cache
 def read_battery() -> Battery:
-    """The crash test that comes with the lab."""
-    tree = shipped.load(Path(__file__).with_name("battery.yaml"))
-    tests = {name: _test(name, entry) for name, entry in tree["tests"].items()}
+    """The crash test that comes with the lab, with the tests that installed packages add."""
+    load_plugins()
+    tree = shipped.load(FILE)
+    tests = {name: _test(name, entry) for name, entry in tree["tests"].items()} | _ADDED
     low, high = map(float, tree["farthest"])
     changes = {
         name: Change(name, entry["acts_on"], tuple(entry.get("words", ()))) for name, entry in tree["changes"].items()

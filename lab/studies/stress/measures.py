@@ -16,7 +16,7 @@ from lab.analysis.sensitivity import capped
 from lab.analysis.statistics import Difference, Interval
 from lab.core.windows import Numbers
 from lab.records.store import Records
-from lab.studies.stress.battery import Battery, Setting, Spread, StressTest
+from lab.studies.stress.battery import LARGEST, Battery, Setting, Spread, StressTest
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated
 FAILS_ABOVE = 0.3  # nats above the best loss, from which a learning rate fails
@@ -62,7 +62,7 @@ def by_run(records: Records) -> pd.DataFrame:
     ``loss_bigram``, ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end),
     ``spikes`` of the training loss per 1,000 steps, if it was recorded at every step; and of experts, if their routers
     were measured, ``load_cv`` (variation of loads over the experts of a block, at the end) and ``router_logit`` (log10
-    of the largest).
+    of the largest). Of every probe there is also the largest value, ``largest.PROBE``.
     """
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
@@ -74,7 +74,8 @@ def by_run(records: Records) -> pd.DataFrame:
         load_cv=_last_variation(metrics),
         router_logit=np.log10(metrics[metrics["probe"] == "router_logit_max"].groupby("id")["value"].max()),
     )
-    return table.astype({"seed": int})
+    largest = metrics.groupby(["id", "probe"], observed=True)["value"].max().unstack()
+    return table.astype({"seed": int}).join(largest.add_prefix(LARGEST))
 
 
 def _last_variation(metrics: pd.DataFrame) -> pd.Series:
