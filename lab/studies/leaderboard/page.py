@@ -31,6 +31,8 @@ WIDE = style.Page(11.2, 10.0)  # narrow screens scroll its drawing
 COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb", HARMS: "#D55E00"}
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
 NAMED = 3  # arms that are named in a panel: those that take off most
+BETWEEN_NAMES = 0.2  # of the axis of the shares
+ROOM_FOR_NAMES = 0.4  # beside a panel, of its width
 
 
 def board_page(matrix: Matrix) -> str:
@@ -46,7 +48,7 @@ def board_page(matrix: Matrix) -> str:
         html.section(f"{len(others)} arms that cure nothing", _table(matrix, others), folded=True),
         html.section("How to read the numbers", html.bullets(notes(matrix)), folded=True),
         html.section("Not tried, and why", html.bullets(_untried(matrix)), folded=True),
-        html.section("How this was made", *map(html.paragraph, _made(matrix))),
+        html.section("How this was made", html.bullets(_made(matrix)), folded=True),
     ]
     return html.document(TITLE, body)
 
@@ -93,17 +95,32 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
                     markersize=4.5,
                 )
                 panels.say(axes, dots[0], [_hover(row, failure) for row in mine])
-    best = sorted(drawn, key=lambda row: -row.cells[failure.name].share)[:NAMED]
-    for row in (row for row in best if row.cells[failure.name].verdict in (CURES, IN_PART)):
-        place = (row.best.mean, _height(row.cells[failure.name]))
-        is_left = row.best.mean < sum(axes.get_xlim()) / 2
-        offset, side, size = (4 if is_left else -4), ("left" if is_left else "right"), 0.7 * style.page().size
-        axes.annotate(row.name, place, xytext=(offset, 3), textcoords="offset points", ha=side, fontsize=size)
+    _name_best(axes, failure, drawn)
     panels.level(axes, 1 - matrix.board.rule.margin, "cured", ":")
     panels.level(axes, 0.0, "nothing")
     axes.set_ylim(LEAST - 0.05, MOST + 0.1)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     axes.set_xlabel("best loss above the reference's")
+
+
+def _name_best(axes: Axes, failure: Failure, drawn: Sequence[Row]) -> None:
+    """Name, to the right of the dots, the arms that take off most, each below the one before it."""
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right + ROOM_FOR_NAMES * (right - left))
+    helping = [row for row in drawn if row.cells[failure.name].verdict in (CURES, IN_PART)]
+    height = MOST + BETWEEN_NAMES
+    for row in sorted(helping, key=lambda row: -row.cells[failure.name].share)[:NAMED]:
+        dot = (row.best.mean, _height(row.cells[failure.name]))
+        height = min(dot[1], height - BETWEEN_NAMES)
+        axes.annotate(
+            row.name,
+            xy=dot,
+            xytext=(1 / (1 + ROOM_FOR_NAMES), height),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=0.7 * style.page().size,
+            arrowprops={"arrowstyle": "-", "color": style.INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 2},
+        )
 
 
 def _is(cell: Judged, verdict: str, *, is_confirmed: bool) -> bool:
@@ -128,11 +145,16 @@ def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:
         [
             {"text": row.name, "kind": "", "title": ""},
             *(_cell(row, failure) for failure in matrix.failures),
-            *({"text": text, "kind": "price", "title": ""} for text in prices(row).values()),
+            *(_price(text) for text in prices(row).values()),
         ]
         for row in rows
     ]
     return Markup(PIECES.table(heads, cells))
+
+
+def _price(text: str) -> dict[str, str]:
+    """A price whose interval shows when a reader points at it."""
+    return {"text": text.partition(" [")[0], "kind": "price", "title": text if " [" in text else ""}
 
 
 def _cell(row: Row, failure: Failure) -> dict[str, str]:
@@ -156,7 +178,7 @@ def _untried(matrix: Matrix) -> Iterator[str]:
 def _made(matrix: Matrix) -> Iterator[str]:
     runs = store.read(matrix.folder).runs
     days = sorted({request.day for request in store.requests(matrix.folder).values()} - {""})
-    commands = "; ".join(store.commands(matrix.folder))
-    yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {' to '.join(days)}: {commands}"
+    yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {' to '.join(days)}."
+    yield from store.commands(matrix.folder)
     versions = sorted(set(map(str, runs["versions"])))
     yield f"Versions: {'; '.join(versions)}."

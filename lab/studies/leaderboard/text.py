@@ -127,7 +127,7 @@ def ranked(matrix: Matrix) -> list[Row]:
 def shown(cell: Judged) -> str:
     """``cures 97 %``; of arms that do nothing, and of failures that are not tested, the word alone."""
     word = SHORT.get(cell.verdict, cell.verdict)
-    return word if math.isnan(cell.share) or cell.verdict == NOT_TESTED else f"{word} {100 * cell.share:.0f} %"
+    return word if math.isnan(cell.share) or cell.verdict == NOT_TESTED else f"{word} {round(100 * cell.share)} %"
 
 
 def change(interval: Interval) -> str:
