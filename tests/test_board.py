@@ -231,6 +231,35 @@ def test_an_arm_that_needs_no_runs_says_why() -> None:
     assert "'qk_clip' scales queries and keys" in reasons["beyond_qk_norm", "adamw_qk_clip"]
 
 
+def test_an_arm_that_acts_on_experts_is_not_tried_where_there_are_none() -> None:
+    failures = [read_failures().failures[name] for name in ("attention_logits", "experts", "router_logits")]
+    arms = {name: board_arms()[name] for name in ("balance", "router_bias", "router_z")}
+    wanted = {cell: setting for arm in arms.values() for cell, setting in settings(arm, [0], {}, failures).items()}
+    request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
+    trees, reasons = _composed(request, arms, wanted)
+    assert {cell[:2] for cell in trees} == {(failure.name, arm) for failure in failures[1:] for arm in arms}
+    assert set(reasons) == {(name, arm) for name in (CURVE, "attention_logits") for arm in arms}
+    assert set(reasons.values()) == {"it acts on experts, which this recipe has none of"}
+
+
+def test_an_arm_that_acts_on_experts_is_judged_on_their_failures_alone() -> None:
+    failure = read_failures().failures["experts"]
+    loads = {REFERENCE: 1.0, "balance": 0.1, "router_bias": 0.6, "muon": 1.0, "router_z": 1.02}
+    rng, tables = np.random.default_rng(0), planted_board.tables()
+    for arm, load in loads.items():
+        seeds = [*RULE.screened, *RULE.fresh]
+        numbers = {"load_cv": load + 0.02 * rng.standard_normal(9), "loss": 2 + 0.02 * rng.standard_normal(9)}
+        table = pd.DataFrame({**numbers, "parameters": 9000, "versions": "here"}, index=seeds)
+        tables[Cell(failure.name, arm, STRESSED, failure.stressed.lr)] = table
+    by_name = {row.name: row for row in matrix(tables).rows}
+    found = {arm: by_name[arm].cells[failure.name].verdict for arm in loads if arm != REFERENCE}
+    assert found == {"balance": CURES, "router_bias": IN_PART, "muon": NO, "router_z": NO}
+    elsewhere = by_name["balance"].cells[FAILURE.name]
+    assert (elsewhere.verdict, elsewhere.reason) == (NOT_TRIED, "it acts on experts, which this recipe has none of")
+    assert by_name["balance"].best.n == 0
+    assert "balance against uneven experts" in headline(matrix(tables))
+
+
 def test_a_board_keeps_what_it_trained_and_why_not(tmp_path: Path) -> None:
     cell = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
     runs, reasons = {cell: {300: "a-1", 301: "b-2"}}, {(FAILURE.name, "dyt"): "no, since"}
@@ -299,6 +328,7 @@ def test_an_arm_says_what_it_is(name: str) -> None:
     assert {place for place in card.at if place not in ("loss", "update", "initial values")} == places
     assert ("update" in card.at) == hasattr(entry, "lr_factor")
     assert ("loss" in card.at) == hasattr(entry, "uses")
+    assert (card.needs,) == (getattr(entry, "requires", ()) or ("",))
 
 
 def test_a_page_shows_a_hostile_command_as_text(tmp_path: Path) -> None:

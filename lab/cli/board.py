@@ -27,10 +27,10 @@ from lab.studies.leaderboard.failures import (
     Failure,
     cells_table,
     chosen_arms,
+    not_applicable,
     read_cells,
     read_failures,
     settings,
-    undoes,
 )
 from lab.studies.leaderboard.matrix import passes_screening, tables_of
 from lab.studies.stress.battery import Setting
@@ -121,7 +121,7 @@ def _composed(
             arm, at = arms[cell.arm], (cell.failure, cell.arm)
             if at in reasons:
                 continue
-            if reason := _unneeded(arm, failures.get(cell.failure)):
+            if reason := not_applicable(arm, failures.get(cell.failure)):
                 reasons[at] = reason
                 continue
             try:
@@ -132,10 +132,3 @@ def _composed(
             if reason:
                 reasons[at] = reason
     return {cell: of_cell for cell, of_cell in trees.items() if (cell.failure, cell.arm) not in reasons}, reasons
-
-
-def _unneeded(arm: Arm, failure: Failure | None) -> str:
-    """Why an arm needs no runs under a failure, if it needs none."""
-    if failure and undoes(arm, failure):
-        return "it takes the stress away"
-    return "the control has it" if failure and arm.adds and {*arm.adds} <= {*failure.control} else ""

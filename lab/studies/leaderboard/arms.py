@@ -19,6 +19,7 @@ class ArmCard(NamedTuple):
         link: the address of its paper or code.
         nothing_where: values of a recipe's config under which it does nothing, by dotted key.
         not_beside: interventions of the reference that exclude it.
+        needs: the intervention that it acts on; empty where every recipe has what it acts on.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
         words: overrides that scale its numbers to the runs of the board.
         times: its learning rate for each of AdamW's.
@@ -34,6 +35,7 @@ class ArmCard(NamedTuple):
     nothing_under: str
     nothing_where: Mapping[str, Any]
     not_beside: Sequence[str]
+    needs: str
     is_optimizer: bool
     words: tuple[str, ...] = ()
     times: float = 1.0
@@ -63,6 +65,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
         nothing_under=entry.get("nothing_under", ""),
         nothing_where=entry.get("nothing_where", {}),
         not_beside=entry.get("not_beside", []),
+        needs=entry.get("needs", ""),
         is_optimizer=entry["at"] == ["optimizer"],
         words=tuple(entry.get("words", ())),
         times=entry.get("times", 1.0),

@@ -17,7 +17,6 @@ LR_MEANINGS = {
     "other": "has another unit",
 }
 COLUMNS = ("failure", "verdict", "of what the control loses", "takes off", "p (Holm)", "seeds")
-BESIDE = "z_loss"  # the intervention of the default recipe, which an example command combines with an arm
 
 
 class Cells(NamedTuple):
@@ -60,6 +59,8 @@ def _page(card: ArmCard, matrix: Matrix | None, row: Row | None, excluded: Colle
 def _command(card: ArmCard) -> str:
     if card.is_optimizer:
         return f"lab stress optimizer={card.name}"
+    if card.needs:
+        return f"lab stress mixtral_moe --cures all --arms {card.name}"
     if card.name in board_arms():
         return f"lab stress --cures all --arms {card.name}"
     return f"lab stress 'intervention=[{card.name}]'"

@@ -244,10 +244,18 @@ def _times(lr: float, arm: Arm) -> float:
     return float(f"{lr * arm.times:.6g}")
 
 
-def undoes(arm: Arm, failure: Failure) -> bool:
-    """Whether an arm sets what the stress of a failure sets, so that it takes the stress away."""
+def not_applicable(arm: Arm, failure: Failure | None) -> str:
+    """Why an arm has no runs under a failure, or without one no curve; empty where it has."""
+    control = failure.control if failure else read_failures().control
+    needed = {arm_cards()[name].needs for name in arm.adds} - {"", *control}
+    if needed:
+        return f"it acts on {min(needed)}, which this recipe has none of"
+    if failure is None:
+        return ""
     stress = {word.partition("=")[0] for word in failure.stressed.words}
-    return any(word.partition("=")[0] in stress for word in arm.words)
+    if any(word.partition("=")[0] in stress for word in arm.words):
+        return "it takes the stress away"
+    return "the control has it" if arm.adds and {*arm.adds} <= {*failure.control} else ""
 
 
 def read_cells(folder: Path) -> tuple[dict[Cell, dict[int, str]], dict[tuple[str, str], str]]:

@@ -24,6 +24,7 @@ from lab.studies.leaderboard.failures import (
     Failure,
     Rule,
     board_arms,
+    not_applicable,
     read_cells,
     read_failures,
 )
@@ -173,12 +174,16 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
     for row in rows:
         cells = {
             name: of_failure.get(row.name)
-            or Judged(NOT_TRIED, reason=reasons.get((name, row.name), "it was not trained"))
+            or Judged(NOT_TRIED, reason=reasons.get((name, row.name)) or _why_not(row.name, board.failures[name]))
             for name, of_failure in judged.items()
             if row.name != REFERENCE
         }
         found.append(replace(row, cells=cells))
     return Matrix(folder, board, lost, found, spreads)
+
+
+def _why_not(arm: str, failure: Failure) -> str:
+    return not_applicable(board_arms()[arm], failure) or "it was not trained"
 
 
 def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judged], Interval, SpreadPrior]:
