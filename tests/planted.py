@@ -157,7 +157,8 @@ def card_folder(folder: Path, rise: float, seeds: Sequence[int] = (0, 1, 2), **c
     """
     battery = read_battery()
     write(folder, list(cards(seeds=(0,), **changes)))  # for versions, data and commands
-    of_setting = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 41_000, "log_rms": 1.0, "spikes": 0.0}
+    sizes = {"parameters": 41_000, "active": 41_000}
+    of_setting = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, **sizes, "log_rms": 1.0, "spikes": 0.0}
     done = {
         Setting((), lr): pd.DataFrame(
             {"loss": [2.0 + rise * abs(math.log10(lr / 0.03)) + 0.01 * (seed % 3) for seed in seeds], **of_setting},

@@ -21,6 +21,7 @@ from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_bey
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
+from lab.analysis.text import count
 from lab.core.errors import RequestError
 from lab.records import run_table, store
 from lab.records.columns import Columns
@@ -417,6 +418,18 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     assert [fit["slope"] for fit in made["fits"]] == [line.slope for one in forecasts for line in one.lines.values()]
     assert all(fit["slope_low"] < fit["slope"] < fit["slope_high"] for fit in made["fits"])
     assert sum(fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == LOGIT.name) == 9
+
+
+def test_sizes_of_a_mixture_are_said_to_count_all_experts(tmp_path, capsys):
+    of_experts = {"intervention.experts.number": 8, "intervention.experts.top_k": 2, "intervention.experts.hidden": 1}
+    folder = written(tmp_path, *runs_of(**of_experts))
+    told = f"Sizes count all experts: of the largest, {count(largest := max(WIDTHS.values()))}, "
+    told += f"{count(largest - 2 * 6 * 2 * max(WIDTHS) ** 2)} act on a token."
+    for words in ([], ["--size", "7B"]):
+        assert main(["predict", str(folder), *words]) == 0
+        assert capsys.readouterr().out.count(told) == 1
+    assert main(["predict", str(written(tmp_path / "dense", *runs_of()))]) == 0
+    assert "experts" not in capsys.readouterr().out
 
 
 # Rounded output logits.

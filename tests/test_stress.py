@@ -53,7 +53,8 @@ COMMANDS = [shlex.split(line, comments=True) for line in re.findall(r"^lab stres
 
 def table(losses: Sequence[float], log_rms: float = 1.0) -> pd.DataFrame:
     """Runs of a setting with these losses, a row per seed."""
-    columns = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "log_rms": log_rms, "spikes": 0.0}
+    sizes = {"parameters": 1000, "active": 1000}
+    columns = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, **sizes, "log_rms": log_rms, "spikes": 0.0}
     return pd.DataFrame({"loss": losses, **columns}, index=pd.Index(range(len(losses)), name="seed"))
 
 
@@ -243,6 +244,17 @@ def test_a_card_says_what_fails_and_what_passes() -> None:
     tests = json.loads(bad.as_json())["tests"]
     assert [test["verdict"] for test in tests] == [FAILS, FAILS]
     assert tests[1]["seeds"] == pytest.approx([0.8] * SEEDS)
+
+
+def test_a_card_tells_the_parameters_that_act_on_a_token_from_all() -> None:
+    done = planted(valley(rise=0.12))
+    mixture = {setting: found.assign(parameters=72_400, active=35_500) for setting, found in done.items()}
+    assert "in a model of 72.4k (35.5k active) parameters." in card(mixture).notes()[-1]
+    assert "(35.5k active)" in card(mixture).page()
+    sizes = json.loads(card(mixture).as_json())
+    assert (sizes["parameters"], sizes["active_parameters"]) == (72_400, 35_500)
+    assert "in a model of 1k parameters." in card(done).notes()[-1]
+    assert "in a model of 72.4k (35.5k active) and 1k parameters." in side_by_side(mixture, done).notes()[-1]
 
 
 def test_a_recipe_that_never_beats_the_bigram_is_not_judged() -> None:
@@ -658,6 +670,14 @@ def test_loads_of_experts_are_those_at_the_end() -> None:
     table = by_run(store.Records(store.declared(runs), metrics, None))
     assert table["load_cv"].item() == 1.5
     assert table["router_logit"].item() == pytest.approx(2)
+
+
+def test_parameters_that_act_on_a_token_are_those_of_the_experts_that_it_passes() -> None:
+    of_experts = {"intervention.experts.number": 8, "intervention.experts.top_k": 2, "intervention.experts.hidden": 1}
+    runs = pd.DataFrame(planted_cards(seeds=(0,), lrs=(0.1,), widths=(32,), arms=("experts",), **of_experts))
+    metrics = pd.DataFrame([], columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    table = by_run(store.Records(store.declared(runs), metrics, None))
+    assert (table["parameters"] - table["active"]).item() == 2 * 6 * 2 * 32 * 32  # blocks, idle experts, matrices
 
 
 def test_a_change_that_costs_much_at_the_best_rate_is_neither_confirmed_nor_advised() -> None:

@@ -344,7 +344,8 @@ def _predict_at(records: Records, size: str | None, lr: str | None, window: Wind
     if as_json:
         _say_json(at_size.plain(found, parameters, rate))
     else:
-        say("\n".join(at_size.lines_of(found, parameters, rate, report.LINE_LENGTH)))
+        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH)
+        say("\n".join([*lines, *report.said_of_experts(records)]))
 
 
 def _watch(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.output_logits as output_logits
 import lab.analysis.forecast.sizes as sizes
-from lab.analysis.curves import points
+from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.forecast.at_size import NO_WINDOW
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
@@ -72,12 +72,24 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> lis
             raise
         return [*rounded, "", str(error)]
     lines += ["", *rounded] if rounded else []
+    lines += said_of_experts(records)
     for draw in (logit_forecast, gradient_forecast):
         with suppress(RequestError):  # the lines of `say` contain its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
             lines.append(f"figure: {path}")
     return lines
+
+
+def said_of_experts(records: Records) -> list[str]:
+    """That sizes count all experts, and how many parameters of the largest act on a token; no line without experts."""
+    runs = records.runs
+    if run_table.is_imported(records) or not (idle := idle_parameters(runs)).any():
+        return []
+    size = parameters(runs.set_index("id"))
+    largest = str(size[idle > 0].idxmax())
+    active = count(size[largest] - idle[largest])
+    return ["", f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
 
 
 def plain(records: Records, window: Window | None = None) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ class Card:
         losses: of the recipe itself, a row per learning rate and a column per seed; empty where no test uses them.
         bigram: loss of a bigram model of the text, nats per token; NaN without losses.
         parameters: of the model.
+        active: those that act on a token; fewer where the model has experts.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
         trend: of the headroom over size; None without three sizes.
@@ -63,9 +64,16 @@ class Card:
     losses: pd.DataFrame
     bigram: float
     parameters: int
+    active: int
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     trend: SizeTrend | None = None
+
+    @property
+    def size(self) -> str:
+        """Its parameters in words: ``41.2k``, or with experts ``72.4k (35.5k active)``."""
+        active = f" ({count(self.active)} active)" if self.active < self.parameters else ""
+        return f"{count(self.parameters)}{active}"
 
     @property
     def is_judged(self) -> bool:
@@ -213,10 +221,15 @@ class Card:
         bound = any(line.is_bound for line in self.lines)
         at_least = "At least: the loss has not risen at the last learning rate tried." if bound else ""
         left_out = [f"Not run: {title}, since {reason}." for title, reason in self.left_out.items()]
-        limits = LIMITS.format(parameters=count(self.parameters))
+        has_sizes = self.trend and self.active < self.parameters
+        all_experts = "Sizes count the parameters of all experts." if has_sizes else ""
+        limits = LIMITS.format(parameters=self.size)
         return [
             sentence
-            for sentence in (*explained, best, intervals, at_least, cured if self.cures else "", *left_out, limits)
+            for sentence in (
+                *(*explained, best, intervals, at_least, cured if self.cures else ""),
+                *(*left_out, all_experts, limits),
+            )
             if sentence
         ]
 
@@ -242,7 +255,7 @@ class Card:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
-        limits = LIMITS.format(parameters=count(self.parameters))
+        limits = LIMITS.format(parameters=self.size)
         return [*([f"Not run: {listed(others)}."] if others else []), limits]
 
     def as_json(self) -> str:
@@ -258,6 +271,7 @@ class Card:
             "losses_at_best_lr": _by_seed(self.losses),
             "loss_bigram": finite(self.bigram),
             "parameters": self.parameters,
+            "active_parameters": self.active,
             "tests": [_plain(line) for line in self.lines],
             "left_out": dict(self.left_out),
             "not_tested": self.not_tested(),
@@ -354,5 +368,5 @@ def card_of(
     losses, lines = curve(done), lines_of(tests, done, battery)
     tables = list(done.values())
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
-    parameters = int(tables[0]["parameters"].iloc[0]) if tables else 0
-    return Card(recipe, command, folder, lines, losses, bigram, parameters)
+    parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
+    return Card(recipe, command, folder, lines, losses, bigram, parameters, active)

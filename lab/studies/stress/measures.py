@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.curves import idle_parameters
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.sensitivity import capped
@@ -59,16 +60,18 @@ def by_run(records: Records) -> pd.DataFrame:
     """The runs that did not fail, by id.
 
     Columns: ``seed``, ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``,
-    ``loss_bigram``, ``parameters``, ``log_rms`` (log10 of the root mean square after the last block, at the end),
-    ``spikes`` of the training loss per 1,000 steps, if it was recorded at every step; and of experts, if their routers
-    were measured, ``load_cv`` (variation of loads over the experts of a block, at the end) and ``router_logit`` (log10
-    of the largest). Of every probe there is also the largest value, ``largest.PROBE``.
+    ``loss_bigram``, ``parameters``, ``active`` (those that act on a token), ``log_rms`` (log10 of the root mean square
+    after the last block, at the end), ``spikes`` of the training loss per 1,000 steps, if it was recorded at every
+    step; and of experts, if their routers were measured, ``load_cv`` (variation of loads over the experts of a block,
+    at the end) and ``router_logit`` (log10 of the largest). Of every probe there is also the largest value,
+    ``largest.PROBE``.
     """
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
     losses = metrics[metrics["probe"] == "train_loss"].sort_values("step").groupby("id")["value"]
     table = runs[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
+        active=runs["parameters"] - idle_parameters(records.runs),
         log_rms=np.log10(_last_rms(metrics)),
         spikes=losses.agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float))),
         load_cv=_last_variation(metrics),

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
-from lab.analysis.text import count, finite, format_p, listed, plain_text
+from lab.analysis.text import finite, format_p, listed, plain_text
 from lab.studies.stress.card import INTERVAL_LEVEL, LIMITS, Card
 from lab.studies.stress.lines import NOT_JUDGED, Line, strips, with_half_width
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
@@ -162,7 +162,7 @@ class CardPair:
         ]
         bound = any(line.is_bound for pair in self.pairs for line in pair[:2])
         at_least = ["At least: the loss has not risen at the last learning rate tried."] * bound
-        sizes = " and ".join(dict.fromkeys(count(card.parameters) for card in self.cards))
+        sizes = " and ".join(dict.fromkeys(card.size for card in self.cards))
         return [*explained, HOW, *at_least, *left_out, LIMITS.format(parameters=sizes)]
 
     def _repr_html_(self) -> str:
