@@ -89,10 +89,27 @@ def test_risks_that_a_number_excludes_are_named_and_left_out() -> None:
     assert any("attention logits (qk_norm=yes)" in remark for remark in page.remarks())
 
 
-def test_a_format_without_a_limit_is_not_covered() -> None:
-    assert any(
-        "NVFP4" in remark for remark in NumbersPage(read_numbers(["params=1e9", "precision=nvfp4"]), "").remarks()
-    )
+def test_what_the_records_do_not_know_is_not_covered() -> None:
+    remarks = NumbersPage(read_numbers(["params=1e9", "precision=fp16"]), "").remarks()
+    assert any("precision=fp16" in remark for remark in remarks)
+
+
+FORMATS = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["numbers"]["precision"]["kind"]
+
+
+@pytest.mark.parametrize("precision", sorted({*FORMATS} - {"fp32", "bf16", "fp16"}))
+def test_every_low_precision_has_a_limit(precision: str) -> None:
+    given = ["params=1e9", "lr=3e-4", f"precision={precision}", "qk_norm=no"]
+    of_format = {risk.name for risk in risks() if precision in risk.when.get("precision", ())}
+    assert of_format & verdicts(*given).keys()
+    assert not any(remark.startswith("Not covered") for remark in NumbersPage(read_numbers(given), "").remarks())
+
+
+def test_a_format_that_costs_at_every_rate_has_no_limit_that_ran() -> None:
+    given = read_numbers(["params=1e9", "lr=3e-4", "precision=mxfp4"])
+    (row,) = (row for row in rows(given) if row.risk.name == "mxfp4")
+    assert row.verdict == "open"
+    assert row.limit.middle == 0
 
 
 def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
@@ -104,7 +121,7 @@ def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
         assert risk.test.startswith("lab ")
 
 
-@pytest.mark.parametrize("name", ["costly_lr", "warm_up"])
+@pytest.mark.parametrize("name", ["costly_lr", "warm_up", "fp8_delayed"])
 def test_shipped_limits_are_those_of_the_committed_records(name: str) -> None:
     entry = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["limits"][name]
     found, shipped = measured.measure(entry, HOME / "results"), read_limits()[name]

@@ -25,9 +25,12 @@ from lab.records import store
 from lab.studies.batch_size.effects import critical_batches
 from lab.studies.claims import CLAIMS
 from lab.studies.numbers.limits import FILE, Limit
+from lab.studies.precision.effects import in_formats
 
 FORECASTS = {"early_logits": LOGIT, "gradients": GRADIENT}
 MOST_BLOCKS = 1000  # up to which a depth is searched
+# What runs in one format and another may differ in, and what an arm of such a comparison may have.
+FORMATS = ("precision", "attention_precision", "norm_gains", "stochastic_rounding", "intervention")
 
 
 def limits_text(results: Path) -> str:
@@ -109,7 +112,7 @@ def _trend(results: Path, of: str, *, claim: str, arm: int = 0) -> Limit:
     table = quantity(arms, of)
     values = table.melt(var_name="size").dropna()
     line = fits.fit(values["size"], 10 ** values["value"].astype(float))
-    return _limit(arms, claim, tried=(arms.lrs[0], arms.lrs[-1]), line=line)
+    return _limit(arms, CLAIMS[claim].sweep, tried=(arms.lrs[0], arms.lrs[-1]), line=line)
 
 
 def _cost_of_rate(
@@ -120,13 +123,26 @@ def _cost_of_rate(
     The cost is a quantity of an arm of a claim at each learning rate, minus that of a second one if two are named.
     """
     chosen = [_arms(results, claim)[arm] for arm in arms]
+    return _over_rates(chosen, CLAIMS[claim].sweep, of, least)
+
+
+def _cost_of_format(results: Path, of: str, *, sweep: str, formats: Sequence[str], least: float) -> Limit:
+    """The learning rate from which a cost of one format stays above ``least``, beside another one on the same seeds.
+
+    The formats are named as ``in_formats`` takes them.
+    """
+    (group,) = _evidence(results / sweep).groups(FORMATS)
+    return _over_rates(in_formats(group, *formats), sweep, of, least)
+
+
+def _over_rates(chosen: Sequence[ArmTables], sweep: str, of: str | Mapping[str, Any], least: float) -> Limit:
     lrs = chosen[0].lrs
     costs = []
     for lr in lrs:
         named = {of: lr} if isinstance(of, str) else {**of, "at": lr}
         cost, *base = (_largest(quantity(arm, named)) for arm in chosen)
         costs.append(cost - base[0] if base else cost)
-    return _limit(chosen[0], claim, level=_crossing(lrs, costs, least, 1), tried=(lrs[0], lrs[-1]))
+    return _limit(chosen[0], sweep, level=_crossing(lrs, costs, least, 1), tried=(lrs[0], lrs[-1]))
 
 
 def _cost_of_value(
@@ -154,7 +170,7 @@ def _cost_of_value(
     losses = [_largest(quantity(other, of)) for other in arms]
     base, sign = (losses[0], 1) if harmless == "smallest" else (losses[-1], -1)
     found = _crossing(values, [loss - base for loss in losses], least, sign)
-    return _limit(arms[0], claim, level=found, tried=(values[0], values[-1]))
+    return _limit(arms[0], CLAIMS[claim].sweep, level=found, tried=(values[0], values[-1]))
 
 
 def _crossing(x: Sequence[float], costs: Sequence[pd.Series[float]], least: float, sign: int) -> Crossing:
@@ -173,7 +189,8 @@ def _critical_batch(results: Path, of: str, *, claim: str) -> Limit:
     batches = np.log10(critical_batches(arms)[of] * float(arms[0].setting("seq_len")))
     interval = student_t(batches)
     sizes = [float(arm.setting("batch_size")) * float(arm.setting("seq_len")) for arm in arms]
-    return _limit(arms[0], claim, level=Crossing(*(10**end for end in interval[:3])), tried=(min(sizes), max(sizes)))
+    level = Crossing(*(10**end for end in interval[:3]))
+    return _limit(arms[0], CLAIMS[claim].sweep, level=level, tried=(min(sizes), max(sizes)))
 
 
 def _growth(results: Path, of: str, *, claim: str, arm: Mapping[str, Any], lr: float, beyond: float) -> Limit:
@@ -187,13 +204,14 @@ def _growth(results: Path, of: str, *, claim: str, arm: Mapping[str, Any], lr: f
     line = fits.fit(np.tile(numbers, len(values)), (10**values).to_numpy().ravel())
     searched = np.geomspace(1, MOST_BLOCKS, fits.SEARCHED_SIZES)
     found = fits.beyond(searched, line.predict(searched), 10**beyond, 1)
-    return _limit(chosen, claim, level=found, tried=(1, len(blocks)))
+    return _limit(chosen, CLAIMS[claim].sweep, level=found, tried=(1, len(blocks)))
 
 
 KINDS: Mapping[str, Callable[..., Limit]] = {
     "forecast": _forecast,
     "trend": _trend,
     "cost_over_rates": _cost_of_rate,
+    "cost_of_format": _cost_of_format,
     "cost_over_values": _cost_of_value,
     "critical_batch": _critical_batch,
     "growth": _growth,
@@ -216,8 +234,8 @@ def _largest(table: pd.DataFrame | pd.Series[float]) -> pd.Series[float]:
     return table.iloc[:, -1] if isinstance(table, pd.DataFrame) else table
 
 
-def _limit(arm: ArmTables, claim: str, **found: Any) -> Limit:
-    """A limit that was found in an arm of a claim."""
+def _limit(arm: ArmTables, sweep: str, **found: Any) -> Limit:
+    """A limit that was found in an arm of a sweep."""
     sizes, steps = sizes_of([arm]), steps_of([arm])
     ends = float(sizes[0]), float(sizes[-1])
-    return Limit(CLAIMS[claim].sweep, len(arm.seeds), ends, (steps[0], steps[-1]), **found)
+    return Limit(sweep, len(arm.seeds), ends, (steps[0], steps[-1]), **found)
