@@ -154,10 +154,10 @@ class RouterZ(LossTerm):
 @INTERVENTIONS.register("router_bias")
 @dataclass(frozen=True)
 class RouterBias(WeightIntervention):
-    """A bias per expert that the choice adds to the scores, moved by ``rate`` after each update (arXiv:2408.15664).
+    """A bias per expert that the choice adds to the scores, moved by ``rate`` after each update.
 
-    It rises for experts with fewer routes than the mean and falls for those with more.  Gates do not have it, and it
-    learns from training batches only.
+    It rises for experts with fewer routes than the mean and falls for those with more (Wang et al. 2024,
+    arXiv:2408.15664, alg. 1).  Gates do not have it, and it learns from training batches only.
     """
 
     requires: ClassVar = ("experts",)
