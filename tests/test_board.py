@@ -18,6 +18,7 @@ from lab.__main__ import main
 from lab.analysis import leaderboard, transfer
 from lab.analysis.statistics import spread_prior
 from lab.cli.board import _composed
+from lab.cli.recipe import reason_of_card
 from lab.cli.request import read_request
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
@@ -240,6 +241,12 @@ def test_an_arm_that_acts_on_experts_is_not_tried_where_there_are_none() -> None
     assert {cell[:2] for cell in trees} == {(failure.name, arm) for failure in failures[1:] for arm in arms}
     assert set(reasons) == {(name, arm) for name in (CURVE, "attention_logits") for arm in arms}
     assert set(reasons.values()) == {"it acts on experts, which this recipe has none of"}
+
+
+def test_a_cure_that_acts_on_experts_is_not_tried_on_a_dense_recipe() -> None:
+    dense, mixture = ({"intervention": dict.fromkeys(names)} for names in (["z_loss"], ["experts", "z_loss"]))
+    assert reason_of_card(arm_cards()["balance"], dense) == "it acts on experts, which this recipe has none of"
+    assert not reason_of_card(arm_cards()["balance"], mixture)
 
 
 def test_an_arm_that_acts_on_experts_is_judged_on_their_failures_alone() -> None:
