@@ -72,10 +72,6 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
     [
         ("qk_layernorm", "Yes", "Undecided"),
         ("pointwise_attention", "No", "Yes"),
-        pytest.param("fp16_sums", "Yes", "No", marks=pytest.mark.slow),
-        pytest.param("mup", "In part", "In part", marks=pytest.mark.slow),
-        pytest.param("steps", "No", "Yes", marks=pytest.mark.slow),
-        pytest.param("decay_strength", "Yes", "No", marks=pytest.mark.slow),
     ],
 )
 def test_planted_worlds_get_the_true_answer(sweep: str, word: str, otherwise: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,14 +177,3 @@ def test_the_loss_finds_the_bursts_of_the_committed_runs() -> None:
     assert loss.kind == "spike"
     assert (loss.found.n, loss.false_alarms.n) == (63, 0)
     assert loss.found.mean * loss.found.n >= 62
-
-
-@pytest.mark.slow
-def test_a_pruned_folder_has_the_same_scores(folder: Path) -> None:
-    whole = score_runs(store.read(folder))
-    assert whole.loc[whole["kind"] == "update_rms", "hit"].sum() == 12
-    subprocess.run([sys.executable, Path(__file__).parents[1] / "results/prune.py", folder], check=True)
-    pruned = store.read(folder)
-    pd.testing.assert_frame_equal(score_runs(pruned), whole)
-    updates = pruned.metrics[pruned.metrics["probe"] == "update_rms"]
-    assert set(updates["where"]) == {"embedding", "block0.mlp_up"}

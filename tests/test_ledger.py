@@ -18,13 +18,11 @@ from lab.training.checkpoint import Checkpointer
 from lab.training.identity import columns, run_id, static_key
 from lab.training.loop import train
 from lab.training.recorder import Recorder
-from sampling import few
 from small import brief, configs, tree
 
 SHIPPED = sorted(path for path in data_folder("conf").glob("ledger/*.yaml") if path.stem != "none")
 SGD, MOMENTUM = (["clip", rule, "peak", "decay", "schedule"] for rule in ("sgd", "momentum"))
 ADAM = ["clip", "adam", "peak", "decay", "schedule"]
-RAMP = ["clip", "adam_beta2_ramp", "peak", "decay", "schedule"]
 SHORT = ("model.depth=1", "steps=12", "schedule.warmup=2", "probes.every=4")
 
 
@@ -55,8 +53,6 @@ SAME = [
     {"optimizer.lr": 1e-2},
     {"optimizer.chain": ADAM},
     {"intervention.relu": True},
-    {"intervention.z_loss.coefficient": 1e-4},
-    {"schedule.floor": 1e-5},
 ]
 
 
@@ -70,7 +66,7 @@ def same_bits(changes: dict[str, Any], *overrides: str) -> bool:
     return is_same and torch.equal(same.evaluation.loss(whole=False), plain.evaluation.loss(whole=False))
 
 
-@pytest.mark.parametrize("changes", few(SAME, 2), ids=str)
+@pytest.mark.parametrize("changes", SAME, ids=str)
 def test_a_restart_that_changes_nothing_changes_no_bits(changes: dict[str, Any]) -> None:
     assert same_bits(changes)
 
@@ -96,19 +92,16 @@ def test_a_compiled_restart_changes_bits_where_it_should() -> None:
 
 
 SWAPS = [
-    ({"optimizer.chain": SGD}, ("optimizer=sgd", "optimizer.lr=1e-2")),
     (
         {"optimizer.chain": MOMENTUM, "optimizer.momentum": 0.5},
         ("optimizer=momentum", "optimizer.lr=1e-2", "optimizer.momentum=0.5"),
     ),
-    ({"optimizer.chain": RAMP, "optimizer.beta2_power": 0.8}, ("optimizer=adamw_beta2_ramp", "optimizer.lr=1e-2")),
     ({"intervention.relu": True}, ("intervention=[qk_layernorm,relu,z_loss]",)),
-    ({"intervention.z_loss": False}, ("intervention=[qk_layernorm]",)),
     ({"schedule.floor": 9e-3}, ("schedule.floor=9e-3",)),
 ]
 
 
-@pytest.mark.parametrize(("changes", "overrides"), few([pytest.param(*swap) for swap in SWAPS], 3), ids=str)
+@pytest.mark.parametrize(("changes", "overrides"), SWAPS, ids=str)
 def test_a_run_goes_on_as_one_of_the_other_config_would(changes: dict[str, Any], overrides: tuple[str, ...]) -> None:
     """From the same weights and the state of the links that stay; a new rule begins fresh, with a new age."""
     made, weights, state = fleet({"step": 6, **changes}), dict[str, torch.Tensor](), dict[str, torch.Tensor]()

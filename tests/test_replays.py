@@ -50,6 +50,7 @@ ONE_BROKEN, ALL_BROKEN = {"micro_batch_norm_2": math.nan}, dict.fromkeys(micro_n
 DOUBLES: dict[str, tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], tuple[int, str]]] = {
     "a spike": (SPIKED, SPIKED, {}, (500, "spike")),
     "a spike on another machine": (SPIKED, RERUN, {}, (500, "spike")),
+    "a loss that is no number twice": (BROKEN, BROKEN, micro_norms(**ONE_BROKEN), (500, "spike")),
     "a spike that diverges only once": (np.where(LATER, math.nan, SPIKED), SPIKED, {}, (500, "spike")),
     "a spike that returns at three tenths": (SPIKED, QUIET + bump(0.9), {}, (500, "corrupted_state")),
     "one broken micro-batch": (BROKEN, QUIET, micro_norms(**ONE_BROKEN), (500, "faulty_micro_batch")),
