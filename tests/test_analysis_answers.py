@@ -86,15 +86,12 @@ def test_arms_that_differ_by_noise_are_tied():
             "One run with qk-layernorm and z-loss, of 24.8k parameters",
             "below the",
         ),
-        (diverged(cards(BOTH[:1], (32,), (1e-2,), (0,))), "The only run diverged, at learning rate 0.01", "no final"),
         (diverged(cards()), "All 84 runs diverged, at learning rates 0.0003 to 0.3", "no final loss to compare."),
         (cards(BOTH[:1]), "LR sensitivity with z-loss is 0.", "] nats/token at 98.6k parameters."),
-        (cards(BOTH[:1], seeds=(0,)), "LR sensitivity with z-loss is 0.", "from one seed"),
-        (cards(BOTH[:1], lrs=(1e-2,)), "Best loss over learning rates with z-loss is 2.", "nats/token"),
         (cards(seeds=(0,)), "LR sensitivity at 98.6k parameters is 0.", "from one seed: too few for"),
         (cards(lrs=LRS[-2:]), "Best loss over learning rates at 98.6k parameters is lowest with qk", "2."),
     ],
-    ids=["run", "diverged run", "all diverged", "arm", "arm and seed", "no curve", "seed", "two rates"],
+    ids=["run", "all diverged", "arm", "seed", "two rates"],
 )
 def test_less_than_a_whole_sweep_gets_an_honest_sentence(made, beginning, part):
     text = answer(study(made)).text

@@ -89,7 +89,7 @@ def test_an_exact_hyperbola_is_found_exactly() -> None:
 GRID, TRIES = 2.0 ** np.arange(2, 10), 200
 
 
-@pytest.mark.parametrize("critical", [0.05, 1.0, 8.0, 128.0, 2048.0, 1e5])
+@pytest.mark.parametrize("critical", [0.05, 8.0, 2048.0])
 def test_the_interval_holds_the_critical_batch_inside_and_outside_the_grid(critical: float) -> None:
     """In 95 % of simulated curves, or more where an end lies beyond all batch sizes; 0.999 of binomial error apart."""
     random = np.random.default_rng(0)

@@ -90,8 +90,6 @@ def test_other_text_is_asked_of_four_figures_only(results: Path) -> None:
     [
         (("reproduced", "reproduced"), ("reproduced", "contradicted"), "of 2 decided on both, 1 agree and 1 disagree"),
         (("contradicted",), ("contradicted",), "of 1 decided on both, 1 agree and 0 disagree"),
-        (("inconclusive", "not run"), ("inconclusive", "reproduced"), "of 0 decided on both, 0 agree and 0 disagree"),
-        (("not testable here",), ("reproduced",), "of 0 decided on both, 0 agree and 0 disagree"),
         (("reproduced",), ("inconclusive",), "of 0 decided on both, 0 agree and 0 disagree"),
     ],
 )

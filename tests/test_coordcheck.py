@@ -142,7 +142,7 @@ def test_the_whole_interval_of_a_power_lies_below_the_bound() -> None:
     assert coordinate_check.slopes(planted(-1.0, 0.1))["holds"].all()
 
 
-@pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0])
+@pytest.mark.parametrize("broken", [np.nan, 0.0])
 def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None:
     changes = planted(0.0, 0.01)
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken

@@ -206,10 +206,8 @@ def test_a_users_configs_are_shown_and_named() -> None:
 
 REFUSED = [
     (["train", "--config-dir", "nowhere"], "'nowhere'"),
-    (["coordcheck", "--config-dir", "nowhere"], "'nowhere'"),
     (["train", "guest=windw_mlp", "--config-dir", "conf"], "nearest: window_mlp"),
     (["train", "guest=window_mlp"], "guest"),
-    (["train", "guest.window_mlp.window=3"], "guest.window_mlp.window"),
     (["train", "+guest.window_mlp.window=0"], "above 0"),
     (["train", "+guest.window_mlp={}"], "guest.window_mlp.window"),
     (["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"], "coordcheck"),
@@ -232,7 +230,6 @@ def test_a_bad_request_gets_one_line(words: list[str], said: str, capsys: pytest
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("import no_such_thing", "ModuleNotFoundError"),
         ("def broken(:", "SyntaxError"),
         (
             "import lab, dataclasses as d\n@lab.register('intervention', 'z_loss')\n@d.dataclass\n"

@@ -47,7 +47,7 @@ def by_lab(composer: Composer, point: Sequence[Word]) -> str:
         return "refused"
 
 
-@pytest.mark.parametrize("name", few(SWEEPS, 6))
+@pytest.mark.parametrize("name", few(SWEEPS, 3))
 def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
     composer, points = points_of(name, "cpu")
     last = [by_lab(composer, point) for point in points[-3:]]
@@ -89,17 +89,10 @@ def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int
 @pytest.mark.parametrize(
     "words",
     [
-        ["seed=1,2", "data.seed=${seed}"],
         ["seed=1,2", "seq_len='${divide:${seed},0.5}'"],
         ["steps=10,20", "optimizer.weight_decay='${divide:1,${steps}}'", "optimizer.eps=${optimizer.weight_decay}"],
-        ["checkpoint.steps=1,2", "checkpoint={steps:1}"],
-        ["seed=1,2", "optimizer.beta1=${..seed}"],
         ["optimizer.lr=1,2", "+copy=${optimizer}"],
-        ["seed=1,2", "+other='${${which}}'", "+which=seed"],
         ["+which=two,ten", "+of={two:2,ten:10}", "steps='${of.${which}}'"],
-        ["model.width=16,32", "+which=width", "steps='${model.${which}}'"],
-        ["optimizer.lr=1,2", "schedule.name=optimizer", "+copy='${${schedule.name}.lr}'"],
-        ["steps=10,20", "data.seed='${whole_quotient:${steps},2}'"],
     ],
 )
 def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:

