@@ -76,6 +76,12 @@ def denormals() -> Iterator[None]:
 
 
 @pytest.fixture
+def as_in_training() -> None:
+    """The settings of torch with which a job trains."""
+    machine.configure_torch()
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process without figures, which take longer than a small command takes to train."""
     monkeypatch.setattr("lab.report.build.FIGURES", {})

@@ -135,10 +135,18 @@ def table(runs: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return store.declared(pd.DataFrame(list(runs)))
 
 
+def records_of(
+    runs: Iterable[Mapping[str, Any]], rows: Sequence[Sequence[Any]] = (), events: Sequence[Sequence[Any]] = ()
+) -> Records:
+    """These cards, values of probes and events, with the id of a run in front, as ``store.read`` would return them."""
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    happened = pd.DataFrame(events, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
+    return Records(table(runs), metrics, happened)
+
+
 def records(runs: Sequence[Mapping[str, Any]], **kept: Any) -> Records:
-    """The cards as ``store.read`` would return them, without a folder."""
-    rows = [(run["id"], *row) for run in runs if run["status"] != "failed" for row in heard(run, **kept)]
-    return Records(table(runs), pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+    """The cards, and what their probes might have heard."""
+    return records_of(runs, [(r["id"], *row) for r in runs if r["status"] != "failed" for row in heard(r, **kept)])
 
 
 def write(folder: Path, runs: Sequence[Mapping[str, Any]], **kept: Any) -> Path:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import planted
 import planted_damage
@@ -21,7 +20,6 @@ import planted_ramps
 import planted_recipes
 import planted_sources
 from lab.analysis.logit_rounding import mean_rounding_cost
-from lab.records import store
 from lab.records.store import Records
 
 LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -661,11 +659,9 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
                 values,
                 strict=False,
             )
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     cards = [run for run, _ in runs]
     onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]
-    events = pd.DataFrame(onsets + happened, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
-    return Records(planted.table(cards), metrics, events)
+    return planted.records_of(cards, rows, onsets + happened)
 
 
 def _onset(run: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
@@ -74,11 +73,21 @@ def brief(fleet: Fleet) -> Fleet:
 def trained(wanted: list[RunConfig]) -> list[Run]:
     """Outcome and rows of every run of one fleet, wall time left out."""
     machine.configure_torch()
-    try:
-        tape = Recorder(brief(Fleet(wanted)))
-        for result in train(tape.fleet):
-            tape.keep(result)
-    finally:
-        torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    return [(outcome, rows) for outcome, rows, _ in records(brief(Fleet(wanted)))]
+
+
+def records(fleet: Fleet) -> list[Run]:
+    """Outcomes without timings, values of probes and events of a fleet, trained to its end."""
+    recorder = Recorder(fleet)
+    for result in train(fleet):
+        recorder.keep(result)
+    return untimed(recorder)
+
+
+def untimed(recorder: Recorder) -> list[Run]:
+    """What was recorded of each run, wall time left out."""
     timings = ("wall_seconds", "model_steps_per_second")
-    return [({k: v for k, v in outcome.items() if k not in timings}, rows) for outcome, rows, _ in tape.runs()]
+    return [
+        run._replace(outcome={key: value for key, value in run.outcome.items() if key not in timings})
+        for run in recorder.runs()
+    ]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 from lab import main
 from lab.core import files, machine
@@ -55,9 +54,7 @@ def lab(*words: str, reports: bool = False) -> int:
         patch.setattr(sys, "argv", ["lab", *words])
         if words[:1] in (("train",), ("sweep",)) and not reports:
             patch.setattr("lab.report.build.make_report", empty_page)
-        code = main(list(words))
-    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
-    return code
+        return main(list(words))
 
 
 def empty_page(folders: Sequence[Path]) -> tuple[None, str]:

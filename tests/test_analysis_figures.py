@@ -4,7 +4,6 @@ import itertools
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -13,7 +12,6 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.grouping import facets, ways_to_grow
 from lab.analysis.rendering import panels
 from lab.core import files
-from lab.records import store
 from lab.studies.figures import FIGURES
 
 SEEDS = (0, 1)
@@ -34,8 +32,7 @@ def cards(seeds=SEEDS, lrs=(1e-2, 1e-1), loss=lambda card: 2.0, **axes):
 def records(cards, values):
     """``values(card, step)`` gives rows ``(probe, where, value)``."""
     rows = [(card["id"], step, *row) for card in cards for step in range(0, 41, 4) for row in values(card, step)]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(cards), metrics)
+    return planted.records_of(cards, rows)
 
 
 def everything(card, step):

@@ -6,7 +6,6 @@ import math
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -18,7 +17,6 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
-from lab.records import store
 from lab.studies.batch_size.measures import crossings, loss_at, over_tokens, predicted_saving, tokens_to
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
@@ -62,8 +60,7 @@ def records(names: tuple[str, ...] = SCHEDULES, seeds: int = 3) -> Records:
     """A sweep of batch schedules as training leaves it."""
     made = [trained(name, lr, seed) for name in names for lr in (1e-2, 1e-1) for seed in range(seeds)]
     rows = [row for _, metrics in made for row in metrics]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table([card for card, _ in made]), metrics)
+    return planted.records_of([card for card, _ in made], rows)
 
 
 def run_of(name: str, tables: Records) -> str:

@@ -14,14 +14,13 @@ import pytest
 import planted_claims
 from lab.__main__ import main
 from lab.analysis.statistics import share_interval
-from lab.records import store
 from lab.records.store import Records
 from lab.studies.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.studies.batch_size.advice import advise
 from lab.studies.batch_size.measures import TunedSteps
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
-from planted import card, table
+from planted import card, records_of
 
 QUADRATIC = NoisyQuadratic.power_law()
 BATCHES = 4.0 ** np.arange(0, 7)
@@ -137,7 +136,7 @@ def planted(noise_scales: tuple[float, ...] = (40.0, 80.0, 120.0, 160.0), seeds:
                 for group in ("block0", "head"):
                     rows.append((run["id"], step, "noise_scale", f"trace.{group}", scale * norm / 2))
                     rows.append((run["id"], step, "noise_scale", f"squared_norm.{group}", norm / 2))
-    return Records(table(cards), pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+    return records_of(cards, rows)
 
 
 def test_advice_averages_the_noise_scale_along_training() -> None:

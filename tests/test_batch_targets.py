@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.records import store
 from lab.records.store import Records
 from lab.studies.batch_size import measures
 from lab.studies.batch_size.measures import (
@@ -21,13 +20,10 @@ from lab.studies.batch_size.measures import (
     tune,
     tuned_steps,
 )
-from planted import BIGRAM, card, table
+from planted import BIGRAM, card
+from planted import records_of as records
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]
-
-
-def records(runs: list[dict[str, object]], rows: list[tuple[object, int, str, str, float]]) -> Records:
-    return Records(table(runs), pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
 
 
 def test_a_crossing_is_straight_between_records() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
-from small import brief, configs
+from small import brief, configs, records, untimed
 
 BRANCH = ("response=branch", "response.rewind=4", "response.snapshot_every=2", "response.beta1=0.5")
 # A first moment with so short a memory has no bias left at the spike.
@@ -49,11 +48,7 @@ class Spiking(Branch):
         return super().act(reading._replace(spike_begins=reading.step == SPIKE), memory)
 
 
-@pytest.fixture(autouse=True)
-def _torch_as_in_training() -> Iterator[None]:
-    machine.configure_torch()
-    yield
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*changes: str, seeds: tuple[int, ...] = ()) -> Fleet:
@@ -67,21 +62,6 @@ def fleet(*changes: str, seeds: tuple[int, ...] = ()) -> Fleet:
             spiking = Spiking(**{**vars(usual), "change": change, "start": 0})
             made.control.responses[run] = spiking
     return made
-
-
-def records(made: Fleet) -> list[Run]:
-    recorder = Recorder(made)
-    for result in train(made):
-        recorder.keep(result)
-    return plain(recorder)
-
-
-def plain(recorder: Recorder) -> list[Run]:
-    timings = ("wall_seconds", "model_steps_per_second")
-    return [
-        run._replace(outcome={key: value for key, value in run.outcome.items() if key not in timings})
-        for run in recorder.runs()
-    ]
 
 
 def after(made: Fleet, updates: int) -> list[dict[str, Tensor]]:
@@ -172,7 +152,7 @@ def test_a_kill_after_a_branch_changes_no_record(tmp_path: Path) -> None:
     note = lambda result: updates.append(result.done)  # noqa: E731
     assert not train_resumably(first, checkpointer, note, print, is_due)
     assert train_resumably(second, checkpointer, note, print, lambda: False)
-    assert plain(second) == records(fleet("eps", "second_moment"))
+    assert untimed(second) == records(fleet("eps", "second_moment"))
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from lab import Fleet, main
 from lab.core.errors import RequestError
@@ -51,10 +50,7 @@ def plan_of_two(folder: Path, text: Path) -> str:
 
 def verdict(folder: Path, plan: str, index: int = 0) -> str:
     """Train a fleet, of which no run may be left behind; its last line."""
-    try:
-        assert not job.train_fleet(folder, plan, index)
-    finally:
-        torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
+    assert not job.train_fleet(folder, plan, index)
     assert not (folder / "runs").exists()
     progress = plans.read_progress(folder, plan)[index]
     assert progress.notes == []
@@ -124,7 +120,6 @@ def test_a_file_written_again_with_the_same_text_changes_nothing(
     plan = plan_of_two(folder, text)
     steps_made(monkeypatch, 3, lambda: text.write_text(FOX))
     assert job.train_fleet(folder, plan, 0)
-    torch.set_flush_denormal(False)
     assert len(store.read(folder).runs) == 1
 
 
@@ -140,7 +135,6 @@ def test_the_next_sweep_trains_on_the_data_as_they_are(
 
     def sweep() -> tuple[int, str]:
         code = main(command)
-        torch.set_flush_denormal(False)
         return code, capsys.readouterr().out
 
     with monkeypatch.context() as patch:

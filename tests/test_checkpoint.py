@@ -62,8 +62,6 @@ def go_on(
         assert train_resumably(tape, keeper, keep, notes.append, lambda: False)
     except CutError:
         return [], steps, notes
-    finally:
-        torch.set_flush_denormal(False)
     return [(outcome["status"], outcome["diverged_at"], rows) for outcome, rows, _ in tape.runs()], steps, notes
 
 

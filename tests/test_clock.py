@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from lab import Fleet
-from lab.core import machine
 from lab.core.registry import RESPONSES
 from lab.core.spike_trigger import STALLED_FOR
 from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
@@ -24,10 +22,10 @@ from lab.training.clock import Clock, Snapshots
 from lab.training.control import Control
 from lab.training.engine import can_compile
 from lab.training.loop import StepResult, train
-from lab.training.recorder import Recorder, Run
+from lab.training.recorder import Recorder
 from lab.training.step import TrainingState, begin_readings, update_kept
 from sampling import few
-from small import brief, configs
+from small import brief, configs, records, untimed
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
 NO_UPDATES = ("model.depth=1", "steps=12", "response=skip_update", "response.start=0")
@@ -48,11 +46,7 @@ class AtStep(Response):
         return self.action
 
 
-@pytest.fixture(autouse=True)
-def _torch_as_in_training() -> Iterator[None]:
-    machine.configure_torch()
-    yield
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple[str, ...] = ()) -> Fleet:
@@ -66,22 +60,6 @@ def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple
 def control(made: Fleet) -> Control:
     assert made.control is not None
     return made.control
-
-
-def records(made: Fleet) -> list[Run]:
-    """Outcomes without timings, probe values and events of a fleet, trained to its end."""
-    recorder = Recorder(made)
-    for result in train(made):
-        recorder.keep(result)
-    return plain(recorder)
-
-
-def plain(recorder: Recorder) -> list[Run]:
-    timings = ("wall_seconds", "model_steps_per_second")
-    return [
-        run._replace(outcome={key: value for key, value in run.outcome.items() if key not in timings})
-        for run in recorder.runs()
-    ]
 
 
 def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
@@ -252,7 +230,7 @@ def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(tmp_path: Path) -> N
     assert not train_resumably(first, checkpointer, note, print, told)
     assert train_resumably(second, checkpointer, note, print, lambda: False)
     assert updates == [result.done for result in train(made())]
-    assert plain(second) == records(made())
+    assert untimed(second) == records(made())
 
 
 def test_the_estimate_of_memory_counts_snapshots() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +26,8 @@ SMALL = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    yield
-    torch.set_flush_denormal(False)  # as training sets it
 
 
 def lab(*words: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from lab.training.checkpoint import Checkpointer
 from lab.training.engine import can_compile
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
-from small import brief, configs
-from test_clock import control, plain, records
+from small import brief, configs, records, untimed
+from test_clock import control
 
 BURST, STEPS = 10, 16
 SHARED = (
@@ -36,11 +35,7 @@ CELLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _torch_as_in_training() -> Iterator[None]:
-    machine.configure_torch()
-    yield
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*per_run: str, shared: tuple[str, ...] = ()) -> Fleet:
@@ -118,7 +113,7 @@ def test_a_kill_on_either_side_of_the_burst_changes_no_record(together: list[Run
         note = lambda result, updates=updates: updates.append(result.done)  # noqa: E731
         assert not train_resumably(first, checkpointer, note, print, is_killed)
         assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
-        assert plain(second) == together
+        assert untimed(second) == together
 
 
 @pytest.mark.slow

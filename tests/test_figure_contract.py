@@ -25,7 +25,6 @@ from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW
 from lab.analysis.statistics import student_t
-from lab.records import store
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
 from lab.sweeping.coordinate_check import figure as coordinate_growth
@@ -60,8 +59,7 @@ def recorded(cards: list[dict[str, object]]) -> Records:
                         (card["id"], step, "grad_rms", where, 1e-6 / value),
                         (card["id"], step, "update_rms", where, 0.3),
                     ]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(cards), metrics)
+    return planted.records_of(cards, rows)
 
 
 def cards(seeds: int = 3, **shape: object) -> list[dict[str, object]]:
@@ -140,7 +138,7 @@ def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
 @pytest.mark.parametrize("folder", [RESULTS / "mup", RESULTS / "embedding_gradients"], ids=lambda folder: folder.name)
 def test_the_first_figure_of_every_sweep_can_be_read(folder: Path) -> None:
     runs = pd.read_parquet(folder / "runs.parquet")
-    records = Records(runs, pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS))
+    records = planted.records_of([])._replace(runs=runs)
     if runs.loc[runs["optimizer.lr"].between(LOW, HIGH), "optimizer.lr"].nunique() > 1:
         assert not wrong(drawings(records, iter(["learning_rate_sensitivity"])))
     else:
@@ -161,8 +159,7 @@ def test_panels_are_as_high_as_asked_for_and_the_key_is_whole() -> None:
     def drawn(arms: int) -> Drawing:
         names = [f"intervention_number_{i}_of_a_long_and_wordy_kind+z_loss" for i in range(arms)]
         runs = planted.records(list(planted.cards(names, lrs=LRS))).runs
-        metrics = pd.DataFrame(columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-        ((_, drawing),) = drawings(Records(runs, metrics), iter(["best_loss_with_size"]))
+        ((_, drawing),) = drawings(planted.records_of([])._replace(runs=runs), iter(["best_loss_with_size"]))
         return drawing
 
     few, many = drawn(2), drawn(9)
@@ -303,9 +300,7 @@ def spiked() -> Records:
                 ]
     events.append((made[0]["id"], 100, 100, "spike", 3.0, ""))
     made[0]["spikes"] = 2
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    happened = pd.DataFrame(events, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
-    return Records(planted.table(made), metrics, happened)
+    return planted.records_of(made, rows, events)
 
 
 def test_captions_follow_the_figure() -> None:

@@ -36,7 +36,6 @@ def leave(folder: Path, seeds: int) -> store.Records:
     fleet = points([tree("steps=4", "data=text", f"data.path={text}", f"seed={seed}") for seed in range(seeds)])
     plan = plans.freeze(folder, [[{"id": point.id, "tree": point.tree} for point in fleet]])
     job.train_fleet(folder, plan, 0)
-    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
     runs, metrics, _ = store.read(folder)
     order = ["id", "step", "probe", "where"]
     return store.Records(runs.sort_values("seed", ignore_index=True), metrics.sort_values(order, ignore_index=True))

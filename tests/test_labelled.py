@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -38,8 +37,7 @@ def records(*runs: tuple[dict[str, object], np.ndarray, np.ndarray]) -> Records:
         for probe, column in zip(("train_loss", "grad_norm"), columns, strict=True)
         for step, value in enumerate(column)
     ]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(cards), metrics)
+    return planted.records_of(cards, rows)
 
 
 CLEAN = ({}, FLAT, FLAT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from lab import Fleet, RunConfig, run_config
-from lab.core import machine
 from lab.core.shipped import data_folder
 from lab.sweeping.capacity import Host, most_runs
 from lab.sweeping.job import train_resumably
@@ -26,11 +24,7 @@ ADAM = ["clip", "adam", "peak", "decay", "schedule"]
 SHORT = ("model.depth=1", "steps=12", "schedule.warmup=2", "probes.every=4")
 
 
-@pytest.fixture(autouse=True)
-def _torch_as_in_training() -> Iterator[None]:
-    machine.configure_torch()
-    yield
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> Fleet:

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -16,7 +15,6 @@ from lab.analysis import Records, points, probe_values
 from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
-from lab.records import store
 from lab.studies.figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
 from lab.studies.spikes.restart_effects import restarts_of
@@ -74,8 +72,7 @@ def test_places_move_apart_as_little_as_they_must() -> None:
 def recorded(values: list[float]) -> Records:
     cards = [planted.card(steps=len(values), final_val_loss=2.0)]
     rows = [(cards[0]["id"], step, "train_loss", "", value) for step, value in enumerate(values)]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(cards), metrics)
+    return planted.records_of(cards, rows)
 
 
 def test_a_rise_is_measured_from_the_lowest_mean_before() -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import lab
 from lab import Fleet, main
@@ -95,9 +94,7 @@ def install(where: Path, project: dict[str, Any]) -> None:
 def lab_(*words: str) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lab", *words])
-        code = main(list(words))
-    torch.set_flush_denormal(False)  # for the tests that come after, which may want such numbers
-    return code
+        return main(list(words))
 
 
 def test_the_page_shows_the_files_as_they_are() -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import planted
 from lab import main
-from lab.analysis import Records
 from lab.analysis.forecast import at_size, fits, output_logits, sizes
 from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
@@ -67,8 +66,7 @@ def runs_of(widths=tuple(WIDTHS), lrs=LRS, seeds=(0, 1, 2), arm="z_loss", logit=
 
 def gathered(*runs):
     rows = [(run["id"], *row) for run, probe_rows in runs for row in probe_rows]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(run for run, _ in runs), metrics)
+    return planted.records_of([run for run, _ in runs], rows)
 
 
 def written(folder, *runs):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
-from lab.records import store
 from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
@@ -63,8 +61,7 @@ def shares_of(*names: str) -> tuple[float, float]:
         (card["id"], 0, "grad_rms", "embedding", per_run_rms(by_name["embedding"]).item()),
         (card["id"], 0, "grad_norm_clipped", "", per_run_norm(by_name.values()).item()),
     ]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    (share,) = embedding_share(Records(planted.table([card]), metrics))["value"]
+    (share,) = embedding_share(planted.records_of([card], rows))["value"]
     embedding = by_name.pop("embedding").norm().item()
     return share, embedding / math.hypot(*(gradient.norm().item() for gradient in by_name.values()))
 
@@ -81,8 +78,7 @@ def test_a_share_is_not_a_number_where_no_other_weight_has_a_gradient() -> None:
     """Rounding can leave the whole norm below that of the embedding: then the remainder is negative, not small."""
     card = planted.card(parameters=40, parameters_without_embeddings=20)
     rows = [(card["id"], 0, "grad_rms", "embedding", 1.0), (card["id"], 0, "grad_norm_clipped", "", 3.0)]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    (share,) = embedding_share(Records(planted.table([card]), metrics))["value"]
+    (share,) = embedding_share(planted.records_of([card], rows))["value"]
     assert math.isnan(share)
 
 
@@ -99,8 +95,7 @@ def shown(*interventions: str) -> Records:
             (run["id"], step, "grad_norm_clipped", "", math.sqrt(29)),
         )
     ]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    return Records(planted.table(runs), metrics)
+    return planted.records_of(runs, rows)
 
 
 def test_the_figure_of_the_embeddings_gradient_shows_its_share() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Hashable
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -16,7 +15,6 @@ import planted_damage
 from drawn_texts import complaints
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import spike_costs
-from lab.records import store
 from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import repeated_costs
@@ -44,11 +42,9 @@ def all_costs(
     watched = {"spikes": len(spikes), "rewound_steps": 0, "skipped_batches": 0}
     card = planted.card(burst="shift", steps=steps, **{"burst.repeats": repeats}) | watched
     rows = [(card["id"], 2 * step, "val_loss", "", value) for step, value in enumerate(loss_n)]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     begun = sorted([*((step, "burst") for step in onsets), *((step, "spike") for step in spikes)])
     met = [(card["id"], step, step, kind, 1.0, "") for step, kind in begun]
-    events = pd.DataFrame(met, columns=list(store.EVENT_COLUMNS)).astype(store.EVENT_COLUMNS)
-    (row,) = spike_costs(Records(planted.table([card]), metrics, events)).to_dict("records")
+    (row,) = spike_costs(planted.records_of([card], rows, met)).to_dict("records")
     return row
 
 

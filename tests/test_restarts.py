@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lab import Fleet, run_config
-from lab.core import machine
 from lab.responses.between_steps import RewindAndRescale
 from lab.responses.response import Action, Reading
 from lab.sweeping.job import train_resumably
@@ -28,11 +27,7 @@ WINDOWS = 40  # held-out ones
 TOO_LARGE, TOO_SMALL = 2.0**26, 2.0**-30
 
 
-@pytest.fixture(autouse=True)
-def _torch_as_in_training() -> Iterator[None]:
-    machine.configure_torch()
-    yield
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(restarts: list[dict[str, Any]], *seeds: int, shared: tuple[str, ...] = SHORT) -> Fleet:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import planted
@@ -16,7 +15,6 @@ from lab.analysis import Records
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.records import store
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import update_traits
@@ -44,9 +42,7 @@ def by_hand(**columns: list[float]) -> Records:
         for name, values in columns.items()
         for row, value in enumerate(values)
     ]
-    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
-    burst = pd.DataFrame([(card["id"], ONSET, ONSET, "burst", 1.0, "")], columns=list(store.EVENT_COLUMNS))
-    return Records(planted.table([card]), metrics, burst.astype(store.EVENT_COLUMNS))
+    return planted.records_of([card], rows, [(card["id"], ONSET, ONSET, "burst", 1.0, "")])
 
 
 COLUMNS = {
