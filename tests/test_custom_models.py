@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -295,6 +295,7 @@ REFUSED = [
     (("parametrization=mup_simple",), "parametrization=mup_simple"),
     (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate"),
     (("+intervention.hidden.coefficient=1",), "hidden_rbtd"),
+    (("optimizer=muon",), "'muon'"),
     (("optimizer=adamw_head_lr",), "optimizer.head"),
 ]
 
@@ -324,6 +325,8 @@ class Odd(nn.Module):
             self.register_buffer("noise", torch.randn(8))
         if amiss == "batch norm":
             self.norm = nn.BatchNorm1d(8)
+        if amiss == "numpy":
+            self.head.bias.data.fill_(next(COUNT))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -341,9 +344,10 @@ class Odd(nn.Module):
         if self.amiss == "breaks":
             raise KeyError("no such\nthing")
         logits = self.head(x)
-        return {"tuple": (logits, x), "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
+        return {"tuple": (logits, x), "text": "logits", "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
 
 
+COUNT: Iterator[int] = iter(range(1000))
 AMISS = {
     "unused": "idle.weight",
     "frozen": "head.bias",
@@ -353,7 +357,9 @@ AMISS = {
     "state": "the next time",
     "future": "later",
     "breaks": "KeyError",
+    "text": "str",
     "last": "(2, 7)",
+    "numpy": "seed",
 }
 
 
