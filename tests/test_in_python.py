@@ -44,6 +44,16 @@ def test_a_sweep_returns_the_study_of_its_folder(capsys: pytest.CaptureFixture[s
     pd.testing.assert_frame_equal(again.seeds, made.seeds)
 
 
+def test_a_file_of_ones_own_is_a_sweep() -> None:
+    Path("mine.yaml").write_text("hydra: {sweeper: {params: {schedule.warmup: '0,0.5'}}}\n")
+    words = ("scale=toy", "hydra/launcher=basic", "optimizer.lr=1e-3,1e-2,1e-1")
+    made = lab.sweep(Path("mine.yaml"), *words, window=(1e-3, 1e-1))
+    assert made.window == (1e-3, 1e-1)
+    assert set(made.seeds["lrs"]) == {3}
+    assert set(made.records.runs["schedule.warmup"]) == {0.0, 0.5}
+    assert Path("runs/mine/runs.parquet").exists()
+
+
 def test_train_makes_one_run_or_as_many_as_its_lists() -> None:
     assert len(lab.train("scale=toy", "hydra/launcher=basic", out="one").points) == 1
     assert store.commands(Path("one")) == ["lab train scale=toy hydra/launcher=basic out=one"]

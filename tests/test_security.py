@@ -102,6 +102,7 @@ IMPORTS = "{version: 1, handlers: {x: {class: trap.Handler}}, root: {handlers: [
 SWEPT: dict[str, Any] = {
     "+hydra.hydra_logging": TRUNCATES,
     "++hydra.job_logging": IMPORTS,
+    "seed\n++hydra.hydra_logging": TRUNCATES,
     "+model@hydra.hydra_logging": "d32",
     "seed": "0, ++hydra.hydra_logging=x",
     "batch_size": "1\n++hydra.hydra_logging=x",
