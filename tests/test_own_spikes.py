@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +23,7 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import judge, study_of
+from lab.records import store
 from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
@@ -181,6 +185,41 @@ def test_spikes_at_one_learning_rate_say_nothing_of_a_lower_one() -> None:
 def test_figures_of_own_spikes_can_be_read(name: str, page: style.Page) -> None:
     with style.drawn_for(page):
         assert not complaints(FIGURES[name](world(), judge(points(world().runs))))
+
+
+@pytest.mark.slow
+def test_a_pruned_folder_has_the_same_traits_scores_and_figures(tmp_path: Path) -> None:
+    cards = planted_claims.cards("own_spikes", {0: True})
+    rows = planted_claims.records(cards).metrics
+    other = rows[rows["where"] == "block0.mlp_up"].assign(where="block0.attention.value", probe="update_rms")
+    rows = pd.concat([rows, other])
+    store.open_folder(tmp_path / "own", "eager")
+    for card, _ in cards:
+        values = rows.loc[rows["id"] == card["id"], ["step", "probe", "where", "value"]].itertuples(index=False)
+        store.write_run(tmp_path / "own", card, [tuple(value) for value in values])
+    store.gather(tmp_path / "own")
+    whole = store.read(tmp_path / "own")
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "results/prune.py", tmp_path / "own"], check=True)
+    less = store.read(tmp_path / "own")
+    assert len(less.metrics) < 0.8 * len(whole.metrics)
+    high = whole.runs.loc[whole.runs["optimizer.lr"] == whole.runs["optimizer.lr"].max(), "id"]
+    counts = ["rate", "spikes", "controls", "size", "held_out"]
+    traits, usual = spike_traits(less), spike_traits(whole)
+    pd.testing.assert_frame_equal(traits.loc[high, usual.columns], usual.loc[high])
+    pd.testing.assert_frame_equal(traits[counts], usual[counts])
+    low = less.metrics[~less.metrics["id"].isin(high)]
+    assert set(low["probe"]) == {"train_loss", "val_loss"}
+    pd.testing.assert_frame_equal(score_own(less), score_own(whole))
+    runs = judge(points(whole.runs))
+    drawn = [
+        [
+            np.asarray(line.get_ydata()).tolist()
+            for axes in FIGURES["own_spikes"](each, runs).axes
+            for line in axes.lines
+        ]
+        for each in (whole, less)
+    ]
+    assert drawn[0] == drawn[1]
 
 
 def test_without_spikes_there_is_nothing_to_draw() -> None:

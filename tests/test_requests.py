@@ -124,6 +124,16 @@ class Swallowing:  # as libraries do: the interrupt of an import becomes another
 
 sys.meta_path.insert(0, Swallowing())
 """
+INTERRUPTED_FINALIZER = """
+class Finalized:  # where Python raises nothing
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(9999):
+            pass
+
+import lab.cli.dispatch
+lab.cli.dispatch.run = lambda words: Finalized() and 0
+"""
 INTERRUPTED_AT_EXIT = """
 import atexit
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
@@ -142,10 +152,11 @@ lab.cli.dispatch._dispatch = work
     ("moment", "code", "error"),
     [
         (INTERRUPTED_IMPORT, 130, ENDED),
+        (INTERRUPTED_FINALIZER, 130, ENDED),
         (INTERRUPTED_AT_WORK, 130, ENDED),
         (INTERRUPTED_AT_EXIT, 0, ""),
     ],
-    ids=["import", "work", "exit"],
+    ids=["import", "finalizer", "work", "exit"],
 )
 def test_an_interrupt_ends_in_one_line_whatever_is_going_on(moment: str, code: int, error: str) -> None:
     program = f"import os, signal, sys; from lab.__main__ import main\n{moment}\nsys.exit(main())"
