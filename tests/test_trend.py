@@ -159,11 +159,10 @@ def test_misses_and_tolerances_are_those_of_their_definition() -> None:
     """Of rows that rise by more than the least that counts, since no tolerance is smaller."""
     step_n, loss_n = 10 * np.arange(700), falling(700, 10)
     loss_n[[650, 699]] += 2 * rules.LEAST_RISE
-    rows, scales = rules.LEAST_ROWS, 5
-    both = rules.measured(np.empty((0, rules.WIDTH)), step_n, loss_n, rows, scales)
-    rise_nk, allowed_nk, _ = rules.judged(both, 0, scales, 10.0)
+    both = rules.measured(np.empty((0, rules.WIDTH)), step_n, loss_n, spacing=10.0)
+    rise_nk, allowed_nk, _ = rules.judged(both, known=0, spacing=10.0)
     for row in (650, 699):
-        window = slice(row - rows, row)
+        window = slice(row - rules.LEAST_ROWS, row)
         expected = loss_n[row] - naive_line(step_n[window].tolist(), loss_n[window].tolist(), int(step_n[row]))
         assert rise_nk[row, 0] == pytest.approx(expected, rel=1e-9)
         past_n = both[row - rules.PASTS[0] : row, rules.MISSES]

@@ -112,14 +112,15 @@ class Row(NamedTuple):
 
 def number(value: object) -> float | None:
     """The number in a text or a JSON value, infinite if it is too large for a float; None if there is none."""
-    if isinstance(value, (bool, type(None), list, dict)):
-        return None
     try:
-        return float(without_commas(value.strip()) if isinstance(value, str) else value)  # type: ignore[arg-type]
+        return None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
-    except ValueError:
+    except TypeError:
         return None
+    except ValueError:
+        word = str(value).strip()
+        return None if (plain := without_commas(word)) == word else float(plain)
 
 
 def is_number(value: object) -> bool:
@@ -229,14 +230,14 @@ class Table(NamedTuple):
         cells = self.cells(line)
         if len(cells) > len(self.names) or cells == self.names:  # other text, or the names once more
             return
-        runs: dict[str, dict[str, str]] = {"": {}}
+        shared, runs = dict[str, str](), dict[str, dict[str, str]]()
         for name, cell in zip(self.names, cells, strict=False):
-            run, separator, metric = name.rpartition(" - ")
-            if not separator:
-                runs[""].setdefault(name, cell)
-            elif not metric.endswith(EXTREMES):
+            if " - " not in name:
+                shared.setdefault(name, cell)
+                continue
+            run, _, metric = name.rpartition(" - ")
+            if not metric.endswith(EXTREMES):
                 runs.setdefault(run, {})[metric] = cell
-        shared = runs.pop("")
         for run, fields in runs.items():
             yield run, shared | fields
         if not runs:

@@ -209,12 +209,12 @@ class TrendWatch:
 
     def _judge(self, step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[int, list[Rise]]:
         """Read rows up to the first that rises; returns how many were read, and spikes that begin or end there."""
-        step_n, loss_n = step_n[: (piece := self._same_spacing(step_n))], loss_n[:piece]
+        piece, unjudged, spacing = self._same_spacing(step_n)
+        step_n, loss_n = step_n[:piece], loss_n[:piece]
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
-        scales = self._scales() if len(self.history) > SPACINGS else len(SCALES)
-        both = measured(self.history, step_n, loss_n, self._rows_of_line(), scales)
-        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), scales, self._spacing())
+        both = measured(self.history, step_n, loss_n, spacing, unjudged)
+        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing)
         high_nk = rise_nk > allowed_nk
         if self.event:  # rows no higher than the calm level do not belong to the event
             high_nk &= (loss_n > self.event.calm)[:, None]
@@ -296,8 +296,7 @@ class TrendWatch:
         assert self.event is not None
         ended = self.event.rise._replace(ending=ending, end=self.row, end_step=step)
         step_n, loss_n = (np.array(column) for column in zip(*self.event.rows, strict=True))
-        rows, scales = self._rows_of_line(), self._scales()
-        self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, rows, scales)
+        self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing())
         self.event = None
         return ended
 
@@ -308,25 +307,24 @@ class TrendWatch:
             return [ended]
         return []
 
-    def _same_spacing(self, step_n: NDArray[np.int64]) -> int:
+    def _same_spacing(self, step_n: NDArray[np.int64]) -> tuple[int, int, float]:
         """How many rows may be judged with the spacing of those before them: up to the first where it has changed.
 
-        The first rows need no spacing, since they are not judged.
+        And how many of these are the first of a log, which are not judged and need no spacing; and the spacing.
         """
         wide_n = np.concatenate([self.history[-SPACINGS - 1 :, STEP], step_n])
-        known = len(wide_n) - len(step_n)
-        if known <= SPACINGS:
-            return min(len(step_n), SPACINGS + 1 - known)
+        unjudged = max(0, SPACINGS + 1 - len(wide_n) + len(step_n))
+        if unjudged >= len(step_n):
+            return len(step_n), len(step_n), 1.0
         spacing_n = np.median(sliding_window_view(np.diff(wide_n), SPACINGS), axis=1)
-        changed = np.flatnonzero(spacing_n[: len(step_n)] != spacing_n[0])
-        return int(changed[0]) if len(changed) else len(step_n)
+        changed = np.flatnonzero(spacing_n[: len(step_n) - unjudged] != spacing_n[0])
+        piece = unjudged + int(changed[0]) if len(changed) else len(step_n)
+        return piece, unjudged, max(float(spacing_n[0]), 1.0)
 
-    def _rows_of_line(self) -> int:
-        return int(min(max(LEAST_ROWS, round(LINE_STEPS / self._spacing())), MOST_ROWS))
 
-    def _scales(self) -> int:
-        longest = LONGEST / self._spacing()
-        return max(ALWAYS, sum(scale <= longest for scale in SCALES))
+def scales_at(spacing: float) -> int:
+    """Over how many of ``SCALES`` means are judged, by the spacing of the steps."""
+    return max(ALWAYS, sum(scale <= LONGEST / spacing for scale in SCALES))
 
 
 def axis(step_n: Numbers) -> Numbers:
@@ -334,22 +332,29 @@ def axis(step_n: Numbers) -> Numbers:
     return np.log(step_n + OFFSET)
 
 
-def measured(history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, rows: int, scales: int) -> Numbers:
-    """The history and the rows after it ``[n, WIDTH]``: of each row its line, and by how much means missed the line."""
+def measured(
+    history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, spacing: float, unjudged: int = 0
+) -> Numbers:
+    """The history and the rows after it ``[n, WIDTH]``: of each row its line, and by how much means missed the line.
+
+    Means of the ``unjudged`` first rows are taken at all scales, since the spacing to come is unknown.
+    """
     new = np.full((len(step_n), WIDTH), math.nan)
     new[:, STEP], new[:, LOSS] = step_n, loss_n
     both = np.concatenate([history, new])
     known, axis_n, all_n = len(history), axis(both[:, STEP]), both[:, LOSS]
     row_n = np.arange(max(known, FEWEST // 2 - 1), len(both))
-    through_n = np.clip(np.round(YOUNG * (row_n + 1)), FEWEST // 2, rows).astype(np.int64)
+    rows_of_line = min(max(LEAST_ROWS, round(LINE_STEPS / spacing)), MOST_ROWS)
+    through_n = np.clip(np.round(YOUNG * (row_n + 1)), FEWEST // 2, rows_of_line).astype(np.int64)
     both[row_n, LEVEL:MISSES] = lines(axis_n, all_n, row_n, through_n)
-    for index, scale in enumerate(SCALES[:scales]):
-        begin = max(known, scale)
-        if begin >= len(both):
+    scales, loss_and_place = scales_at(spacing), np.stack([all_n, axis_n])
+    for index, scale in enumerate(SCALES):
+        begin, end = max(known, scale), len(both) if index < scales else known + unjudged
+        if begin >= end:
             continue
-        line = both[begin - scale : len(both) - scale]
-        loss, place = (sliding_window_view(values[begin - scale + 1 :], scale).mean(1) for values in (all_n, axis_n))
-        both[begin:, MISSES + index] = loss - (line[:, LEVEL] + line[:, SHIFT] + line[:, SLOPE] * place)
+        line = both[begin - scale : end - scale]
+        loss, place = sliding_window_view(loss_and_place[:, begin - scale + 1 : end], scale, axis=1).mean(2)
+        both[begin:end, MISSES + index] = loss - (line[:, LEVEL] + line[:, SHIFT] + line[:, SLOPE] * place)
     return both
 
 
@@ -384,17 +389,18 @@ def _median_of_last(value_nw: Numbers, age_w: NDArray[np.int64], count_n: NDArra
     return finite_median(np.where(age_w < count_n[:, None], value_nw, math.nan), count_n)
 
 
-def judged(both: Numbers, known: int, scales: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
+def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
     """Rise, tolerance and calm level ``[n, k]`` of each row after the ``known`` ones, at each scale; above the line.
 
     The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
     spike is over. All are infinite where too few rows are known, and where the rise is too small for any tolerance.
     """
-    shape = (len(both) - known, scales)
-    rise_nk, allowed_nk, back_nk = np.full(shape, -math.inf), np.full(shape, math.inf), np.full(shape, math.inf)
-    for index, scale in enumerate(SCALES[:scales]):
-        miss_n = both[:, MISSES + index]
-        row_n = known + np.flatnonzero(miss_n[known:] > LEAST_RISE)  # no tolerance is smaller
+    miss_nk = both[:, MISSES : MISSES + scales_at(spacing)]
+    high_nk = miss_nk[known:] > LEAST_RISE  # no tolerance is smaller
+    rise_nk, allowed_nk, back_nk = (np.full(high_nk.shape, infinite) for infinite in (-math.inf, math.inf, math.inf))
+    for index in np.flatnonzero(high_nk.any(0)):
+        scale, miss_n = SCALES[index], miss_nk[:, index]
+        row_n = known + np.flatnonzero(high_nk[:, index])
         row_n = row_n[row_n >= FEWEST_ROWS + scale - 2]  # before, no row has enough misses before it
         if not len(row_n):
             continue
@@ -436,14 +442,14 @@ def exploded(losses: Sequence[float], at_start: float) -> bool:
 
 def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
     """Spikes that begin before there are enough rows for a trend: the loss rises by far more than it changed so far."""
-    row = FEW_ROWS
-    while row < min(len(loss_n), FEWEST_ROWS):
-        change = float(np.abs(np.diff(loss_n[:row])).max())
-        usual, loss = float(loss_n[row - 1]), float(loss_n[row])
+    first_n = loss_n[:FEWEST_ROWS]
+    with np.errstate(invalid="ignore"):
+        changes = np.maximum.accumulate(np.abs(np.diff(first_n))).tolist()
+    for row in range(FEW_ROWS, len(first_n)):
+        change, usual, loss = changes[row - 2], float(first_n[row - 1]), float(first_n[row])
         if not math.isfinite(loss):
             return
         if not loss - usual > max(LEAST_EARLY, FEW_CHANGES * change):
-            row += 1
             continue
         below = np.flatnonzero(loss_n[row:] <= usual + max(LEAST_RISE, change))
         last = row + int(below[0]) if len(below) else len(loss_n) - 1

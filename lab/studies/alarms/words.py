@@ -66,13 +66,15 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         return NEXT.get(kinds.get(column_of(event.kind), ""), "what the rows before it have in common")
     if event.kind != "spike":
         return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else NEXT[event.kind]
+    if event.ending in NEXT:
+        return NEXT[event.ending]
     row = int(np.searchsorted(log.step_n, event.step))
     others = [of_run for run, of_run in events.items() if run != event.run]
     near = float(np.median(np.diff(log.step_n))) * ALIKE_ROWS if len(log.step_n) > 1 else 0.0
-    alike = sum(any(other.kind == "spike" and abs(other.step - event.step) <= near for other in run) for run in others)
-    if event.ending in NEXT:
-        return NEXT[event.ending]
-    if others and alike == len(others):
+    rise_too = all(
+        any(other.kind == "spike" and abs(other.step - event.step) <= near for other in run) for run in others
+    )
+    if others and rise_too:
         return f"the batches of step {event.step}, since all {len(others)} other runs rise there, too"
     if event.lead is not None:
         return f"the gradient from step {event.step - event.lead} on, where the first warning came"
