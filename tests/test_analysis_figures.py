@@ -79,6 +79,7 @@ OF_MANY_ARMS = {"loss_by_arm"}
 OF_ONE_PROBE = {"distance_from_init", "logit_rounding", "loss_scale_over_steps"}
 PRECISION = {"spikes_by_loss_scale", "rounding_faults"}
 BATCHES = {"batch_ramps", "noise_scale_with_loss", "best_lr_with_batch", "steps_with_batch"}
+EXPERTS = {"routers", "experts_by_arm"}
 WARMUP = "schedule.warmup"
 
 
@@ -101,7 +102,7 @@ def test_a_figure_is_there_where_its_data_are(axes, names):
 @pytest.mark.slow
 def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
     complete = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
-    others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION | CORPUS
+    others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION | CORPUS | EXPERTS
     assert drawn(complete, set(FIGURES) - SIZES) == set(FIGURES) - others
     without_probes = Records(complete.runs, complete.metrics.head(0))
     assert drawn(without_probes, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}
