@@ -39,6 +39,7 @@ from lab.studies.leaderboard.failures import (
     cells_table,
     chosen_arms,
     interventions,
+    not_applicable,
     read_cells,
     read_failures,
     settings,
@@ -265,6 +266,16 @@ def test_an_arm_that_acts_on_experts_is_judged_on_their_failures_alone() -> None
     assert (elsewhere.verdict, elsewhere.reason) == (NOT_TRIED, "it acts on experts, which this recipe has none of")
     assert by_name["balance"].best.n == 0
     assert "balance against uneven experts" in headline(matrix(tables))
+
+
+def test_an_optimizer_of_blocks_is_not_judged_where_there_are_none() -> None:
+    failure = FAILURE._replace(leaves_out=("rmsnorm",))
+    found, *_ = board.judge(failure, planted_board.tables(), RULE)
+    assert "rmsnorm" not in found
+    assert "rmsnorm" in board.judge(FAILURE, planted_board.tables(), RULE)[0]
+    rounding = read_failures().failures["logit_rounding"]
+    assert not_applicable(board_arms()["muon"], rounding).startswith("it acts on the matrices of blocks")
+    assert not not_applicable(board_arms()["lion"], rounding)
 
 
 def test_a_board_keeps_what_it_trained_and_why_not(tmp_path: Path) -> None:

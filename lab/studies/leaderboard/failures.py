@@ -38,6 +38,7 @@ class Failure(NamedTuple):
         unit: of the measure.
         least: what the control must lose for the failure to be tested.
         means: what is measured.
+        leaves_out: optimizers that act on the matrices of blocks alone, where the recipe has no blocks.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Failure(NamedTuple):
     unit: str
     least: float
     means: str
+    leaves_out: tuple[str, ...] = ()
 
     @property
     def places(self) -> dict[str, Place]:
@@ -148,7 +150,7 @@ def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
     test = read_battery().tests[entry["test"]] if "test" in entry else None
     told = {"failure": test.failure, "source": test.source} if test else {}
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out")}
     at_ease = tuple(entry.get("reference", {}).get("control", lists["control"]))
     kept = {key: value for key, value in entry.items() if key != "test"}
     return Failure(**{**told, **kept, **lists, **places, "at_ease": at_ease, "name": name})
@@ -252,6 +254,8 @@ def not_applicable(arm: Arm, failure: Failure | None) -> str:
         return f"it acts on {min(needed)}, which this recipe has none of"
     if failure is None:
         return ""
+    if arm.name in failure.leaves_out:
+        return "it acts on the matrices of blocks, which this recipe has none of"
     stress = {word.partition("=")[0] for word in failure.stressed.words}
     if any(word.partition("=")[0] in stress for word in arm.words):
         return "it takes the stress away"

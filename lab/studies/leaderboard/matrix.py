@@ -216,7 +216,8 @@ def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judge
 
 def _under_stress(failure: Failure, tables: Tables) -> dict[str, pd.DataFrame]:
     """The runs under the stress of a failure by arm, those of the control as the reference's."""
-    return {cell.arm: table for cell, table in tables.items() if cell[0::2] == (failure.name, STRESSED)}
+    mine = {cell.arm: table for cell, table in tables.items() if cell[0::2] == (failure.name, STRESSED)}
+    return {arm: table for arm, table in mine.items() if arm not in failure.leaves_out}
 
 
 def is_trained(failure: Failure, tables: Tables, rule: Rule) -> bool:
