@@ -7,17 +7,20 @@ import math
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+import planted
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
 from lab.core.errors import RequestError
 from lab.records import store
-from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, cards, write
+from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, write
 
+cards = partial(planted.cards, widths=(32,))
 pytestmark = pytest.mark.xdist_group("check")  # one process makes the folders that are checked
 
 Run = Callable[..., tuple[int, str, str]]
@@ -85,14 +88,14 @@ def test_a_recipe_closer_to_instability_is_a_regression(
     assert run("check", of_recipe(tmp_path / "before", 0.01), "--save", tmp_path / "b.json")[0] == 0
     now, junit, markdown = of_recipe(tmp_path / "now", lr), tmp_path / "junit", tmp_path / "markdown"
     ended, out, _ = run("check", now, "--baseline", tmp_path / "b.json", "--junit", junit, "--markdown", markdown)
-    assert (ended, out.split(":")[0], out.count(HEADROOM)) == (code, verdict, 4)  # two arms of two sizes
-    assert (out.count(f"the recipe's own learning rate is 0.01 in the baseline, {lr:g} now") == 4) == (lr != 0.01)
-    assert markdown.read_text().count(HEADROOM) == 4
+    assert (ended, out.split(":")[0], out.count(HEADROOM)) == (code, verdict, 2)  # of two arms
+    assert (out.count(f"the recipe's own learning rate is 0.01 in the baseline, {lr:g} now") == 2) == (lr != 0.01)
+    assert markdown.read_text().count(HEADROOM) == 2
     cases = ElementTree.fromstring(junit.read_text()).findall("testcase")
-    assert sum(case.attrib["name"].endswith(HEADROOM) and len(case) == code for case in cases) == 4
+    assert sum(case.attrib["name"].endswith(HEADROOM) and len(case) == code for case in cases) == 2
     changes = json.loads(run("check", now, "--baseline", tmp_path / "b.json", "--json")[1])["changes"]
     headrooms = [change for change in changes if change["quantity"] == HEADROOM]
-    assert [change["change"] for change in headrooms] == pytest.approx([math.log10(0.01 / lr)] * 4)
+    assert [change["change"] for change in headrooms] == pytest.approx([math.log10(0.01 / lr)] * 2)
     assert not [change for change in changes if change["verdict"] == "regression" and change not in headrooms]
 
 
@@ -100,7 +103,7 @@ def test_a_baseline_without_the_rate_of_its_recipe_says_so(saved: Path, tmp_path
     code, out, _ = run("check", of_recipe(tmp_path / "now", 0.1), "--baseline", saved)
     assert (code, out.split(":")[0]) == (0, "ok")
     why = "the recipe's own learning rate is on record on one side only; save the baseline anew"
-    assert out.count(f"{HEADROOM} was not compared, {why}") == 4
+    assert out.count(f"{HEADROOM} was not compared, {why}") == 2
     assert "not on record" in run("check", "--show", saved)[1]
 
 
@@ -114,13 +117,14 @@ def test_a_baseline_file_says_what_its_folder_says(folders: dict[str, Path], sav
     assert baseline.as_text(old) == saved.read_text()
 
 
-def test_a_baseline_is_small_has_a_line_per_run_and_no_path(folders: dict[str, Path], saved: Path) -> None:
-    text = saved.read_text()
+def test_a_baseline_is_small_has_a_line_per_run_and_no_path(tmp_path: Path) -> None:
+    folder = write(tmp_path / "good", list(planted.cards()))
+    text = baseline.as_text(baseline.from_folder(folder))
     runs = [line for line in text.splitlines() if '"loss":' in line]
     assert len(runs) == 84
     assert len(text) < 240 * len(runs)
     assert json.loads(text)["made"]["commands"] == ["lab sweep qk_layernorm out=good"]
-    assert str(folders["good"].parent) not in text
+    assert str(tmp_path) not in text
 
 
 def test_one_changed_run_changes_one_line(folders: dict[str, Path], saved: Path, tmp_path: Path) -> None:
@@ -167,11 +171,11 @@ def test_a_baseline_edited_by_hand_is_refused(saved: Path) -> None:
         with pytest.raises(RequestError, match="is a damaged baseline"):
             baseline.read(saved)
     saved.write_text("\ufeff" + "".join(lines).replace("\n", "\r\n"))
-    assert baseline.read(saved).runs.shape[0] == 84
+    assert baseline.read(saved).runs.shape[0] == 42
 
 
 def test_a_single_arm_makes_a_baseline(tmp_path: Path) -> None:
-    old = baseline.from_folder(write(tmp_path / "one", list(cards(arms=BOTH[:1], widths=(32,)))))
+    old = baseline.from_folder(write(tmp_path / "one", list(cards(arms=BOTH[:1]))))
     baseline.save(old, tmp_path / "one.json")
     assert compare.compare_baselines(baseline.read(tmp_path / "one.json"), old, 0.05).verdict == "ok"
 
@@ -254,7 +258,7 @@ def one_step_lower(tmp_path_factory: pytest.TempPathFactory) -> tuple[baseline.B
     made = [
         [
             {**run, "final_val_loss": of_rate[run["optimizer.lr"]] + 0.01 * run["seed"]}
-            for run in cards(arms=BOTH[:1], widths=(32,), lrs=rates, loss_at_init=4.0, loss_bigram=3.2)
+            for run in cards(arms=BOTH[:1], lrs=rates, loss_at_init=4.0, loss_bigram=3.2)
         ]
         for of_rate in (losses, lower)
     ]
@@ -281,7 +285,7 @@ def test_learning_rates_are_told_as_learning_rates(
 
 
 def test_a_curve_without_an_unstable_rate_says_none(tmp_path: Path) -> None:
-    calm = cards(arms=BOTH[:1], widths=(32,), lrs=(0.003, 0.01, 0.03), loss_at_init=50.0, loss_bigram=40.0)
+    calm = cards(arms=BOTH[:1], lrs=(0.003, 0.01, 0.03), loss_at_init=50.0, loss_bigram=40.0)
     folder = baseline.from_folder(write(tmp_path / "calm", list(calm)))
     comparison = compare.compare_baselines(folder, folder, 0.05)
     (line,) = [line for line in render.text(comparison) if "smallest unstable learning rate" in line]
@@ -321,7 +325,7 @@ def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_
     assert "regression: " in out
     assert "out=good -> lab sweep qk_layernorm out=bad" in out
     code, out, _ = run("check", "--show", path)
-    assert (code, out.count(ON_LABEL)) == (0, 2)
+    assert (code, out.count(ON_LABEL)) == (0, 1)
 
 
 def test_two_baselines_are_compared_as_their_folders_are(
@@ -336,7 +340,7 @@ def test_two_baselines_are_compared_as_their_folders_are(
 
 def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
     evil = "<script>alert(1)</script>|x `y` [z](http://e)\n# t\x1b[2J\x01"
-    runs = [card(**{**values, "schedule.name": evil, "id": None}) for values in cards(widths=(32,))]
+    runs = [card(**{**values, "schedule.name": evil, "id": None}) for values in cards()]
     folder, path = write(tmp_path / "evil", runs), tmp_path / "b.json"
     assert run("check", folder, "--save", path)[0] == 0
     path.write_text(path.read_text().replace("alert(1)", "other(1)"))
@@ -352,7 +356,7 @@ def test_no_name_becomes_markup(tmp_path: Path, run: Run) -> None:
 
 
 def test_without_a_run_below_the_bigram_no_rate_is_compared(tmp_path: Path) -> None:
-    idle = cards(arms=BOTH[:1], widths=(32,), loss_bigram=1.0)
+    idle = cards(arms=BOTH[:1], loss_bigram=1.0)
     folder = baseline.from_folder(write(tmp_path / "idle", list(idle)))
     comparison = compare.compare_baselines(folder, folder, 0.05)
     assert "smallest unstable learning rate" not in {change.quantity for change in comparison.changes}

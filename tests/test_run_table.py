@@ -168,7 +168,7 @@ def along_beta2(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**columns)
 
 
-def test_any_setting_may_be_the_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_setting_may_be_the_axis(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
     assert import_it(tmp_path, along_beta2(), "--axis", "beta2") == 0
     read = study(tmp_path / "out")
     assert read.axis == "beta2"
