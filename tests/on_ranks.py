@@ -1,4 +1,4 @@
-"""What test_ranks.py has torchrun run: fleets trained by all ranks, in every way, and with a fault planted.
+"""What test_ranks.py has torchrun run: fleets trained by all ranks, in every way.
 
 on_ranks.py FOLDER [--one-run]: leaves ``found.json`` there, values by name, and the checkpoints of two ranks; of one
 run alone, or of all fleets.
@@ -9,17 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from lab import Fleet
-from lab.core import axes, distributed, machine
-from lab.optim.links import clipping
-from lab.probes import activations, updates
+from lab.core import distributed, machine
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.loop import train
 from lab.training.recorder import Recorder
@@ -71,29 +67,10 @@ def trained_in_parts(how: str = "ddp") -> list[dict[str, Any]]:
     return values(tape)
 
 
-def planted(folder: Path, how: str, where: object, name: str, fault: Callable[..., Any]) -> list[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, fault)
-        return trained(folder, 1, how)
-
-
 def share_held() -> float:
     """The part of an FSDP fleet's weights that this rank holds."""
     weights: list[Any] = list(Fleet(wanted(1, "fsdp")).state.weights.values())
     return sum(weight.to_local().numel() for weight in weights) / sum(weight.numel() for weight in weights)
-
-
-def local_norm(tensors_r: Iterable[Any]) -> Tensor:
-    return axes.per_run_norm(tensor_r.to_local() for tensor_r in tensors_r)
-
-
-def local_cosine(firsts_r: Iterable[Any], seconds_r: Iterable[Any]) -> Tensor:
-    pairs = ([tensor_r.to_local() for tensor_r in tensors_r] for tensors_r in (firsts_r, seconds_r))
-    return axes.per_run_cosine(*pairs)
-
-
-def mine(number_r: Tensor) -> Tensor:
-    return number_r
 
 
 # Optimizers that keep numbers of a run, or read weights or the forward pass, with what they need of the rest; and
@@ -134,13 +111,6 @@ def all_fleets(folder: Path) -> dict[str, Any]:
     found["ddp resumed as fsdp"] = trained(folder, 3, "fsdp", resumed="ddp 3")
     found["held"] = share_held()
     found["optimizers"] = {how: losses_by(how) for how in ("ddp", "fsdp")}
-    found["faults"] = {
-        "local clip": planted(folder, "fsdp", clipping, "per_run_norm", local_norm),
-        "local mean": planted(folder, "ddp", axes, "mean_over_ranks", mine),
-        "local maximum": planted(folder, "ddp", axes, "max_over_ranks", mine),
-        "local loss": planted(folder, "ddp", activations, "mean_over_ranks", mine),
-        "local cosine": planted(folder, "fsdp", updates, "per_run_cosine", local_cosine),
-    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "SHARDED_AXIS", 0)
         found["held, cut along runs"] = share_held()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from lab import Fleet
 from lab.core import machine
-from lab.sweeping.job import train_resumably
-from lab.training.checkpoint import Checkpointer
 from lab.training.engine import can_compile
 from lab.training.loop import train
-from lab.training.recorder import Recorder, Run
-from small import brief, configs, records, untimed
+from lab.training.recorder import Run
+from small import brief, configs, records
 from test_clock import control
 
 BURST, STEPS = 10, 16
@@ -102,18 +98,6 @@ def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> N
     (free,) = records(brief(Fleet(configs("", shared=(*SHARED, "burst.length=2")))))
     assert together[0].metrics == free.metrics
     assert together[0].outcome["final_val_loss"] == free.outcome["final_val_loss"]
-
-
-def test_a_kill_on_either_side_of_the_burst_changes_no_record(together: list[Run], tmp_path: Path) -> None:
-    for killed_after in (BURST - 1, BURST):
-        updates, resumed = list[int](), fleet(*CELLS)
-        first, second = Recorder(fleet(*CELLS)), Recorder(resumed)
-        checkpointer = Checkpointer(tmp_path / str(killed_after), list("abcd"), resumed.config.checkpoint)
-        is_killed = lambda at=killed_after, updates=updates: updates[-1:] == [at]  # noqa: E731
-        note = lambda result, updates=updates: updates.append(result.done)  # noqa: E731
-        assert not train_resumably(first, checkpointer, note, print, is_killed)
-        assert train_resumably(second, checkpointer, lambda result: None, print, lambda: False)
-        assert untimed(second) == together
 
 
 @pytest.mark.slow

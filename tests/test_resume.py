@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -35,15 +34,6 @@ def test_a_sweep_killed_and_resumed_equals_one_left_alone(tmp_path: Path, alone:
 
 
 @pytest.mark.slow
-def test_a_killed_command_resumes_to_the_same_records(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
-    sweep = begin(tmp_path, "local")
-    wait_for_runs(tmp_path, 3, lambda: sweep.poll() is None)
-    sweep.kill()
-    assert sweep.wait() == -signal.SIGKILL
-    goes_on_to_the_same(tmp_path, "local", alone[1])
-
-
-@pytest.mark.slow
 @needs_proc
 def test_an_interrupt_ends_with_130_and_leaves_no_process_behind(tmp_path: Path) -> None:
     sweep = begin(tmp_path, "local")
@@ -54,29 +44,3 @@ def test_an_interrupt_ends_with_130_and_leaves_no_process_behind(tmp_path: Path)
     while processes(sweep.pid) and time.time() < until:
         time.sleep(0.1)
     assert processes(sweep.pid) == []
-
-
-@needs_proc
-@pytest.mark.slow
-def test_a_job_that_is_killed_loses_only_itself(tmp_path: Path) -> None:
-    sweep = begin(tmp_path, "local")
-    seen: set[int] = set()
-    while len(seen) < 4 and sweep.poll() is None:  # the server, two jobs, and one that has just begun
-        seen |= {*processes(sweep.pid, "forkserver")}
-        time.sleep(0.05)
-    os.kill(max(seen), signal.SIGKILL)
-    assert sweep.wait(timeout=120) == 1
-    assert RUNS - 2 <= len(store.read(tmp_path).runs) < RUNS
-    assert len(finish(tmp_path).runs) == RUNS
-
-
-@pytest.mark.slow
-def test_a_damaged_run_is_trained_again_to_the_same_bits(tmp_path: Path, alone: tuple[Path, store.Records]) -> None:
-    folder, whole = shutil.copytree(alone[0], tmp_path / "damaged"), alone[1]
-    damaged, gone = sorted((folder / "runs").glob("*/metrics.parquet"))[:2]
-    damaged.write_bytes(damaged.read_bytes()[:-100])
-    gone.unlink()
-    for table in ("runs.parquet", "metrics.parquet"):
-        (folder / table).unlink()
-    assert len(store.read(folder).runs) == RUNS - 2
-    assert_same(finish(folder), whole)
