@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import composing
-from lab import Fleet
+from lab import Fleet, main
 from lab.core import machine
 from lab.records import store
 from small import brief
-from sweeping import empty_page, finish
+from sweeping import OutputOf, empty_page, finish
 
 pytest_plugins = ["pytester"]
 
@@ -79,6 +79,19 @@ def denormals() -> Iterator[None]:
 def as_in_training() -> None:
     """The settings of torch with which a job trains."""
     machine.configure_torch()
+
+
+@pytest.fixture
+def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
+    """What a command prints in this process; of exit code 2, its refusal."""
+
+    def output_of(*words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == code
+        out, error = capsys.readouterr()
+        return str(error if code == 2 else out)
+
+    return output_of
 
 
 @pytest.fixture

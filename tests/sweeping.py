@@ -22,6 +22,7 @@ WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[
 SIZE = ["data=synthetic", "validation=short", "model.width=16", "model.depth=1", "steps=40", "hydra.sweeper.max_runs=2"]
 RUNS = 8  # in four fleets
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
+OutputOf = Callable[..., str]  # the fixture ``output_of``
 TIMINGS = ["wall_seconds", "model_steps_per_second", "out"]
 
 

@@ -327,7 +327,7 @@ def test_the_loss_axis_holds_both_references_and_no_more():
 
 
 @pytest.mark.slow
-def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, monkeypatch):
+def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, output_of, monkeypatch):
     figure, two = "learning_rate_sensitivity", {**LONE, "lrs": (1e-3, 1e-2)}
     monkeypatch.setattr(build, "FIGURES", {figure: FIGURES[figure]})
     single = planted.write(tmp_path / "alone", list(planted.cards(**two)))
@@ -346,8 +346,7 @@ def test_a_folder_of_results_folders_gets_a_report_of_each(tmp_path, capsys, mon
     assert index.count("<h2>") == 1, "both of one study"
     drawn = f"figures/{figure}.svg"
     assert (several[1] / drawn).read_bytes() == (single / drawn).read_bytes()
-    assert main(["report", str(tmp_path / "all" / "no results")]) == 2
-    assert "no runs in" in capsys.readouterr().err
+    assert "no runs in" in output_of("report", tmp_path / "all" / "no results", code=2)
 
 
 @pytest.fixture
@@ -389,19 +388,20 @@ def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")
-def test_reports_for_programs_name_their_files(tmp_path, capsys):
+def test_reports_for_programs_name_their_files(tmp_path, output_of):
     for name in ("one", "other"):
         planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))
     made = []
     for folder in (tmp_path / "all", tmp_path / "all/one"):
-        assert main(["report", str(folder), "--json"]) == 0
-        made.append(json.loads(capsys.readouterr().out))
+        made.append(json.loads(output_of("report", folder, "--json")))
     assert [one["index"] for one in made] == [str(tmp_path / "all/index.html"), None]
     pages = [[report["page"] for report in one["reports"]] for one in made]
     assert pages == [[str(tmp_path / f"all/{name}/report.html") for name in ("one", "other")], [pages[0][0]]]
     assert made[1]["reports"][0]["answer"]
-    assert main(["report", str(tmp_path / "all/one"), "--format", "pdf", "--json"]) == 0
-    assert all(path.endswith(".pdf") for path in json.loads(capsys.readouterr().out)["figures"])
+    assert all(
+        path.endswith(".pdf")
+        for path in json.loads(output_of("report", tmp_path / "all/one", "--format", "pdf", "--json"))["figures"]
+    )
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")
@@ -435,7 +435,7 @@ def test_a_figure_that_raises_becomes_a_note_and_the_others_are_drawn(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_report_is_opened_in_the_browser_on_request(tmp_path, undrawn, capsys, monkeypatch):
+def test_a_report_is_opened_in_the_browser_on_request(tmp_path, undrawn, output_of, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.chdir(tmp_path)
@@ -445,8 +445,7 @@ def test_a_report_is_opened_in_the_browser_on_request(tmp_path, undrawn, capsys,
     assert main(["report", "all/one", "--open"]) == 0
     assert main(["report", "--open", "all"]) == 0
     assert opened == [(tmp_path / "all" / name).as_uri() for name in ("one/report.html", "index.html")]
-    assert main(["report", "all", "--opne"]) == 2
-    assert "nearest: --open" in capsys.readouterr().err
+    assert "nearest: --open" in output_of("report", "all", "--opne", code=2)
 
 
 def test_claims_of_the_paper_are_shown_where_the_sweep_tests_them(tmp_path, undrawn):

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import planted_claims
-from lab.__main__ import main
 from lab.analysis.statistics import share_interval
 from lab.records.store import Records
 from lab.studies.batch_size import exponent, learning_rate_curve, regimes, steps_curve
@@ -21,6 +20,7 @@ from lab.studies.batch_size.measures import TunedSteps
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of
+from sweeping import OutputOf
 
 QUADRATIC = NoisyQuadratic.power_law()
 BATCHES = 4.0 ** np.arange(0, 7)
@@ -156,30 +156,25 @@ def test_a_gradient_lost_in_noise_gives_no_noise_scale() -> None:
     assert all(math.isnan(one.critical.mean) for one in advise(records))
 
 
-def test_a_batch_is_advised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_batch_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf) -> None:
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: planted())
-    assert main(["predict", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
+    text = output_of("predict", tmp_path)
     assert "a batch of about 105 sequences" in " ".join(text.split())
     assert "over 4 times the batch of 16" in " ".join(text.split())
     assert (tmp_path / "batch.svg").stat().st_size > 1000
-    assert main(["predict", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["batch"]
+    told = json.loads(output_of("predict", tmp_path, "--json"))["batch"]
     assert told["recommended"]["batch_size"] == pytest.approx(105, rel=1e-2)
     assert len(told["rows"]) == 2
 
 
 def test_curves_whose_gradients_tell_no_noise_scale_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     records = planted()
     lost = records.metrics["id"].isin(records.runs["id"][records.runs["optimizer.lr"] == 1e-2])
     records.metrics.loc[lost & records.metrics["where"].str.startswith("squared"), "value"] *= -1
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: records)
-    assert main(["predict", str(tmp_path)]) == 0
-    table, _, sentences = capsys.readouterr().out.partition("\n\n")
+    table, _, sentences = output_of("predict", tmp_path).partition("\n\n")
     assert len(table.splitlines()) == 2  # names, and one curve
     assert sentences.startswith("Left out: 1 of 2 curves")
 
@@ -194,26 +189,24 @@ def steps_to_target(rise: float = 0.0) -> Records:
 
 
 def test_the_advice_says_what_steps_to_a_target_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     records = steps_to_target()
     lost = records.runs["id"][records.runs["batch_size"] == 1]
     records.metrics.loc[records.metrics["id"].isin(lost) & (records.metrics["probe"] == "val_loss"), "value"] = 9.0
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: records)
-    assert main(["predict", str(tmp_path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(output_of("predict", tmp_path).split())
     numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) seq", text)
     assert numbers
     assert tuple(map(float, numbers.groups())) == pytest.approx((50, 128), rel=0.1)
     assert re.search(r"Caution: left out: Adam at a batch of 1, since 0 of \d+ learning rates reached the target", text)
-    assert main(["predict", str(tmp_path), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)["batch"]
+    answer = json.loads(output_of("predict", tmp_path, "--json"))["batch"]
     assert answer["steps_to_target"][0]["critical_batch_size"]["mean"] == pytest.approx(128, rel=0.1)
     assert any("batch of 1," in caution for caution in answer["cautions"])
 
 
 def test_steps_that_every_batch_halves_name_no_critical_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     """Neither the advice, in words and as data, nor the figure."""
     steps = pd.DataFrame([1000 / GRID * np.exp(0.05 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))] * 3, columns=GRID)
@@ -222,10 +215,8 @@ def test_steps_that_every_batch_halves_name_no_critical_batch(
         monkeypatch.setattr(f"lab.studies.batch_size.{reader}.tuned_steps", lambda _: [halved])
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: planted())
     words = "the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)."
-    assert main(["predict", str(tmp_path)]) == 0
-    assert f"with Adam: {words}" in " ".join(capsys.readouterr().out.split())
-    assert main(["predict", str(tmp_path), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["batch"]["steps_to_target"]
+    assert f"with Adam: {words}" in " ".join(output_of("predict", tmp_path).split())
+    (told,) = json.loads(output_of("predict", tmp_path, "--json"))["batch"]["steps_to_target"]
     assert told["critical_batch_size"] == {"mean": None, "low": pytest.approx(2690, rel=0.01), "high": None}
     assert told["fewest_steps"] is None
     caption = FIGURES["steps_with_batch"](planted()).caption
@@ -234,11 +225,10 @@ def test_steps_that_every_batch_halves_name_no_critical_batch(
 
 
 def test_a_target_that_no_run_reached_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: steps_to_target(rise=math.inf))
-    assert main(["predict", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
+    message = output_of("predict", tmp_path, code=2)
     assert "learning rates reached the target" in message
     assert message.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.__main__ import main
 from lab.analysis import probe_values, sensitivity
 from lab.analysis.curves import points
 from lab.analysis.judging import effects
@@ -23,6 +22,7 @@ from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
 from lab.report import findings, scoreboard
 from lab.studies.claims import CLAIMS
+from sweeping import OutputOf
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
 BOUNDS = CLAIMS["qk_layernorm_bounds_the_logits"]
@@ -210,9 +210,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", str(results), "--json"]) == 0
-    claims = json.loads(capsys.readouterr().out)
+def test_json_says_everything_and_nothing_else(results: Path, output_of: OutputOf) -> None:
+    claims = json.loads(output_of("claims", results, "--json"))
     numbers = ("effect", "low", "high", "n", "seeds", "interval_level")
     keys = ("name", "source", "figure", "claim", "verdict", *numbers, "sweep", "parameters", "steps", "reason")
     assert {tuple(one) for one in claims} == {(*keys, "decay_times_steps", "ours", "p", "q")}
@@ -234,12 +233,10 @@ def test_json_says_everything_and_nothing_else(results: Path, capsys: pytest.Cap
     }
 
 
-def test_for_the_eye_every_claim_has_a_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_the_eye_every_claim_has_a_line(results: Path, output_of: OutputOf) -> None:
     folders = [str(results / name) for name in ("mine", "empty")]
-    assert main(["claims", *folders]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert main(["claims", *folders, "--verdict", "not run"]) == 0  # left out above
-    left_out = capsys.readouterr().out.splitlines()
+    lines = output_of("claims", *folders).splitlines()
+    left_out = output_of("claims", *folders, "--verdict", "not run").splitlines()
     not_run = [line for line in left_out if line.startswith(SOURCES)]
     (line,) = [line for line in lines if BOUNDS.sentence in line]
     assert line.split()[:4] == ["Wortsman", "2023", "2", "reproduced"]

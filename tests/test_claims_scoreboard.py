@@ -18,6 +18,7 @@ from lab.analysis.judging.verdicts import Verdict, judge_claim
 from lab.report import scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
+from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[1] / "results"
 FALLS = CLAIMS["instability_rises_without"]
@@ -63,15 +64,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sweeps_on_other_text_are_judged_apart(
-    results: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    results: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str], output_of: OutputOf
 ) -> None:
     text = page_of(results)
     cells = row_of(text, FALLS.sentence)
     assert (cells["verdict"], cells["on other text"]) == ("reproduced", "contradicted")
     assert capsys.readouterr().out.startswith("page: ")
     assert cells["parameters"] == "24.7k to 394k"
-    assert main(["claims", str(results / "other_text"), "--json"]) == 0
-    alone = {one["claim"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    alone = {one["claim"]: one["verdict"] for one in json.loads(output_of("claims", results / "other_text", "--json"))}
     assert alone[FALLS.sentence] == "contradicted"
     assert "also on other text: of " in text
     assert 'data-sorts="verdict"' in text, "rows are chosen by their verdict"
@@ -140,11 +140,10 @@ def test_the_log_of_a_size_is_shown_as_the_size() -> None:
 
 
 def test_claims_without_runs_are_counted_and_shown_on_request_only(
-    results: Path, page_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    results: Path, page_of: Callable[..., str], output_of: OutputOf
 ) -> None:
     def listed(*words: str) -> str:
-        assert main(["claims", str(results), *words]) == 0
-        return capsys.readouterr().out
+        return output_of("claims", results, *words)
 
     text = listed()
     assert FALLS.sentence in text
@@ -158,21 +157,18 @@ def test_claims_without_runs_are_counted_and_shown_on_request_only(
     assert {row["figure"] for row in json.loads(listed("--figure", "1", "--json"))} == {"1"}
 
 
-def test_one_source_alone_ends_with_the_figures_that_show_its_claims(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_source_alone_ends_with_the_figures_that_show_its_claims(results: Path, output_of: OutputOf) -> None:
     drawn = results / "qk_layernorm" / "figures" / "learning_rate_sensitivity.svg"
-    assert main(["claims", str(results), "--source", "Wortsman 2023"]) == 0
-    out = capsys.readouterr().out
+    out = output_of("claims", results, "--source", "Wortsman 2023")
     assert "figure: " not in out
     assert not out.endswith("\n\n")
     drawn.parent.mkdir()
     drawn.write_text("<svg/>")
-    assert main(["claims", str(results), "--source", "Wortsman 2023"]) == 0
-    *_, last = capsys.readouterr().out.splitlines()
+    *_, last = output_of("claims", results, "--source", "Wortsman 2023").splitlines()
     assert last == f"figure: {drawn}"
-    assert main(["claims", str(results), "--source", "GLM-130B", "--json"]) == 0
-    assert {one["source"] for one in json.loads(capsys.readouterr().out)} == {"GLM-130B"}
+    assert {one["source"] for one in json.loads(output_of("claims", results, "--source", "GLM-130B", "--json"))} == {
+        "GLM-130B"
+    }
 
 
 def test_decided_claims_are_counted_by_their_q() -> None:
@@ -208,9 +204,8 @@ def test_what_is_only_asked_is_not_called_contradicted() -> None:
     assert [line.strip("| ").split(" | ")[column] for line in lines[-2:]] == ["1", "0"], "questions are no claims"
 
 
-def test_a_q_is_no_smaller_than_what_is_known_of_tails(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", str(results), "--json"]) == 0
-    qs = [one["q"] for one in json.loads(capsys.readouterr().out) if one["q"] is not None]
+def test_a_q_is_no_smaller_than_what_is_known_of_tails(results: Path, output_of: OutputOf) -> None:
+    qs = [one["q"] for one in json.loads(output_of("claims", results, "--json")) if one["q"] is not None]
     assert min(qs) == 1e-4
     rows = [ScoreboardRow(FALLS, verdict("reproduced"), q=q) for q in (1e-4, 0.002, math.nan)]
     assert scoreboard.table(rows)["q"].tolist() == ["at most 0.0001", "0.002", ""]

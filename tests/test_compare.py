@@ -18,6 +18,7 @@ from lab.analysis.sensitivity import per_seed
 from lab.analysis.statistics import student_t
 from lab.records import plans, store
 from lab.records.status import read_status
+from sweeping import OutputOf
 
 WITHOUT, WITH = "without qk-layernorm", "with qk-layernorm"
 LRS = (3e-3, 1e-2, 3e-2, 1e-1)
@@ -88,20 +89,19 @@ def test_arms_are_compared_where_both_have_runs_and_the_rest_is_said(two: tuple[
 
 
 def test_the_command_prints_a_table_or_json_and_judges_nothing(
-    two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: tuple[Path, Path], tmp_path: Path, output_of: OutputOf
 ) -> None:
-    assert main(["compare", *map(str, two)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = output_of("compare", *two).splitlines()
     assert lines[:2] == [f"A: {two[0]}", f"B: {two[1]}"]
     assert lines[3].split()[:3] == ["arm", "parameters", "quantity"]
     assert "-0.100 [-0.100, -0.100]" in lines[4]
-    assert main(["compare", *map(str, two), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["quantities"]
+    rows = json.loads(output_of("compare", *two, "--json"))["quantities"]
     assert rows[0]["difference"] == pytest.approx(-0.1, abs=1e-5)
     assert [row["low"] for row in rows if row["a"] == row["b"] == "none"] == [None]
     apart = folder(tmp_path / "apart", arms=("none",), widths=(64,))
-    assert main(["compare", str(two[0]), str(apart)]) == 2
-    assert capsys.readouterr().err.startswith("lab: nothing to compare: no curve is with z-loss at 24.7k")
+    assert output_of("compare", two[0], apart, code=2).startswith(
+        "lab: nothing to compare: no curve is with z-loss at 24.7k"
+    )
 
 
 def test_a_quantity_that_neither_side_has_is_called_undefined(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def under_way(place: Path) -> tuple[Path, list[str]]:
 
 
 def test_a_status_tells_what_is_there_failed_running_and_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
 ) -> None:
     place, (plan, *names) = under_way(tmp_path)
     assert main(["status", str(place)]) == 0
@@ -138,14 +138,12 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
         "failed: 1 runs, out of memory: 9 GB",
         "2 runs of fleet 1: step 100 of 400 after 0:30, about 1:15 left",
     ]
-    assert main(["status", str(place), "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+    status = json.loads(output_of("status", place, "--json"))
     assert (status["finished"], status["running"], status["missing"], status["seconds"]) == (1, 2, 2, 1.0)
     assert status["fleets"][0]["runs"] == names[2:4]
     silent = place / "plans" / f"{plan}.progress" / "1"
     os.utime(silent, (time.time() - 3600, time.time() - 3600))
-    assert main(["status", str(place)]) == 0
-    output = capsys.readouterr().out
+    output = output_of("status", place)
     assert "0 running, 4 missing" in output
     assert "step 100 of 400, and no sign for 1:00:00: killed, or cut off from this folder" in output
 
@@ -158,9 +156,7 @@ def test_a_failed_run_that_trains_again_is_running(tmp_path: Path) -> None:
     assert status.reasons == {}
 
 
-def test_a_status_counts_the_runs_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"lab: no runs and no plans in {tmp_path}\n"
+def test_a_status_counts_the_runs_of_a_folder(tmp_path: Path, output_of: OutputOf) -> None:
+    assert output_of("status", tmp_path, code=2) == f"lab: no runs and no plans in {tmp_path}\n"
     folder = planted.write(tmp_path / "done", list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,))))
-    assert main(["status", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith(f"{folder}: 7 finished, 0 diverged, 0 failed, 0 running, 0 missing\n")
+    assert output_of("status", folder).startswith(f"{folder}: 7 finished, 0 diverged, 0 failed, 0 running, 0 missing\n")

@@ -17,6 +17,7 @@ from lab import main
 from lab.analysis import study
 from lab.core.errors import RequestError
 from lab.records import run_folders, store, trackers
+from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[1] / "results"
 LRS = (1e-3, 1e-2, 1e-1)
@@ -48,19 +49,21 @@ def runs() -> list[tuple[float, str, int]]:
 
 
 def test_an_extra_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     def missing(name: str) -> None:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(trackers, "distribution", missing)
     (tmp_path / "events.out.tfevents.1").touch()
-    assert main(["import", str(tmp_path), f"out={tmp_path / 'out'}"]) == 2
-    assert capsys.readouterr().err == "lab: tensorboard is not installed: pip install 'instability-lab[tensorboard]'\n"
+    assert (
+        output_of("import", tmp_path, f"out={tmp_path / 'out'}", code=2)
+        == "lab: tensorboard is not installed: pip install 'instability-lab[tensorboard]'\n"
+    )
 
 
 @pytest.mark.extras
-def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_told_apart_by_their_paths(tmp_path: Path, output_of: OutputOf) -> None:
     for lr, arm, seed in runs():
         rates = [lr / 2, lr, 0.0]
         write(tmp_path / f"logs/{arm}/lr={lr}_seed={seed}", {"eval/loss": loss(lr, arm, seed), "schedule": rates})
@@ -72,8 +75,7 @@ def test_runs_are_told_apart_by_their_paths(tmp_path: Path, capsys: pytest.Captu
     assert worst.to_dict() == pytest.approx({"folder base": 3.01, "folder clip": 2.01})
     assert set(made.records.runs["steps"]) == {20}
     assert {*made.records.metrics["probe"]} == {"val_loss", "schedule"}
-    assert main(words) == 0
-    assert "18 runs already there" in capsys.readouterr().out
+    assert "18 runs already there" in output_of(*words)
 
 
 @pytest.mark.extras
@@ -140,15 +142,14 @@ def test_what_this_lab_exported_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    tmp_path: Path, output_of: OutputOf, options: list[str], said: str
 ) -> None:
     for lr in LRS:
         write(tmp_path / f"logs/lr={lr}", {"train/loss": [3.0, lr]})
     if not options:
         write(tmp_path / "logs/lr=0.3", {"grad_norm": [1.0]})
     words = [str(tmp_path / "logs"), f"out={tmp_path / 'out'}", "--size", "1000", *options]
-    assert main(["import", *words]) == 2
-    error = capsys.readouterr().err
+    error = output_of("import", *words, code=2)
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -221,11 +222,10 @@ def test_a_folder_of_runs_is_a_table(
     assert "diverged" in capsys.readouterr().out
 
 
-def test_what_is_no_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_log_is_named(tmp_path: Path, output_of: OutputOf) -> None:
     grid(tmp_path / "runs", comma_separated, ".csv")
     (tmp_path / "runs/README.txt").write_text("Nothing here.\n")
-    assert main(["import", str(tmp_path / "runs"), f"out={tmp_path / 'out'}"]) == 0
-    assert re.search(r"not read +README.txt: ", capsys.readouterr().out)
+    assert re.search(r"not read +README.txt: ", output_of("import", tmp_path / "runs", f"out={tmp_path / 'out'}"))
 
 
 @pytest.mark.parametrize("indent", [None, 1])

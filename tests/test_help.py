@@ -10,6 +10,7 @@ import pytest
 from lab.__main__ import main
 from lab.cli import commands, request, usage
 from lab.records.columns import Columns
+from sweeping import OutputOf
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -33,11 +34,10 @@ def test_the_help_of_a_command_shows_form_options_and_an_example(capsys: pytest.
             assert any(line.split() == [*form.split(), *meaning.split()] for line in lines), form
 
 
-def test_help_is_a_word_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_word_as_well(capsys: pytest.CaptureFixture[str], output_of: OutputOf) -> None:
     assert said(capsys, "help") == said(capsys, "--help")
     assert said(capsys, "help", "status") == said(capsys, "status", "--help") == said(capsys, "status", "-h")
-    assert main(["help", "stats"]) == 2
-    assert "nearest: status" in capsys.readouterr().err
+    assert "nearest: status" in output_of("help", "stats", code=2)
 
 
 def test_an_example_is_read_by_the_parser_of_its_command() -> None:

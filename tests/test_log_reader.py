@@ -18,6 +18,7 @@ from lab.analysis.events.log_reader import given_columns
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from lab.records import trackers
+from sweeping import OutputOf
 from test_watch import bump, calm
 
 LOSS = np.round(calm() + bump(3.0), 4)
@@ -79,7 +80,7 @@ FORMATS: dict[str, tuple[str, str, set[str]]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_gives_every_row(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, text, others = FORMATS[name]
     path = tmp_path / file
@@ -94,8 +95,7 @@ def test_each_format_gives_every_row(
     if "lr" in others:
         np.testing.assert_allclose(log.columns["lr"], 3e-4)
     monkeypatch.chdir(tmp_path)
-    assert main(["watch", file, "--json"]) == 1
-    (event,) = json.loads(capsys.readouterr().out)["events"]
+    (event,) = json.loads(output_of("watch", file, "--json", code=1))["events"]
     assert (event["step"], event["ending"]) == (500, "recovered")
 
 
@@ -234,15 +234,14 @@ def test_several_runs_in_a_table_are_several_runs(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_logs_names_what_it_did_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text(lines(NANOGPT))
     (tmp_path / "notes.txt").write_text("nothing of use\n")
     (tmp_path / "weights.bin").write_bytes(b"\0" * 100)
     monkeypatch.chdir(tmp_path)
-    assert main(["watch", "."]) == 1
-    out = capsys.readouterr().out.splitlines()
+    out = output_of("watch", ".", code=1).splitlines()
     assert out[2].startswith("not read: notes.txt holds no measurement")
     assert [line.split(":")[0] for line in out if " step 500: " in line] == ["a.log step 500", "b.log step 500"]
     assert out[-1] == "2 alarms in 2 runs"
@@ -272,11 +271,10 @@ def test_a_checkpoint_folder_is_read_at_its_newest_state(tmp_path: Path) -> None
     assert len(log.step_n) == 1000
 
 
-def test_columns_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_may_be_given(tmp_path: Path, output_of: OutputOf) -> None:
     odd = tmp_path / "odd.csv"
     odd.write_text("tokens,loss,ce\n" + lines("{step},9,{loss}"))
-    assert main(["watch", str(odd), "--columns", "step=tokens,loss=ce", "--json"]) == 1
-    (event,) = json.loads(capsys.readouterr().out)["events"]
+    (event,) = json.loads(output_of("watch", odd, "--columns", "step=tokens,loss=ce", "--json", code=1))["events"]
     assert event["step"] == 500
     odd.with_suffix(".jsonl").write_text(lines('{{"tokens": {step}, "out": {{"ce": {loss}}}}}'))
     assert main(["watch", str(odd.with_suffix(".jsonl")), "--columns", "step=tokens,loss=out/ce", "--json"]) == 1
@@ -305,13 +303,12 @@ def test_what_was_logged_of_a_step_in_two_lines_is_one_row(tmp_path: Path) -> No
     assert read.notes == ["log.jsonl: step 'step', loss 'loss' in nats, grad_norm 'grad_norm'"]
 
 
-def test_a_log_of_too_many_bytes_is_for_followers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_of_too_many_bytes_is_for_followers(tmp_path: Path, output_of: OutputOf) -> None:
     path = tmp_path / "log.csv"
     path.write_text("step,loss\n")
     with open(path, "r+b") as file:
         file.truncate(10**9)
-    assert main(["watch", str(path)]) == 2
-    assert "is larger than 256 MiB; lab watch" in capsys.readouterr().err
+    assert "is larger than 256 MiB; lab watch" in output_of("watch", path, code=2)
 
 
 def write_events(folder: Path) -> None:
@@ -353,7 +350,7 @@ def test_a_growing_folder_of_events_is_followed(tmp_path: Path) -> None:
 
 
 def test_event_files_without_tensorboard_say_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
 
@@ -361,7 +358,6 @@ def test_event_files_without_tensorboard_say_what_to_install(
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(trackers, "distribution", missing)
-    assert main(["watch", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
+    said = output_of("watch", tmp_path, code=2)
     assert "pip install 'instability-lab[tensorboard]'" in said
     assert said.count("\n") == 1

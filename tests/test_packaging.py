@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.__main__ import main
 from lab.core import shipped
 from lab.report.scoreboard import OF_THE_LAB
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard.transfer import predict, published
+from sweeping import OutputOf
 
 HOME = Path(__file__).parents[1]
 
@@ -31,17 +31,17 @@ def shipped_alone(top: Path) -> Path:
 
 
 def test_what_claims_and_the_board_read_comes_with_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     monkeypatch.chdir(tmp_path)
     results = shipped_alone(tmp_path / "site")
     monkeypatch.setattr(shipped, "data_folder", lambda name: results if name == "results" else HOME / name)
-    assert main(["claims", "--source", "PaLM-540B", "--json"]) == 0
-    verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    verdicts = {
+        one["name"]: one["verdict"] for one in json.loads(output_of("claims", "--source", "PaLM-540B", "--json"))
+    }
     assert {name for name in CLAIMS if CLAIMS[name].source == "PaLM-540B"} == {*verdicts}
     assert {"reproduced", "not run"} & {*verdicts.values()}
-    assert main(["claims"]) == 0
-    assert "These verdicts come with the lab" in capsys.readouterr().out
+    assert "These verdicts come with the lab" in output_of("claims")
     by_claim = [pair for pair in published() if pair.claim]
     assert all(one.difference for one in predict(shipped.results() / "board", by_claim))
 

@@ -14,7 +14,7 @@ from lab.analysis.events.following import Alarm, Follower
 from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
 from lab.analysis.events.logs import read_logs
 from lab.data.synthetic import BACKSLASH, ESCAPED, Escapes, Trigram
-from sweeping import finished
+from sweeping import OutputOf, finished
 
 EVALUATIONS, EVERY, BEGINS = 120, 25, 40  # evaluations of a log, steps from one to the next, and the first that parts
 
@@ -92,13 +92,11 @@ def test_later_evaluations_change_no_earlier_ones() -> None:
     pd.testing.assert_series_equal(parting(own, clean)[:70], parting(own[:70], clean[:70]))
 
 
-def test_lab_watch_finds_them_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lab_watch_finds_them_in_a_log(tmp_path: Path, output_of: OutputOf) -> None:
     path = write_csv(tmp_path / "log.csv", *losses(1, parts=True, clean_rise=0.3))
-    assert main(["watch", str(path), "--json"]) == 1
-    events = json.loads(capsys.readouterr().out)["events"]
+    events = json.loads(output_of("watch", path, "--json", code=1))["events"]
     assert [event["kind"] for event in events] == ["parting"]
-    assert main(["watch", str(path)]) == 1
-    line = capsys.readouterr().out.splitlines()[1]
+    line = output_of("watch", path, code=1).splitlines()[1]
     assert "the two held-out losses part, up to 0.5" in line
     assert "nats per token further apart than 20 evaluations before" in line
     (page,) = (tmp_path / "log.csv.alarms").glob("*.html")

@@ -13,7 +13,6 @@ import yaml
 
 import planted
 from committed import RESULTS, in_one_process, judged
-from lab.__main__ import main
 from lab.analysis.judging.decision import ABOVE_ZERO, alpha_of, decide
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence
@@ -23,6 +22,7 @@ from lab.core import shipped
 from lab.report.power import POWER, seeds_for
 from lab.report.scoreboard import ScoreboardRow, read
 from lab.studies.claims import CLAIMS
+from sweeping import OutputOf
 
 CLAIM = "qk_layernorm_lowers_sensitivity"
 SCRIPT = runpy.run_path(str(RESULTS / "power.py"))
@@ -55,12 +55,11 @@ def test_an_effect_on_the_wrong_side_takes_no_number_of_seeds() -> None:
     assert seeds_for(1.0, 0.0, 0.04) == 3
 
 
-def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(tmp_path: Path, output_of: OutputOf) -> None:
     planted.write(tmp_path / "pilot", list(planted.cards()))
-    assert main(["claims", str(tmp_path / "pilot"), "--power", CLAIM, "--effect", "0.02"]) == 0
-    first, head, *parts, pilot, last = capsys.readouterr().out.splitlines()
+    first, head, *parts, pilot, last = output_of(
+        "claims", tmp_path / "pilot", "--power", CLAIM, "--effect", "0.02"
+    ).splitlines()
     assert first == "LR sensitivity is lower with qk-layernorm, at every size (Wortsman 2023, 1), in nats/token"
     assert head.split()[0] == "part"
     assert [line.split()[:2] for line in parts] == [["24.7k", "parameters"], ["98.6k", "parameters"]]
@@ -68,8 +67,7 @@ def test_each_part_has_its_seeds_and_the_claim_those_of_the_hardest(
     assert last.endswith(f" each: {max(int(line.split()[-1]) for line in parts)}")
     spreads = [float(line.split()[3]) for line in parts]
     assert [int(line.split()[-1]) for line in parts] == [seeds_for(0.02, spread, alpha_of(1)) for spread in spreads]
-    assert main(["claims", str(tmp_path / "pilot"), "--power", CLAIM, "--effect=-0.1"]) == 0
-    assert capsys.readouterr().out.endswith("each: none\n")
+    assert output_of("claims", tmp_path / "pilot", "--power", CLAIM, "--effect=-0.1").endswith("each: none\n")
 
 
 def opened(means: list[float], spreads: list[float], readings: int = 0, **control: list[float]) -> tuple[float, int]:

@@ -401,16 +401,14 @@ def test_figures_show_lines_limit_and_what_was_held_out():
         assert {xs[0] for xs, _ in follow} == {100_000}
 
 
-def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
+def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, output_of):
     folder = written(tmp_path, *runs_of())
-    assert main(["predict", str(folder)]) == 0
-    output = capsys.readouterr().out
+    output = output_of("predict", folder)
     assert "9 of 9 runs inside the 95 % interval and 9 of 9 runs of the predicted class" in " ".join(output.split())
     assert {path.name for path in (folder / "figures").iterdir()} == {"logit_forecast.svg", "gradient_forecast.svg"}
     again = layout.svg(logit_forecast(store.read(folder)), "logit_forecast")
     assert (folder / "figures" / "logit_forecast.svg").read_text() == again
-    assert main(["predict", str(folder), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = json.loads(output_of("predict", folder, "--json"))
     assert made["text"] == output.splitlines()
     forecasts = [one for quantity in (LOGIT, GRADIENT) for one in make_forecasts(store.read(folder), quantity)]
     assert [fit["slope"] for fit in made["fits"]] == [line.slope for one in forecasts for line in one.lines.values()]
@@ -418,16 +416,14 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, capsys):
     assert sum(fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == LOGIT.name) == 9
 
 
-def test_sizes_of_a_mixture_are_said_to_count_all_experts(tmp_path, capsys):
+def test_sizes_of_a_mixture_are_said_to_count_all_experts(tmp_path, output_of):
     of_experts = {"intervention.experts.number": 8, "intervention.experts.top_k": 2, "intervention.experts.hidden": 1}
     folder = written(tmp_path, *runs_of(**of_experts))
     told = f"Sizes count all experts: of the largest, {count(largest := max(WIDTHS.values()))}, "
     told += f"{count(largest - 2 * 6 * 2 * max(WIDTHS) ** 2)} act on a token."
     for words in ([], ["--size", "7B"]):
-        assert main(["predict", str(folder), *words]) == 0
-        assert capsys.readouterr().out.count(told) == 1
-    assert main(["predict", str(written(tmp_path / "dense", *runs_of()))]) == 0
-    assert "experts" not in capsys.readouterr().out
+        assert output_of("predict", folder, *words).count(told) == 1
+    assert "experts" not in output_of("predict", written(tmp_path / "dense", *runs_of()))
 
 
 # Rounded output logits.
@@ -486,9 +482,8 @@ def test_too_few_sizes_or_seeds_have_a_slope_and_no_forecast():
     assert cells(records, "bf16 from steps") == ["needs 2 seeds"]
 
 
-def test_one_size_has_levels_alone_and_is_no_error(tmp_path, capsys):
-    assert main(["predict", str(written(tmp_path, *with_output_logits(level, widths=(128,))))]) == 0
-    out = capsys.readouterr().out
+def test_one_size_has_levels_alone_and_is_no_error(tmp_path, output_of):
+    out = output_of("predict", written(tmp_path, *with_output_logits(level, widths=(128,))))
     assert "64 in bf16, 4 in E4M3 and 2 in E5M2" in " ".join(out.split())
     assert "0.01 (highest stable)" in out
     assert "growth" not in out.split("nothing to fit")[0].split("no trend")[0]
@@ -522,13 +517,11 @@ def test_at_a_size_the_value_the_limits_and_the_decades_left_are_those_of_the_la
     assert peak.value.latest / peak.value.earliest > width  # further away, the interval is wider
 
 
-def test_a_learning_rate_beyond_the_runs_gets_no_value_and_is_said_to(tmp_path, capsys):
+def test_a_learning_rate_beyond_the_runs_gets_no_value_and_is_said_to(tmp_path, output_of):
     folder = written(tmp_path / "made", *runs_of())
-    assert main(["predict", str(folder), "--size", "400M", "--lr", "1e-4"]) == 0
-    said = capsys.readouterr().out
+    said = output_of("predict", folder, "--size", "400M", "--lr", "1e-4")
     assert "beyond those that ran, 0.001 to 0.1" in said
-    assert main(["predict", str(folder), "--size", "400M", "--lr", "1e-4", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(output_of("predict", folder, "--size", "400M", "--lr", "1e-4", "--json"))
     assert [row["value"] for row in rows] == [None, None]
     assert all(row["decades_beyond_largest"] == pytest.approx(3) for row in rows)
 

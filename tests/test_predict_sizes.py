@@ -15,6 +15,7 @@ from lab.analysis import forecast, from_frame
 from lab.analysis.forecast import sizes
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.core.errors import RequestError
+from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)
 LRS = tuple(10.0 ** (exponent / 2) for exponent in range(-9, 2))
@@ -86,23 +87,24 @@ def test_unknown_initial_losses_leave_the_optimum_known() -> None:
     pd.testing.assert_frame_equal(known, unknown)
 
 
-def test_lab_predict_says_what_it_foretells_and_how_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lab_predict_says_what_it_foretells_and_how_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
+) -> None:
     table().to_csv(tmp_path / "runs.csv", index=False)
     out = tmp_path / "out"
     assert main(["import", str(tmp_path / "runs.csv"), f"out={out}", "--initial-loss", "9"]) == 0
     capsys.readouterr()
-    assert main(["predict", str(out)]) == 0
-    text = capsys.readouterr().out
+    text = output_of("predict", out)
     assert "error at 64M" in text
     assert "640M (10x)" in text
     assert "3 of 3" in text
-    assert main(["predict", str(out), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = json.loads(output_of("predict", out, "--json"))
     assert made["text"] == text.splitlines()
     assert {fit["quantity"] for fit in made["fits"]} <= {sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV}
     assert {fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == sizes.LR} == {3}
-    assert main(["predict", str(out), "--window", "1e-4", "1e-2"]) == 0
-    assert "LR sensitivity (nats/token), over learning rates from 0.0001 to 0.01" in capsys.readouterr().out
+    assert "LR sensitivity (nats/token), over learning rates from 0.0001 to 0.01" in output_of(
+        "predict", out, "--window", "1e-4", "1e-2"
+    )
     assert main(["predict", str(out), "--window", "1", "2"]) == 2
     assert not (out / "figures").exists()
 
@@ -123,7 +125,8 @@ def test_one_seed_has_an_interval_over_sizes_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--size", "7B"], ["--size", "7B", "--lr", "1e-3"]])
-def test_a_window_is_for_runs_of_a_table(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_window_is_for_runs_of_a_table(options: list[str], output_of: OutputOf) -> None:
     quickstart = Path(__file__).parents[1] / "results" / "quickstart"
-    assert main(["predict", str(quickstart), "--window", "1e-4", "1e-2", *options]) == 2
-    assert "--window goes with runs imported from a table" in capsys.readouterr().err
+    assert "--window goes with runs imported from a table" in output_of(
+        "predict", quickstart, "--window", "1e-4", "1e-2", *options, code=2
+    )

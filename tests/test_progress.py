@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lab.__main__ import main
 from lab.cli.launch import show_planning
 from lab.core import machine
 from lab.core.machine import cores
@@ -33,6 +32,7 @@ from lab.sweeping.terminal import Scene, cells, scene, sketch
 from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
 from small import configs, tree
+from sweeping import OutputOf
 
 NAN, INF = math.nan, math.inf
 
@@ -178,12 +178,11 @@ def test_a_log_says_that_planning_takes_long(
         now += 0.01
 
 
-def test_a_refusal_while_planning_leaves_no_bar_behind(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refusal_while_planning_leaves_no_bar_behind(monkeypatch: pytest.MonkeyPatch, output_of: OutputOf) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["train", "-m", "data=synthetic", "optimizer.lr=1e-2,1e-1,-1", "out=nowhere"]) == 2
-    planning, refusal = capsys.readouterr().err.rsplit("\x1b[2K", 1)
+    planning, refusal = output_of(
+        "train", "-m", "data=synthetic", "optimizer.lr=1e-2,1e-1,-1", "out=nowhere", code=2
+    ).rsplit("\x1b[2K", 1)
     assert "planning 3 points" in planning
     assert refusal.endswith("lab: optimizer.lr must be above 0, not -1\n")
 

@@ -12,6 +12,7 @@ import pytest
 
 from lab import main
 from planted import cards, heard, write
+from sweeping import OutputOf
 from test_watch import bump, calm
 
 STEPS = 1000
@@ -76,19 +77,20 @@ def test_a_log_that_its_replay_repeats_has_neither(tmp_path: Path, capsys: pytes
     assert cause(tmp_path, run, replay, capsys) == []
 
 
-def test_the_line_names_the_cause_and_what_it_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_names_the_cause_and_what_it_means(tmp_path: Path, output_of: OutputOf) -> None:
     run, replay = log(tmp_path / "log.csv", SPIKED), log(tmp_path / "replay.csv", QUIET)
-    assert main(["watch", str(run), "--replay", str(replay)]) == 1
-    line = next(line for line in capsys.readouterr().out.splitlines() if "loss spike" in line)
+    line = next(
+        line for line in output_of("watch", run, "--replay", replay, code=1).splitlines() if "loss spike" in line
+    )
     assert ", likely cause: corrupted_state (a fault of memory or checkpoint, since it does not return" in line
-    assert main(["watch", str(log(tmp_path / "cut.csv", QUIET[:700])), "--replay", str(replay)]) == 0
-    assert "\ncut.csv step 699: departs from its replay, likely cause: stopped" in capsys.readouterr().out
-    assert main(["watch", str(run), "--json"]) == 1
-    assert list(json.loads(capsys.readouterr().out)) == ["events", "notes"]
+    assert "\ncut.csv step 699: departs from its replay, likely cause: stopped" in output_of(
+        "watch", log(tmp_path / "cut.csv", QUIET[:700]), "--replay", replay
+    )
+    assert list(json.loads(output_of("watch", run, "--json", code=1))) == ["events", "notes"]
 
 
 def test_runs_of_folders_are_paired_by_their_ids(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = list(cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0, 1)))
     once = write(tmp_path / "once", runs, every=4)
@@ -100,8 +102,7 @@ def test_runs_of_folders_are_paired_by_their_ids(
     again = write(tmp_path / "again", runs, every=4)
     (departed,) = cause(tmp_path, again, once, capsys)
     assert departed == (200, "corrupted_state")
-    assert main(["watch", str(once), "--replay", str(tmp_path / "none.csv")]) == 2
-    assert "no results folder or log" in capsys.readouterr().err
+    assert "no results folder or log" in output_of("watch", once, "--replay", tmp_path / "none.csv", code=2)
 
 
 OTHER_BATCHES = calm(77)

@@ -26,6 +26,7 @@ from lab.records import run_table, store, table_files
 from lab.records.columns import Columns
 from lab.report.answers import answer
 from lab.studies.figures import FIGURES
+from sweeping import OutputOf
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "your_own_sweep.md"
@@ -206,7 +207,7 @@ def test_an_axis_may_begin_at_zero_and_the_best_learning_rate_be_taken(tmp_path:
 
 
 def test_arms_without_learning_rates_are_compared_by_the_tests_of_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
 ) -> None:
     """Three arms, of which one is the baseline by its name; the paired differences are by hand."""
     rows = [
@@ -224,8 +225,7 @@ def test_arms_without_learning_rates_are_compared_by_the_tests_of_the_page(
     p = {arm: scipy.stats.ttest_1samp(interval.values, 0).pvalue for arm, interval in changes.items()}
     adjusted = {"adamw": max(p["adamw"], 2 * p["sgd"]), "sgd": 2 * p["sgd"]}
     capsys.readouterr()
-    assert main(["report", str(tmp_path / "out"), "--difference", "0.005"]) == 0
-    said = capsys.readouterr().out
+    said = output_of("report", tmp_path / "out", "--difference", "0.005")
     for arm, p_of_arm in adjusted.items():
         (line,) = [line for line in said.splitlines() if line.startswith(arm) and "[" in line]
         assert line.endswith(f"{p_of_arm:.2g}")
@@ -308,7 +308,9 @@ def scaling_law(step: float = 2.0) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_the_law_of_the_optimum_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
+def test_the_law_of_the_optimum_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf, undrawn: None
+) -> None:
     options = ("--size", "N", "--loss", "smooth loss", "--best-over", "bs")
     assert import_it(tmp_path, scaling_law(), *options) == 0
     said = capsys.readouterr().out
@@ -319,13 +321,12 @@ def test_the_law_of_the_optimum_is_found(tmp_path: Path, capsys: pytest.CaptureF
     powers = re.findall(r"(\w+)\^(\S+) \[(\S+), (\S+)\]", law)
     assert [(name, float(power)) for name, power, *_ in powers] == [("size", -0.8), ("D", 0.3)]
     assert all(float(low) <= float(power) <= float(high) for _, power, low, high in powers)
-    assert main(["predict", str(tmp_path / "out")]) == 0
-    assert "size^-0.80 [" in capsys.readouterr().out
+    assert "size^-0.80 [" in output_of("predict", tmp_path / "out")
     assert main(["report", str(tmp_path / "out")]) == 0
     assert "Law of the best learning rate: size^-0.80 [" in (tmp_path / "out/report.html").read_text()
 
 
-def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, output_of: OutputOf) -> None:
     """The optimum falls by two steps of the grid from the small size to the large one, in each of three seeds."""
     rows = [
         {"lr": 10**place, "seed": seed, "N": size, "loss": 3 + (place - best - noise) ** 2}
@@ -345,8 +346,7 @@ def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, capsys: pyt
     assert float(transfer(noisy)["could have seen"]) > 0
     assert transfer(pd.DataFrame(rows).query("seed == 0"))["could have seen"] == "1.00"
     assert import_it(tmp_path, pd.DataFrame(rows), "--size", "N") == 0
-    assert main(["predict", str(tmp_path / "out")]) == 0
-    assert re.search(r"loss|runs.csv +1k +8k +0.01 to 0.001 +-2.00", capsys.readouterr().out)
+    assert re.search(r"loss|runs.csv +1k +8k +0.01 to 0.001 +-2.00", output_of("predict", tmp_path / "out"))
 
 
 def wandb_rows() -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
@@ -520,7 +520,7 @@ def test_the_tables_of_the_page_are_runs_of_the_lab() -> None:
 
 
 def test_runs_of_wandb_become_a_table_as_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output_of: OutputOf
 ) -> None:
     """With a stand-in for ``wandb``, whose runs have nested configs and summaries."""
     runs = [
@@ -540,8 +540,7 @@ def test_runs_of_wandb_become_a_table_as_the_page_says(
     exec(of_wandb, {})  # the page's own code
     for is_new in (True, False):
         capsys.readouterr()
-        assert main(["import", "runs.csv", "out=out", "--json"]) == 0
-        said = json.loads(capsys.readouterr().out)
+        said = json.loads(output_of("import", "runs.csv", "out=out", "--json"))
         assert [said[key] for key in ("folder", "runs", "is_new")] == ["out", len(runs), is_new]
         assert said["mapping"]["not used: bookkeeping"] == "State, summary._runtime"
     records = store.read(tmp_path / "out")
@@ -587,15 +586,14 @@ def test_a_table_is_imported_once_or_replaced_on_request(tmp_path: Path, capsys:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("second", ["two", "one"])
-def test_no_run_of_two_tables_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str], second: str) -> None:
+def test_no_run_of_two_tables_is_lost(tmp_path: Path, output_of: OutputOf, second: str) -> None:
     """Tables have arms of their own by name; of two tables with one name, what repeats a point is named."""
     worse = table().assign(**{"eval/loss": lambda runs: runs["eval/loss"] + 0.5})
     outs = [tmp_path / "first", tmp_path / "second"]
     for frame, out, name in ((table(), outs[0], "one"), (worse, outs[1], second)):
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
         assert main(["import", str(tmp_path / f"{name}.csv"), f"out={out}"]) == 0
-    assert main(["report", *map(str, outs)]) == 0
-    said = capsys.readouterr().out
+    said = output_of("report", *outs)
     arms = {f"clip {clip}, table {name}.csv" for clip in ("off", "on") for name in ("one", "two")}
     is_told_apart = second == "two"
     assert set(study(outs).points["arm"]) == (arms if is_told_apart else {"clip off", "clip on"})

@@ -9,12 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lab import main
 from lab.records import store
 from lab.sweeping.planner import Point, pack, points, shard_points
 from lab.training.identity import static_key
 from small import tree
-from sweeping import RUNS, TIMINGS, assert_same, begin
+from sweeping import RUNS, TIMINGS, OutputOf, assert_same, begin
 
 ONE = [
     "steps=3",
@@ -67,15 +66,14 @@ def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unreported", "briefly")
 def test_the_last_shard_gathers_and_the_others_say_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
     def last_line(shard: str) -> str:
         words = ["train", "-m", *ONE, "seed=0,1,2,3,4", shard]
         monkeypatch.setattr(sys, "argv", ["lab", *words])
-        assert main(words) == 0
-        return capsys.readouterr().out.strip().splitlines()[-1]
+        return output_of(*words).strip().splitlines()[-1]
 
     counts = "trained, 0 already there, 0 diverged, 0 failed"
     assert last_line("shard=2/3") == f"2 {counts}; 3 points of other shards are still missing in runs/train"

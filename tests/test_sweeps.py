@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from composing import points_of
-from lab.__main__ import main
 from lab.cli.compose import Word
 from lab.core import shipped
 from lab.core.shipped import data_folder
 from lab.training.config import RunConfig, run_config
 from lab.training.identity import run_id
 from sampling import few, some
+from sweeping import OutputOf
 
 SWEEPS = shipped.sweeps()
 SCALES = sorted(path.stem for path in data_folder("conf").glob("scale/*.yaml"))
@@ -89,6 +89,9 @@ def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
-def test_a_sweep_trains_as_a_toy(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", name, "scale=toy", f"out={tmp_path / name}"]) == 0
-    assert re.search(r"^\d+ trained, 0 already there, \d+ diverged, 0 failed;", capsys.readouterr().out, re.MULTILINE)
+def test_a_sweep_trains_as_a_toy(name: str, tmp_path: Path, output_of: OutputOf) -> None:
+    assert re.search(
+        r"^\d+ trained, 0 already there, \d+ diverged, 0 failed;",
+        output_of("sweep", name, "scale=toy", f"out={tmp_path / name}"),
+        re.MULTILINE,
+    )

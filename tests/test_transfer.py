@@ -10,7 +10,6 @@ import pytest
 
 import planted_board
 from committed import RESULTS
-from lab.__main__ import main
 from lab.analysis.judging.verdicts import Verdict
 from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.failures import REFERENCE, STRESSED, Cell, board_arms, read_failures
@@ -30,6 +29,7 @@ from lab.studies.leaderboard.transfer import (
     score,
 )
 from planted_board import FAILURE, LR
+from sweeping import OutputOf
 
 
 def pair(a: str, b: str, outcome: str = "a", source: str = "S", **changes: str) -> Pair:
@@ -137,14 +137,12 @@ def test_published_orderings_name_arms_and_failures_of_the_board() -> None:
     assert set(NULLS) == {name for name in NULLS if isinstance(NULLS[name](published()[0]), str)}
 
 
-def test_a_table_of_ones_own_is_scored(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_ones_own_is_scored(board: Path, tmp_path: Path, output_of: OutputOf) -> None:
     table = tmp_path / "mine.csv"
     rows = [f"peri_ln,reference,a,{FAILURE.name}", f"peri_ln,reference,b,{FAILURE.name}"]
     table.write_text("\n".join(["a,b,outcome,failure", *rows, ""]))
-    assert main(["leaderboard", str(board), "--transfer", str(table)]) == 0
-    assert "1 of 2 (50%, 95 % interval" in capsys.readouterr().out
-    assert main(["leaderboard", str(board), "--transfer", str(table), "--json"]) == 0
-    scored = json.loads(capsys.readouterr().out)
+    assert "1 of 2 (50%, 95 % interval" in output_of("leaderboard", board, "--transfer", table)
+    scored = json.loads(output_of("leaderboard", board, "--transfer", table, "--json"))
     assert [(one["a"], one["predicted"], one["outcome"], one["agrees"]) for one in scored["pairs"]] == [
         ("peri_ln", "a", "a", True),
         ("peri_ln", "a", "b", False),

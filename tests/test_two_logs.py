@@ -22,6 +22,7 @@ from lab.analysis.events.logs import logs_of
 from lab.analysis.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
 from lab.records import store
 from planted import cards, write
+from sweeping import OutputOf
 
 ROWS = 600
 HOME = Path(__file__).parents[1]
@@ -189,7 +190,9 @@ def compared(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return content
 
 
-def test_the_command_compares_each_log_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_compares_each_log_with_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
+) -> None:
     paths = [
         written(tmp_path / f"{name}.csv", loss)
         for name, loss in {"a": twin(0, 1), "b": twin(0, 2) + 0.05, "c": spliced(twin(0, 3), twin(9, 3), 300)}.items()
@@ -200,8 +203,7 @@ def test_the_command_compares_each_log_with_the_first(tmp_path: Path, capsys: py
     assert [gap["verdict"] for gap in pairs[0]["gaps"]] == ["constant gap"]
     assert pairs[0]["gaps"][0]["low"] < 0.05 < pairs[0]["gaps"][0]["high"]
     assert [gap["is_paired"] for gap in pairs[1]["gaps"]] == [True, False]
-    assert main(["compare", *paths]) == 0
-    text = capsys.readouterr().out
+    text = output_of("compare", *paths)
     assert "Batches: shared with A at all 600 steps" in text
     assert "Verdict: constant gap of +0.0" in text
     assert "C: " in text
@@ -215,18 +217,18 @@ def test_a_margin_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert verdicts == ["constant gap", "equal"]
 
 
-def test_runs_of_a_folder_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_a_folder_are_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf) -> None:
     runs = list(cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0, 1)))
     folder = write(tmp_path / "records", runs)
     first, second = (str(folder / card["id"]) for card in runs)
     assert compared(capsys, first, second)["first"] == first
-    assert main(["compare", str(folder), first]) == 2
-    assert "holds 2 runs" in capsys.readouterr().err
-    assert main(["compare", str(folder / "none"), first]) == 2
-    assert "no run none" in capsys.readouterr().err
+    assert "holds 2 runs" in output_of("compare", folder, first, code=2)
+    assert "no run none" in output_of("compare", folder / "none", first, code=2)
 
 
-def test_events_of_one_log_are_told_from_those_of_its_twins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_one_log_are_told_from_those_of_its_twins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
+) -> None:
     spike = np.zeros(ROWS)
     spike[300:320] = 2 * np.exp(-np.arange(20) / 5)
     losses = {"a": twin(0, 1), "b": twin(0, 2) + spike, "c": twin(0, 3) + 0.7 * spike, "d": twin(9, 4) + spike}
@@ -239,8 +241,7 @@ def test_events_of_one_log_are_told_from_those_of_its_twins(tmp_path: Path, caps
     }
     assert shared == {"b": [["c"], ["a"]], "c": [["b"], ["a"]], "d": [[], []]}
     assert content["pairs"][0]["gaps"][0]["left_out"] > 3
-    assert main(["compare", *paths.values()]) == 0
-    text = capsys.readouterr().out
+    text = output_of("compare", *paths.values())
     assert "B step 3000: loss spike, " in text
     assert "; also in C; not in A" in text
     assert "no twin to compare" in text
@@ -302,14 +303,13 @@ def test_noise_has_no_bumps() -> None:
         assert bumps(a, b, shared_batches(a, b)) == []
 
 
-def test_the_page_draws_each_pair_with_its_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_draws_each_pair_with_its_events(tmp_path: Path, output_of: OutputOf) -> None:
     spiked = twin(0, 2)
     spiked[300:310] += 2.0
     losses = {"a": twin(0, 1), "b": spiked, "c": spliced(twin(0, 3), twin(9, 3), 300), "<d>": twin(0, 4, 20)}
     page = tmp_path / "page.html"
     paths = [written(tmp_path / f"{name}.csv", loss) for name, loss in losses.items()]
-    assert main(["compare", *paths, "--html", str(page)]) == 0
-    assert capsys.readouterr().out == f"page: {page}\n"
+    assert output_of("compare", *paths, "--html", page) == f"page: {page}\n"
     content = page.read_text(encoding="utf-8")
     assert content.count("<svg role=") == 3
     assert "<h2>C against A</h2>" in content
@@ -400,19 +400,16 @@ def test_the_page_says_how_often_siblings_find_trouble_and_cry_wolf() -> None:
     assert counts == re.findall(r"\d+ of \d+", section)
 
 
-def test_the_command_follows_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_follows_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf) -> None:
     rise_n = 0.3 * np.clip(np.arange(200) / 100 - 1, 0, None)
     losses = {width: sibling(width, 0).columns["loss"] for width in (256, 32, 64)}
     paths = [written(tmp_path / f"{width}.csv", loss + rise_n * (width == 256)) for width, loss in losses.items()]
     content = compared(capsys, *paths, "--siblings")
     assert 1000 < content["alarm"] < 1990
     assert content["siblings"] == paths[1:]
-    assert main(["compare", *paths, "--siblings"]) == 0
-    assert "leaves the curve of its siblings" in capsys.readouterr().out
+    assert "leaves the curve of its siblings" in output_of("compare", *paths, "--siblings")
     page = tmp_path / "page.html"
     assert main(["compare", *paths, "--siblings", "--html", str(page)]) == 0
     assert "leaves the curve" in page.read_text()
-    assert main(["compare", *paths[1:], *paths[1:], "--siblings"]) == 0
-    assert "keeps to the curve of its siblings" in capsys.readouterr().out
-    assert main(["compare", *paths[:2], "--siblings"]) == 2
-    assert "two siblings" in capsys.readouterr().err
+    assert "keeps to the curve of its siblings" in output_of("compare", *paths[1:], *paths[1:], "--siblings")
+    assert "two siblings" in output_of("compare", *paths[:2], "--siblings", code=2)

@@ -15,6 +15,7 @@ from lab.analysis.guard import baseline as baselines
 from lab.core.errors import RequestError
 from lab.report.answers import answer
 from lab.studies.figures import FIGURES
+from sweeping import OutputOf
 
 LRS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 WINDOW = ("--window", "1e-6", "1e-3")
@@ -49,15 +50,14 @@ def test_sensitivity_is_the_mean_regret_inside(folder: Path) -> None:
 
 
 def test_a_report_names_its_window_on_page_in_table_and_figure(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = "learning_rate_sensitivity"
     monkeypatch.setattr("lab.report.build.FIGURES", {only: FIGURES[only]})
     assert main(["report", str(folder)]) == 0
     usual = (folder / "report.html").read_bytes()
     assert "lie outside 0.0003 to 0.3" in capsys.readouterr().out
-    assert main(["report", str(folder), *WINDOW]) == 0
-    assert f"Sensitivity over the learning rates from {NAMED}." in capsys.readouterr().out
+    assert f"Sensitivity over the learning rates from {NAMED}." in output_of("report", folder, *WINDOW)
     page = (folder / "report.html").read_text()
     said = answer(study(folder, (1e-6, 1e-3))).text
     assert said.startswith(f"LR sensitivity from {NAMED} at ")
@@ -76,36 +76,31 @@ def test_a_report_names_its_window_on_page_in_table_and_figure(
     assert usual_png != windowed_png
 
 
-def test_compare_says_over_which_window(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(folder), str(folder), *WINDOW]) == 0
-    lines = capsys.readouterr().out
+def test_compare_says_over_which_window(folder: Path, output_of: OutputOf) -> None:
+    lines = output_of("compare", folder, folder, *WINDOW)
     assert f"Sensitivity over the learning rates from {NAMED}." in lines
     assert "0.400" in lines
-    assert main(["compare", str(folder), str(folder), *WINDOW, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["window"] == [1e-6, 1e-3]
-    assert main(["compare", str(folder), str(folder), "--json"]) == 0
-    assert "window" not in json.loads(capsys.readouterr().out)
+    assert json.loads(output_of("compare", folder, folder, *WINDOW, "--json"))["window"] == [1e-6, 1e-3]
+    assert "window" not in json.loads(output_of("compare", folder, folder, "--json"))
 
 
-def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, output_of: OutputOf) -> None:
     file = tmp_path / "baseline.json"
     assert main(["check", str(folder), "--save", str(file), *WINDOW]) == 0
     assert baselines.read(file).window == (1e-6, 1e-3)
-    assert main(["check", "--show", str(file)]) == 0
-    assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
-    assert main(["check", str(folder), "--baseline", str(file)]) == 0
-    assert f"sensitivity over learning rates from {NAMED}" in capsys.readouterr().out
-    assert main(["check", str(folder), "--baseline", str(file), *WINDOW, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["window"] == [1e-6, 1e-3]
-    assert main(["check", str(folder), "--baseline", str(file), "--window", "1e-5", "1e-2"]) == 2
-    refusal = capsys.readouterr().err
+    assert f"sensitivity over learning rates from {NAMED}" in output_of("check", "--show", file)
+    assert f"sensitivity over learning rates from {NAMED}" in output_of("check", folder, "--baseline", file)
+    assert json.loads(output_of("check", folder, "--baseline", file, *WINDOW, "--json"))["window"] == [
+        1e-6,
+        1e-3,
+    ]
+    refusal = output_of("check", folder, "--baseline", file, "--window", "1e-5", "1e-2", code=2)
     assert f"{file} has sensitivity over learning rates from {NAMED}, {folder} from 1e-5 to 0.01" in refusal
     assert refusal.count("\n") == 1
     usual = str(tmp_path / "usual.json")
     assert main(["check", str(folder), "--save", usual]) == 0
     assert main(["check", usual, "--baseline", str(file)]) == 2
-    assert main(["check", str(folder), "--save", str(file)]) == 0
-    assert f"{NAMED} -> 0.0003 to 0.3" in capsys.readouterr().out
+    assert f"{NAMED} -> 0.0003 to 0.3" in output_of("check", folder, "--save", file)
     assert "window" not in json.loads(file.read_text())
 
 
