@@ -1,5 +1,6 @@
 """Which runs make a curve, what the arms are called, and that nothing is mixed."""
 
+import pandas as pd
 import pytest
 
 import planted
@@ -143,6 +144,7 @@ def test_folders_are_overlaid_and_equal_ids_are_one_run(tmp_path):
     assert set(runs["status"]) == {"finished"}
     assert set(metrics["id"]) == set(runs["id"])
     assert not metrics.duplicated(["id", "step", "probe", "where"]).any()
+    pd.testing.assert_frame_equal(load(other, one).runs, runs)
     assert len(load(one).runs) == 3
     assert "folder" not in runs
 

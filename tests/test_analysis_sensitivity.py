@@ -161,6 +161,38 @@ def test_the_parts_add_up_and_no_regret_is_negative(losses, at_init, order):
     assert min(parts) >= 0
 
 
+@given(
+    st.lists(losses, min_size=2, max_size=7), st.floats(0.1, 20), st.floats(0.1, 10), st.floats(-50, 50), st.randoms()
+)
+def test_sensitivity_is_of_differences_alone(losses, at_init, factor, shift, order):
+    table = curve(losses, at_init=at_init)
+    moved = table.assign(loss=factor * table["loss"] + shift, loss_at_init=factor * at_init + shift)
+    plain, found = split(table), split(moved.iloc[order.sample(range(len(losses)), len(losses))])
+    assert found.total == pytest.approx(factor * plain.total, rel=1e-9, abs=1e-9)
+    # which of two bests that rounding tells apart is the first is not for a shift to keep
+    finite = sorted(min(loss, at_init) if math.isfinite(loss) else at_init for loss in losses)
+    if finite[1] - finite[0] > 1e-9:
+        assert found == pytest.approx([factor * part for part in plain], rel=1e-9, abs=1e-9)
+        assert sensitivity.best_lr_fine(moved) == pytest.approx(sensitivity.best_lr_fine(table), rel=1e-3)
+    assert sensitivity.spread(moved) == pytest.approx(factor * sensitivity.spread(table), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.floats(-3, 3) | st.just(math.nan), min_size=28, max_size=28), st.randoms())
+def test_runs_and_seeds_may_come_in_any_order(changes, order):
+    cards = list(planted.cards(arms=["none"], widths=[32], seeds=range(4)))
+    for card, change in zip(cards, changes, strict=True):
+        card["final_val_loss"] += change
+    runs = study(cards)
+    tables = [runs, study(order.sample(cards, len(cards))), runs.sample(frac=1, random_state=order.randrange(99))]
+    one, other, backwards = (sensitivity.by_curve(sensitivity.per_seed(table)) for table in tables)
+    for part in sensitivity.PARTS:
+        assert list(one[part]) == list(other[part])
+        ours, theirs = one[part].iloc[0], backwards[part].iloc[0]  # the seeds in another order
+        assert theirs[:4] == pytest.approx(ours[:4])
+        assert sorted(theirs.values) == sorted(ours.values)
+    assert one[["best_lr", "eta_div"]].map(str).equals(other[["best_lr", "eta_div"]].map(str))
+
+
 def test_intervals_are_student_t():
     values = [0.148, 0.161, 0.200, 0.172]
     low, high = stats.t.interval(0.95, df=3, loc=np.mean(values), scale=stats.sem(values))

@@ -18,7 +18,6 @@ from lab import run_config
 from lab.cli.compose import expand, parse
 from lab.core.errors import RequestError
 from lab.core.files import quoted
-from lab.sweeping.planner import points, shard_points
 from lab.training.identity import run_id
 from lab.training.rules import SWITCHES
 from small import tree
@@ -156,11 +155,3 @@ def test_a_sweep_is_the_product_of_the_values_given_last(asked: list[tuple[str, 
     expected = [dict(zip(last, point, strict=True)) for point in itertools.product(*last.values())]
     found = [{word.key: word.value for word in point} for point in made]
     assert repr(found) == repr(expected)
-
-
-@pytest.mark.parametrize(("grain", "shards"), [(1, 3), (4, 2), (9, 7)])
-def test_shards_part_any_sweep(grain: int, shards: int) -> None:
-    some = points(tree(f"optimizer.lr={lr}", f"seed={seed}") for lr in (1e-3, 1e-2, 1e-1) for seed in range(4))
-    parts = [shard_points(some, grain, f"{index}/{shards}") for index in range(1, shards + 1)]
-    assert sorted(point.id for mine in parts for point in mine) == sorted(point.id for point in some)
-    assert all(mine == [point for point in some if point in mine] for mine in parts)
