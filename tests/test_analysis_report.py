@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,8 +14,8 @@ import pandas as pd
 import pytest
 from markupsafe import escape
 
-import committed
 import planted
+import planted_claims
 from lab.__main__ import main
 from lab.analysis import all_pairs, findings, points, study
 from lab.analysis.judging.evidence import Evidence
@@ -57,7 +56,9 @@ def page(folder):
 def test_an_answer_may_name_arms_of_its_own(tmp_path, monkeypatch):
     """The question of this sweep is asked of arms without their bursts."""
     monkeypatch.setattr(build, "FIGURES", {})
-    shutil.copytree(committed.RESULTS / "adam_theory", tmp_path / "adam_theory")
+    runs = planted_claims.records(planted_claims.cards("adam_theory", dict.fromkeys(range(3), True)))
+    store.write_imported(tmp_path / "adam_theory", runs)
+    store.note_command(tmp_path / "adam_theory", "lab sweep adam_theory")
     build.make_report([tmp_path / "adam_theory"])
     assert build.BESIDE in (tmp_path / "adam_theory/report.html").read_text()
 
@@ -381,7 +382,9 @@ def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.usefixtures("in_this_process", "undrawn")
-def test_reports_for_programs_name_their_files(tmp_path, output_of):
+def test_reports_for_programs_name_their_files(tmp_path, output_of, monkeypatch):
+    name = "learning_rate_sensitivity"
+    monkeypatch.setattr("lab.report.paper.FIGURES", {name: FIGURES[name]})
     for name in ("one", "other"):
         planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))
     made = []
