@@ -76,6 +76,13 @@ def denormals() -> Iterator[None]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def as_in_training() -> None:
     """The settings of torch with which a job trains."""
     machine.configure_torch()

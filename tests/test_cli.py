@@ -26,12 +26,7 @@ from sweeping import lab
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
 ONE = ["steps=3", "model.width=16", "data=synthetic", "validation=short", "hydra/launcher=basic"]
-pytestmark = pytest.mark.usefixtures("briefly")
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("briefly", "here")
 
 
 def test_the_same_command_trains_nothing_and_more_values_train_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

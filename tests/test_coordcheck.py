@@ -25,9 +25,7 @@ from lab.training.fleet import Fleet
 SMALL = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def lab(*words: str) -> int:

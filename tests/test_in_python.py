@@ -28,9 +28,7 @@ HERE = {"hydra/launcher": "basic"}
 TOY = ("scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreported: None, briefly: None) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here", "unreported", "briefly")
 
 
 def test_a_sweep_returns_the_study_of_its_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,10 +62,9 @@ class SlurmLauncher(LocalLauncher):
 
 
 def test_slurm_is_refused_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(here))
     launchers = Path("conf/hydra/launcher")
     launchers.mkdir(parents=True)
     (launchers / "mine.yaml").write_text(
@@ -93,13 +92,10 @@ def test_jobs_share_out_the_devices(processes: int, each: int, tmp_path: Path, m
     assert most_at_once(found) == 2 * each
 
 
-def test_paths_mean_in_a_job_what_they_mean_where_the_sweep_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_paths_mean_in_a_job_what_they_mean_where_the_sweep_was_started(here: Path) -> None:
     launch(Path("it's 1, here").absolute(), 1, "cpu")
     (trace,) = traces(Path("it's 1, here"))
-    assert trace["here"] == str(tmp_path)
+    assert trace["here"] == str(here)
 
 
 def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

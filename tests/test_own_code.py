@@ -322,9 +322,8 @@ def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> No
         entry_of(build, "mine")
 
 
-def test_a_key_of_its_own_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
+def test_a_key_of_its_own_is_known(here: Path, output_of: OutputOf) -> None:
+    (here / "own.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")
     assert "optimizer.momentun" in output_of(
         "stress", "--dry-run", "--optimizer", "own.py:Mine", "optimizer.momentun=1", code=2
     )

@@ -31,10 +31,9 @@ def shipped_alone(top: Path) -> Path:
 
 
 def test_what_claims_and_the_board_read_comes_with_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
+    here: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    results = shipped_alone(tmp_path / "site")
+    results = shipped_alone(here / "site")
     monkeypatch.setattr(shipped, "data_folder", lambda name: results if name == "results" else HOME / name)
     verdicts = {
         one["name"]: one["verdict"] for one in json.loads(output_of("claims", "--source", "PaLM-540B", "--json"))

@@ -50,9 +50,7 @@ def refusal(capsys: pytest.CaptureFixture[str], words: str) -> str:
     return error
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize(("words", "named"), [(words, named) for words, *named in TABLES["requests"] + LONG_WORDS])

@@ -36,8 +36,7 @@ def spring(*_: Any, **__: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _in_an_empty_folder(here: Path) -> None:
     SPRUNG.clear()
 
 

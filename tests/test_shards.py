@@ -64,12 +64,10 @@ def test_two_shards_at_the_same_time_leave_what_one_sweep_leaves(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unreported", "briefly")
+@pytest.mark.usefixtures("unreported", "briefly", "here")
 def test_the_last_shard_gathers_and_the_others_say_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
+    monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-
     def last_line(shard: str) -> str:
         words = ["train", "-m", *ONE, "seed=0,1,2,3,4", shard]
         monkeypatch.setattr(sys, "argv", ["lab", *words])

@@ -46,10 +46,8 @@ def test_every_cause_is_on_the_page() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(CAUSES)
 
 
-def test_a_log_is_watched_and_a_ledger_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_log_is_watched_and_a_ledger_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
     rows = "\n".join(f"{step},{loss},1.0" for step, loss in enumerate(losses))
     for name in ("log.csv", "replay.csv", "twin1.csv", "twin2.csv"):
