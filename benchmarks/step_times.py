@@ -2,10 +2,11 @@
 
     python benchmarks/step_times.py [SECONDS [ROUNDS]]
 
-For each change of the crash test and each arm of the board, a step is timed beside a step of the recipe without it, in
-alternating rounds of one process.  The ratio is taken within each round, so that a machine that slows down slows both
-sides.  The table has the median over rounds and its 95 % interval by order statistics.  Changes of numbers alone, such
-as a longer warm-up, are timed as well: they cost nothing, so what they measure is the error of the method.
+For each change of the crash test and each arm of the board, a step is timed beside a step of the recipe without it, or
+of one with experts if the change acts on these, in alternating rounds of one process.  The ratio is taken within each
+round, so that a machine that slows down slows both sides.  The table has the median over rounds and its 95 % interval
+by order statistics.  Changes of numbers alone, such as a longer warm-up, are timed as well: they cost nothing, so what
+they measure is the error of the method.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from lab.cli.board import excludes
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.failures import REFERENCE, board_arms, interventions
 from lab.studies.stress.battery import STEP_TIMES, read_battery
 
@@ -32,17 +34,15 @@ CONTROL = ("z_loss",)
 WARM_UP_STEPS = 3
 
 
-def words_of_changes() -> dict[str, list[str]]:
-    """The overrides of each change by name, those of the recipe itself first."""
-    words = {
-        name: [interventions(CONTROL, arm, excludes()), *arm.optimizer, *arm.words]
-        for name, arm in board_arms().items()
-    }
-    others = {
-        name: list(change.words) or [f"intervention=[{','.join((*CONTROL, name))}]"]
-        for name, change in read_battery().changes.items()
-    }
-    return others | words
+def words_of_changes() -> dict[str, tuple[tuple[str, ...], list[str]]]:
+    """By name of a change the intervention that it needs, if any, and its overrides beside those that all share."""
+    cards, words = arm_cards(), dict[str, tuple[tuple[str, ...], list[str]]]()
+    for name, change in read_battery().changes.items():
+        words[name] = (), list(change.words) or [f"intervention=[{','.join((*CONTROL, name))}]"]
+    for name, arm in board_arms().items():
+        needs = tuple(cards[part].needs for part in arm.adds if cards[part].needs)
+        words[name] = needs, [interventions((*CONTROL, *needs), arm, excludes()), *arm.optimizer, *arm.words]
+    return words
 
 
 def main() -> None:
@@ -51,13 +51,18 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     machine.configure_process()
     torch.set_num_threads(1)
-    words = words_of_changes()
-    reference = lab_fleet.loop(WIDTH, *SHARED, *words.pop(REFERENCE), runs=RUNS)
+    references = {
+        needs: lab_fleet.loop(WIDTH, *SHARED, f"intervention=[{','.join((*CONTROL, *needs))}]", runs=RUNS)
+        for needs in ((), ("experts",))
+    }
     rows = []
-    for name, of_change in words.items():
+    for name, (needs, of_change) in words_of_changes().items():
+        if name == REFERENCE:
+            continue
+        reference = references[needs]
         try:
             changed = lab_fleet.loop(WIDTH, *SHARED, *of_change, runs=RUNS)
-        except RequestError as refusal:  # it acts on experts, or in formats, which this recipe does not have
+        except RequestError as refusal:  # it acts in formats that this recipe does not have
             print(f"{name}: {refusal}", flush=True)
             continue
         for step in (reference, changed):

@@ -32,7 +32,7 @@ COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb",
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
 NAMED = 3  # arms that are named in a panel: those that take off most
 BETWEEN_NAMES = 0.2  # of the axis of the shares
-ROOM_FOR_NAMES = 0.4  # beside a panel, of its width
+ROOM_FOR_NAMES = 0.55  # beside a panel, of its width
 
 
 def board_page(matrix: Matrix) -> str:
@@ -66,7 +66,7 @@ def board_figure(matrix: Matrix) -> Sheet:
     """What each arm takes off of what the control loses, against its best loss beside the reference's.
 
     Above 80 % an arm leaves no more than the margin. Filled dots rest on six fresh seeds, and hollow ones on the
-    screening. The arms that take off most are named.
+    screening. The arms that take off most are named. Arms without a curve have no dot.
     """
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
     titles = [failure.title for failure in tested]

@@ -53,7 +53,7 @@ def headline(matrix: Matrix) -> str:
     unconfirmed = [failure.title for failure in rest if _is_unconfirmed(matrix, failure)]
     nothing = [failure.title for failure in rest if failure.title not in unconfirmed]
     text += f"; in part against {listed(in_part)}" if in_part else ""
-    text += f"; nothing tried helps against {listed(nothing)}" if nothing else ""
+    text += f"; no advised arm helps against {listed(nothing)}" if nothing else ""
     return text + (f"; only screened against {listed(unconfirmed)}." if unconfirmed else ".")
 
 
