@@ -358,15 +358,21 @@ def trials(**losses: Sequence[float]) -> list[Cure]:
 
 def test_a_cure_is_full_or_part_or_none_or_harms() -> None:
     cures = trials(
-        all_of_it=[2.22, 2.23, 2.2], half=[2.5, 2.51, 2.5], nothing=[2.8, 2.81, 2.81], worse=[3.2, 3.19, 3.2]
+        all_of_it=[2.22, 2.23, 2.2],
+        half=[2.5, 2.51, 2.5],
+        little=[2.74, 2.75, 2.74],  # significant, and less than a fifth of what must be taken off
+        nothing=[2.8, 2.81, 2.81],
+        worse=[3.2, 3.19, 3.2],
     )
     assert {cure.change: cure.verdict for cure in cures} == {
         "all_of_it": FULL,
         "half": PART,
+        "little": NO_EFFECT,
         "nothing": NO_EFFECT,
         "worse": HARMS,
     }
-    assert [cure.change for cure in cures] == ["all_of_it", "half", "nothing", "worse"]
+    assert [cure.change for cure in cures] == ["all_of_it", "half", "little", "nothing", "worse"]
+    assert cures[2].p < 0.01
     assert cures[1].takes_off.mean == pytest.approx(0.3)
     assert cures[1].left == pytest.approx(0.303, abs=1e-3)
     assert cures[0].cost.mean == pytest.approx(0.05)

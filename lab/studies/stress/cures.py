@@ -16,6 +16,7 @@ from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
+PART_FROM = 0.2  # of what must be taken off to pass; the board, too, holds a fifth of what is lost for no effect
 SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
 
 
@@ -102,7 +103,8 @@ def judge(
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
 
-    A change is a full cure if its effect is significant and what is left passes the test, with no seed stuck.
+    A change is a full cure if its effect is significant and what is left passes the test, with no seed stuck. It is a
+    part if it takes off ``PART_FROM`` of what must be taken off to pass, and none if it takes off less.
 
     Args:
         test: the test.
@@ -114,6 +116,7 @@ def judge(
     assert test.stressed
     own = done[test.stressed.setting(best).beside(fresh)]
     reference = done[test.reference.setting(best).beside(fresh)] if test.reference else None
+    failed = float((own[test.metric] - (reference[test.metric] if reference is not None else 0.0)).mean())
     measured = {trial.change: done[trial.stressed][test.metric] for trial in trials}
     effects = {change: (own[test.metric] - values).dropna() for change, values in measured.items()}
     at_best = Setting((), best).beside(fresh)
@@ -131,8 +134,9 @@ def judge(
         cost = costs.get(trial.change, NOTHING)
         verdict = NO_EFFECT
         if p < CHANGE_LEVEL:
+            is_part = test.share(float(left.mean())) <= (1 - PART_FROM) * test.share(failed)
             passes = test.share(float(left.mean())) <= 0 and not stuck
-            verdict = HARMS if interval.mean < 0 else FULL if passes else PART
+            verdict = HARMS if interval.mean < 0 else FULL if passes else PART if is_part else NO_EFFECT
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
         numbers = (interval, p, float(left.mean()), stuck, cost, added)
         is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
