@@ -33,7 +33,7 @@ from lab.records.columns import (
     spelled_out,
 )
 from lab.records.store import Records
-from lab.records.table_files import NO_NUMBERS, plain
+from lab.records.table_files import NO_NUMBERS, plain, with_point
 
 # What a column says about how a run ended: that its loss is no final one; all others but these ended early.
 UNFINISHED = ("running", "pending", "waiting", "queued", "preempted", "pruned")
@@ -272,8 +272,9 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore") if key == "size" else cells, errors="coerce")
     is_word = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(NO_NUMBERS)
     if is_word.any():
-        raise RequestError(f"{_row(is_word)}: {column} is no number: {cells[is_word].iloc[0]!r}")
-    numbers = numbers.astype(float)
+        word = cells[is_word].iloc[0]
+        raise RequestError(f"{_row(is_word)}: {column} is no number: {word!r}{with_point(str(word))}")
+    numbers.astype(float)
     if key in ("loss", "initial_loss"):
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")

@@ -141,6 +141,12 @@ def without_commas(word: str) -> str:
     return word.replace(",", "") if THOUSANDS.fullmatch(word) else word
 
 
+def with_point(word: str) -> str:
+    """Says how to write a number whose decimals follow a comma; nothing about any other word."""
+    is_decimal = re.fullmatch(r"[-+]?\d+,\d+(e[-+]?\d+)?", word, re.IGNORECASE)
+    return f"; decimals follow a point, as in {word.replace(',', '.')}" if is_decimal else ""
+
+
 def plain(table: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers, booleans or words; nested cells become columns, and numbers written as text are numbers."""
     columns: dict[str, pd.Series[Any]] = {}

@@ -19,7 +19,7 @@ import numpy as np
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.records.table_files import flat, mapping_of, without_commas
+from lab.records.table_files import flat, mapping_of, with_point, without_commas
 
 STEP, LOSS = "step", "loss"
 LARGEST_STEP = 2**53  # floats beyond it skip integers
@@ -452,7 +452,9 @@ class LogReader:
             return missing_column(wanted[0], self.names, self.given)
         losses = [name for name in self.names if rank_of(LOSS, name) is not None]
         if losses:
-            return f"has fewer than {FEWEST} rows with {losses[0]!r}"
+            words = [str(fields[losses[0]]) for _, fields in self.waiting if losses[0] in fields]
+            odd = next((f": {word!r} is none{hint}" for word in words if (hint := with_point(word))), "")
+            return f"has fewer than {FEWEST} rows with a number as {losses[0]!r}{odd}"
         if not self.names:
             return f"holds no measurement; its first line is {self.first.strip()[:80]!r}"
         often = Counter(tuple(fields) for _, fields in self.waiting).most_common(3)
