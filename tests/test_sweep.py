@@ -100,11 +100,17 @@ def test_fleets_hold_every_point_once_and_share_a_shape(seeds: int, rates: int, 
 
 
 @pytest.mark.parametrize(
-    ("at_once", "sizes"), [(1, [6, 2]), (2, [6, 2]), (3, [3, 3, 2]), (4, [2] * 4), (5, [1] * 8), (9, [1] * 8)]
+    ("at_once", "sizes"), [(1, [6, 2]), (2, [3, 3, 2]), (3, [3, 3, 2]), (4, [2] * 4), (9, [1] * 8)]
 )
 def test_no_core_is_left_idle_for_a_large_fleet(at_once: int, sizes: list[int]) -> None:
     asked = points([tree(f"seed={seed}") for seed in range(6)] + [tree(f"seed={s}", "model.depth=1") for s in (0, 1)])
     assert sorted(map(len, pack(asked, lambda _: 8, at_once)), reverse=True) == sizes
+
+
+def test_fleets_of_a_long_sweep_are_as_large_as_they_may_be_and_of_a_short_one_end_together() -> None:
+    long, short = grid(8, 10, ("[]",)), grid(3, 6, ("[]",))
+    assert sorted(map(len, pack(long, lambda _: 8, 2))) == [8] * 10
+    assert sorted(map(len, pack(short, lambda _: 6, 2))) == [4, 4, 5, 5]
 
 
 def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import tee
+from itertools import pairwise, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from lab.training.identity import identify, static_key
 WORTH_COMPILING = {"cpu": 4e13, "mps": 4e13, "cuda": 1e15}
 # Runs of one shape that go to a shard together: more in a fleet gain nothing on a CPU.
 SHARD_GRAIN = 8
+# What a step of a fleet costs beside its runs, in steps of a run: 2 at width 32 on a core, and less in larger models.
+FIXED_COST = 2.0
 
 
 @dataclass(frozen=True)
@@ -133,24 +136,44 @@ def unfinished_fleets(
 def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: int = 1) -> list[list[Point]]:
     """Pack points into fleets of one shape and about equal size, in the order of their first points.
 
+    Small fleets take longer for the same runs, and large ones leave cores idle at the end of a sweep. So of several
+    sizes that is taken with which all fleets would end first.
+
     Args:
         missing: the points to train.
         most: how many runs of a shape a fleet may hold.
-        at_once: how many fleets train at once; fleets are made smaller until there are that many.
+        at_once: how many fleets train at once.
     """
     groups: dict[str, list[Point]] = {}
     for point in missing:
         groups.setdefault(point.shape, []).append(point)
     limits = {key: min(most(group[0].config), len(group)) for key, group in groups.items()}
-    cap = max(limits.values(), default=1)
-    while cap > 1 and sum(math.ceil(len(group) / min(limits[key], cap)) for key, group in groups.items()) < at_once:
-        cap -= 1
+    flops = {key: training_flops(group[0].config) for key, group in groups.items()}
     position = {point.id: index for index, point in enumerate(missing)}
-    fleets = []
-    for key, group in groups.items():
-        size = math.ceil(len(group) / math.ceil(len(group) / min(limits[key], cap)))
-        fleets += [group[start : start + size] for start in range(0, len(group), size)]
-    return sorted(fleets, key=lambda fleet: position[fleet[0].id])
+
+    def fleets_of_at_most(cap: int) -> list[list[Point]]:
+        parts = [part for key, group in groups.items() for part in _split(group, min(limits[key], cap))]
+        return sorted(parts, key=lambda fleet: position[fleet[0].id])
+
+    def end(fleets: list[list[Point]]) -> float:
+        """When the last fleet would end if each core took the next one as soon as it is free."""
+        cores = [0.0] * at_once
+        for fleet in fleets:
+            heapq.heapreplace(cores, cores[0] + flops[fleet[0].shape] * (FIXED_COST + len(fleet)))
+        return max(cores)
+
+    fewest = {key: math.ceil(len(group) / limits[key]) for key, group in groups.items()}
+    caps = {
+        math.ceil(len(group) / (fewest[key] + more)) for key, group in groups.items() for more in range(2 * at_once + 1)
+    }
+    return min(map(fleets_of_at_most, sorted(caps, reverse=True)), key=end, default=[])
+
+
+def _split(group: list[Point], most: int) -> Iterator[list[Point]]:
+    """Yield parts of a group, of about equal size."""
+    parts = math.ceil(len(group) / most)
+    ends = [len(group) * part // parts for part in range(parts + 1)]
+    return (group[start:end] for start, end in pairwise(ends))
 
 
 def shard_points(points: Sequence[Point], grain: int, shard: str) -> list[Point]:
@@ -244,7 +267,7 @@ def plan_sweep(
     host = hosts[requested[0].config.device]
     # ranks train one fleet after another
     at_once = 1 if distributed.world_size() > 1 else len(host.slots)
-    fleets = resumed + pack(unstarted, most, at_once - len(resumed))
+    fleets = resumed + pack(unstarted, most, max(at_once - len(resumed), 1))
     return SweepPlan(folder, engine, requested, mine, missing, fleets, host)
 
 
