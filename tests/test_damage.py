@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lab import Fleet
+from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
@@ -87,6 +90,16 @@ def test_a_table_that_was_damaged_is_made_again_or_refused(folder: Path) -> None
     shutil.rmtree(runs / "b")
     with pytest.raises(RequestError, match="their runs are missing"):  # of b, which stands in the other table alone
         store.read(folder)
+
+
+def test_a_bit_that_changes_a_number_and_nothing_else_is_found(tmp_path: Path) -> None:
+    table = pd.DataFrame({"value": np.random.default_rng(0).random(1000)})  # of which nothing can be packed
+    files.write_table(tmp_path / "a.parquet", table)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(OSError, match="checksum"):
+        files.read_table(tmp_path / "a.parquet")
 
 
 def test_events_that_are_lost_from_a_folder_are_missed(tmp_path: Path) -> None:
