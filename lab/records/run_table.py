@@ -113,6 +113,7 @@ def records_of(
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
     kept = [name for name in others if name not in chosen] + best_over
+    words = table[[name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
     names = next((table[name].astype(str) + ": " for name in others if roles[name] == NAME), ends.mask(ends != "", ""))
     optional = {LR: ("lr", numbers["lr"]), "steps": ("steps", steps)}
     runs = pd.DataFrame(
@@ -130,7 +131,7 @@ def records_of(
             "intervention": "none",
             TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
-            "notes": _notes(table, [name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]),
+            "notes": ["; ".join(f"{name}: {word}" for name, word in row.items()) for row in words.to_dict("records")],
             **{column: values for column, (key, values) in optional.items() if found[key] is not None},
             **settings,
         }
@@ -302,11 +303,6 @@ def _settings(table: pd.DataFrame, chosen: Sequence[str]) -> dict[str, pd.Series
 def _last(name: str) -> str:
     """``config/qk_norm -> qk_norm``; of Optuna, ``params_clip -> clip``."""
     return re.split(r"[/.]", re.sub(r"^(params|user_attrs)_", "", name))[-1]
-
-
-def _notes(table: pd.DataFrame, words: Sequence[str]) -> list[str]:
-    rows = table[list(words)].astype(str).to_dict("records")
-    return ["; ".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
 
 
 def _mapping(

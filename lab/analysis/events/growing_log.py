@@ -24,7 +24,7 @@ Given = Mapping[str, str]
 class GrowingLog(Protocol):
     """A log to be read again and again."""
 
-    is_new: bool  # whether another file has replaced the log since the last rows
+    is_new: bool = False  # whether another file has replaced the log since the last rows
 
     def read(self) -> Iterator[list[Row]]:
         """Yield the rows since the last call, in pieces of limited size."""
@@ -39,7 +39,8 @@ class GrowingLog(Protocol):
         """The reason why there is no row yet."""
 
     def close(self) -> None:
-        """Close the files of the log."""
+        """Close the files of the log that are open between readings; most logs have none."""
+        return
 
 
 def open_log(path: Path, given: Given) -> GrowingLog:
@@ -55,14 +56,14 @@ def open_log(path: Path, given: Given) -> GrowingLog:
     return GrowingState(path, given) if path.suffix == ".json" else GrowingLines(path, given)
 
 
-class GrowingLines:
+class GrowingLines(GrowingLog):
     """A file to which lines are added; one that is truncated, or replaced as by rotation, is read from its start."""
 
     def __init__(self, path: Path, given: Given) -> None:
         self.path, self.given = path, given
         self.reader = LogReader(given)
         self.file: BinaryIO | None = None
-        self.offset, self.head, self.is_new = 0, b"", False
+        self.offset, self.head = 0, b""
 
     def read(self) -> Iterator[list[Row]]:
         """See ``GrowingLog``.
@@ -78,14 +79,15 @@ class GrowingLines:
                     piece += more
                 end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
                 if end:
-                    self._advance(piece[:end])
+                    self.head += piece[:end][: HEAD - len(self.head)]
+                    self.offset += end
                     lines = (line.decode("utf-8", errors="replace") for line in ENDS.split(piece[:end]))
                     yield [*(row for line in lines for row in self.reader.read(line)), *self.reader.settle()]
                     if not self.reader.columns and self.offset > LONGEST_PREAMBLE:
                         raise RequestError(f"{self.path} {self.reader.fault()}")
                 elif len(piece) > LONGEST_LINE:
                     raise RequestError(f"{self.path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
-                elif self._is_replaced():  # the unfinished last line of the old file is dropped
+                elif self._is_replaced(file):  # the unfinished last line of the old file is dropped
                     self.file = None
                     file.close()
                 else:
@@ -105,19 +107,11 @@ class GrowingLines:
             self.offset, self.head, self.is_new, self.reader = 0, b"", True, self.reader.renewed()
         return self.file
 
-    def _is_replaced(self) -> bool:
-        if self.file is None:
-            return False
+    def _is_replaced(self, file: BinaryIO) -> bool:
         try:
-            now = os.stat(self.path)
+            return not os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
         except FileNotFoundError:
             return False
-        mine = os.fstat(self.file.fileno())
-        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
-
-    def _advance(self, piece: bytes) -> None:
-        self.head = (self.head + piece[: HEAD - len(self.head)]) if self.offset < HEAD else self.head
-        self.offset += len(piece)
 
     def position(self) -> dict[str, Any]:
         state = self.reader.state() if self.reader.columns else None
@@ -136,13 +130,13 @@ class GrowingLines:
             self.file.close()
 
 
-class GrowingState:
+class GrowingState(GrowingLog):
     """A ``trainer_state.json``, which is rewritten as a whole each time."""
 
     def __init__(self, path: Path, given: Given) -> None:
         self.path, self.given = path, given
         self.stamp: list[int] = []
-        self.last, self.is_new = -1, False
+        self.last = -1
 
     def read(self) -> Iterator[list[Row]]:
         try:
@@ -172,15 +166,12 @@ class GrowingState:
     def fault(self) -> str:
         return "is no trainer_state.json with a step and a loss"
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class GrowingEvents:
+class GrowingEvents(GrowingLog):
     """A folder of TensorBoard's event files."""
 
     def __init__(self, path: Path, given: Given) -> None:
-        self.path, self.given, self.is_new = path, given, False
+        self.path, self.given = path, given
         self.readers = dict[str, event_logs.RunReader]()
         self.last = dict[str, int]()  # of each run, before this process read on
 
@@ -198,6 +189,3 @@ class GrowingEvents:
 
     def fault(self) -> str:
         return "holds no loss"
-
-    def close(self) -> None:
-        """Nothing is open."""
