@@ -30,7 +30,7 @@ machine.choose_matmul_library()
 settings.register_profile(
     "quick", max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )
-settings.register_profile("slow", settings.get_profile("quick"), max_examples=500, derandomize=False, database=None)
+settings.register_profile("slow", settings.get_profile("quick"), max_examples=100, derandomize=False, database=None)
 
 
 def is_quick(config: pytest.Config) -> bool:
