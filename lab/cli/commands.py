@@ -88,6 +88,7 @@ def _stress(arguments: list[str]) -> None:
         for plan in plans:
             stress.dry_run(plan)
         return
+    machine.clean_process_context()  # where jobs are forked, torch is loaded while this process composes
     card = stress.make_card(*plans) if len(plans) == 1 else stress.make_pair(plans)
     if given.json:
         say(card.as_json())

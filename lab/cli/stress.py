@@ -374,18 +374,21 @@ def _without_impossible_tests(plan: Plan) -> Plan:
     Raises:
         RequestError: the recipe itself is invalid, or no test is left.
     """
-    if refusal := _refusal(plan.request, Setting((), USUAL_BEST)):
-        raise RequestError(refusal)
-    has = compose_settings(plan.request, [start := Setting((), USUAL_BEST)])[start][0]["intervention"]
+    usual = Setting((), USUAL_BEST)
+    places = {test: [place.setting(USUAL_BEST) for place in test.places] for test in plan.tests}
+    refusals = _refusals(plan.request, [usual, *(setting for of_test in places.values() for setting in of_test)])
+    if refusals[usual]:
+        raise RequestError(refusals[usual])
+    has = compose_settings(plan.request, [usual])[usual][0]["intervention"]
     lacking = [test for test in plan.tests if test.needs and test.needs not in has]
     reasons = {test.title: f"{plan.recipe} has no {test.needs}" for test in lacking if plan.is_named}
-    for test in plan.tests:
-        for place in test.places:
-            keys = [word.partition("=")[0] for word in place.words]
+    for test, of_test in places.items():
+        for setting in of_test:
+            keys = [word.partition("=")[0] for word in setting.words]
             if unchanged := [key for key in keys if key in plan.fixed]:
                 reasons[test.title] = f"{unchanged[0]} changes nothing in {plan.recipe}"
-            elif reason := _refusal(plan.request, place.setting(USUAL_BEST)):
-                reasons[test.title] = reason
+            elif refusals[setting]:
+                reasons[test.title] = refusals[setting]
     left = [test for test in plan.tests if test not in lacking and test.title not in reasons]
     if not left:
         raise RequestError(next(iter(reasons.values())))
@@ -405,15 +408,20 @@ def _say_what_is_heard(plan: Plan) -> None:
         say("lab: attention logits are heard in {}; the residual stream after {}".format(*places), error=True)
 
 
-def _refusal(request: Request, setting: Setting) -> str:
-    """Why runs of a setting cannot be trained; empty where they can."""
+def _refusals(request: Request, settings: Iterable[Setting]) -> dict[Setting, str]:
+    """Why runs of settings cannot be trained; empty where they can."""
     from lab.training.config import run_config  # slow to load
 
-    try:
-        run_config(compose_settings(request, [setting])[setting][0])
-    except RequestError as refusal:
-        return str(refusal)
-    return ""
+    own, reasons = [word for word in request.words if not word.is_setting], dict[Setting, str]()
+    with hydra_configs(request.files):
+        composer = Composer(request.config_dir)
+        for setting in settings:
+            try:
+                run_config(trees_of_setting(composer, own, setting, request.config_dir)[0])
+                reasons[setting] = ""
+            except RequestError as refusal:
+                reasons[setting] = str(refusal)
+    return reasons
 
 
 def _try_cures(bench: _Bench) -> list[Cure]:
@@ -473,7 +481,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         if not pair or any(cure.verdict == FULL for cure in of_test):
             continue
         both = trial(by_test[name], pair, ())
-        if reason := _refusal(request, both.stressed):
+        if reason := _refusals(request, [both.stressed])[both.stressed]:
             cures.append(not_tried(by_test[name], both.change, reason))
         else:
             with_pairs[name] = [*finals[name], pair]
