@@ -275,7 +275,7 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     if is_word.any():
         word = cells[is_word].iloc[0]
         raise RequestError(f"{_row(is_word)}: {column} is no number: {word!r}{with_point(str(word))}")
-    numbers.astype(float)
+    numbers = numbers.astype(float)
     if key in ("loss", "initial_loss"):
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")
