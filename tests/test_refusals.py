@@ -40,14 +40,19 @@ def refusal(capsys: pytest.CaptureFixture[str], words: str) -> str:
     """The line by which a command of these words is refused in an otherwise untouched folder."""
     command, *rest = shlex.split(words)
     asked = [command, *(RUN if command == "train" else []), *rest]
-    before = sorted(Path().rglob("*"))
+    before = written()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lab", *asked])
         code = main(asked)
     out, error = capsys.readouterr()
     assert (code, out, error.count("\n")) == (2, "", 1), error
-    assert sorted(Path().rglob("*")) == before
+    assert written() == before
     return error
+
+
+def written() -> list[Path]:
+    """The files here, but for the bytecode that Python may keep of a module of the user's."""
+    return sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts)
 
 
 pytestmark = pytest.mark.usefixtures("here")
