@@ -58,10 +58,15 @@ def work(kind: str, width: int, threads: int, options: tuple[str, ...]) -> None:
         step()
     print("ready", flush=True)
     for line in sys.stdin:
-        done, until = 0, time.perf_counter() + float(line)
-        while done == 0 or time.perf_counter() < until:
-            done += step()
-        print(done, flush=True)
+        print(steps_within(step, float(line)), flush=True)
+
+
+def steps_within(step: Callable[[], int], seconds: float) -> int:
+    """Step for that many seconds, at least once; returns how many model-steps were done."""
+    done, until = 0, time.perf_counter() + seconds
+    while done == 0 or time.perf_counter() < until:
+        done += step()
+    return done
 
 
 class RunningSide:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import scipy
 import torch
+from sides import WARM_UP_STEPS, steps_within
 
 from lab.cli.board import excludes
 from lab.core import machine
@@ -31,7 +32,6 @@ from lab.studies.stress.battery import STEP_TIMES, read_battery
 WIDTH, RUNS = 128, 1
 SHARED = ("precision=fp32", "engine=eager", "probes=none")
 CONTROL = ("z_loss",)
-WARM_UP_STEPS = 3
 
 
 def words_of_changes() -> dict[str, tuple[tuple[str, ...], list[str]]]:
@@ -77,9 +77,8 @@ def main() -> None:
 
 
 def _milliseconds(step: Callable[[], int], seconds: float) -> float:
-    done, started = 0, time.perf_counter()
-    while done == 0 or time.perf_counter() < started + seconds:
-        done += step()
+    started = time.perf_counter()
+    done = steps_within(step, seconds)
     return (time.perf_counter() - started) / done * 1e3
 
 

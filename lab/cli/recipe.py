@@ -23,8 +23,8 @@ def reason_of_card(card: ArmCard, own: Tree) -> str:
     """Why an arm cannot stand beside the recipe, by what its card says; empty where nothing on it speaks against it."""
     if card.lr != SAME:
         return "its learning rate means something else, so it takes a sweep of its own"
-    if card.needs and card.needs not in own["intervention"]:
-        return f"it acts on {card.needs}, which this recipe has none of"
+    if lacks := card.lacks(own["intervention"]):
+        return lacks
     for key, value in card.nothing_where.items():
         is_on = key.removeprefix("intervention.") in own["intervention"]
         if is_on if value == "on" else tree_value(own, key) == value:

@@ -376,10 +376,11 @@ def _without_impossible_tests(plan: Plan) -> Plan:
     """
     usual = Setting((), USUAL_BEST)
     places = {test: [place.setting(USUAL_BEST) for place in test.places] for test in plan.tests}
-    refusals = _refusals(plan.request, [usual, *(setting for of_test in places.values() for setting in of_test)])
-    if refusals[usual]:
+    settings = [usual, *(setting for of_test in places.values() for setting in of_test)]
+    trees, refusals = _first_trees(plan.request, settings)
+    if usual in refusals:
         raise RequestError(refusals[usual])
-    has = compose_settings(plan.request, [usual])[usual][0]["intervention"]
+    has = trees[usual]["intervention"]
     lacking = [test for test in plan.tests if test.needs and test.needs not in has]
     reasons = {test.title: f"{plan.recipe} has no {test.needs}" for test in lacking if plan.is_named}
     for test, of_test in places.items():
@@ -387,41 +388,42 @@ def _without_impossible_tests(plan: Plan) -> Plan:
             keys = [word.partition("=")[0] for word in setting.words]
             if unchanged := [key for key in keys if key in plan.fixed]:
                 reasons[test.title] = f"{unchanged[0]} changes nothing in {plan.recipe}"
-            elif refusals[setting]:
+            elif setting in refusals:
                 reasons[test.title] = refusals[setting]
     left = [test for test in plan.tests if test not in lacking and test.title not in reasons]
     if not left:
         raise RequestError(next(iter(reasons.values())))
-    _say_what_is_heard(plan)
+    _say_what_is_heard(trees[usual])
     return replace(plan, tests=left, left_out=reasons)
 
 
-def _say_what_is_heard(plan: Plan) -> None:
+def _say_what_is_heard(tree: Tree) -> None:
     """Say in which modules of a model of the user's own probes hear attention and blocks."""
     from lab.training.building import heard_in  # slow to load
     from lab.training.config import run_config
 
-    setting = Setting((), USUAL_BEST)
-    if heard := heard_in(run_config(compose_settings(plan.request, [setting])[setting][0])):
+    if heard := heard_in(run_config(tree)):
         missing = "nowhere; --probe {}=NAMES names modules"
         places = [names or missing.format(kind) for kind, names in heard._asdict().items()]
         say("lab: attention logits are heard in {}; the residual stream after {}".format(*places), error=True)
 
 
-def _refusals(request: Request, settings: Iterable[Setting]) -> dict[Setting, str]:
-    """Why runs of settings cannot be trained; empty where they can."""
+def _first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Setting, Tree], dict[Setting, str]]:
+    """The config tree of the first seed of each setting that can be trained, and why the others cannot."""
     from lab.training.config import run_config  # slow to load
 
-    own, reasons = [word for word in request.words if not word.is_setting], dict[Setting, str]()
+    own = [word for word in request.words if not word.is_setting]
+    trees, refusals = dict[Setting, Tree](), dict[Setting, str]()
     with hydra_configs(request.files):
         composer = Composer(request.config_dir)
         for setting in settings:
             try:
-                run_config(trees_of_setting(composer, own, setting, request.config_dir)[0])
-                reasons[setting] = ""
+                tree = trees_of_setting(composer, own, setting, request.config_dir)[0]
+                run_config(tree)
+                trees[setting] = tree
             except RequestError as refusal:
-                reasons[setting] = str(refusal)
-    return reasons
+                refusals[setting] = str(refusal)
+    return trees, refusals
 
 
 def _try_cures(bench: _Bench) -> list[Cure]:
@@ -481,8 +483,9 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         if not pair or any(cure.verdict == FULL for cure in of_test):
             continue
         both = trial(by_test[name], pair, ())
-        if reason := _refusals(request, [both.stressed])[both.stressed]:
-            cures.append(not_tried(by_test[name], both.change, reason))
+        _, refusals = _first_trees(request, [both.stressed])
+        if refusals:
+            cures.append(not_tried(by_test[name], both.change, refusals[both.stressed]))
         else:
             with_pairs[name] = [*finals[name], pair]
     confirmed |= confirm(with_pairs) if with_pairs else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,12 @@ class ArmCard(NamedTuple):
     is_optimizer: bool
     words: tuple[str, ...] = ()
     times: float = 1.0
+
+    def lacks(self, interventions: Collection[str]) -> str:
+        """Why it has nothing to act on in a recipe with these interventions; empty where it has."""
+        if not self.needs or self.needs in interventions:
+            return ""
+        return f"it acts on {self.needs}, which this recipe has none of"
 
     @property
     def defaults(self) -> Mapping[str, Any]:

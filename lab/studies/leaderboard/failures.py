@@ -249,9 +249,9 @@ def _times(lr: float, arm: Arm) -> float:
 def not_applicable(arm: Arm, failure: Failure | None) -> str:
     """Why an arm has no runs under a failure, or without one no curve; empty where it has."""
     control = failure.control if failure else read_failures().control
-    needed = {arm_cards()[name].needs for name in arm.adds} - {"", *control}
-    if needed:
-        return f"it acts on {min(needed)}, which this recipe has none of"
+    for name in arm.adds:
+        if lacks := arm_cards()[name].lacks(control):
+            return lacks
     if failure is None:
         return ""
     if arm.name in failure.leaves_out:

@@ -69,15 +69,15 @@ def by_run(records: Records) -> pd.DataFrame:
     runs = records.runs[records.runs["status"] != "failed"].set_index("id")
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
     losses = metrics[metrics["probe"] == "train_loss"].sort_values("step").groupby("id")["value"]
+    largest = metrics.groupby(["id", "probe"], observed=True)["value"].max().unstack()
     table = runs[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
         active=runs["parameters"] - idle_parameters(records.runs),
         log_rms=np.log10(_last_rms(metrics)),
         spikes=losses.agg(lambda loss_n: spike_rate(loss_n.to_numpy(dtype=float))),
         load_cv=_last_variation(metrics),
-        router_logit=np.log10(metrics[metrics["probe"] == "router_logit_max"].groupby("id")["value"].max()),
+        router_logit=np.log10(largest.get("router_logit_max", pd.Series(dtype=float))),
     )
-    largest = metrics.groupby(["id", "probe"], observed=True)["value"].max().unstack()
     return table.astype({"seed": int}).join(largest.add_prefix(LARGEST))
 
 
