@@ -322,7 +322,7 @@ def test_a_package_adds_a_test_to_the_crash_test(capsys: pytest.CaptureFixture[s
 
 
 ENTRY = {"title": "t", "failure": "f", "source": "s", "metric": "loss", "unit": "nats", "passes": 0, "fails": 1}
-ENTRY |= {"seconds": 1, "means": "m"}
+ENTRY |= {"seconds": 1, "means": "m", "stressed": {"times_best": 10}}
 
 
 @pytest.mark.usefixtures("afresh")
@@ -332,6 +332,7 @@ ENTRY |= {"seconds": 1, "means": "m"}
         ("depth", {}, "has one of this name"),
         ("mine", {"metrik": "loss"}, "unknown key 'metrik'; nearest: metric"),
         ("mine", {"means": None}, "lacks means"),
+        ("mine", {"stressed": None}, "lacks stressed"),
         ("mine", {"metric": "los"}, "unknown metric 'los'"),
         ("mine", {"cures": ["z_los"]}, "unknown cure 'z_los'"),
     ],
