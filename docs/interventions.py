@@ -1,19 +1,133 @@
-"""Write ``docs/interventions/``: a page for every arm of the board, from ``arms.yaml`` and the results.
+"""Write ``docs/interventions/``: an index, and a page for every arm of the board, from ``arms.yaml`` and the results.
 
 ``python docs/interventions.py`` writes them anew; a test compares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from lab.analysis.rendering import html
 from lab.cli.board import excludes
 from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.studies.leaderboard.documents import markdown_pages
-from lab.studies.leaderboard.matrix import read_matrix
+from lab.studies.leaderboard.arms import ArmCard, arm_cards, left_out, not_here
+from lab.studies.leaderboard.failures import board_arms, read_failures
+from lab.studies.leaderboard.matrix import CURES, HARMS, IN_PART, Matrix, Row, read_matrix
+from lab.studies.leaderboard.text import PRICES, headline, notes, p_shown, prices
 
 FOLDER = Path(__file__).with_name("interventions")
+LR_MEANINGS = {
+    "same": "means the same as in the reference",
+    "shifted": "has the same unit but another best value",
+    "other": "has another unit",
+}
+COLUMNS = ("failure", "verdict", "of what the control loses", "takes off", "p (Holm)", "seeds")
+
+
+class Cells(NamedTuple):
+    """The rows of a page's table, and what the arm costs, under the names of ``PRICES``."""
+
+    rows: Sequence[tuple[str, ...]]
+    prices: Mapping[str, str]
+
+
+def markdown_pages(matrix: Matrix | None, excludes: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """The pages by file name, including the index.
+
+    Args:
+        matrix: the board; None before it is trained.
+        excludes: the interventions that exclude each intervention, by its name.
+    """
+    rows = {row.name: row for row in matrix.arms} if matrix else {}
+    texts = {"index.md": _index(matrix, rows)}
+    for name, card in arm_cards().items():
+        texts[f"{name}.md"] = _page(card, matrix, rows.get(name), excludes.get(name, ()))
+    return texts
+
+
+def _page(card: ArmCard, matrix: Matrix | None, row: Row | None, excluded: Collection[str]) -> str:
+    return html.render(
+        "arm.md",
+        card=card,
+        group="optimizer" if card.is_optimizer else "intervention",
+        lr_meaning=LR_MEANINGS[card.lr],
+        excluded=sorted(excluded),
+        arms=arm_cards(),
+        command=_command(card),
+        is_arm=card.name in board_arms(),
+        columns=COLUMNS,
+        cells=_cells(matrix, row) if matrix and row else None,
+        untried=_untried(matrix, row) if matrix and row else [],
+    )
+
+
+def _command(card: ArmCard) -> str:
+    if card.is_optimizer:
+        return f"lab stress optimizer={card.name}"
+    if card.needs:
+        return f"lab stress mixtral_moe --cures all --arms {card.name}"
+    if card.name in board_arms():
+        return f"lab stress --cures all --arms {card.name}"
+    return f"lab stress 'intervention=[{card.name}]'"
+
+
+def _cells(matrix: Matrix, row: Row) -> Cells:
+    rows = []
+    for failure in matrix.failures:
+        cell = row.cells[failure.name]
+        if cell.takes_off.n:
+            interval = cell.takes_off
+            takes = f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}] {failure.unit}"
+            seeds = f"{interval.n}{' fresh' * cell.is_confirmed}"
+            rows.append((failure.title, cell.verdict, f"{cell.share:.0%}", takes, p_shown(cell.p), seeds))
+        elif not cell.reason:
+            rows.append((failure.title, cell.verdict, "", "", "", ""))
+    return Cells(rows, {name: text for name, text in prices(row).items() if text})
+
+
+def _untried(matrix: Matrix, row: Row) -> list[str]:
+    return [
+        f"{failure.title}: {cell.reason}"
+        for failure in matrix.failures
+        if (cell := row.cells[failure.name]).reason and not cell.takes_off.n
+    ]
+
+
+def _index(matrix: Matrix | None, rows: Mapping[str, Row]) -> str:
+    cards = arm_cards()
+    groups = {
+        title: [
+            (f"[{name}]({name}.md)", card.title, *_counts(rows.get(name)))
+            for name, card in cards.items()
+            if card.is_optimizer == is_optimizer
+        ]
+        for title, is_optimizer in (("Interventions", False), ("Optimizers", True))
+    }
+    return html.render(
+        "arms.md",
+        headline=headline(matrix) if matrix else "",
+        notes=list(notes(matrix)) if matrix else [],
+        groups={title: cells for title, cells in groups.items() if cells},
+        left_out=left_out(),
+        not_here=not_here(),
+        arms=cards,
+        prices=PRICES,
+    )
+
+
+def _counts(row: Row | None) -> list[str]:
+    """The failures that an arm cures, cures in part and worsens, and its best loss."""
+    if row is None:
+        return ["", "", "", ""]
+    titles = {name: failure.title for name, failure in read_failures().failures.items()}
+    named = [
+        ", ".join(titles[name] for name, cell in row.cells.items() if cell.verdict == verdict)
+        for verdict in (CURES, IN_PART, HARMS)
+    ]
+    return [*named, prices(row)["best loss"]]
 
 
 def pages() -> dict[str, str]:

@@ -24,7 +24,6 @@ from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.matrix import read_matrix
 from lab.studies.leaderboard.text import headline
 from lab.studies.numbers.limits import FILE as LIMITS
-from lab.studies.numbers.measured import limits_text
 from lab.studies.numbers.numbers import read_numbers
 from lab.studies.numbers.page import NumbersPage, decades_text, limit_text, yours
 from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
@@ -32,17 +31,18 @@ from lab.studies.stress.card import card_of
 from lab.studies.stress.lines import strips
 from lab.studies.stress.measures import Outcomes
 from lab.studies.stress.reference import FILE as REFERENCE
-from lab.studies.stress.reference import (
+from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
+from lab.studies.stress.sizes import SCORES
+from measure_limits import limits_text
+from score_crash_test import (
     agreement_markdown,
     agreements,
     coverage,
-    outcomes_by_recipe,
-    published_outcomes,
     recipes_markdown,
     reference_spreads,
     reference_table,
+    score_records,
 )
-from lab.studies.stress.sizes import SCORES, score_records
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent

@@ -28,7 +28,6 @@ from lab.report import build
 from lab.report.build import make_report
 from lab.studies.leaderboard import matrix as board
 from lab.studies.leaderboard.arms import arm_cards, left_out
-from lab.studies.leaderboard.documents import markdown_pages
 from lab.studies.leaderboard.failures import (
     CELLS,
     CURVE,
@@ -62,6 +61,8 @@ from lab.studies.leaderboard.matrix import (
 from lab.studies.leaderboard.page import board_page
 from lab.studies.leaderboard.text import headline, lines
 from planted_board import BEST, FAILURE, LOST, LR, RULE
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
 
 
 def verdicts(tables: Mapping[Cell, pd.DataFrame]) -> dict[str, str]:
@@ -309,7 +310,7 @@ def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.
 
 
 def test_a_page_tells_of_every_arm_that_is_described() -> None:
-    pages = markdown_pages(matrix(planted_board.tables()), {})
+    pages = SCRIPT["markdown_pages"](matrix(planted_board.tables()), {})
     assert {f"{name}.md" for name in arm_cards()} | {"index.md"} == {*pages}
     assert "| attention logits | cures |" in pages["sigma_reparam.md"]
     assert "lab leaderboard DIR --train --arms muon" in pages["muon.md"]
@@ -319,9 +320,8 @@ def test_a_page_tells_of_every_arm_that_is_described() -> None:
 @pytest.mark.slow
 def test_pages_of_arms_are_up_to_date() -> None:
     """`python docs/interventions.py` writes them."""
-    folder = Path(__file__).parents[1] / "docs" / "interventions"
-    made = runpy.run_path(str(folder.with_suffix(".py")))["pages"]()
-    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made
+    found = {path.name: path.read_text(encoding="utf-8") for path in SCRIPT["FOLDER"].iterdir()}
+    assert found == SCRIPT["pages"]()
 
 
 def test_every_intervention_and_optimizer_is_on_the_board_or_left_out() -> None:

@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 import lab
+import measure_limits
 from lab.__main__ import main
 from lab.analysis.forecast.fits import Crossing, Line
 from lab.core.errors import RequestError
-from lab.studies.numbers import limits, measured
+from lab.studies.numbers import limits
 from lab.studies.numbers.limits import Limit, read_limits
 from lab.studies.numbers.numbers import read_numbers, risks, rows
 from lab.studies.numbers.page import NumbersPage
@@ -124,7 +125,7 @@ def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
 @pytest.mark.parametrize("name", ["costly_lr", "warm_up", "fp8_delayed"])
 def test_shipped_limits_are_those_of_the_committed_records(name: str) -> None:
     entry = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["limits"][name]
-    found, shipped = measured.measure(entry, HOME / "results"), read_limits()[name]
+    found, shipped = measure_limits.measure(entry, HOME / "results"), read_limits()[name]
     assert found.at(7e9, None) == pytest.approx(shipped.at(7e9, None), rel=1e-4)
     assert (found.sweep, found.seeds, found.sizes) == (shipped.sweep, shipped.seeds, shipped.sizes)
 

@@ -40,8 +40,9 @@ from lab.studies.stress.cures import (
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
 from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
 from lab.studies.stress.pair import CardPair, card_pair
-from lab.studies.stress.sizes import SCORES, score_records, size_trend
+from lab.studies.stress.sizes import SCORES, size_trend
 from planted import cards as planted_cards
+from score_crash_test import score_records
 
 AT_INIT, BIGRAM = 6.0, 2.4
 SEEDS = 3
@@ -124,7 +125,7 @@ def test_a_recipe_that_stands_every_rate_has_no_trend_and_two_sizes_have_none() 
 
 
 def test_the_shipped_scores_of_trends_are_those_of_the_committed_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.sizes.SCORED", ("logit_growth",))
+    monkeypatch.setattr("score_crash_test.SCORED", ("logit_growth",))
     found = score_records(Path(__file__).parents[1] / "results")
     shipped = pd.read_csv(SCORES)
     shipped = shipped[shipped["sweep"] == "logit_growth"].reset_index(drop=True)

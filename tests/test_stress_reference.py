@@ -17,12 +17,11 @@ from lab.studies.stress.battery import Setting, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.guard import CardBaseline, card_from_json, compare_cards
 from lab.studies.stress.measures import Outcomes, measure, of_difference
-from lab.studies.stress.reference import (
+from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
+from score_crash_test import (
     agreements,
     bounds_scores,
     coverage,
-    outcomes_by_recipe,
-    published_outcomes,
     recipes_markdown,
     reference_spreads,
     reference_table,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -296,13 +296,3 @@ def pooled_difference(old: pd.Series, new: pd.Series, spread: Spread) -> Differe
         mean = float(new.mean() - old.mean())
         error = sd * math.sqrt(sum(1 / max(len(group), 1) for group in groups))
     return Difference(mean, error, freedom, mean / sd if sd > 0 else math.nan)
-
-
-def spreads(by_test: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[str, Spread]]:
-    """Yield for each test the standard deviation over seeds, pooled over recipes, of reference measures."""
-    for name, measures in by_test.items():
-        groups = [measured.seeds.to_numpy(dtype=float) for measured in measures if len(measured.seeds) > 1]
-        freedom = sum(len(group) - 1 for group in groups)
-        if freedom:
-            squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-            yield name, Spread(math.sqrt(squares / freedom), freedom)

@@ -1,57 +1,31 @@
-"""The published recipes under the crash test, and how well its numbers agree with what was published of them."""
+"""The published recipes under the crash test: their recorded runs, and a recipe of the user's beside them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
 from lab.core import shipped
 from lab.records.store import Records
-from lab.studies.stress.battery import Battery, Setting, Spread
-from lab.studies.stress.lines import Line, lines_of
+from lab.studies.stress.battery import Battery, Setting
+from lab.studies.stress.lines import Line
 from lab.studies.stress.measures import (
     Outcomes,
-    best_lr,
-    curve,
-    measure,
     outcomes,
-    pooled_interval,
-    spreads,
 )
 
-# Numbers of the published recipes, which ``reference_table`` makes of the committed records.
+# Numbers of the published recipes, written by ``make results-readme``.
 FILE = Path(__file__).with_name("reference.csv")
 # A rule of one bit: a recipe is stable if it has one of these, which bound the scores of attention.
 BOUNDS_SCORES = frozenset({"qk_layernorm", "qk_rmsnorm", "qk_l2norm", "ngpt", "score_softcap"})
 UNSTABLE = "unstable"
 
 
-class Agreement(NamedTuple):
-    """How well a number orders the recipes by whether they were stable.
-
-    Attributes:
-        rule: the title of a test, or the rule of one bit.
-        auc: the probability that it puts an unstable recipe behind a stable one; ties count half.
-        p: of no relation (Mann-Whitney, two-sided).
-        stable: how many stable recipes there are.
-        unstable: how many unstable ones.
-    """
-
-    rule: str
-    auc: float
-    p: float
-    stable: int
-    unstable: int
-
-
 def read_reference() -> pd.DataFrame:
-    """The numbers of the published recipes that come with the lab; see ``reference_table``."""
+    """The numbers of the published recipes: of each its best loss and learning rate, then ``columns_of`` each test."""
     return pd.read_csv(FILE)
 
 
@@ -78,33 +52,11 @@ def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes
     return found
 
 
-def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
-    """A row per recipe: its best loss, its best learning rate, and its value, interval and verdict of each test."""
-    rows = []
-    for recipe, done in by_recipe.items():
-        losses = curve(done)
-        row = {"recipe": recipe, "best_loss": float(losses.mean(axis=1).min())}
-        row["best_lr"] = best_lr(losses)
-        for line in lines_of(battery.tests.values(), done, battery):
-            row |= _columns(line)
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _columns(line: Line) -> dict[str, Any]:
+def columns_of(line: Line) -> dict[str, Any]:
     """The value, interval and verdict of a test, each under its column."""
     name, (mean, low, high) = line.test.name, line.interval[:3]
     interval = {name: mean, f"{name}_low": low, f"{name}_high": high}
     return interval | {f"{name}_verdict": line.verdict, f"{name}_bound": line.is_bound, f"{name}_stuck": line.stuck}
-
-
-def reference_spreads(by_recipe: Mapping[str, Outcomes], battery: Battery) -> dict[str, Spread]:
-    """Of each test the standard deviation over seeds, pooled over the recipes."""
-    measures = {
-        name: [found for done in by_recipe.values() if (found := measure(test, done, battery))]
-        for name, test in battery.tests.items()
-    }
-    return dict(spreads(measures))
 
 
 def published_outcomes() -> dict[str, str]:
@@ -114,78 +66,11 @@ def published_outcomes() -> dict[str, str]:
     return {name: outcome for name, outcome in told.items() if outcome}
 
 
-def bounds_scores(recipe: str) -> bool:
-    """Whether a recipe bounds the scores of attention, by its interventions or the clip of its optimizer."""
-    tree = shipped.load(shipped.data_folder("conf") / "recipe" / f"{recipe}.yaml")
-    chosen = (value for entry in tree.get("defaults", []) if isinstance(entry, dict) for value in entry.values())
-    names = {name for value in chosen for name in (value if isinstance(value, list) else [])}
-    return bool(names & BOUNDS_SCORES) or "qk_clip" in tree.get("optimizer", {}).get("chain", [])
-
-
-def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> Iterator[Agreement]:
-    """Yield for each test, and for the rule of one bit, how well it orders the recipes whose outcome was published."""
-    known = table[table["recipe"].isin(published)].set_index("recipe")
-    is_unstable = known.index.map(published) == UNSTABLE
-    scores = {test.title: known[name].map(test.share) for name, test in battery.tests.items() if name in known}
-    scores["attention scores are bounded or not"] = pd.Series(
-        [0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index
-    )
-    for rule, score in scores.items():
-        behind, ahead = score[is_unstable].dropna(), score[~is_unstable].dropna()
-        test = scipy.stats.mannwhitneyu(behind, ahead)
-        yield Agreement(
-            rule, float(test.statistic) / len(behind) / len(ahead), float(test.pvalue), len(ahead), len(behind)
-        )
-
-
-def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, draws: int = 2000) -> dict[str, float]:
-    """How often the pooled 95 % interval of so many seeds holds the mean of its recipe, by test: a simulation.
-
-    Each draw takes a recipe, and seeds with its residuals, which are scaled up since the mean was fitted to them. The
-    spread is that of the other recipes, so the recipes need not have one spread.
-    """
-    random, covered = np.random.default_rng(0), dict[str, float]()
-    for name, test in battery.tests.items():
-        found = {recipe: measure(test, done, battery) for recipe, done in by_recipe.items()}
-        known = {recipe: measured for recipe, measured in found.items() if measured and len(measured.seeds) > 1}
-        if len(known) < 2:
-            continue
-        of_others = {
-            recipe: dict(spreads({name: [known[other] for other in known if other != recipe]}))[name]
-            for recipe in known
-        }
-        hits = 0
-        for recipe in random.choice(list(known), draws):
-            own = known[recipe].seeds.to_numpy()
-            residuals = (own - own.mean()) * math.sqrt(len(own) / (len(own) - 1))
-            interval = pooled_interval(random.choice(residuals, seeds).tolist(), of_others[recipe])
-            hits += interval.low <= 0 <= interval.high
-        covered[name] = hits / draws
-    return covered
-
-
-def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:
-    """The published recipes as a Markdown table, those that tolerate most first, with what was published of each."""
-    tests = [test for test in battery.tests.values() if test.name in table]
-    heads = ["recipe", "published", *(f"{test.title}, {test.unit}" for test in tests)]
-    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
-    for row in table.sort_values("lr_tolerance", ascending=False).to_dict("records"):
-        cells = [_cell(row, test.name) for test in tests]
-        lines.append(f"| `{row['recipe']}` | {published.get(row['recipe'], '')} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(row: Mapping[Hashable, Any], test: str) -> str:
+def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
+    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``."""
     half = row[f"{test}_high"] - row[test]
     bound = "at least " if row[f"{test}_bound"] else ""
     return f"{bound}{round(row[test], 2) + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
-
-
-def agreement_markdown(found: Iterable[Agreement]) -> str:
-    """How well each number orders the recipes, as a Markdown table."""
-    lines = ["| rule | AUC | p |", "|---|---|---|"]
-    lines += [f"| {agreement.rule} | {agreement.auc:.2f} | {agreement.p:.2g} |" for agreement in found]
-    return "\n".join(lines) + "\n"
 
 
 def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
@@ -200,7 +85,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
         return pd.DataFrame()
     own: dict[str, Any] = {"recipe": recipe, "is_own": True}
     for line in lines:
-        own |= _columns(line)
+        own |= columns_of(line)
     both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
     both = both.iloc[both[known[0].name].map(known[0].share).argsort(kind="stable")]
     published = published_outcomes()
@@ -209,7 +94,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
             "recipe": f"▶ {row['recipe']}" if row["is_own"] else row["recipe"],
             "published": published.get(row["recipe"], ""),
         }
-        | {test.title: _cell(row, test.name) for test in known}
+        | {test.title: cell_text(row, test.name) for test in known}
         for row in both.to_dict("records")
     ]
     return pd.DataFrame(rows)

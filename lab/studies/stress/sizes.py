@@ -12,11 +12,8 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.forecast.fits as fits
-from lab.analysis.curves import load, points
 from lab.analysis.forecast.at_size import FARTHEST
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, slope_text
-from lab.analysis.forecast.sizes import make_forecast
-from lab.analysis.sensitivity import judge
 from lab.analysis.text import count, finite, format_value
 from lab.core import files
 from lab.studies.stress.battery import Setting
@@ -26,7 +23,6 @@ TOLERANCE, FAILING = "tolerance", "smallest failing learning rate"
 FEWEST_SIZES = 3
 # Written by ``make results-readme``: how well lines through the smaller sizes of committed sweeps foretell the largest.
 SCORES = Path(__file__).with_name("size_scores.csv")
-SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr", "weight_decay", "leaderboard_sizes")
 
 
 class SizeTrend(NamedTuple):
@@ -131,29 +127,6 @@ def settings_of_sizes(done: Outcomes, words: Sequence[tuple[str, ...]]) -> list[
     """The settings of other sizes, at the learning rates of the recipe's own curve."""
     lrs = sorted(setting.lr for setting in done if not setting.words)
     return [Setting(of_size, lr) for of_size in words if of_size for lr in lrs]
-
-
-def score_records(results: Path) -> pd.DataFrame:
-    """How well lines through the smaller sizes of each committed arm foretell the largest; see ``make_forecast``."""
-    rows = []
-    for sweep in SCORED:
-        runs = judge(points(load(results / sweep).runs))
-        for arm, of_arm in runs.groupby("arm", sort=False):
-            losses = {
-                int(str(size)): of_size.pivot(index="lr", columns="seed", values="capped").dropna(axis=1)
-                for size, of_size in of_arm.groupby("size")
-            }
-            table = values_by_size({size: curve for size, curve in losses.items() if len(curve) > 3})
-            for quantity in (TOLERANCE, FAILING):
-                forecast = make_forecast(table.assign(value=table[quantity])) if len(table) else None
-                if forecast and forecast.inside is not None:
-                    held_out = int((forecast.runs["size"] == forecast.runs["size"].max()).sum())
-                    numbers = {"error": forecast.error, "unchanged": forecast.unchanged}
-                    rows.append(
-                        {"sweep": sweep, "arm": arm, "quantity": quantity, **numbers}
-                        | {"inside": forecast.inside, "seeds": held_out}
-                    )
-    return pd.DataFrame(rows)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Measures the limits that come with the package in the committed records, as ``risks.yaml`` describes them."""
+"""Measures in the committed records the limits that come with the package, as ``risks.yaml`` describes them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,167 @@
+"""Scores the crash test on committed records: its published recipes, their spreads, and its trends over size.
+
+``make results-readme`` writes what these functions return.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.analysis.curves import load, points
+from lab.analysis.forecast.sizes import make_forecast
+from lab.analysis.sensitivity import judge
+from lab.core import shipped
+from lab.studies.stress.battery import Battery, Spread
+from lab.studies.stress.lines import lines_of
+from lab.studies.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
+from lab.studies.stress.reference import BOUNDS_SCORES, cell_text, columns_of
+from lab.studies.stress.sizes import FAILING, TOLERANCE, values_by_size
+
+UNSTABLE = "unstable"
+SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr", "weight_decay", "leaderboard_sizes")
+
+
+class Agreement(NamedTuple):
+    """How well a number orders the recipes by whether they were stable.
+
+    Attributes:
+        rule: the title of a test, or the rule of one bit.
+        auc: the probability that it puts an unstable recipe behind a stable one; ties count half.
+        p: of no relation (Mann-Whitney, two-sided).
+        stable: how many stable recipes there are.
+        unstable: how many unstable ones.
+    """
+
+    rule: str
+    auc: float
+    p: float
+    stable: int
+    unstable: int
+
+
+def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
+    """A row per recipe: its best loss, its best learning rate, and its value, interval and verdict of each test."""
+    rows = []
+    for recipe, done in by_recipe.items():
+        losses = curve(done)
+        row = {"recipe": recipe, "best_loss": float(losses.mean(axis=1).min())}
+        row["best_lr"] = best_lr(losses)
+        for line in lines_of(battery.tests.values(), done, battery):
+            row |= columns_of(line)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def reference_spreads(by_recipe: Mapping[str, Outcomes], battery: Battery) -> dict[str, Spread]:
+    """Of each test the standard deviation over seeds, pooled over the recipes."""
+    measures = {
+        name: [found for done in by_recipe.values() if (found := measure(test, done, battery))]
+        for name, test in battery.tests.items()
+    }
+    return dict(spreads(measures))
+
+
+def bounds_scores(recipe: str) -> bool:
+    """Whether a recipe bounds the scores of attention, by its interventions or the clip of its optimizer."""
+    tree = shipped.load(shipped.data_folder("conf") / "recipe" / f"{recipe}.yaml")
+    chosen = (value for entry in tree.get("defaults", []) if isinstance(entry, dict) for value in entry.values())
+    names = {name for value in chosen for name in (value if isinstance(value, list) else [])}
+    return bool(names & BOUNDS_SCORES) or "qk_clip" in tree.get("optimizer", {}).get("chain", [])
+
+
+def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> Iterator[Agreement]:
+    """Yield for each test, and for the rule of one bit, how well it orders the recipes whose outcome was published."""
+    known = table[table["recipe"].isin(published)].set_index("recipe")
+    is_unstable = known.index.map(published) == UNSTABLE
+    scores = {test.title: known[name].map(test.share) for name, test in battery.tests.items() if name in known}
+    scores["attention scores are bounded or not"] = pd.Series(
+        [0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index
+    )
+    for rule, score in scores.items():
+        behind, ahead = score[is_unstable].dropna(), score[~is_unstable].dropna()
+        test = scipy.stats.mannwhitneyu(behind, ahead)
+        yield Agreement(
+            rule, float(test.statistic) / len(behind) / len(ahead), float(test.pvalue), len(ahead), len(behind)
+        )
+
+
+def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, draws: int = 2000) -> dict[str, float]:
+    """How often the pooled 95 % interval of so many seeds holds the mean of its recipe, by test: a simulation.
+
+    Each draw takes a recipe, and seeds with its residuals, which are scaled up since the mean was fitted to them. The
+    spread is that of the other recipes, so the recipes need not have one spread.
+    """
+    random, covered = np.random.default_rng(0), dict[str, float]()
+    for name, test in battery.tests.items():
+        found = {recipe: measure(test, done, battery) for recipe, done in by_recipe.items()}
+        known = {recipe: measured for recipe, measured in found.items() if measured and len(measured.seeds) > 1}
+        if len(known) < 2:
+            continue
+        of_others = {
+            recipe: dict(spreads({name: [known[other] for other in known if other != recipe]}))[name]
+            for recipe in known
+        }
+        hits = 0
+        for recipe in random.choice(list(known), draws):
+            own = known[recipe].seeds.to_numpy()
+            residuals = (own - own.mean()) * math.sqrt(len(own) / (len(own) - 1))
+            interval = pooled_interval(random.choice(residuals, seeds).tolist(), of_others[recipe])
+            hits += interval.low <= 0 <= interval.high
+        covered[name] = hits / draws
+    return covered
+
+
+def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:
+    """The published recipes as a Markdown table, those that tolerate most first, with what was published of each."""
+    tests = [test for test in battery.tests.values() if test.name in table]
+    heads = ["recipe", "published", *(f"{test.title}, {test.unit}" for test in tests)]
+    lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
+    for row in table.sort_values("lr_tolerance", ascending=False).to_dict("records"):
+        cells = [cell_text(row, test.name) for test in tests]
+        lines.append(f"| `{row['recipe']}` | {published.get(row['recipe'], '')} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def agreement_markdown(found: Iterable[Agreement]) -> str:
+    """How well each number orders the recipes, as a Markdown table."""
+    lines = ["| rule | AUC | p |", "|---|---|---|"]
+    lines += [f"| {agreement.rule} | {agreement.auc:.2f} | {agreement.p:.2g} |" for agreement in found]
+    return "\n".join(lines) + "\n"
+
+
+def spreads(by_test: Mapping[str, Sequence[Measured]]) -> Iterator[tuple[str, Spread]]:
+    """Yield for each test the standard deviation over seeds, pooled over recipes, of reference measures."""
+    for name, measures in by_test.items():
+        spread = pooled_sd([measured.seeds.to_numpy(dtype=float) for measured in measures], Spread())
+        if spread.freedom:
+            yield name, spread
+
+
+def score_records(results: Path) -> pd.DataFrame:
+    """How well lines through the smaller sizes of each committed arm foretell the largest; see ``make_forecast``."""
+    rows = []
+    for sweep in SCORED:
+        runs = judge(points(load(results / sweep).runs))
+        for arm, of_arm in runs.groupby("arm", sort=False):
+            losses = {
+                int(str(size)): of_size.pivot(index="lr", columns="seed", values="capped").dropna(axis=1)
+                for size, of_size in of_arm.groupby("size")
+            }
+            table = values_by_size({size: curve for size, curve in losses.items() if len(curve) > 3})
+            for quantity in (TOLERANCE, FAILING):
+                forecast = make_forecast(table.assign(value=table[quantity])) if len(table) else None
+                if forecast and forecast.inside is not None:
+                    held_out = int((forecast.runs["size"] == forecast.runs["size"].max()).sum())
+                    numbers = {"error": forecast.error, "unchanged": forecast.unchanged}
+                    rows.append(
+                        {"sweep": sweep, "arm": arm, "quantity": quantity, **numbers}
+                        | {"inside": forecast.inside, "seeds": held_out}
+                    )
+    return pd.DataFrame(rows)
