@@ -12,7 +12,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.studies.stress.battery import Change, Setting, Spread, StepTime, StressTest, read_step_times
 from lab.studies.stress.lines import with_half_width
-from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval
+from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval, pooled_sd
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -173,12 +173,8 @@ def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interva
     return {change: pooled_interval(list(values), _others(spread, values)) for change, values in differences.items()}
 
 
-def _pooled(effects: Mapping[str, pd.Series[float]]) -> Spread:
-    """The standard deviation over seeds of paired differences, pooled over changes."""
-    groups = [values.to_numpy(dtype=float) for values in effects.values() if len(values)]
-    freedom = sum(len(group) - 1 for group in groups)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread()
+def _pooled(differences: Mapping[str, pd.Series[float]]) -> Spread:
+    return pooled_sd([values.to_numpy(dtype=float) for values in differences.values()], Spread())
 
 
 def _others(spread: Spread, values: pd.Series[float]) -> Spread:
