@@ -16,10 +16,9 @@ from lab.analysis.sensitivity import study_of
 from lab.core import shipped
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all
-from lab.studies import modules
+from lab.studies.measures import MEASURES
 from sampling import few
 
-MEASURES = [measure for module in modules("answer") for measure in getattr(module, "MEASURES", ())]
 ASKED = sorted({sweep for measure in MEASURES for sweep in measure.asked_by} - {ANY_SWEEP})
 RECORDS = {
     "curves": list(planted.cards()),

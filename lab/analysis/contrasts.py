@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from lab.analysis import probe_values
 from lab.analysis.judging.evidence import curve_summaries
+from lab.analysis.judging.quantities import RUN_TABLES
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
 from lab.analysis.text import count, format_value
+from lab.core import shipped
 from lab.records.run_table import UNKNOWN_SIZE
 
 ANY_SWEEP = "*"
@@ -21,6 +26,7 @@ NO_REFERENCE = "-"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 Cells = Mapping[str, Mapping[str, Interval]]
+Points = Callable[[Study], pd.DataFrame]
 Reduce = Callable[[pd.DataFrame, Window], pd.DataFrame]
 
 
@@ -43,7 +49,7 @@ class Measure(NamedTuple):
 
     name: str
     unit: str
-    points: Callable[[Study], pd.DataFrame]
+    points: Points
     reduce: Reduce
     better: str = ""
     is_log: bool = False
@@ -65,21 +71,6 @@ class Measure(NamedTuple):
         if self.is_log:
             return _shown(interval, lambda value: f"{TIMES}{_digits(10**value, 2)}")
         return _shown(interval, plus="+")
-
-
-class Measures(list[Measure]):
-    """The measures of a study; of several that one question asks about, the answer shows all in their order."""
-
-    def add(
-        self, name: str, unit: str, reduce: Reduce, better: str = "", **fields: Any
-    ) -> Callable[[Callable[[Study], pd.DataFrame]], Callable[[Study], pd.DataFrame]]:
-        """Add the measure of the points that the decorated function makes; for the fields see ``Measure``."""
-
-        def add(points: Callable[[Study], pd.DataFrame]) -> Callable[[Study], pd.DataFrame]:
-            self.append(Measure(name, unit, points, reduce, better, **fields))
-            return points
-
-        return add
 
 
 def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus: str = "") -> str:
@@ -245,6 +236,57 @@ def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFram
     return points[points["value"].notna()]
 
 
+def in_columns(study: Study, values: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """``valued`` of several values, each in a ``column`` of its own."""
+    return pd.concat([valued(study, of_column).assign(column=name) for name, of_column in values.items()])
+
+
+def of_table(table: str, column: str, *, decades: bool = False) -> Points:
+    """Points with a column of one of ``RUN_TABLES``, or in ``decades`` its log10; none if no run has it."""
+
+    def points(study: Study) -> pd.DataFrame:
+        values = RUN_TABLES[table](study.records).get(column, pd.Series(dtype=float))
+        return valued(study, _log10(values) if decades else values)
+
+    return points
+
+
+def of_probe(
+    probe: str, where: str = "", reduced_by: str = "late", *, rate: float = 0.0, decades: bool = False, **options: float
+) -> Points:
+    """Points with a number of a probe, or in ``decades`` its log10.
+
+    Args:
+        probe: its name.
+        where: the end of the name of the part of the model, of several the last; ``*`` takes the largest of all parts.
+        reduced_by: the function of ``probe_values`` that makes one number per run, to which ``options`` go.
+        rate: restricts the points to the highest learning rate up to this one; 0 keeps all.
+    """
+
+    def points(study: Study) -> pd.DataFrame:
+        places = [place for place in probe_values.places(study.records, probe) if where == "*" or place.endswith(where)]
+        chosen = places if where == "*" else places[-1:]
+        values = [getattr(probe_values, reduced_by)(study.records, probe, place, **options) for place in chosen]
+        if not values:
+            return study.points.head(0)
+        largest: pd.Series = pd.concat(values, axis=1).max(axis=1)
+        found = valued(study, _log10(largest) if decades else largest)
+        return up_to(rate, found) if rate else found
+
+    return points
+
+
+def up_to(rate: float, points: pd.DataFrame) -> pd.DataFrame:
+    """The points at the highest learning rate up to this one."""
+    top = points.loc[points["lr"] <= rate, "lr"].max()
+    chosen: pd.DataFrame = points[points["lr"] == top]
+    return chosen
+
+
+def _log10(values: pd.Series) -> pd.Series:
+    return pd.Series(np.log10(values.where(values > 0)))
+
+
 def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Means of ``value`` at each size."""
     return _spread(points, "size", lambda size: f"at {count(size)} parameters" if size != UNKNOWN_SIZE else "")
@@ -309,3 +351,25 @@ def slope_over_size(quantity: str) -> Reduce:
         )
 
     return reduce
+
+
+def read_measures(path: Path, of_study: Iterable[ModuleType]) -> list[Measure]:
+    """Read the measures of a study: a list of rows with the fields of ``Measure``.
+
+    ``points`` and ``reduce`` name a function of this module or of the modules ``of_study``, or with arguments one that
+    makes it: ``{of_table: {table: own, column: rate}}``. Without them a row is about the study's own arms, by size.
+    """
+    known = {**globals(), **{name: named for module in of_study for name, named in vars(module).items()}}
+
+    def function(spec: Any) -> Any:
+        if isinstance(spec, str):
+            return known[spec]
+        ((name, arguments),) = spec.items()
+        return known[name](**arguments) if isinstance(arguments, dict) else known[name](arguments)
+
+    measures = []
+    for row in shipped.load(path):
+        lists = {name: tuple(row[name]) for name in ("asked_by", "pairs") if name in row}
+        points, reduce = function(row.get("points", "own_points")), function(row.get("reduce", "by_size"))
+        measures.append(Measure(**{"unit": "", **row, **lists, "points": points, "reduce": reduce}))
+    return measures

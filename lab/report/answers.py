@@ -27,6 +27,7 @@ from lab.records.run_table import is_imported
 from lab.report.findings import PART_SUBJECTS, part_subjects
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
+from lab.studies.measures import MEASURES
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
 SAY = html.macros("answers.txt")  # a macro for each kind of sentence
@@ -209,10 +210,6 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
     return Answer(word, text, found)
 
 
-def _undecided(study: Study, contrast: Contrast) -> str:
-    return f"{_sentence(study, contrast)} {_no_sensitivity(study, contrast)}".rstrip()
-
-
 def _no_sensitivity(study: Study, contrast: Contrast) -> str:
     """Why the best losses over several learning rates are compared, and no sensitivities; empty for anything else."""
     if ANY_SWEEP not in contrast.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
@@ -224,21 +221,19 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     """The quantities that these sweeps ask about, or else the first that these runs have; for every arm."""
-    answers = modules("answer")
-    measures = [measure for module in answers for measure in getattr(module, "MEASURES", ())]
     asked = [
         contrast
-        for measure in measures
+        for measure in MEASURES
         if set(sweeps) & set(measure.asked_by)
         for contrast in _measured(study, measure)
     ]
     if asked:
         return asked
-    for module in answers:
+    for module in modules("answer"):
         if hasattr(module, "contrasts") and (found := module.contrasts(study)):
             return list(found)
     general = (
-        contrast for measure in measures if ANY_SWEEP in measure.asked_by for contrast in _measured(study, measure)
+        contrast for measure in MEASURES if ANY_SWEEP in measure.asked_by for contrast in _measured(study, measure)
     )
     return [contrast] if (contrast := next(general, None)) else []
 

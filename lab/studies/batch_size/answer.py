@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import NO_REFERENCE, Contrast, Measure, Measures, by_column, of_curves, own_points, valued
+from lab.analysis.contrasts import Contrast, Measure, by_column, in_columns, own_points
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
@@ -15,9 +16,7 @@ from lab.studies.batch_size.estimates import exponent
 from lab.studies.batch_size.measures import budgets, by_tenth, tuned_steps
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.
-LARGE, SMALL = "constant batch", "constant batch, a quarter as large"
-CONSTANT = {"constant": LARGE, "quarter": SMALL}
-
+CONSTANT = {"constant": "constant batch", "quarter": "constant batch, a quarter as large"}
 
 CRITICAL = Measure(
     "Critical batch on the way to the loss of a bigram model", "sequences", own_points, by_column, is_log=True
@@ -40,68 +39,38 @@ def contrasts(study: Study) -> list[Contrast]:
     return [Contrast(CRITICAL, "", levels, {})] if levels else []
 
 
-MEASURES = Measures()
+def powers_of_batch(study: Study) -> pd.DataFrame:
+    """By budget and seed the slope of log best learning rate over log batch."""
+    rates = {budget.name: budget.lr.dropna(axis=1) for budget in budgets(study.records, study.points)}
+    return _by_seed({name: table.apply(lambda lr: exponent(lr.index, lr), axis=1) for name, table in rates.items()})
 
 
-def _at_budgets(study: Study, *, rates: bool) -> pd.DataFrame:
-    rows = []
-    for budget in budgets(study.records, study.points):
-        rates_by_batch = budget.lr.dropna(axis=1)
-        for seed in budget.loss.index:
-            loss = budget.loss.loc[seed]
-            value = (
-                exponent(rates_by_batch.columns, rates_by_batch.loc[seed]) if rates else loss.iloc[-1] - loss.iloc[0]
-            )
-            rows.append({"arm": budget.name, "seed": seed, "value": value})
+def changes_of_loss(study: Study) -> pd.DataFrame:
+    """By budget and seed the best loss of the largest batch minus that of the smallest."""
+    losses = {budget.name: budget.loss for budget in budgets(study.records, study.points)}
+    return _by_seed({name: table.iloc[:, -1] - table.iloc[:, 0] for name, table in losses.items()})
+
+
+def _by_seed(values: Mapping[str, pd.Series]) -> pd.DataFrame:
+    rows = [
+        {"arm": name, "seed": seed, "value": value}
+        for name, of_budget in values.items()
+        for seed, value in of_budget.items()
+    ]
     return pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(column="")
 
 
-@MEASURES.add(
-    "Power of the batch by which the best learning rate grows",
-    "",
-    by_column,
-    reference=NO_REFERENCE,
-    asked_by=("learning_rate_and_batch",),
-)
-def _powers(study: Study) -> pd.DataFrame:
-    return _at_budgets(study, rates=True)
-
-
-@MEASURES.add(
-    "Best loss of the largest batch minus that of the smallest",
-    "nats/token",
-    by_column,
-    reference=NO_REFERENCE,
-    asked_by=("learning_rate_and_batch",),
-)
-def _changes_of_loss(study: Study) -> pd.DataFrame:
-    return _at_budgets(study, rates=False)
-
-
-@MEASURES.add(
-    "Best loss at as many tokens",
-    "nats/token",
-    of_curves("best"),
-    "lower",
-    reference=SMALL,
-    asked_by=("batch_ramps",),
-    affirmed_by="lower",
-)
-def _ramps(study: Study) -> pd.DataFrame:
+def by_schedule(study: Study) -> pd.DataFrame:
     """Points named by batch schedule; empty unless some batches are constant and some are not."""
     names = study.records.runs.set_index("id").reindex(columns=["batch.name"])["batch.name"].astype("string")
     points = study.points.assign(arm=study.points["id"].map(names.replace(CONSTANT).str.replace("_", " ")))
     return points[points["arm"].notna()]
 
 
-@MEASURES.add("Noise scale", "sequences", by_column, is_log=True, reference=NO_REFERENCE, asked_by=("noise_scale",))
-def _noise(study: Study) -> pd.DataFrame:
+def noise_scales(study: Study) -> pd.DataFrame:
     """Log10 of the noise scale in the first and in the last tenth of runs, at the best learning rate of their size."""
     points = study.points[study.points["lr"] == study.points["best_lr"]]
     tenths = by_tenth(study.records).reset_index().groupby("id")["noise_scale"].agg(["first", "last"])
-    parts = [
-        valued(study._replace(points=points), np.log10(tenths[end])).assign(column=f"in the {end} tenth")
-        for end in tenths
-    ]
-    names = pd.concat(parts)
-    return names.assign(arm=[f"{count(size)} parameters" for size in names["size"]])
+    ends = {f"in the {end} tenth": np.log10(tenths[end]) for end in tenths}
+    named = in_columns(study._replace(points=points), ends)
+    return named.assign(arm=[f"{count(size)} parameters" for size in named["size"]])

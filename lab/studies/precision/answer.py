@@ -1,10 +1,10 @@
-"""Quantities that questions about low precision ask for."""
+"""Points of the measures of low precision."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import Measures, by_column, by_rate, valued
+from lab.analysis.contrasts import by_column, valued
 from lab.analysis.logit_rounding import RESULTS_IN_FP32
 from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
 from lab.studies.precision.measures import spike_rate
@@ -12,36 +12,19 @@ from lab.studies.precision.measures import spike_rate
 GAINS, ATTENTION = "norm_gains", "attention_precision"
 
 
-MEASURES = Measures()
-
-
-@MEASURES.add("Loss spikes in 1000 updates", "", by_rate, "lower", asked_by=("loss_scale",))
-def _spikes(study: Study) -> pd.DataFrame:
+def spikes(study: Study) -> pd.DataFrame:
+    """Loss spikes in 1000 updates."""
     return valued(study, spike_rate(study.records))
 
 
-def _recipe(interventions: list[str]) -> str:
-    activation = "SwiGLU" if "swiglu" in interventions else "GELU"
-    return f"with {activation} {'and qk-layernorm' if 'qk_layernorm' in interventions else 'alone'}"
-
-
-def _instability(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+def instability(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
     """Means of the instability part of LR sensitivity in each ``column``."""
     parts = per_seed(points, *window).set_index(["curve", "seed"])["above"].to_dict()
     keys = zip(points["curve"], points["seed"], strict=True)
     return by_column(points.assign(value=[parts[key] for key in keys]))
 
 
-@MEASURES.add(
-    "Instability part of LR sensitivity",
-    "nats/token",
-    _instability,
-    "lower",
-    reference="fp32",
-    asked_by=("low_precision", "attention_products"),
-    pairs=("seed", "lr", "column"),
-)
-def _by_format(study: Study) -> pd.DataFrame:
+def by_format(study: Study) -> pd.DataFrame:
     """The points of a sweep over formats, under the names of the formats; the other interventions make the columns."""
     runs = study.records.runs.set_index("id").reindex(columns=["precision", GAINS, ATTENTION, "intervention"])
     if runs["precision"].nunique() < 2:
@@ -52,3 +35,8 @@ def _by_format(study: Study) -> pd.DataFrame:
     recipes = runs["intervention"].astype(str).str.split("+").map(_recipe)
     points = study.points
     return points.assign(arm=points["id"].map(formats), column=points["id"].map(recipes))
+
+
+def _recipe(interventions: list[str]) -> str:
+    activation = "SwiGLU" if "swiglu" in interventions else "GELU"
+    return f"with {activation} {'and qk-layernorm' if 'qk_layernorm' in interventions else 'alone'}"

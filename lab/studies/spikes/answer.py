@@ -1,113 +1,73 @@
-"""Quantities that answer questions about loss spikes: heights of peaks, and losses after restarts and repeats."""
+"""Points of the measures of loss spikes: heights of peaks, and losses after restarts and repeats."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import ANY_SWEEP, Measures, by_column, by_rate, by_size, final_losses, valued
+from lab.analysis.contrasts import in_columns, valued
 from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.grouping import arm_labels
-from lab.analysis.probe_values import late, near
+from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import Study
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
     ALL,
     CHANGE_NAMES,
-    NO_REMEDY,
-    SAME,
     WHOLE,
     WITHOUT,
     changes,
     remedy_names,
     remedy_traits,
     source_traits,
-    spike_traits,
 )
-from lab.studies.spikes.planted import CLEAN, RECIPE, arm_costs, factors_by_seed, repeated_costs, update_traits
+from lab.studies.spikes.planted import arm_costs, factors_by_seed, repeated_costs, update_traits
 
-NATS, NO_RESPONSE, PEAK = "nats/token", "no response", "Peak of the held-out loss above the usual one"
+NO_RESPONSE = "no response"
 STATES = {
     "data": "state of the spike",
     "weights": "earlier weights",
     "moments": "earlier moments",
     "state": "both earlier",
 }
-MEASURES = Measures()
-MEASURES.add("Final loss", NATS, by_rate, "lower", reference="ledger none", asked_by=("ledgers", "hot_swaps"))(
-    final_losses
-)
 
 
-@MEASURES.add(
-    "Share of spikes removed", "", by_size, "higher", reference=CHANGE_NAMES[SAME], asked_by=("spike_causes",)
-)
-def _by_change(study: Study) -> pd.DataFrame:
+def by_change(study: Study) -> pd.DataFrame:
     """Whether the spike was removed, 1 or 0, by what was changed before it."""
     table = changes(study.records).set_index("id")
     return valued(study, table["removed"], arm=table["change"].map(CHANGE_NAMES))
 
 
-@MEASURES.add(
-    "Loss spikes in 10,000 steps",
-    "",
-    by_rate,
-    "lower",
-    asked_by=("own_spikes", "own_spike_curvature", "own_spike_arms"),
-)
-def _own_rates(study: Study) -> pd.DataFrame:
-    """Spikes in 10,000 steps that no bad data brought, of runs measured at every step."""
-    traits = spike_traits(study.records)
-    return valued(study, traits["rate"]) if len(traits) else study.points.head(0)
-
-
-@MEASURES.add(
-    "Loss spikes after the first, in 1,000 updates trained",
-    "",
-    by_size,
-    "lower",
-    reference=NO_REMEDY,
-    asked_by=("own_spike_remedies",),
-)
-def _further_spikes(study: Study) -> pd.DataFrame:
+def further_spikes(study: Study) -> pd.DataFrame:
     """Spikes after the first, in 1,000 updates trained after it, by the remedy."""
     names = pd.Series(remedy_names(study.records.runs.to_dict("records")), dtype=object)
     return valued(study, remedy_traits(study.records)["rate"].reindex(names.index), arm=names)
 
 
-@MEASURES.add("Cosine of the update with the descent while the loss rises", "", by_column, asked_by=("adam_theory",))
-def _rising_cosine(study: Study) -> pd.DataFrame:
-    return _traits(study, "rising_cosine")
+def rising_cosines(study: Study) -> pd.DataFrame:
+    """Cosines of the update with the descent while the loss rises, by batch size and epsilon."""
+    return _by_batch_and_epsilon(study, update_traits(study.records)["rising_cosine"])
 
 
-@MEASURES.add(PEAK, NATS, by_column, "lower", asked_by=("adam_theory",))
-def _peak(study: Study) -> pd.DataFrame:
-    return _traits(study, "peak")
+def peaks_by_batch_and_epsilon(study: Study) -> pd.DataFrame:
+    """Peaks of runs that recorded their updates, by batch size and epsilon."""
+    return _by_batch_and_epsilon(study, spike_costs(study.records)["peak"].reindex(update_traits(study.records).index))
 
 
-def _traits(study: Study, trait: str) -> pd.DataFrame:
-    """A trait of the updates, or the peak, by batch size and epsilon, in a column for each burst."""
-    traits = update_traits(study.records).join(spike_costs(study.records)[["peak"]])
-    cards = study.records.runs.set_index("id").reindex(traits.index)
-    arms = pd.Series(
-        arm_labels(study.records.runs, [key for key in map(str, study.records.runs) if key.startswith("burst")])
-    )
-    return valued(study, traits[trait], arm=arms, column="after " + cards["burst"].str.replace("_", " "))
+def _by_batch_and_epsilon(study: Study, values: pd.Series) -> pd.DataFrame:
+    """Values in a column for each burst."""
+    cards = study.records.runs.set_index("id").reindex(values.index)
+    keys = [key for key in map(str, study.records.runs) if key.startswith("burst")]
+    arms = pd.Series(arm_labels(study.records.runs, keys))
+    return valued(study, values, arm=arms, column="after " + cards["burst"].str.replace("_", " "))
 
 
-@MEASURES.add("Final loss", NATS, by_rate, "lower", reference=CLEAN, asked_by=("repeated_bursts",))
-def _after_repeats(study: Study) -> pd.DataFrame:
+def losses_after_repeats(study: Study) -> pd.DataFrame:
+    """Final losses by the number of bursts."""
     costs = repeated_costs(study.records).sort_values(["number", "name"], kind="stable").set_index("id")
     return valued(study, costs["final"], arm=costs["name"])
 
 
-@MEASURES.add("Loss scale at the end", "", by_size, "higher", is_log=True, asked_by=("fp16_sums",))
-def _loss_scales(study: Study) -> pd.DataFrame:
-    return valued(study, np.log10(near(study.records, "loss_scale", "", 1.0)))
-
-
-@MEASURES.add("Rise of the held-out loss", NATS, by_column, reference=STATES["data"], asked_by=("state_and_data",))
-def _by_state(study: Study) -> pd.DataFrame:
+def rises_by_state(study: Study) -> pd.DataFrame:
     """The rise of the peak that the batches of a burst cause, by the state of the run in which they come."""
     factors = factors_by_seed(study.records, "peak").reset_index()
     if factors.empty:
@@ -120,35 +80,27 @@ def _by_state(study: Study) -> pd.DataFrame:
     return rows.assign(column="of " + rows["burst"].astype(str).str.replace("_", " "), seed=rows["seed"].astype(str))
 
 
-@MEASURES.add("Gradient-norm spikes in 1000 steps", "", by_size, "lower", reference=WHOLE, asked_by=("source_filter",))
-def _by_source(study: Study) -> pd.DataFrame:
+def by_source(study: Study) -> pd.DataFrame:
+    """Gradient-norm spikes in 1000 steps, by the source of text that was left out."""
     traits = source_traits(study.records).reindex(columns=["rate"])
-    cards = study.records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])
-    arms = ("without " + cards[WITHOUT].astype(str)).where(cards[WITHOUT] != ALL, WHOLE)
-    return valued(study, traits["rate"], arm=arms)
+    without = study.records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])[WITHOUT]
+    return valued(study, traits["rate"], arm=("without " + without.astype(str)).where(without != ALL, WHOLE))
 
 
-@MEASURES.add("Late held-out loss", NATS, by_column, "lower", asked_by=("escape_characters",))
-def _held_out(study: Study) -> pd.DataFrame:
+def late_held_out_losses(study: Study) -> pd.DataFrame:
     """The loss on clean held-out text, and that on held-out text of the corpus as it is, in the last tenth of a run."""
-    names = {"of clean text": CLEAN_LOSS, "of the corpus as it is": OWN_LOSS}
-    values = {name: late(study.records, probe, "") for name, probe in names.items()}
-    tables = [valued(study, value, column=pd.Series(name, value.index)) for name, value in values.items()]
-    return pd.concat(tables if all(map(len, tables)) else [study.points.head(0)])
+    probes = {"of clean text": CLEAN_LOSS, "of the corpus as it is": OWN_LOSS}
+    values = {name: late(study.records, probe, "") for name, probe in probes.items()}
+    return in_columns(study, values if all(map(len, values.values())) else {"": pd.Series(dtype=float)})
 
 
-@MEASURES.add(PEAK, NATS, by_size, "lower", asked_by=("new_data",))
-def _peaks_of_new_data(study: Study) -> pd.DataFrame:
-    return valued(study, spike_costs(study.records)["peak"])
-
-
-@MEASURES.add(PEAK, NATS, by_column, "lower", reference=RECIPE, asked_by=("optimizer_arms",))
-def _peaks_of_arms(study: Study) -> pd.DataFrame:
+def peaks_of_arms(study: Study) -> pd.DataFrame:
+    """Peaks by the settings in which an arm differs from the recipe."""
     return _peaks(study, arm_costs(study.records))
 
 
-@MEASURES.add(PEAK, NATS, by_column, "lower", reference=NO_RESPONSE, asked_by=(ANY_SWEEP,))
-def _peaks_of_responses(study: Study) -> pd.DataFrame:
+def peaks_of_responses(study: Study) -> pd.DataFrame:
+    """Peaks by the response to a spike."""
     return _peaks(study, named_costs(study.records))
 
 
