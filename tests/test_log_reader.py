@@ -14,7 +14,7 @@ import pytest
 
 from lab import main
 from lab.analysis.events import detect
-from lab.analysis.events.log_reader import given_columns
+from lab.analysis.events.log_reader import LogReader, given_columns
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from lab.records import trackers
@@ -92,6 +92,21 @@ def test_each_format_gives_every_row(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(log.columns["grad_norm"], NORM)
     if "lr" in others:
         np.testing.assert_allclose(log.columns["lr"], 3e-4)
+
+
+ODD = ["a,1000,", 'a,"1,001",2.5,1', "run,step,loss,norm", "a,10.5,2,1", "b,7,NaN,1", "a,1002,2", "", "b,8, 2.25 ,inf"]
+
+
+@pytest.mark.parametrize("odd", [None, *ODD])
+def test_lines_read_together_give_the_rows_of_each(odd: str | None) -> None:
+    """Of two runs, in a table with two columns of one name; 600 lines decide about the columns."""
+    table = [f"{'ab'[n % 2]},{n},{LOSS[n]},{NORM[n]},0" for n in range(900)]
+    table = ["run,step,loss,norm,norm", *table[:700], *([] if odd is None else [odd]), *table[700:]]
+    together, alone = LogReader({}), LogReader({})
+    rows = [row for piece in (table[:600], table[600:]) for row in together.read_lines("\r\n".join(piece) + "\r\n")]
+    assert repr(rows) == repr([row for line in table for row in alone.read(line)])
+    assert (together.state(), together.dropped) == (alone.state(), alone.dropped)
+    assert len(rows) >= 900
 
 
 # Lines as programs print them, by the form of a step, and the columns that they hold besides the loss.

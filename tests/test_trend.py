@@ -10,7 +10,7 @@ import pytest
 from planted_spikes import judge, synthetic_log
 
 from lab.analysis.events import trend as rules
-from lab.analysis.events.trend import Rise, TrendWatch, loss_spikes
+from lab.analysis.events.trend import Rise, TrendWatch, loss_spikes, spikes_of_runs
 
 
 def found(loss_n: np.ndarray, spacing: int = 1) -> list[tuple[int, str]]:
@@ -100,6 +100,20 @@ def test_the_fewest_rows_that_are_judged(rows: int, spikes: int) -> None:
     loss_n = np.random.default_rng(0).normal(2, 0.01, rows)
     loss_n[-1] += 0.2
     assert len(found(loss_n)) == spikes
+
+
+@pytest.mark.parametrize("rows", [4, 12, 41, 200])
+def test_runs_judged_together_have_the_spikes_of_each(rows: int) -> None:
+    """Of 90 runs with the same steps, calm or not, and one whose spacing changes; the spikes found are some of all."""
+    random, row_n = np.random.default_rng(rows), np.arange(rows)
+    loss_rn = 3 + 4 * np.exp(-row_n / 8) + random.normal(0, 0.02, (90, rows))
+    for run, height in enumerate(np.geomspace(0.05, 5, 40)):
+        loss_rn[run, random.integers(rows) :][: run % 7 + 1] += height
+    loss_rn[40:44, rows // 2] = [math.nan, math.inf, 20, 0]
+    runs = [(50 * row_n, loss_n) for loss_n in loss_rn] + [(row_n * (1 + (row_n > 30)), loss_rn[39])]
+    alone = [loss_spikes(*run) for run in runs]
+    assert repr(spikes_of_runs(runs)) == repr(alone)
+    assert rows < 12 or 3 < sum(map(bool, alone)) < 50
 
 
 def final(rises: list[Rise]) -> list[Rise]:

@@ -32,9 +32,13 @@ def window_statistics(window_nw: Numbers, fewest: int = FEWEST) -> tuple[Numbers
 
 
 def finite_median(number_nw: Numbers, count_n: NDArray[np.int64]) -> Numbers:
-    """The median of the ``count_n`` finite numbers of each row; NaN in a row without any."""
-    rows, sorted_nw = np.arange(len(number_nw)), np.sort(number_nw, axis=1)  # NaN comes last
-    lower_n, upper_n = sorted_nw[rows, np.maximum(count_n - 1, 0) // 2], sorted_nw[rows, count_n // 2]
+    """The median of the ``count_n`` finite numbers of each row; NaN in a row without any.
+
+    Before the rows there may be other axes, over which the counts are the same.
+    """
+    sorted_nw = np.sort(number_nw, axis=-1)  # NaN comes last
+    rows = np.arange(len(count_n))
+    lower_n, upper_n = sorted_nw[..., rows, np.maximum(count_n - 1, 0) // 2], sorted_nw[..., rows, count_n // 2]
     middle_n: Numbers = (lower_n + upper_n) / 2
     return middle_n
 

@@ -122,7 +122,8 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
     Raises:
         RequestError: the path cannot be read, or no loss recurs in it.
     """
-    from lab.studies.alarms.watching import event_figure, find_alarms
+    from lab.studies.alarms.pages import event_figure
+    from lab.studies.alarms.watching import find_alarms
     from lab.studies.alarms.words import next_look, what_happened
 
     logs, notes, events = find_alarms(Path(path), columns=columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -94,16 +94,18 @@ class Table(NamedTuple):
 def table_of(columns: Mapping[str, Column]) -> Table:
     """The table of measurements that were logged one by one."""
     found = {name: column.by_step() for name, column in columns.items()}
-    step_n = np.unique(np.concatenate([step_n for step_n, _ in found.values()]))
-    return Table(
-        step_n,
-        {name: _spread(step_n, *of_column) for name, of_column in found.items()},
-        np.isin(step_n, found[LOSS][0]),
-    )
+    loss_step_n = step_n = found[LOSS][0]
+    if not all(np.array_equal(step_n, known_n) for known_n, _ in found.values()):
+        step_n = np.unique(np.concatenate([known_n for known_n, _ in found.values()]))
+    has_loss_n = np.zeros(len(step_n), dtype=bool)
+    has_loss_n[np.searchsorted(step_n, loss_step_n)] = True
+    return Table(step_n, {name: _spread(step_n, *of_column) for name, of_column in found.items()}, has_loss_n)
 
 
 def _spread(step_n: Steps, known_n: Steps, value_n: Numbers) -> Numbers:
     """Values that are known at some of the steps, at all of them; NaN at the others."""
+    if len(known_n) == len(step_n):
+        return value_n
     spread_n = np.full(len(step_n), math.nan)
     spread_n[np.searchsorted(step_n, known_n)] = value_n
     return spread_n
@@ -121,14 +123,43 @@ def _merged(before: Table, part: Table) -> Table:
     return Table(step_n, columns, has_loss_n)
 
 
-def logs_of_rows(name: str, rows: Iterable[Row], bits: float) -> tuple[list[Log], list[str]]:
+class Parts:
+    """The measurements of a run in the order of the file, a part for each stretch in which the steps of losses grow."""
+
+    def __init__(self) -> None:
+        self.parts = [defaultdict[str, Column](Column)]
+        self.last, self.losses = -1, 0  # step of the last loss, and their number
+
+    def add(self, row: Row) -> None:
+        if LOSS in row.values:
+            if row.step < self.last:
+                self.parts.append(defaultdict(Column))
+            self.last, self.losses = row.step, self.losses + 1
+        for column, value in row.values.items():
+            self.parts[-1][column].add(row.step, value)
+
+    def tables(self, name: str) -> tuple[list[Table], list[str]]:
+        """The table of each part; or of all of a run whose rows are not in the order of time, and a remark."""
+        if len(self.parts) - 1 <= max(1, UNSORTED * self.losses):
+            return [table_of(part) for part in self.parts], []
+        whole = defaultdict[str, Column](Column)
+        for part in self.parts:
+            for column, values in part.items():
+                whole[column].steps.extend(values.steps)
+                whole[column].values.extend(values.values)
+        table = table_of(whole)
+        kept = f"the last row of each kept: {int(table.has_loss_n.sum())} of {self.losses} rows"
+        return [table], [f"{name}: sorted by step, {kept}"]
+
+
+def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str]]:
     """The logs of one run, and remarks on how its rows were read.
 
     A step may be smaller than the one before. If the rows repeat the values of their steps, they are a copy and count
     once. If the loss is near that of this step, training went back there, and both attempts are kept. Any other loss
     begins a phase, or another run, with steps of its own.
     """
-    parts, notes = _parts(name, rows)
+    parts, notes = run.tables(name)
     logs, back, phase, attempt = list[Log](), None, 1, 1
     current = parts[0]
     for part in parts[1:]:
@@ -151,28 +182,6 @@ def logs_of_rows(name: str, rows: Iterable[Row], bits: float) -> tuple[list[Log]
 
 def _named(name: str, phase: int) -> str:
     return name if phase == 1 else f"{name} phase {phase}"
-
-
-def _parts(name: str, rows: Iterable[Row]) -> tuple[list[Table], list[str]]:
-    """Tables in each of which the steps of losses grow, in the order of the file, and a remark if rows are sorted."""
-    parts, last, losses = [defaultdict[str, Column](Column)], -1, 0
-    for row in rows:
-        if LOSS in row.values:
-            if row.step < last:
-                parts.append(defaultdict(Column))
-            last, losses = row.step, losses + 1
-        for column, value in row.values.items():
-            parts[-1][column].add(row.step, value)
-    if len(parts) - 1 <= max(1, UNSORTED * losses):
-        return [table_of(part) for part in parts], []
-    whole = defaultdict[str, Column](Column)
-    for part in parts:
-        for column, values in part.items():
-            whole[column].steps.extend(values.steps)
-            whole[column].values.extend(values.values)
-    table = table_of(whole)
-    kept = f"the last row of each kept: {int(table.has_loss_n.sum())} of {losses} rows"
-    return [table], [f"{name}: sorted by step, {kept}"]
 
 
 def _repeats(before: Table, part: Table) -> bool:

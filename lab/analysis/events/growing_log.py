@@ -81,8 +81,8 @@ class GrowingLines(GrowingLog):
                 if end:
                     self.head += piece[:end][: HEAD - len(self.head)]
                     self.offset += end
-                    lines = (line.decode("utf-8", errors="replace") for line in ENDS.split(piece[:end]))
-                    yield [*(row for line in lines for row in self.reader.read(line)), *self.reader.settle()]
+                    rows = self.reader.read_lines(piece[:end].decode("utf-8", errors="replace"))
+                    yield [*rows, *self.reader.settle()]
                     if not self.reader.columns and self.offset > LONGEST_PREAMBLE:
                         raise RequestError(f"{self.path} {self.reader.fault()}")
                 elif len(piece) > LONGEST_LINE:

@@ -85,6 +85,7 @@ LONGEST_PREAMBLE = 8 * files.MIB
 WAITING = 500  # lines with numbers after which the columns are chosen
 MOST_NAMES = 10_000  # different names; a log with more holds no measurements
 
+ENDS = re.compile(r"[\r\n]")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d.])|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -281,6 +282,32 @@ class LogReader:
         self.dropped = Counter[str]()
         self.first = ""  # the first line that is not empty
         self.waiting = list[tuple[str, Fields]]()
+
+    def read_lines(self, text: str) -> list[Row]:
+        """The rows that are complete with these lines; a carriage return ends one, too, since bars are drawn so."""
+        lines = list(filter(None, ENDS.split(text)))
+        rows = None if '"' in text or "\x1b" in text else self._numeric_rows(lines)
+        return [row for line in lines for row in self.read(line)] if rows is None else rows
+
+    def _numeric_rows(self, lines: Sequence[str]) -> list[Row] | None:
+        """The rows of these lines, read at once, if all are of a table, and each cell that counts holds a number."""
+        table, columns = self.table, self.columns
+        if not table or STEP not in columns or not {*table.names} <= {*self.names} or " - " in "".join(table.names):
+            return None
+        try:
+            cells = zip(*(line.split(table.separator) for line in lines), strict=True)
+            cells_of = dict(reversed([*zip(table.names, cells, strict=True)]))  # of two columns of a name the first
+            numbers = {column: list(map(float, cells_of[name])) for column, name in columns.items()}
+        except (KeyError, ValueError):
+            return None
+        steps = numbers.pop(STEP)
+        if not all(0 <= step <= LARGEST_STEP and step.is_integer() for step in steps):
+            return None
+        numbers[LOSS] = list(map(self._in_nats, numbers[LOSS]))
+        self.step = int(steps[-1])
+        runs = next((cells_of[name] for name in RUN_NAMES if name in cells_of), [""] * len(lines))
+        values = (dict(zip(numbers, row, strict=True)) for row in zip(*numbers.values(), strict=True))
+        return list(map(Row, runs, map(int, steps), values))
 
     def read(self, line: str) -> list[Row]:
         """The rows that are complete with this line; none if it holds no measurement."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from lab.analysis.events import event_logs
-from lab.analysis.events.attempts import HELD_OUT, logs_of_rows, made_log
+from lab.analysis.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from lab.analysis.events.detectors import Log
 from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
@@ -118,45 +117,45 @@ def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Log
         OSError: it cannot be read.
     """
     reader = LogReader(given)
-    if path.suffix == ".json" and (history := history_of(path)):
-        rows = [row for fields in history for row in reader.add(fields)]
-    else:
-        opened = gzip.GzipFile(fileobj=file) if path.suffix == COMPRESSED else file
-        rows = list(_rows(reader, opened, path))
-    rows += reader.settle()
-    if not any(LOSS in row.values for row in rows):
+    opened = gzip.GzipFile(fileobj=file) if path.suffix == COMPRESSED else file
+    logs = _logs(path.name, _rows(reader, opened, path), bits)
+    if not logs.runs:
         raise RequestError(f"{path} {reader.fault()}")
-    logs = _logs(path.name, rows, bits)
     dropped = [f"{path.name}: left out {count} {reason}" for reason, count in reader.dropped.items()]
     return Logs(logs.runs, [f"{path.name}: {reader.chosen()}", *dropped, *logs.notes])
 
 
 def _rows(reader: LogReader, file: Any, path: Path) -> Iterator[Row]:
+    history = history_of(path) if path.suffix == ".json" else []
+    for fields in history:
+        yield from reader.add(fields)
     read = 0
-    for line in lines_of(file, path):
-        read += len(line)
-        if read > files.LARGEST_FILE:
-            raise RequestError(TOO_LARGE.format(path))
+    for text in () if history else _texts(file, path):
+        yield from reader.read_lines(text)
+        read += len(text)
         if read > LONGEST_PREAMBLE and not reader.columns:
-            return
-        yield from reader.read(line)
+            break
+    yield from reader.settle()
 
 
-def lines_of(file: Any, path: Path) -> Iterator[str]:
-    """The lines of a file; a carriage return ends one, too, since progress bars are drawn so.
+def _texts(file: Any, path: Path) -> Iterator[str]:
+    """The text of a file, some lines at a time.
 
     Raises:
-        RequestError: a line is too long for a log, or the file is binary.
+        RequestError: the file or a line of it is too long for a log, or it is binary.
     """
-    rest = b""
+    read, rest = 0, b""
     while piece := file.read(PIECE):
-        *lines, rest = re.split(rb"[\r\n]", rest + piece)
+        read += len(piece)
+        if read > files.LARGEST_FILE:
+            raise RequestError(TOO_LARGE.format(path))
         if b"\0" in piece:
             raise RequestError(f"{path} is binary")
+        end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+        lines, rest = (rest + piece[:end], piece[end:]) if end else (b"", rest + piece)
         if len(rest) > LONGEST_LINE:
             raise RequestError(f"{path} has a line of more than {LONGEST_LINE // 1024} KiB, as no log has")
-        for line in lines:
-            yield line.decode("utf-8", errors="replace")
+        yield lines.decode("utf-8", errors="replace")
     yield rest.decode("utf-8", errors="replace")
 
 
@@ -194,15 +193,13 @@ def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterato
 
 def _logs(name: str, rows: Iterable[Row], bits: int) -> Logs:
     """The runs among the rows of a log."""
-    runs: dict[str, list[Row]] = defaultdict(list)
+    runs = defaultdict[str, Parts](Parts)
     for row in rows:
-        runs[row.run].append(row)
+        runs[row.run].add(row)
     logs = Logs([], [])
-    for run, of_run in runs.items():
-        if any(LOSS in row.values for row in of_run):
-            more, notes = logs_of_rows(run or name, of_run, bits)
+    for run, parts in runs.items():
+        if parts.losses:
+            more, notes = logs_of_run(run or name, parts, bits)
             logs.runs.extend(more)
             logs.notes.extend(notes)
-    if not logs.runs:
-        raise RequestError(f"{name} has no row with a step and a loss")
     return logs

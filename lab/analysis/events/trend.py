@@ -10,6 +10,7 @@ missed so far in the same log. A rise too small for one row shows in the mean of
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -59,6 +60,7 @@ BACK, MERGE_STEPS, MERGE_ROWS = 2.0, 20, 5
 PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
 # Rows that are judged at once.
 BLOCK = 256
+RUNS = 64  # that are judged at once, few enough for the processor's cache
 STEP, LOSS, LEVEL, SLOPE, SHIFT, MISSES = 0, 1, 2, 3, 4, 5
 WIDTH = MISSES + len(SCALES)
 KEPT = 2 * max(PASTS) + max(SCALES)
@@ -209,7 +211,7 @@ class TrendWatch:
 
     def _judge(self, step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[int, list[Rise]]:
         """Read rows up to the first that rises; returns how many were read, and spikes that begin or end there."""
-        piece, unjudged, spacing = self._same_spacing(step_n)
+        piece, unjudged, spacing = _same_spacing(self.history[:, STEP], step_n)
         step_n, loss_n = step_n[:piece], loss_n[:piece]
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
@@ -307,19 +309,20 @@ class TrendWatch:
             return [ended]
         return []
 
-    def _same_spacing(self, step_n: NDArray[np.int64]) -> tuple[int, int, float]:
-        """How many rows may be judged with the spacing of those before them: up to the first where it has changed.
 
-        And how many of these are the first of a log, which are not judged and need no spacing; and the spacing.
-        """
-        wide_n = np.concatenate([self.history[-SPACINGS - 1 :, STEP], step_n])
-        unjudged = max(0, SPACINGS + 1 - len(wide_n) + len(step_n))
-        if unjudged >= len(step_n):
-            return len(step_n), len(step_n), 1.0
-        spacing_n = np.median(sliding_window_view(np.diff(wide_n), SPACINGS), axis=1)
-        changed = np.flatnonzero(spacing_n[: len(step_n) - unjudged] != spacing_n[0])
-        piece = unjudged + int(changed[0]) if len(changed) else len(step_n)
-        return piece, unjudged, max(float(spacing_n[0]), 1.0)
+def _same_spacing(known_n: Numbers, step_n: NDArray[np.int64]) -> tuple[int, int, float]:
+    """How many rows may be judged with the spacing of those before them: up to the first where it has changed.
+
+    And how many of these are the first of a log, which are not judged and need no spacing; and the spacing.
+    """
+    wide_n = np.concatenate([known_n[-SPACINGS - 1 :], step_n])
+    unjudged = max(0, SPACINGS + 1 - len(wide_n) + len(step_n))
+    if unjudged >= len(step_n):
+        return len(step_n), len(step_n), 1.0
+    spacing_n = np.median(sliding_window_view(np.diff(wide_n), SPACINGS), axis=1)
+    changed = np.flatnonzero(spacing_n[: len(step_n) - unjudged] != spacing_n[0])
+    piece = unjudged + int(changed[0]) if len(changed) else len(step_n)
+    return piece, unjudged, max(float(spacing_n[0]), 1.0)
 
 
 def scales_at(spacing: float) -> int:
@@ -337,24 +340,26 @@ def measured(
 ) -> Numbers:
     """The history and the rows after it ``[n, WIDTH]``: of each row its line, and by how much means missed the line.
 
-    Means of the ``unjudged`` first rows are taken at all scales, since the spacing to come is unknown.
+    Means of the ``unjudged`` first rows are taken at all scales, since the spacing to come is unknown. Losses and
+    history may have leading axes, of runs with the same steps.
     """
-    new = np.full((len(step_n), WIDTH), math.nan)
-    new[:, STEP], new[:, LOSS] = step_n, loss_n
-    both = np.concatenate([history, new])
-    known, axis_n, all_n = len(history), axis(both[:, STEP]), both[:, LOSS]
-    row_n = np.arange(max(known, FEWEST // 2 - 1), len(both))
+    new = np.full((*loss_n.shape, WIDTH), math.nan)
+    new[..., STEP], new[..., LOSS] = step_n, loss_n
+    both = np.concatenate([history, new], axis=-2)
+    known, rows = history.shape[-2], both.shape[-2]
+    loss_and_place = np.stack([both[..., LOSS], axis(both[..., STEP])])
+    row_n = np.arange(max(known, FEWEST // 2 - 1), rows)
     rows_of_line = min(max(LEAST_ROWS, round(LINE_STEPS / spacing)), MOST_ROWS)
     through_n = np.clip(np.round(YOUNG * (row_n + 1)), FEWEST // 2, rows_of_line).astype(np.int64)
-    both[row_n, LEVEL:MISSES] = lines(axis_n, all_n, row_n, through_n)
-    scales, loss_and_place = scales_at(spacing), np.stack([all_n, axis_n])
+    both[..., row_n, LEVEL:MISSES] = lines(loss_and_place[1], loss_and_place[0], row_n, through_n)
+    scales = scales_at(spacing)
     for index, scale in enumerate(SCALES):
-        begin, end = max(known, scale), len(both) if index < scales else known + unjudged
+        begin, end = max(known, scale), rows if index < scales else known + unjudged
         if begin >= end:
             continue
-        line = both[begin - scale : end - scale]
-        loss, place = sliding_window_view(loss_and_place[:, begin - scale + 1 : end], scale, axis=1).mean(2)
-        both[begin:end, MISSES + index] = loss - (line[:, LEVEL] + line[:, SHIFT] + line[:, SLOPE] * place)
+        line = both[..., begin - scale : end - scale, :]
+        loss, place = sliding_window_view(loss_and_place[..., begin - scale + 1 : end], scale, axis=-1).mean(-1)
+        both[..., begin:end, MISSES + index] = loss - (line[..., LEVEL] + line[..., SHIFT] + line[..., SLOPE] * place)
     return both
 
 
@@ -372,16 +377,16 @@ def lines(place: Numbers, loss: Numbers, row_n: NDArray[np.int64], through_n: ND
     """
     age_w = np.arange(through_n.max(initial=1))[::-1]
     row_nw = np.maximum(row_n[:, None] - age_w, 0)
-    place_nw, loss_nw = place[row_nw], loss[row_nw]
+    place_nw, loss_nw = place[..., row_nw], loss[..., row_nw]
     apart_n = np.maximum(1, through_n // 4)
     earlier_nw = np.maximum(row_nw - apart_n[:, None], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slopes_nw = (loss_nw - loss[earlier_nw]) / (place_nw - place[earlier_nw])
+        slopes_nw = (loss_nw - loss[..., earlier_nw]) / (place_nw - place[..., earlier_nw])
     slope_n = np.minimum(_median_of_last(slopes_nw, age_w, through_n - apart_n), 0.0)
-    rest_nw = loss_nw - slope_n[:, None] * place_nw
+    rest_nw = loss_nw - slope_n[..., None] * place_nw
     level_n = _median_of_last(rest_nw, age_w, through_n)
     shift_n = np.maximum(_median_of_last(rest_nw, age_w, np.minimum(through_n, RECENT)) - level_n, 0.0)
-    return np.stack([level_n, slope_n, shift_n], axis=1)
+    return np.stack([level_n, slope_n, shift_n], axis=-1)
 
 
 def _median_of_last(value_nw: Numbers, age_w: NDArray[np.int64], count_n: NDArray[np.int64]) -> Numbers:
@@ -395,42 +400,44 @@ def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers,
     The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
     spike is over. All are infinite where too few rows are known, and where the rise is too small for any tolerance.
     """
-    miss_nk = both[:, MISSES : MISSES + scales_at(spacing)]
-    high_nk = miss_nk[known:] > LEAST_RISE  # no tolerance is smaller
-    rise_nk, allowed_nk, back_nk = (np.full(high_nk.shape, infinite) for infinite in (-math.inf, math.inf, math.inf))
-    for index in np.flatnonzero(high_nk.any(0)):
-        scale, miss_n = SCALES[index], miss_nk[:, index]
-        row_n = known + np.flatnonzero(high_nk[:, index])
-        row_n = row_n[row_n >= FEWEST_ROWS + scale - 2]  # before, no row has enough misses before it
-        if not len(row_n):
+    miss_nk = both[..., MISSES : MISSES + scales_at(spacing)]
+    shape = miss_nk[..., known:, :].shape
+    rise_nk, allowed_nk, back_nk = (np.full(shape, infinite) for infinite in (-math.inf, math.inf, math.inf))
+    for index in range(shape[-1]):
+        scale, miss_n = SCALES[index], miss_nk[..., index]
+        found = np.argwhere(miss_n > LEAST_RISE)  # no tolerance is smaller
+        found = found[found[:, -1] >= max(known, FEWEST_ROWS + scale - 2)]  # before, too few rows have misses
+        if not len(found):
             continue
-        past = PASTS[index]
-        padded = np.concatenate([np.full(past + scale - 1, math.nan), miss_n])
-        past_nw = sliding_window_view(padded, past)[row_n]
+        *run, row_n = found.T
+        past = min(PASTS[index], miss_n.shape[-1])
+        padded = np.concatenate([np.full((*miss_n.shape[:-1], past + scale - 1), math.nan), miss_n], axis=-1)
+        past_nw = sliding_window_view(padded, past, axis=-1)[(*run, row_n)]
         oldest_n = np.maximum(YOUNG_PAST * row_n, FEWEST + scale)
-        if oldest_n[0] < past:
+        if oldest_n.min() < past:
             past_nw = np.where(np.arange(past, 0, -1) <= oldest_n[:, None], past_nw, math.nan)
         median_n, deviation_n = window_statistics(past_nw, FEWEST)
         count_n = np.isfinite(past_nw).sum(1) / scale
         with np.errstate(divide="ignore", invalid="ignore"):
             times_n = DEVIATIONS[index] * (1 + UNCERTAINTY / count_n)
-            usual_n = np.maximum(median_n, 0.0) + GAP * _fall_over_gaps(both, row_n, scale, spacing)
+            fall_n = _fall_over_gaps(both[(*run, row_n)], both[(*run, row_n - scale)], scale * spacing)
+            usual_n = np.maximum(median_n, 0.0) + GAP * fall_n
             least_n = np.maximum(times_n * deviation_n, LEAST_RISE)
             if scale == 1:
                 least_n = np.minimum(least_n, np.maximum(BUMP / DEVIATIONS[0] * times_n * deviation_n, LEAST_BUMP))
         is_known = np.isfinite(usual_n + least_n)
-        at_n = row_n[is_known] - known
-        rise_nk[at_n, index] = miss_n[row_n[is_known]]
-        allowed_nk[at_n, index] = (usual_n + least_n)[is_known]
-        back_nk[at_n, index] = (usual_n + BACK * deviation_n)[is_known]
+        *run, row_n = found[is_known].T
+        at = (*run, row_n - known, index)
+        rise_nk[at] = miss_n[(*run, row_n)]
+        allowed_nk[at] = (usual_n + least_n)[is_known]
+        back_nk[at] = (usual_n + BACK * deviation_n)[is_known]
     return rise_nk, allowed_nk, back_nk
 
 
-def _fall_over_gaps(both: Numbers, row_n: NDArray[np.int64], scale: int, spacing: float) -> Numbers:
+def _fall_over_gaps(row_n: Numbers, line_n: Numbers, usual: float) -> Numbers:
     """How far the line falls ``[n]`` over steps without rows, such as those of a spike before."""
-    line_n = both[row_n - scale]
-    gap_n = both[row_n, STEP] - line_n[:, STEP] - scale * spacing
-    fall_n = -line_n[:, SLOPE] * np.maximum(gap_n, 0.0) / (both[row_n, STEP] + OFFSET)
+    gap_n = row_n[:, STEP] - line_n[:, STEP] - usual
+    fall_n = -line_n[:, SLOPE] * np.maximum(gap_n, 0.0) / (row_n[:, STEP] + OFFSET)
     return np.where(np.isfinite(fall_n), fall_n, 0.0)
 
 
@@ -440,25 +447,56 @@ def exploded(losses: Sequence[float], at_start: float) -> bool:
     return len(last) == EXPLODED_ROWS and min(last) > EXPLOSION * at_start
 
 
-def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
-    """Spikes that begin before there are enough rows for a trend: the loss rises by far more than it changed so far."""
-    first_n = loss_n[:FEWEST_ROWS]
+def rises_early(loss_n: Numbers) -> NDArray[np.bool_]:
+    """Which of the rows after the first ``FEW_ROWS``, too early for a trend, rise by far more than any did before."""
     with np.errstate(invalid="ignore"):
-        changes = np.maximum.accumulate(np.abs(np.diff(first_n))).tolist()
-    for row in range(FEW_ROWS, len(first_n)):
-        change, usual, loss = changes[row - 2], float(first_n[row - 1]), float(first_n[row])
-        if not math.isfinite(loss):
-            return
-        if not loss - usual > max(LEAST_EARLY, FEW_CHANGES * change):
-            continue
-        below = np.flatnonzero(loss_n[row:] <= usual + max(LEAST_RISE, change))
-        last = row + int(below[0]) if len(below) else len(loss_n) - 1
-        ending, end = ("recovered", last) if len(below) else ("none", None)
-        if not len(below) and exploded(loss_n[row:].tolist(), float(loss_n[0])):
-            ending, end = "diverged", last
-        peak = float(loss_n[row : last + 1].max())
-        yield Rise(row, last, int(step_n[row]), usual, peak, ending, end, None if end is None else int(step_n[end]))
+        change_n = np.diff(loss_n[..., :FEWEST_ROWS])
+        most_n = np.maximum.accumulate(np.abs(change_n), axis=-1)
+        rises_n: NDArray[np.bool_] = change_n[..., FEW_ROWS - 1 :] > np.fmax(
+            LEAST_EARLY, FEW_CHANGES * most_n[..., FEW_ROWS - 2 : -1]
+        )
+    return rises_n
+
+
+def early_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
+    """The first spike that begins before there are enough rows for a trend."""
+    stops_n = rises_early(loss_n) | ~np.isfinite(loss_n[FEW_ROWS:FEWEST_ROWS])
+    row = FEW_ROWS + int(np.argmax(stops_n)) if stops_n.any() else 0
+    if not row or not math.isfinite(loss_n[row]):
         return
+    usual, change = float(loss_n[row - 1]), float(np.abs(np.diff(loss_n[:row])).max())
+    below = np.flatnonzero(loss_n[row:] <= usual + max(LEAST_RISE, change))
+    last = row + int(below[0]) if len(below) else len(loss_n) - 1
+    ending, end = ("recovered", last) if len(below) else ("none", None)
+    if not len(below) and exploded(loss_n[row:].tolist(), float(loss_n[0])):
+        ending, end = "diverged", last
+    peak = float(loss_n[row : last + 1].max())
+    yield Rise(row, last, int(step_n[row]), usual, peak, ending, end, None if end is None else int(step_n[end]))
+
+
+def spikes_of_runs(runs: Sequence[tuple[NDArray[np.int64], Numbers]]) -> list[tuple[Span, ...]]:
+    """The ``loss_spikes`` of each run; of short runs with the same steps, those without any are found all at once."""
+    alike = defaultdict[bytes, list[int]](list)
+    for number, (step_n, loss_n) in enumerate(runs):
+        if len(step_n) <= BLOCK and np.isfinite(loss_n).all():
+            alike[step_n.tobytes()].append(number)
+    calm = set[int]()
+    for numbers in alike.values():
+        for first in range(0, len(numbers), RUNS):
+            some = numbers[first : first + RUNS]
+            is_calm_r = _are_calm(runs[some[0]][0], np.stack([runs[number][1] for number in some]))
+            calm.update(np.array(some)[is_calm_r].tolist())
+    return [() if number in calm else loss_spikes(*run) for number, run in enumerate(runs)]
+
+
+def _are_calm(step_n: NDArray[np.int64], loss_rn: Numbers) -> NDArray[np.bool_]:
+    """Which runs ``[r]`` have no loss spike, if their spacing never changes; their losses are finite."""
+    piece, unjudged, spacing = _same_spacing(np.empty(0), step_n)
+    if piece < len(step_n):
+        return np.zeros(len(loss_rn), dtype=bool)
+    both = measured(np.empty((len(loss_rn), 0, WIDTH)), step_n, loss_rn, spacing, unjudged)
+    rise_rnk, allowed_rnk, _ = judged(both, 0, spacing)
+    return np.asarray(~((rise_rnk > allowed_rnk).any((1, 2)) | rises_early(loss_rn).any(1)))
 
 
 def loss_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[Span, ...]:

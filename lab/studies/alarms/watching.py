@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-from matplotlib.axes import Axes
-
-from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, detect
+from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
-from lab.analysis.events.trend import FEWEST_ROWS
-from lab.analysis.rendering import html, layout, scales, style
-from lab.analysis.rendering.layout import Sheet
+from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.core import files
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
-from lab.studies.alarms.words import next_look, rounded_level, sentence, what_happened
-
-# Rows shown on both sides of an event.
-MARGIN = 40
-# Nobody looks at more figures than this; every event has its line.
-MOST_FIGURES = 50
-HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
-LONGEST_NAME = 100  # letters of a run's name that become part of a file name
+from lab.studies.alarms.words import next_look, rounded_level, sentence
 
 
 class Found(NamedTuple):
@@ -59,7 +46,9 @@ def find_alarms(
         for column in levels
         if column not in log.columns
     ]
-    return Found(logs, notes, {log.name: detect(log, levels=levels) for log in logs})
+    spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
+    events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
+    return Found(logs, notes, events)
 
 
 def watch(
@@ -107,13 +96,15 @@ def watch(
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
+    from lab.studies.alarms import pages
+
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
         if events[log.name]:
-            page = folder / f"{file_name(log.name)}.html"
+            page = folder / f"{pages.file_name(log.name)}.html"
             if str(path) != STANDARD_INPUT:
-                files.write_text(page, _page(log, events), within=folder.parent)
+                files.write_text(page, pages.page(log, events), within=folder.parent)
             for event in events[log.name]:
                 cause = _because(causes[event]) if event in causes else ""
                 lines.append(f"{sentence(log, event)}{cause}. Look next at {next_look(log, event, events)}.")
@@ -122,22 +113,6 @@ def watch(
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
-
-
-def _page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
-    """The page of a run: the alarms of each step, what to look at next, and the measurements of the run."""
-    by_step: dict[int, list[Event]] = {}
-    for event in events[log.name]:
-        by_step.setdefault(event.step, []).append(event)
-    sections = []
-    for number, (step, together) in enumerate(by_step.items()):
-        happened = [(what_happened(log, event), next_look(log, event, events)) for event in together]
-        text = html.bullets([f"{what[:1].upper()}{what[1:]}. Look next at {advice}." for what, advice in happened])
-        drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
-        figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
-        sections.append(html.section(f"Step {step}", text, *figures))
-    alarms = len(events[log.name])
-    return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
 
 
 def _causes(
@@ -164,12 +139,6 @@ def _causes(
     return causes, departed
 
 
-def file_name(name: str) -> str:
-    """The name of a run as part of a file name; a digest of the original is added if it had to be changed."""
-    plain = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
-    return name if plain == name else f"{plain}_{files.text_digest(name)[:6]}"
-
-
 def _because(cause: str) -> str:
     return f", likely cause: {cause} ({CAUSES[cause]})"
 
@@ -182,30 +151,3 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
     }
-
-
-@layout.styled
-def event_figure(log: Log, event: Event) -> Sheet:
-    """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
-    columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
-    if event.kind == "parting":
-        columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
-    row = int(np.flatnonzero(log.step_n == event.step)[0])
-    end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
-    views = {"the run": slice(None), f"around step {event.step}": slice(max(0, row - MARGIN), end + MARGIN + 1)}
-    sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
-    for panels, shown in zip(facets, views.values(), strict=True):
-        for axes, column in zip(panels, columns, strict=True):
-            is_loss = column == "loss" or column in HELD_OUT_LABELS
-            _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_loss)
-        panels[-1].set_xlabel("step")
-        panels[-1].locator_params(axis="x", nbins=3)
-    return sheet
-
-
-def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
-    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
-    if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
-        scales.probe_axis(axes)
-    axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
-    axes.axvline(event.step, color=style.ARM_COLOURS[1], linewidth=1)

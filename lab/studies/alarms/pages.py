@@ -1,0 +1,72 @@
+"""The page of a watched run: its alarms, what to look at next, and figures of the measurements around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lab.analysis.events.detectors import KINDS, LABELS, Event, Log
+from lab.analysis.rendering import html, layout, scales, style
+from lab.analysis.rendering.layout import Sheet
+from lab.core import files
+from lab.studies.alarms.words import next_look, what_happened
+
+# Rows shown on both sides of an event.
+MARGIN = 40
+# Nobody looks at more figures than this; every event has its line.
+MOST_FIGURES = 50
+HELD_OUT_LABELS = {"val_loss": "held-out loss,\nnats/token", "clean_val_loss": "on clean text,\nnats/token"}
+LONGEST_NAME = 100  # letters of a run's name that become part of a file name
+
+
+def page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
+    """The page of a run: the alarms of each step, what to look at next, and the measurements of the run."""
+    by_step: dict[int, list[Event]] = {}
+    for event in events[log.name]:
+        by_step.setdefault(event.step, []).append(event)
+    sections = []
+    for number, (step, together) in enumerate(by_step.items()):
+        happened = [(what_happened(log, event), next_look(log, event, events)) for event in together]
+        text = html.bullets([f"{what[:1].upper()}{what[1:]}. Look next at {advice}." for what, advice in happened])
+        drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
+        figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
+        sections.append(html.section(f"Step {step}", text, *figures))
+    alarms = len(events[log.name])
+    return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
+
+
+def file_name(name: str) -> str:
+    """The name of a run as part of a file name; a digest of the original is added if it had to be changed."""
+    plain = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
+    return name if plain == name else f"{plain}_{files.text_digest(name)[:6]}"
+
+
+@layout.styled
+def event_figure(log: Log, event: Event) -> Sheet:
+    """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
+    columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    if event.kind == "parting":
+        columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
+    row = int(np.flatnonzero(log.step_n == event.step)[0])
+    end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
+    views = {"the run": slice(None), f"around step {event.step}": slice(max(0, row - MARGIN), end + MARGIN + 1)}
+    sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
+    for panels, shown in zip(facets, views.values(), strict=True):
+        for axes, column in zip(panels, columns, strict=True):
+            is_loss = column == "loss" or column in HELD_OUT_LABELS
+            _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_loss)
+        panels[-1].set_xlabel("step")
+        panels[-1].locator_params(axis="x", nbins=3)
+    return sheet
+
+
+def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
+    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
+    if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
+        scales.probe_axis(axes)
+    axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
+    axes.axvline(event.step, color=style.ARM_COLOURS[1], linewidth=1)
