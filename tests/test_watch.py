@@ -140,6 +140,8 @@ def test_a_balancing_loss_alarms_where_it_stays_above_its_smallest_median() -> N
             " iteration {step}/ 3000 | lm loss {loss:.6E} | load_balancing_loss: {high:.6E} | z_loss: 9.0E+00 |",
             "balance",
         ),
+        (" iteration {step}/ 3000 | lm loss {loss:.6E} | z_loss: {square:.6E} |", "logits"),
+        ('{{"step": {step}, "loss": {loss}, "z_loss": {square}, "load_balancing_loss": 1.0}}', "logits"),
         ('{{"step": {step}, "train/CE loss": {loss}, "train/router Z loss": {square}}}', "logits"),
         ('{{"step": {step}, "train/loss": {loss}, "train/block 00/load imbalance": {high}}}', "collapse"),
     ],
@@ -152,6 +154,13 @@ def test_names_of_other_trainers_are_known(form: str, kind: str, tmp_path: Path)
     )
     (run,), _ = read_logs(tmp_path / "a.log")
     assert [(event.kind, event.step) for event in detect(run)] == [(f"router_{kind}", 600)]
+
+
+def test_a_z_loss_without_experts_is_that_of_the_output_logits(tmp_path: Path) -> None:
+    lines = [f"{{'step': {n}, 'loss': {x}, 'z_loss': 9.0}}\n" for n, x in zip(STEPS, calm(), strict=True)]
+    (tmp_path / "a.log").write_text("".join(lines))
+    (run,), _ = read_logs(tmp_path / "a.log")
+    assert {*run.columns["output_logit"]} == {3.0}
 
 
 def pulses(*rows: int) -> np.ndarray:

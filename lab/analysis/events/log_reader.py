@@ -164,6 +164,10 @@ def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, s
             fits = [(0, 0, name) for name in names if given[column] in (name, plain_name(name))]
         if fits:
             found[column] = min(fits)[2]
+    has_experts = "router_balance" in found or plain_name(found.get(LOSS, "")) == "lm_loss"
+    is_open = "router_z" not in found and "log_z_square" not in given
+    if has_experts and is_open and found.get("log_z_square") == "z_loss":
+        found["router_z"] = found.pop("log_z_square")  # so Megatron-LM calls the z-loss of its routers
     return found | {name: name for name in names if re.fullmatch(rf"{MICRO_BATCH}\d+", name)}
 
 
@@ -393,7 +397,8 @@ class LogReader:
         of_rows = [fields for _, fields in self.waiting if not self.in_one_line or steps[0] in fields]
         names = [name for name in self.names if any(name in fields for fields in of_rows)]
         names = [name for name in names if rank_of(LOSS, name) is None and rank_of(STEP, name) is None]
-        self.columns = usual_columns(names, self.given) | {LOSS: losses[0]} | ({STEP: steps[0]} if steps else {})
+        self.columns = usual_columns([*names, losses[0]], self.given) | {LOSS: losses[0]}
+        self.columns |= {STEP: steps[0]} if steps else {}
         self.unit = self._unit_of_loss()
         waiting, self.waiting = self.waiting, []
         return [row for run, fields in waiting for row in self._rows(fields, run)]
