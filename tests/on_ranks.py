@@ -20,7 +20,7 @@ from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from pieces import recipe
-from small import brief, configs
+from small import configs
 
 RATES = ("optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0")
 STEPS, HALF = 7, 4
@@ -45,7 +45,7 @@ def values(tape: Recorder) -> list[dict[str, Any]]:
 
 def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", resumed: str = "") -> list[dict[str, Any]]:
     """Values of a fleet, kept ``halfway`` under that name, or gone on with from there."""
-    tape, done = Recorder(brief(Fleet(wanted(runs, how)))), 0
+    tape, done = Recorder(Fleet(wanted(runs, how))), 0
     keeper = Checkpointer(folder, [halfway or resumed], CheckpointConfig(steps=0, minutes=0, keep=1))
     if resumed:
         state = keeper.restore(tape.fleet.tensors(), print)
@@ -61,7 +61,7 @@ def trained(folder: Path, runs: int, how: str = "ddp", *, halfway: str = "", res
 
 def trained_in_parts(how: str = "ddp") -> list[dict[str, Any]]:
     """Values of a fleet of two runs whose batch grows from one micro-batch of two sequences to four."""
-    tape = Recorder(brief(Fleet(wanted(2, how, *IN_PARTS))))
+    tape = Recorder(Fleet(wanted(2, how, *IN_PARTS)))
     for result in train(tape.fleet):
         tape.keep(result)
     return values(tape)
@@ -90,7 +90,7 @@ def losses_by(how: str) -> dict[str, list[float]]:
     for name, others in OPTIMIZERS.items():
         if how == "ddp" or name not in NEED_WHOLE_WEIGHTS:
             shared = (f"optimizer={name}", *others, f"ranks={how}", "device=cpu", "probes=none", "model.depth=1")
-            fleet = brief(Fleet(configs(*RATES[:2], shared=shared)))
+            fleet = Fleet(configs(*RATES[:2], shared=shared))
             for step in range(STEPS):
                 fleet.step(step)
             losses[name] = fleet.evaluation.loss(whole=False).tolist()

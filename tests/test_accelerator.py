@@ -16,7 +16,7 @@ import lab.training.fleet
 from lab import Fleet
 from lab.training.engine import Captured, Compiled
 from lab.training.loop import train
-from small import brief, configs
+from small import configs
 
 NOWHERE = torch.device("meta")
 RUNS = ("optimizer.lr=1e-2 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=1e-2 seed=1 data.seed=0")
@@ -30,7 +30,7 @@ def test_the_loop_asks_for_no_value(recipe: str, monkeypatch: pytest.MonkeyPatch
     """On a device without values ``.item()``, a branch on a tensor, or a tensor left on the host is an error."""
     monkeypatch.setattr(lab.training.fleet, "pick_device", lambda name: NOWHERE)
     shared = ("probes=all", "probes.every=2", "steps=4", "model.depth=1", *recipe.split())
-    fleet = brief(Fleet(configs(*RUNS, shared=shared)))
+    fleet = Fleet(configs(*RUNS, shared=shared))
     results = list(train(fleet))
     assert [len(result.probe_values) > 1 for result in results] == [False, True, False, True, True]
     assert {value.device for result in results for value in result.probe_values.values()} == {NOWHERE}
@@ -105,8 +105,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replaying_a_captured_step_is_training() -> None:
     """The state moves once a step, the first one too; new batches are seen, and values heard outlive the next step."""
     shared = ("probes=all", "probes.every=3", "model.depth=1")
-    eager = brief(Fleet(configs(*RUNS, shared=shared)))
-    captured = brief(Fleet(configs(*RUNS, shared=(*shared, "engine=compiled"))))
+    eager = Fleet(configs(*RUNS, shared=shared))
+    captured = Fleet(configs(*RUNS, shared=(*shared, "engine=compiled")))
     assert isinstance(captured.engine, Compiled)
     tensors = [t.detach() for t in (*trees.tree_leaves(captured.engine.training_state), *_inputs(captured))]
     for with_probes in (False, True):

@@ -29,7 +29,7 @@ from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
-from small import brief, configs, records, untimed
+from small import configs, records, untimed
 
 BRANCH = ("response=branch", "response.rewind=4", "response.snapshot_every=2", "response.beta1=0.5")
 # A first moment with so short a memory has no bias left at the spike.
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("as_in_training")
 
 def fleet(*changes: str, seeds: tuple[int, ...] = ()) -> Fleet:
     """A fleet of which each run makes another change where it spikes; none if it is empty."""
-    made = brief(Fleet(configs(*(f"seed={seed}" for seed in seeds or [0] * len(changes)), shared=(*BRANCH, *STEPS))))
+    made = Fleet(configs(*(f"seed={seed}" for seed in seeds or [0] * len(changes)), shared=(*BRANCH, *STEPS)))
     assert made.control
     usual = made.control.responses[0]
     assert isinstance(usual, Branch)

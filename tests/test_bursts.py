@@ -11,7 +11,7 @@ from lab.data.bursts import Burst
 from lab.data.synthetic import Synthetic
 from lab.training.identity import columns, identify
 from lab.training.loop import train
-from small import brief, configs, trained
+from small import configs, trained
 
 STEPS, ROWS, LENGTH = 100, 10, 12
 CORPUS = Synthetic().open()
@@ -115,7 +115,7 @@ def test_a_run_meets_each_of_its_bursts() -> None:
 
 def events(*per_run: str, shared: tuple[str, ...]) -> list[list[tuple[int, str]]]:
     """Step and kind of the bursts of each run, and of the changes of its state."""
-    made = brief(Fleet(configs(*per_run, shared=shared)))
+    made = Fleet(configs(*per_run, shared=shared))
     for _ in train(made):
         pass
     assert made.control

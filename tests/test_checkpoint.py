@@ -25,7 +25,7 @@ from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.loop import StepResult
 from lab.training.recorder import Recorder, Row
 from lab.training.shards import ShardedReader
-from small import brief, configs, tree
+from small import configs, tree
 from sweeping import assert_same, finished, needs_proc, processes
 
 IDS = ["a", "b", "c"]
@@ -58,7 +58,7 @@ def go_on(
     keeper = Checkpointer(folder, ids, CheckpointConfig(**{"steps": 4, "minutes": 0.0, "keep": 2, **keeping}))
     machine.configure_torch()
     try:
-        tape = Recorder(brief(Fleet(wanted)))
+        tape = Recorder(Fleet(wanted))
         assert train_resumably(tape, keeper, keep, notes.append, lambda: False)
     except CutError:
         return [], steps, notes

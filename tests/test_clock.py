@@ -25,7 +25,7 @@ from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder
 from lab.training.step import TrainingState, begin_readings, update_kept
 from sampling import few
-from small import brief, configs, records, untimed
+from small import configs, records, untimed
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
 NO_UPDATES = ("model.depth=1", "steps=12", "response=skip_update", "response.start=0")
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("as_in_training")
 
 def fleet(*per_run: str, actions: dict[int, Action] | None = None, shared: tuple[str, ...] = ()) -> Fleet:
     """A fleet with armed responses, some of whose runs act after step 9."""
-    made = brief(Fleet(configs(*per_run, shared=(*ARMED, *SNAPSHOTS, *shared))))
+    made = Fleet(configs(*per_run, shared=(*ARMED, *SNAPSHOTS, *shared)))
     for run, action in (actions or {}).items():
         control(made).responses[run] = AtStep(action=action)
     return made
@@ -64,7 +64,7 @@ def control(made: Fleet) -> Control:
 
 def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
     silent = records(fleet("seed=0", "seed=1"))
-    plainly = brief(Fleet(configs("seed=0", "seed=1", shared=ARMED[:4])))
+    plainly = Fleet(configs("seed=0", "seed=1", shared=ARMED[:4]))
     for armed, free in zip(silent, records(plainly), strict=True):
         assert armed.metrics == free.metrics
         assert armed.outcome["final_val_loss"] == free.outcome["final_val_loss"]
@@ -144,7 +144,7 @@ def test_a_factor_of_the_learning_rate_and_a_reset() -> None:
 
 
 def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
-    stuck = brief(Fleet(configs("seed=0", "seed=1", shared=(*NO_UPDATES, "response.norm=1e-9"))))
+    stuck = Fleet(configs("seed=0", "seed=1", shared=(*NO_UPDATES, "response.norm=1e-9")))
     before = {name: tensor.clone() for name, tensor in stuck.tensors().items()}
     (run, _) = records(stuck)
     assert all(torch.equal(tensor, before[name]) for name, tensor in stuck.tensors().items())
@@ -155,14 +155,14 @@ def test_an_update_left_out_changes_nothing_and_the_run_stalls() -> None:
 
 
 def test_no_update_is_left_out_before_the_start() -> None:
-    (run,) = records(brief(Fleet(configs("response.norm=1e-9", shared=(*NO_UPDATES, "response.start=9")))))
+    (run,) = records(Fleet(configs("response.norm=1e-9", shared=(*NO_UPDATES, "response.start=9"))))
     assert [(step, kind) for step, _, kind, *_ in run.events][:1] == [(9, "skip_update")]
 
 
 def test_one_run_leaves_out_its_updates_and_the_other_does_not() -> None:
     shared = NO_UPDATES
-    pair = records(brief(Fleet(configs("response.norm=1e-9", "response.norm=1e9", shared=shared))))
-    (alone,) = records(brief(Fleet(configs("response.norm=1e9", shared=shared))))
+    pair = records(Fleet(configs("response.norm=1e-9", "response.norm=1e9", shared=shared)))
+    (alone,) = records(Fleet(configs("response.norm=1e9", shared=shared)))
     assert pair[1] == alone
     assert pair[0].outcome["skipped_batches"] > 0 == pair[1].outcome["skipped_batches"]
 
@@ -207,8 +207,8 @@ NEEDED = {
 @pytest.mark.parametrize("name", few(RESPONSES, 2))
 def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) -> None:
     needed = ("model.depth=1", "steps=8", "schedule.warmup=2", *NEEDED.get(name, ()))
-    answering = brief(Fleet(configs("", shared=(f"response={name}", *needed))))
-    silent = brief(Fleet(configs("", shared=[key for key in needed if not key.startswith("response.")])))
+    answering = Fleet(configs("", shared=(f"response={name}", *needed)))
+    silent = Fleet(configs("", shared=[key for key in needed if not key.startswith("response.")]))
     read = control(answering).read
     control(answering).read = lambda *about: {  # type: ignore[method-assign]
         run: reading._replace(spike_begins=reading.step == 4) for run, reading in read(*about).items()
@@ -294,7 +294,7 @@ def test_every_action_is_an_event() -> None:
 
 
 def test_bursts_spikes_and_endings_are_events() -> None:
-    run = brief(Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30"))))
+    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30")))
     watched, losses = control(run), [2.0] * 30 + [6.0, 7.0] + [2.0] * 8
     for loss in losses:
         watched.before_step()

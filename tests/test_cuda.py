@@ -18,7 +18,7 @@ from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.fleet import Fleet
 from lab.training.loop import StepResult
 from lab.training.recorder import Recorder
-from small import brief, configs, trained
+from small import configs, trained
 
 DEVICE = "cuda"
 RUNS = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=1e-2 seed=1 data.seed=0")
@@ -96,7 +96,7 @@ def test_a_run_that_breaks_changes_no_bit_of_its_neighbours(engine: str) -> None
 def test_a_fleet_goes_on_from_its_checkpoint_to_the_same_bits(engine: str, tmp_path: Path) -> None:
     def finish(folder: Path, cut_after: int) -> list[Any]:
         keeper = Checkpointer(folder, ["a", "b", "c"], CheckpointConfig(steps=4, minutes=0.0, keep=2))
-        tape, results = Recorder(brief(Fleet(wanted(engine)))), list[StepResult]()
+        tape, results = Recorder(Fleet(wanted(engine))), list[StepResult]()
         if train_resumably(tape, keeper, results.append, print, lambda: len(results) > cut_after):
             assert results[-1].is_last
         return [(outcome["final_val_loss"], rows) for outcome, rows, _ in tape.runs()]

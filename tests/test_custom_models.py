@@ -259,7 +259,7 @@ def test_a_compiled_custom_model_is_an_eager_one(
 
 
 def test_without_a_custom_model_a_run_is_the_run_it_was() -> None:
-    plain, other = configs("", "intervention=[] optimizer=adamw_coupled seed=3")
+    plain, other = configs("", "intervention=[] optimizer=adamw_coupled seed=3", shared=("validation=whole",))
     assert [run_id(config, "0" * 16) for config in (plain, other)] == ["88e7f7c7f6e2d1c0", "e67f1874ef80e0be"]
     assert [static_key(config) for config in (plain, other)] == ["750c312ac2c0b772", "3b7238320e756929"]
     assert not [key for key in columns(plain) if "guest" in key]

@@ -16,7 +16,7 @@ from lab.probes.updates import HeldOutLoss, distance_from_init, update_curvature
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from lab.training.step import StepFunction
-from small import brief, configs, trained
+from small import configs, trained
 from test_engine import compiles
 from test_probes import cosines
 from tests import reference
@@ -100,7 +100,7 @@ def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # at two steps
     for names, held_out_passes in passes.items():
         batches.clear()
-        fleet = brief(Fleet(configs(*RUNS, shared=("steps=4", "probes.every=3", f"probes.names={names}"))))
+        fleet = Fleet(configs(*RUNS, shared=("steps=4", "probes.every=3", f"probes.names={names}")))
         for step in range(4):
             fleet.step(step)
         assert batches.count(4) == 4
@@ -181,7 +181,7 @@ def test_a_quadratic_is_stable_below_the_limit_and_not_above(beta1: float, curva
 def test_the_compiled_engine_agrees() -> None:
     recorders = []
     for engine in ("eager", "compiled"):
-        fleet = brief(Fleet(configs(*RUNS, shared=(*SHORT, PROBES, f"engine={engine}")), torch.float64))
+        fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES, f"engine={engine}")), torch.float64)
         recorders.append(Recorder(fleet))
         for result in train(fleet):
             recorders[-1].keep(result)

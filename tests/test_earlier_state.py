@@ -11,7 +11,7 @@ from lab.core import machine
 from lab.training.engine import can_compile
 from lab.training.loop import train
 from lab.training.recorder import Run
-from small import brief, configs, records
+from small import configs, records
 from test_clock import control
 
 BURST, STEPS = 10, 16
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*per_run: str, shared: tuple[str, ...] = ()) -> Fleet:
-    return brief(Fleet(configs(*per_run, shared=(*ARMED, *shared))))
+    return Fleet(configs(*per_run, shared=(*ARMED, *shared)))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_what_went_back_is_an_event_also_where_it_is_nothing(together: list[Run]
 
 
 def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> None:
-    (free,) = records(brief(Fleet(configs("", shared=(*SHARED, "burst.length=2")))))
+    (free,) = records(Fleet(configs("", shared=(*SHARED, "burst.length=2"))))
     assert together[0].metrics == free.metrics
     assert together[0].outcome["final_val_loss"] == free.outcome["final_val_loss"]
 

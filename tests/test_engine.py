@@ -29,14 +29,14 @@ from lab.training import engine
 from lab.training.identity import static_key
 from lab.training.loop import train
 from sampling import few
-from small import brief, configs, trained, tree
+from small import configs, trained, tree
 
 RATES = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-1 seed=1", "optimizer.lr=3e-2 seed=1 optimizer.eps=1e-6")
 
 
 def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Training loss ``[s r]`` at every step, in float64."""
-    fleet = brief(Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype))
+    fleet = Fleet([replace(config, probes=replace(config.probes, every=1)) for config in wanted], dtype)
     return torch.stack([result.probe_values["train_loss", ""].double() for result in list(train(fleet))[1:]])
 
 

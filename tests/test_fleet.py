@@ -125,8 +125,8 @@ def test_probes_fire_at_the_first_every_kth_and_the_last_step() -> None:
 def test_the_held_out_loss_is_heard_before_the_update(every: int) -> None:
     """On the same rows at every step at which probes fire, which may be each."""
     wanted = configs(*PER_RUN[:2], shared=(f"probes.every={every}", "steps=12"))
-    heard = {result.step: result.probe_values for result in train(brief(Fleet(wanted)))}
-    fleet = brief(Fleet(wanted))
+    heard = {result.step: result.probe_values for result in train(Fleet(wanted))}
+    fleet = Fleet(wanted)
     rows = fleet.evaluation.slice().clone()
     for step in range(11):
         if step and step % every == 0:
@@ -137,7 +137,7 @@ def test_the_held_out_loss_is_heard_before_the_update(every: int) -> None:
 
 def test_every_held_out_window_counts_as_much_as_any_other() -> None:
     """Windows are seen in several passes and a part of one, here of another language; some are left out of a look."""
-    fleet = brief(Fleet(configs("seed=0", "seed=1")))
+    fleet = brief(Fleet(configs("seed=0", "seed=1", shared=("validation=whole",))))
     length = fleet.evaluation.held_out_nt.shape[1] - 1
     fleet.evaluation.held_out_nt[-(len(fleet.evaluation.held_out_nt) % (PASS_TOKENS // length)) :] = 0
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_a_number_per_run_in_the_forward_pass_is_each_runs_own(monkeypatch: pyte
 
 def test_a_loss_term_gets_the_hidden_states_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "hidden", HiddenQuartic)
-    fleet = brief(Fleet(configs("", shared=("intervention=[]", "+intervention.hidden.coefficient=2"))))
+    fleet = Fleet(configs("", shared=("intervention=[]", "+intervention.hidden.coefficient=2")))
     tokens_rbt, heard, hidden = fleet.feed.loader.batch(0), {}, []
     removed = fleet.model.final_norm.register_forward_hook(lambda module, given, output: hidden.append(output))
     logits_rbtv, _ = fleet.model(tokens_rbt[..., :-1])

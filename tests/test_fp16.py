@@ -22,7 +22,7 @@ from lab.training.identity import columns
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 from pieces import CPU, intervention, model, tokens
-from small import brief, configs
+from small import configs
 from test_engine import compiles
 
 FP16 = "precision=fp16_emulated"
@@ -270,7 +270,7 @@ def test_weights_without_a_master_copy_lose_small_updates() -> None:
 
 
 def recorded(fleet: Fleet) -> list[Run]:
-    recorder = Recorder(brief(fleet))
+    recorder = Recorder(fleet)
     for result in train(fleet):
         recorder.keep(result)
     return recorder.runs()

@@ -16,7 +16,7 @@ from lab.training.checkpoint import Checkpointer
 from lab.training.identity import columns, run_id, static_key
 from lab.training.loop import train
 from lab.training.recorder import Recorder
-from small import brief, configs, tree
+from small import configs, tree
 
 SHIPPED = sorted(path for path in data_folder("conf").glob("ledger/*.yaml") if path.stem != "none")
 SGD, MOMENTUM = (["clip", rule, "peak", "decay", "schedule"] for rule in ("sgd", "momentum"))
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> Fleet:
-    return brief(Fleet([restarted(*restarts, shared=(*shared, f"seed={seed}")) for seed in range(2)]))
+    return Fleet([restarted(*restarts, shared=(*shared, f"seed={seed}")) for seed in range(2)])
 
 
 def restarted(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> RunConfig:
@@ -54,7 +54,7 @@ def same_bits(changes: dict[str, Any], *overrides: str) -> bool:
     """Whether a restart leaves weights, state and held-out loss as they are in runs without."""
     shared = (*SHORT, "intervention=[qk_layernorm,relu,z_loss]", *overrides)
     same = fleet({"step": 6, **changes}, shared=shared)
-    plain = brief(Fleet(configs("seed=0", "seed=1", shared=shared)))
+    plain = Fleet(configs("seed=0", "seed=1", shared=shared))
     changed, free = after(same, 11), after_plain(plain, 11)
     is_same = changed.keys() == free.keys() and all(torch.equal(changed[name], free[name]) for name in free)
     return is_same and torch.equal(same.evaluation.loss(whole=False), plain.evaluation.loss(whole=False))
@@ -138,7 +138,7 @@ def after_plain(made: Fleet, updates: int, done: int = 0) -> dict[str, torch.Ten
 
 
 def test_a_restart_changes_what_it_declares_from_its_step_on() -> None:
-    changed, free = fleet({"step": 6, "optimizer.lr": 1e-3}), brief(Fleet(configs("seed=0", "seed=1", shared=SHORT)))
+    changed, free = fleet({"step": 6, "optimizer.lr": 1e-3}), Fleet(configs("seed=0", "seed=1", shared=SHORT))
     before = after_plain(free, 6)
     assert all(torch.equal(tensor, before[name]) for name, tensor in after(changed, 6).items())
     changed = fleet({"step": 6, "optimizer.lr": 1e-3})

@@ -32,7 +32,7 @@ from lab.probes.activations import saturation
 from lab.training.building import operand_format
 from lab.training.identity import columns
 from pieces import model, tokens
-from small import brief, configs, trained
+from small import configs, trained
 from test_engine import compiles
 
 TORCHS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
@@ -337,7 +337,7 @@ def test_a_fleet_goes_on_from_its_tensors_to_the_same_bits(switches: str) -> Non
 
 
 def test_evaluating_changes_no_state() -> None:
-    fleet = brief(Fleet(configs(*RATES, shared=SWITCHED[1].split())))
+    fleet = Fleet(configs(*RATES, shared=SWITCHED[1].split()))
     fleet.step(0)
     before = {name: tensor.clone() for name, tensor in fleet.tensors().items()}
     first = fleet.evaluation.loss(whole=False)

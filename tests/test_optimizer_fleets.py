@@ -18,7 +18,7 @@ from lab.training.building import check_ranks
 from lab.training.identity import columns, run_id, static_key
 from pieces import CONF, recipe
 from sampling import few, some
-from small import brief, configs, trained
+from small import configs, trained
 from test_checkpoint import go_on
 from test_engine import compiles
 
@@ -128,7 +128,7 @@ def test_qk_clip_scales_biases_of_queries_and_keys_too() -> None:
 
 def test_an_average_is_evaluated_and_the_weights_between_are_trained() -> None:
     (config,) = of("schedule_free", "optimizer.lr=1e-2")
-    fleet = brief(Fleet([config]))
+    fleet = Fleet([config])
     for step in range(6):
         fleet.step(step)
     evaluated = fleet.evaluation.loss(whole=True)

@@ -25,7 +25,7 @@ from lab.studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, 
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
-from small import brief, configs
+from small import configs
 
 SPIKE = 9  # the step whose loss is said to be that of a spike
 
@@ -44,7 +44,7 @@ class Spiking(RewindAndSkip):
 def events(*, only_new: bool, skip: int) -> list[tuple[str, int, int, float]]:
     """What happened in a run that goes back from one step again and again: kind, step, batch and value."""
     settings = ("response=rewind_and_skip", "response.rewind=4", "response.snapshot_every=6", "steps=16")
-    made = brief(Fleet(configs("seed=0", shared=(*settings, "schedule.warmup=2", "optimizer.clip=inf"))))
+    made = Fleet(configs("seed=0", shared=(*settings, "schedule.warmup=2", "optimizer.clip=inf")))
     assert made.control
     usual = made.control.responses[0]
     made.control.responses[0] = Spiking(**{**vars(usual), "only_new": only_new, "skip": skip})

@@ -125,6 +125,7 @@ def test_every_leaf_is_in_the_id_or_known_not_to_be(choice: tuple[str, ...]) -> 
                 "model.width",
                 "optimizer.chain",
                 "tokens",
+                "validation",
                 "master_weights",
                 "gradient_sum",
                 "mantissa_bits",

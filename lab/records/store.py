@@ -349,7 +349,7 @@ def _refusing_nonsense(folder: Path) -> Iterator[None]:
 
 
 def _in_parts(folder: Path) -> list[Records]:
-    """The runs of each part, and at last those written since."""
+    """The runs of each part, and at last those written since, whose columns are not declared yet."""
     check_version(folder)
     run_folders, final = _run_folders(folder), set[str]()
     gathered = [Records(*tables) for tables in parts.read(folder, run_folders)]
@@ -362,7 +362,7 @@ def _in_parts(folder: Path) -> list[Records]:
         raise ValueError(f"cards with {len(settings):,} keys")
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    runs = declared(pd.DataFrame([*cards.values()])) if cards else _no_runs()
+    runs = pd.DataFrame([*cards.values()]) if cards else _no_runs()
     metrics = files.read_tables(metric_files) if cards else NO_METRICS
     events = files.read_tables(event_files) if event_files else NO_EVENTS
     return [*gathered, Records(runs, metrics, events)]
@@ -389,12 +389,12 @@ def declared(runs: pd.DataFrame) -> pd.DataFrame:
     for column, bounds in BOUNDS.items():
         if column in runs:
             _refuse_out_of_bounds(runs[column], *bounds)
-    runs = runs.assign(**dict.fromkeys(RUN_COLUMNS.keys() - runs.columns)).astype(RUN_COLUMNS)
-    if strange := set(runs["status"].dropna()) - set(STATUSES) or runs["status"].isna().any():
+    fixed = runs.reindex(columns=list(RUN_COLUMNS)).astype(RUN_COLUMNS)
+    if strange := set(fixed["status"].dropna()) - set(STATUSES) or fixed["status"].isna().any():
         raise ValueError(f"a run has the status {strange}")
-    runs[list(SPIKE_LAB)] = runs[list(SPIKE_LAB)].fillna("none")
+    fixed[list(SPIKE_LAB)] = fixed[list(SPIKE_LAB)].fillna("none")
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
-    return runs[[*RUN_COLUMNS, *config]].sort_values("id", ignore_index=True)
+    return pd.concat([fixed, runs[config]], axis=1).sort_values("id", ignore_index=True)
 
 
 def _refuse_out_of_bounds(column: pd.Series[Any], least: float, most: float) -> None:
@@ -450,8 +450,8 @@ def gather(folder: Path) -> Records:
     while True:
         with _refusing_nonsense(folder):
             *before, newest = _in_parts(folder)
-            if before and {*before[-1].runs["id"]} & {*_run_folders(folder)}:
-                newest = joined(before.pop(), newest)
+            goes_on = before and {*before[-1].runs["id"]} & {*_run_folders(folder)}
+            newest = joined(before.pop(), newest) if goes_on else joined(newest)
         written = _write(parts.part(folder, len(before) + 1), newest) if len(newest.runs) else {}
         # another process may have replaced one of the files meanwhile
         if written == {path: files.file_digest(path) for path in written}:
