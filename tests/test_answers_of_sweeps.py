@@ -40,7 +40,7 @@ def test_measures_name_sweeps_of_the_lab() -> None:
     assert set(ASKED) <= set(shipped.sweeps())
 
 
-@pytest.mark.parametrize("sweep", few(["my_sweep", *ASKED], 4))
+@pytest.mark.parametrize("sweep", few(["my_sweep", *ASKED], 2))
 def test_records_without_what_a_question_asks_of_get_an_answer(sweep: str, studies: dict[str, Study]) -> None:
     for name, study in studies.items():
         said = answer(study, [sweep])
@@ -69,7 +69,7 @@ def world(sweep: str, *causes: str, good: bool = True) -> Study:
 @pytest.mark.parametrize(
     ("sweep", "word", "otherwise"),
     [
-        ("qk_layernorm", "Yes", "Undecided"),
+        pytest.param("qk_layernorm", "Yes", "Undecided", marks=pytest.mark.slow),
         ("pointwise_attention", "No", "Yes"),
     ],
 )

@@ -64,6 +64,7 @@ def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
     assert drawn[0] == HEADLINES[sweep]
 
 
+@pytest.mark.slow
 def test_a_dropped_batch_size_is_told_of_wherever_the_others_are() -> None:
     """With the two highest learning rates gone from the largest batch, its best one is the highest left."""
     records = planted("steps_to_target", without_highest=2)

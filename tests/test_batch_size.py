@@ -188,6 +188,7 @@ def steps_to_target(rise: float = 0.0) -> Records:
     return records
 
 
+@pytest.mark.slow
 def test_the_advice_says_what_steps_to_a_target_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
 ) -> None:

@@ -96,7 +96,7 @@ def together() -> list[Run]:
     return records(fleet(*CHANGES))
 
 
-@pytest.mark.parametrize("change", ["second_moment", "lr"])
+@pytest.mark.parametrize("change", [pytest.param("second_moment", marks=pytest.mark.slow), "lr"])
 def test_a_branch_is_the_same_beside_others_as_alone(change: str, together: list[Run]) -> None:
     assert together[CHANGES.index(change)] == records(fleet(change))[0]
 
@@ -144,6 +144,7 @@ def test_another_epsilon_is_that_of_its_own_run_alone() -> None:
     assert adam.eps.tolist() == [1e-3, 1e-8]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_kill_after_a_branch_changes_no_record(tmp_path: Path) -> None:
     updates, resumed = list[int](), fleet("eps", "second_moment")
     first, second = Recorder(fleet("eps", "second_moment")), Recorder(resumed)

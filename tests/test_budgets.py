@@ -84,6 +84,7 @@ def preset(name: str, batch_size: int, sequences: int) -> RunConfig:
     )[0]
 
 
+@pytest.mark.slow
 def test_presets_are_those_of_the_papers_at_their_size() -> None:
     """Steps of PaLM: 50 k, 65 k and 140 k; increments of GLM-130B and MT-NLG: 168 of 24 and 59 of 32 sequences."""
     palm = preset("palm", 2048, 50_000 * 512 + 65_000 * 1024 + 140_000 * 2048)

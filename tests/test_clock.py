@@ -204,7 +204,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", few(RESPONSES, 2))
+@pytest.mark.parametrize("name", few(RESPONSES, 1))
 def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) -> None:
     needed = ("model.depth=1", "steps=8", "schedule.warmup=2", *NEEDED.get(name, ()))
     answering = Fleet(configs("", shared=(f"response={name}", *needed)))

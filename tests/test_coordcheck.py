@@ -112,6 +112,7 @@ def planted(power: float, noise: float, seeds: int = 4) -> pd.DataFrame:
 DEPTHS = ["model.width=16", "model.depth=2,8", "batch_size=4", "seq_len=32", "seed=0,1,2"]
 
 
+@pytest.mark.slow
 def test_depth_fails_by_the_last_block_unless_branches_are_scaled(capsys: pytest.CaptureFixture[str]) -> None:
     """CompleteP at alpha 1 (arXiv:2505.01618): without it the changes of aligned branches add up."""
     assert lab(*DEPTHS) == 1

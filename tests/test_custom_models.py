@@ -240,10 +240,9 @@ def test_bf16_is_autocast_of_the_forward_pass() -> None:
     assert repr(trained(wanted)) == repr([trained([config])[0] for config in wanted])
 
 
+@pytest.mark.slow
 @compiles
-@pytest.mark.parametrize(
-    ("shared", "traced"), [(PLAIN, True), *(pytest.param(one, False, marks=pytest.mark.slow) for one in (MLP, PLAIN))]
-)
+@pytest.mark.parametrize(("shared", "traced"), [(PLAIN, True), (MLP, False), (PLAIN, False)])
 def test_a_compiled_custom_model_is_an_eager_one(
     shared: tuple[str, ...], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ def test_alpha_is_spent_once() -> None:
         alpha_of(READINGS + 1)
 
 
-@pytest.mark.parametrize("count", [1, 3, 6])
+@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 6))])
 @pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "fresh"])
 def test_repeated_readings_err_in_one_of_twenty_cases(count: int, pooled: bool) -> None:
     """Six readings of four seeds each, all effects zero, so both `reproduced` and `contradicted` are false.

@@ -38,7 +38,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shared", few(SHAPES, 3), ids=lambda shared: " ".join(shared) or "default")
+@pytest.mark.parametrize("shared", few(SHAPES, 2), ids=lambda shared: " ".join(shared) or "default")
 def test_a_run_is_the_same_bits_alone_and_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=shared)
     together = trained(wanted)

@@ -250,6 +250,7 @@ def test_micro_batches_are_scaled_like_one_batch() -> None:
     assert large.state.links["loss_scale"]["scale"].item() == 2.0**23
 
 
+@pytest.mark.slow
 def test_a_divided_sum_keeps_a_larger_scale() -> None:
     """Thirty-two gradients that agree overflow together; divided by four before, they take the scale of each alone."""
     shared = (FP16, "loss_scale=torch", "loss_scale.init=32768", "batch_size=32", *ONE_BY_ONE)

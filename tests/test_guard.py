@@ -44,6 +44,7 @@ def test_an_effect_can_be_seen_in_it() -> None:
     assert student_t(totals[ARM]).low > 2 * margin
 
 
+@pytest.mark.slow
 def test_three_seeds_of_the_guarded_recipe_are_what_they_were(tmp_path: Path) -> None:
     trained = baseline.from_folder(planted_faults.train(tmp_path / "smoke", *planted_faults.RECIPE, "seed=0,1,2"))
     comparison = compare.compare_baselines(planted_faults.recipe_of(baseline.read(SMOKE)), trained, MARGIN)

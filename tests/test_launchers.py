@@ -98,6 +98,7 @@ def test_paths_mean_in_a_job_what_they_mean_where_the_sweep_was_started(here: Pa
     assert trace["here"] == str(here)
 
 
+@pytest.mark.slow
 def test_all_devices_are_used_unless_jobs_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

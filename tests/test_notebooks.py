@@ -220,6 +220,7 @@ def test_a_figure_is_shown_with_its_caption(name: str, monkeypatch: pytest.Monke
     assert repr(shown) == shown.caption
 
 
+@pytest.mark.slow
 def test_a_study_is_taken_for_its_records() -> None:
     records, made = load(QUICKSTART), study(QUICKSTART, window=(1e-3, 1e-1))
     name = "learning_rate_sensitivity"

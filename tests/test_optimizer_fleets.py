@@ -44,7 +44,7 @@ def of(name: str, *per_run: str, shared: tuple[str, ...] = ()) -> list[RunConfig
 
 @pytest.mark.parametrize(
     "name",
-    some(OPTIMIZERS, ("adamw", "lion", "muon", "schedule_free", "adamw_qk_clip", "adamw_skip_sigma", "stable_spam")),
+    some(OPTIMIZERS, ("muon", "adamw_qk_clip", "stable_spam")),
 )
 def test_a_run_has_the_same_bits_alone_and_in_company_and_learns(name: str) -> None:
     """Beside a run that breaks, too."""
@@ -63,7 +63,7 @@ NEW = [
 ]
 
 
-@pytest.mark.parametrize("name", few(NEW, 3))
+@pytest.mark.parametrize("name", few(NEW, 1))
 def test_an_optimizer_goes_on_from_a_checkpoint_to_the_same_bits(name: str, tmp_path: Path) -> None:
     wanted = of(name, "optimizer.lr=1e-3", "optimizer.lr=1e-2 seed=1", shared=("probes.every=3", "model.depth=1"))
     whole, *_ = go_on(tmp_path / "alone", wanted, ids=["a", "b"])
@@ -83,7 +83,8 @@ def weights_after(name: str, engine: str, steps: int = 8) -> dict[str, torch.Ten
     return {**fleet.state.weights, **links}
 
 
-@pytest.mark.parametrize("name", some(NEW, ["stable_spam"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEW)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_no_number_of_a_step_is_frozen_into_its_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler is given is the whole step, with all state of its links."""

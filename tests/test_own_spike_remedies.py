@@ -61,6 +61,7 @@ def test_a_run_that_leaves_out_what_it_met_meets_no_batch_twice() -> None:
     assert [batch + skip for _, _, batch, skip in rewinds] == [11, 15, 19]
 
 
+@pytest.mark.slow
 def test_a_twin_meets_the_same_batches_from_the_same_snapshot() -> None:
     rewinds = [event for event in events(only_new=False, skip=5) if event[0] == "skip_batches"]
     assert [batch + skip for _, _, batch, skip in rewinds] == [11, 11, 11]

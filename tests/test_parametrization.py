@@ -43,7 +43,7 @@ def standard() -> str:
     return rows("standard")
 
 
-@pytest.mark.parametrize("name", ["mup_simple", "mup_intermediate"])
+@pytest.mark.parametrize("name", ["mup_simple", pytest.param("mup_intermediate", marks=pytest.mark.slow)])
 def test_at_the_base_width_mup_trains_as_standard_bit_for_bit(name: str, standard: str) -> None:
     assert rows(name) == standard
     assert rows(name, BASE // 2) != standard

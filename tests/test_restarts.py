@@ -123,6 +123,7 @@ def stalls(restart: dict[str, Any]) -> tuple[np.ndarray, list[str]]:
     return np.array(fell), [outcome["ending"] for outcome in outcomes[SEEDS:]]
 
 
+@pytest.mark.slow
 def test_a_fresh_loss_scale_ends_stalls_of_a_collapsed_one() -> None:
     """As in runs 12.17 to 12.34 of OPT-175B, where it helped some runs."""
     kept, endings = stalls({"optimizer.beta1": 0.9})

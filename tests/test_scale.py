@@ -148,6 +148,7 @@ def here(folder: Path) -> store.Records:
     return store.Records(records.runs.drop(columns=TIMINGS), records.metrics)
 
 
+@pytest.mark.slow
 def test_an_interrupted_fleet_goes_on_from_its_checkpoint(
     tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

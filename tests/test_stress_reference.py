@@ -135,6 +135,7 @@ def test_cards_of_other_seeds_are_no_regression_and_those_of_a_worse_recipe_are(
         assert compare_cards(made, old[recipe], 0.05).verdict != "ok"
 
 
+@pytest.mark.slow
 def test_recipes_share_little_of_a_seed() -> None:
     """So the spread of a difference is that of two recipes which share nothing."""
     for test in BATTERY.tests.values():
@@ -152,6 +153,7 @@ def test_every_published_outcome_is_that_of_a_recipe() -> None:
     assert [bounds_scores(name) for name in ("llama", "opt", "bloom", "none")] == [False] * 4
 
 
+@pytest.mark.slow
 def test_pooled_intervals_hold_the_mean_even_if_some_recipes_spread_ten_times_as_much() -> None:
     """In 95 % of draws; seeds that spread far more than those of other recipes have an interval of their own."""
     same = by_recipe(**{"a" * n: (0.2, 0.02) for n in range(1, 13)})

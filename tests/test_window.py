@@ -49,6 +49,7 @@ def test_sensitivity_is_the_mean_regret_inside(folder: Path) -> None:
         assert set(made.seeds["lrs"]) == {4}
 
 
+@pytest.mark.slow
 def test_a_report_names_its_window_on_page_in_table_and_figure(
     folder: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
