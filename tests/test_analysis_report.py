@@ -53,6 +53,7 @@ def page(folder):
     return (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_answer_may_name_arms_of_its_own(tmp_path, monkeypatch):
     """The question of this sweep is asked of arms without their bursts."""
     monkeypatch.setattr(build, "FIGURES", {})
@@ -294,6 +295,7 @@ def test_the_headline_follows_the_paired_intervals():
 LONE = {"arms": ("none",), "widths": (32,), "seeds": (0,), "lrs": (1e-2,)}
 
 
+@pytest.mark.slow
 def test_a_report_clears_away_figures_that_no_longer_apply(tmp_path):
     folder = planted.write(tmp_path / "one", list(planted.cards(**LONE)))
     stale, other = folder / "figures" / "best_loss_with_size.svg", folder / "figures" / "mine.svg"
@@ -381,6 +383,7 @@ def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatc
         assert re.search(rf"<li>{name}: .*{reason}", index)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_reports_for_programs_name_their_files(tmp_path, output_of, monkeypatch):
     name = "learning_rate_sensitivity"

@@ -99,6 +99,7 @@ def test_differences_are_those_that_were_planted(sweep: str, arm: str, differenc
     assert one.reference not in one.differences
 
 
+@pytest.mark.slow
 def test_questions_of_batches_are_answered_with_laws_of_the_batch() -> None:
     (critical,) = answer(world("steps_to_target"), ["steps_to_target"]).contrasts
     assert [round(10 ** critical.levels[name][""].mean) for name in ("SGD", "Adam")] == [33, 132]

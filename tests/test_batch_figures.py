@@ -51,6 +51,7 @@ def test_figures_of_batches_can_be_read(sweep: str, name: str, page: style.Page)
         assert not complaints(FIGURES[name](planted(sweep)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", HEADLINES)
 def test_a_report_of_batches_opens_with_their_figure(sweep: str) -> None:
     records = planted(sweep)

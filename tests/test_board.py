@@ -365,6 +365,7 @@ def test_notebooks_get_the_board_as_a_table(tmp_path: Path) -> None:
     assert set(transfer(folder)["predicted"]) <= {"a", "b", "equal", "open", "not testable"}
 
 
+@pytest.mark.slow
 def test_a_report_of_many_arms_draws_one_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arms = ["z_loss", *(f"{name}+z_loss" for name in ("dyt", "peri_ln", "relu", "rmsnorm"))]
     folder = planted.write(tmp_path / "runs", list(planted.cards(arms, lrs=planted.LRS[::3], seeds=(10,))))

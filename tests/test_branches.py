@@ -78,6 +78,7 @@ def after(made: Fleet, updates: int) -> list[dict[str, Tensor]]:
 CHANGES = ("same", "batches", "first_moment", "second_moment", "moments", "lr", "eps")
 
 
+@pytest.mark.slow
 def test_the_twin_goes_on_as_if_nothing_had_happened_and_every_change_tells() -> None:
     without, *runs = records(fleet("", *CHANGES))
     values = {change: run.metrics for change, run in zip(CHANGES, runs, strict=True)}

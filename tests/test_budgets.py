@@ -206,6 +206,7 @@ def test_the_adaptive_size_follows_its_formula() -> None:
         assert rule.adapted(trace=unknown, squared_norm=1.0, batch_size=64) == 8
 
 
+@pytest.mark.slow
 def test_an_adaptive_run_goes_on_from_a_checkpoint_with_the_same_bits(tmp_path: Path) -> None:
     whole, _ = trained(1)
     (config,) = configs("seed=1", shared=ADAPTIVE)

@@ -102,6 +102,7 @@ def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
     assert trained(configs("burst.fraction=1", shared=shared)) == [planted]
 
 
+@pytest.mark.slow
 def test_a_run_meets_each_of_its_bursts() -> None:
     repeats = ("burst=huge_loss", "burst.start=6", "burst.repeats=3")
     armed = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")

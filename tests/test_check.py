@@ -201,6 +201,7 @@ def test_the_exit_code_is_the_verdict(
     assert bool(printed["reasons"]) == (code == 2)
 
 
+@pytest.mark.slow
 def test_strict_makes_a_drift_fail(folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run) -> None:
     suite = tmp_path / "suite.xml"
     words = ("--baseline", saved, "--junit", suite)

@@ -123,6 +123,7 @@ def test_one_that_is_cut_short_is_noted_and_an_older_one_used(tmp_path: Path) ->
     assert repr(resumed) == repr(whole)
 
 
+@pytest.mark.slow
 def test_one_of_another_config_is_noted_and_not_used(tmp_path: Path) -> None:
     go_on(tmp_path, configs(*WANTED), cut_after=10)
     wider = configs(*WANTED, shared=("model.width=24",))

@@ -139,6 +139,7 @@ def test_the_log_of_a_size_is_shown_as_the_size() -> None:
     assert ScoreboardRow(FALLS, judged).effect == "7 [6, 8] nats/token per decade"
 
 
+@pytest.mark.slow
 def test_claims_without_runs_are_counted_and_shown_on_request_only(
     results: Path, page_of: Callable[..., str], output_of: OutputOf
 ) -> None:
@@ -157,6 +158,7 @@ def test_claims_without_runs_are_counted_and_shown_on_request_only(
     assert {row["figure"] for row in json.loads(listed("--figure", "1", "--json"))} == {"1"}
 
 
+@pytest.mark.slow
 def test_one_source_alone_ends_with_the_figures_that_show_its_claims(results: Path, output_of: OutputOf) -> None:
     drawn = results / "qk_layernorm" / "figures" / "learning_rate_sensitivity.svg"
     out = output_of("claims", results, "--source", "Wortsman 2023")

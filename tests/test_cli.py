@@ -51,6 +51,7 @@ def test_a_key_given_here_replaces_the_sweeps_values() -> None:
     assert set(runs["intervention"]) == {"none"}
 
 
+@pytest.mark.slow
 def test_a_folder_knows_the_learning_rate_of_its_recipe() -> None:
     def recorded(lr: str, *words: str) -> dict[str, float]:
         Path("mine.yaml").write_text(
@@ -84,6 +85,7 @@ def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+@pytest.mark.xdist_group("sweeping")
 def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab("sweep", "quickstart", "--dry-run", *TOY) == 0
     said = capsys.readouterr().out

@@ -62,6 +62,7 @@ def control(made: Fleet) -> Control:
     return made.control
 
 
+@pytest.mark.slow
 def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
     silent = records(fleet("seed=0", "seed=1"))
     plainly = Fleet(configs("seed=0", "seed=1", shared=ARMED[:4]))
@@ -218,6 +219,7 @@ def test_every_response_changes_a_run_with_a_spike_and_lets_it_end(name: str) ->
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_rewind_changes_no_record(tmp_path: Path) -> None:
     def made() -> Fleet:
         return fleet("seed=0", "seed=1", actions={1: Action(rewind=4, skip=5, lr_factor=0.5)})

@@ -58,6 +58,7 @@ def test_mup_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1].startswith("mup_full passes ")
 
 
+@pytest.mark.slow
 def test_a_forgotten_learning_rate_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forgetful(MuPIntermediate):
         """As it should be, but for the learning rate of one role."""

@@ -77,6 +77,7 @@ def allocated_at_most(work: Callable[[], object]) -> int:
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -128,6 +129,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
 
 
+@pytest.mark.xdist_group("sweeping")
 def test_a_run_that_no_memory_holds_is_refused_after_its_trial() -> None:
     asked = points([tree("model.width=1048576", "model.head_width=1024")])
     with pytest.raises(RequestError, match="too large for the free memory: width 1048576 depth 2"):

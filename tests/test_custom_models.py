@@ -194,6 +194,7 @@ def test_runs_start_where_their_seed_alone_says() -> None:
         assert not torch.equal(weight[0], weight[1])
 
 
+@pytest.mark.slow
 def test_a_custom_model_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     wanted = configs(*PER_RUN[1:], shared=(*PLAIN, "probes.every=3"))
     whole, *_ = go_on(tmp_path / "alone", wanted)
@@ -224,6 +225,7 @@ def test_listening_changes_no_bits_and_all_parameters_count() -> None:
     assert counts == {sum(weight.numel() for weight in Mlp(16, 2, 256).parameters())}
 
 
+@pytest.mark.slow
 def test_bf16_is_autocast_of_the_forward_pass() -> None:
     full, half = (Fleet(configs("", shared=(*MLP, f"precision={name}"))) for name in ("fp32", "bf16"))
     tokens_rbt = full.feed.loader.batch(0)[..., :-1]

@@ -110,6 +110,7 @@ def test_the_interval_of_a_share_stays_within_the_shares_and_is_exact() -> None:
     assert decide([share_of_clusters([0, 0, 0], [0, 0, 0])], ABOVE_ZERO).verdict == "inconclusive"
 
 
+@pytest.mark.slow
 def test_trials_of_one_seed_that_are_alike_count_as_fewer() -> None:
     """The share of each seed is drawn around 0.5, so that one interval in twenty misses it; pooled, many more would."""
     worlds, draws = 400, np.random.default_rng(0)

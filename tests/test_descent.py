@@ -40,6 +40,7 @@ def reference_gradients(weights: dict[str, Tensor], windows_bt: Tensor, config: 
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
+@pytest.mark.slow
 def test_both_cosines_are_those_of_gradients_and_updates_of_the_run() -> None:
     """Weights before and after a step, and gradients of the model written a second time, give the same numbers."""
     fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES)), torch.float64)
@@ -64,6 +65,7 @@ def test_both_cosines_are_those_of_gradients_and_updates_of_the_run() -> None:
         previous = gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("batch=constant", "batch.micro_batch=2")])
 def test_these_probes_change_no_bit_of_the_training(more: tuple[str, ...]) -> None:
     plain, probed = (
@@ -82,6 +84,7 @@ def test_a_run_alone_has_the_values_that_it_has_in_company() -> None:
     assert repr(together) == repr([trained([config])[0] for config in configs(*RUNS, shared=shared)])
 
 
+@pytest.mark.slow
 def test_what_is_off_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the probes nothing of earlier steps is kept, and no gradient is computed where they do not fire."""
     batches: list[int] = []
@@ -143,6 +146,7 @@ def test_a_tensor_that_began_at_zero_is_infinitely_far_once_it_moves() -> None:
     assert str(distance_from_init({"w": one_rd}, {"w": zero_rd})["w"].tolist()) == "[nan, inf]"
 
 
+@pytest.mark.slow
 def test_at_fixed_weights_the_cosine_is_that_of_the_noise_scale() -> None:
     """1 / (1 + B_simple / B), with the noise of each example's gradient; the mean over pairs of batches."""
     shared = ("steps=24", "probes.every=1", PROBES, "optimizer.lr=1e-9", "batch_size=16")

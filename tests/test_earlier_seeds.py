@@ -57,6 +57,7 @@ def judged(name: str, folder: Path) -> Verdict:
     return judge_claim(CLAIMS[name], [read_evidence(folder, store.read(folder))])
 
 
+@pytest.mark.slow
 def test_effects_that_were_kept_are_judged_as_their_records_would_be(tmp_path: Path) -> None:
     alone = planted.write(tmp_path / "alone" / "qk_layernorm", cards(range(3, 6)))
     pooled = planted.write(tmp_path / "pooled" / "qk_layernorm", cards(range(3, 6)))

@@ -73,6 +73,7 @@ def together() -> list[Run]:
     return ended(fleet(*CELLS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [1, 2])
 def test_a_cell_has_the_same_bits_alone(cell: int, together: list[Run]) -> None:
     assert ended(fleet(list(CELLS)[cell])) == [together[cell]]

@@ -40,6 +40,7 @@ def losses(wanted: list[RunConfig], dtype: torch.dtype = torch.float32) -> torch
     return torch.stack([result.probe_values["train_loss", ""].double() for result in list(train(fleet))[1:]])
 
 
+@pytest.mark.slow
 def test_bf16_keeps_the_first_digits_of_a_loss() -> None:
     """Of untrained models two or three, since eight bits are kept of what is multiplied; fewer as steps go by."""
     exact = losses(configs(*RATES), torch.float64)

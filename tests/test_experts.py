@@ -298,6 +298,7 @@ def test_jitter_and_bias_learn_from_training_alone() -> None:
     assert [name for name, tensor in fleet.state.links["router"].items() if torch.equal(tensor, before[name])] == []
 
 
+@pytest.mark.slow
 def test_jitter_changes_training() -> None:
     with_it, without = configs("intervention.experts.jitter=0.1", "intervention.experts.jitter=0", shared=SMALL)
     (noisy,), (plain,) = trained([with_it]), trained([without])

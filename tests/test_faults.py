@@ -40,6 +40,7 @@ MINI += ["steps=12", "probes.every=4"]
 MINI += ["hydra/launcher=basic", "hydra.sweeper.max_runs=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("briefly")
 def test_a_clock_that_jumps_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -121,7 +121,7 @@ def test_every_figure_can_be_read() -> None:
     assert not wrong(drawings(small("setting"), iter(["updates_by_epsilon"])))
 
 
-@pytest.mark.parametrize("shape", ["long names", "one run"])
+@pytest.mark.parametrize("shape", ["one run", pytest.param("long names", marks=pytest.mark.slow)])
 def test_figures_of_every_shape_can_be_read(shape: str) -> None:
     assert not wrong(drawings(small(shape), iter(FEW)))
 
@@ -341,6 +341,7 @@ def test_arms_are_overlaid_in_the_panel_of_their_size() -> None:
         assert {"without qk-layernorm", "with qk-layernorm"} <= {text.get_text() for text in figure.key_texts}
 
 
+@pytest.mark.slow
 def test_keys_take_no_width_from_the_panels() -> None:
     """One arm: its sizes are lines, and their names stand at their ends."""
     figure = FIGURES["learning_rate_sensitivity"](recorded(cards(arms=("z_loss",))))
@@ -422,6 +423,7 @@ def test_each_mark_says_its_own_text_where_it_is() -> None:
     assert np.corrcoef(heights, values)[0, 1] > 0.9999
 
 
+@pytest.mark.slow
 def test_figures_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +453,7 @@ def test_a_label_of_a_thousand_letters_is_shortened_with_both_its_ends() -> None
     assert max(len(lines[0]) for lines in hovers(layout.svg(figure, "a"))) <= 120
 
 
+@pytest.mark.slow
 def test_a_figure_of_many_arms_draws_the_first_of_them_and_says_so() -> None:
     runs = [
         planted.card(**{"parametrization.name": f"p{arm:02}", "optimizer.lr": lr}, final_val_loss=2 + lr)

@@ -238,6 +238,7 @@ def test_gradients_do_not_depend_on_a_scale_that_overflows_nothing() -> None:
         assert torch.equal(weight, large[name])
 
 
+@pytest.mark.slow
 def test_micro_batches_are_scaled_like_one_batch() -> None:
     """Scales of powers of two change no bit, and an update that overflows in one micro-batch is left out."""
     shared = ("batch=constant", "batch.micro_batch=4")

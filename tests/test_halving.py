@@ -63,6 +63,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, too_much: Callable[[Fleet], bool]) ->
     return sizes
 
 
+@pytest.mark.slow
 def test_a_fleet_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = leave(tmp_path / "whole", 5)
     with monkeypatch.context() as short:

@@ -52,6 +52,7 @@ def test_a_file_of_ones_own_is_a_sweep() -> None:
     assert Path("runs/mine/runs.parquet").exists()
 
 
+@pytest.mark.slow
 def test_train_makes_one_run_or_as_many_as_its_lists() -> None:
     assert len(lab.train("scale=toy", "hydra/launcher=basic", out="one").points) == 1
     assert store.commands(Path("one")) == ["lab train scale=toy hydra/launcher=basic out=one"]
@@ -144,6 +145,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return session
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("notebook")
 def test_what_a_notebook_registers_trains_in_its_process(capfd: pytest.CaptureFixture[str]) -> None:
     words = ("scale=toy", "intervention=[]", "+intervention.half_logits.coefficient=1", "hydra.launcher.processes=2")

@@ -176,6 +176,7 @@ LATER_FIELDS = {
 }
 
 
+@pytest.mark.slow
 def test_ids_of_older_runs_know_nothing_of_later_fields() -> None:
     assert {key for key in store.DEFAULTS if key.startswith("intervention.")} == LATER_FIELDS.keys()
     for key, value in LATER_FIELDS.items():

@@ -162,6 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_answer_speaks_of_alarms(folder: Path) -> None:
     said = answer(study([folder]))
     assert said.text.startswith("Share of bursts found is 1.000 [0.735, 1.000] for loss spike, ")

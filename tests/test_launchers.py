@@ -21,6 +21,8 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.sweeping.local_jobs import choose_slots
 
+pytestmark = pytest.mark.xdist_group("sweeping")  # where processes to fork from are there already
+
 
 @pytest.fixture(autouse=True)
 def _plugins_are_found() -> None:

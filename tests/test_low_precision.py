@@ -273,6 +273,7 @@ def test_a_delayed_scale_knows_earlier_steps_alone() -> None:
     assert RoundingPass(at, state).largest_ro[:, 0].tolist() == [0.5, 0.5]  # and nothing infinite is remembered
 
 
+@pytest.mark.slow
 def test_a_jump_saturates_in_the_delayed_scale_alone() -> None:
     found: dict[tuple[str, str], list[float]] = {}
     at_first: dict[str, list[float]] = {}
@@ -303,6 +304,7 @@ def test_a_run_is_the_same_bits_alone_and_in_any_company(switches: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switches", SWITCHED[1:2])
 def test_probes_change_no_bits(switches: str) -> None:
     names = "probes.names=[saturation,gradient_underflow,zero_gradients,gain_octave,gain_code,update_descent_cosine]"
@@ -311,6 +313,7 @@ def test_probes_change_no_bits(switches: str) -> None:
     assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switches", [PLAIN[1], SWITCHED[0]])
 def test_a_fleet_goes_on_from_its_tensors_to_the_same_bits(switches: str) -> None:
     """The history of scales and the random numbers are part of a checkpoint."""

@@ -56,6 +56,7 @@ def test_the_figure_of_loss_scales_shows_the_spikes_of_each() -> None:
         assert any(each == pytest.approx(expected, rel=0.01) for each in drawn)
 
 
+@pytest.mark.slow
 def test_the_figure_of_faults_shows_what_saturates() -> None:
     records = world("low_precision")
     figure = FIGURES["rounding_faults"](records, judge(points(records.runs)))

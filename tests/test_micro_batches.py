@@ -107,6 +107,7 @@ def gaussian(noise_scales: list[float], micro_batch: int, count: int, steps: int
     return {name: number_r for (_, name), number_r in listener.probe_values.items()}
 
 
+@pytest.mark.slow
 def test_the_noise_scale_of_gradients_of_known_covariance() -> None:
     """Within a tenth over 200 steps where the batch is at least a quarter of the noise scale (16 x 4 = 64)."""
     expected = [10.0, 100.0, 240.0]

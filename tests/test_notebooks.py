@@ -230,6 +230,7 @@ def test_a_study_is_taken_for_its_records() -> None:
     assert probe_values.late(made, "grad_norm", "").equals(probe_values.late(records, "grad_norm", ""))
 
 
+@pytest.mark.slow
 def test_verdicts_are_those_of_the_scoreboard() -> None:
     lines = [line for line in scoreboard.judge_all(scoreboard.read([QUICKSTART])) if line.claim.figure in ("1", "E.2")]
     table = verdicts(QUICKSTART, "E.2", "1")

@@ -224,6 +224,7 @@ def roots_of_squares(link: Link, gradients_sn: Tensor) -> Tensor:
 RAMP, CONSTANT = AdamBeta2Ramp(numbers(0.9), numbers(0.8), numbers(0.0)), adam(0.99)
 
 
+@pytest.mark.slow
 def test_a_memory_that_grows_with_the_steps_serves_rare_tokens() -> None:
     """Once it is the longer one, the roots of their second moments vary less over time than with beta2 0.99.
 

@@ -142,6 +142,7 @@ def test_an_average_is_evaluated_and_the_weights_between_are_trained() -> None:
     assert torch.equal(fleet.evaluation.loss(whole=True), evaluated)
 
 
+@pytest.mark.slow
 def test_numbers_of_a_role_have_columns_and_may_differ_in_a_fleet() -> None:
     plain, *own = configs("", "+optimizer.embedding.weight_decay=0", "+optimizer.embedding.weight_decay=0.5")
     column = "optimizer.embedding.weight_decay"

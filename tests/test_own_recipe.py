@@ -183,6 +183,7 @@ def test_numbers_need_no_files() -> None:
         assert lab_("train", "--cfg", "job", *asked) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder", "briefly", "undrawn")
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("local", marks=pytest.mark.slow)])
 def test_one_group_of_a_kind_does_too(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:

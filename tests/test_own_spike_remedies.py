@@ -137,6 +137,7 @@ def test_the_figure_ranks_remedies_below_the_run_without_one() -> None:
     assert dict(zip(rows, map(float, more), strict=True)) == {name: told[name][0] - 1 for name in REMEDIES}
 
 
+@pytest.mark.slow
 def test_planted_spikes_stand_beside_the_models_own() -> None:
     own, bursts = (
         planted_claims.cards(sweep, {0: True, 1: True}) for sweep in ("own_spike_remedies", "spike_responses")

@@ -416,6 +416,7 @@ def test_the_command_says_it_and_draws_it_the_same_each_time(tmp_path, output_of
     assert sum(fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == LOGIT.name) == 9
 
 
+@pytest.mark.slow
 def test_sizes_of_a_mixture_are_said_to_count_all_experts(tmp_path, output_of):
     of_experts = {"intervention.experts.number": 8, "intervention.experts.top_k": 2, "intervention.experts.hidden": 1}
     folder = written(tmp_path, *runs_of(**of_experts))

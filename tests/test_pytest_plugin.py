@@ -103,6 +103,7 @@ def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, mo
     run(outside, *words, "none.json").assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.slow
 def test_a_card_is_guarded_by_its_fixture_or_by_the_options(
     outside: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

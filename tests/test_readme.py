@@ -50,6 +50,7 @@ def test_the_make_targets_exist() -> None:
     assert {"quickstart", "test"} <= set(named) <= set(targets)
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     """But for q, which depends on all rows."""
 

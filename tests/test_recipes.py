@@ -58,6 +58,7 @@ def test_a_recipe_is_part_of_the_id() -> None:
     assert id_of("recipe=llama") != id_of("recipe=llama", "recipe.name=another")
 
 
+@pytest.mark.slow
 def test_what_is_given_beside_a_recipe_counts() -> None:
     cases: list[tuple[str, str, object]] = [
         ("optimizer.lr=0.3", "optimizer.lr", 0.3),
@@ -92,6 +93,7 @@ def test_interventions_beside_a_recipe_replace_all_of_its_own(word: str) -> None
     assert not [key for key in row if key.startswith("intervention.z_loss")]
 
 
+@pytest.mark.slow
 def test_a_recipe_replaces_the_interventions_that_a_sweep_file_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["recipe=llama,qwen3", "seed=0", "optimizer.lr=1e-3"]
     request = read_request(words, "lab", name="quickstart", sweep=find_sweep("quickstart"))
@@ -185,6 +187,7 @@ def test_no_token_of_a_recipe_sees_the_future(name: str) -> None:
     assert not torch.equal(one_rbtv[..., known:, :], other_rbtv[..., known:, :])
 
 
+@pytest.mark.slow
 def test_a_recipe_is_a_column_of_the_records(tmp_path: Path) -> None:
     small = [DATA, "validation=short", "model.width=16", "model.depth=1", "steps=1", "hydra/launcher=basic"]
     finished(tmp_path, "train", "-m", "recipe=llama,none", *small)

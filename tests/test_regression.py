@@ -385,6 +385,7 @@ def test_what_rounds_otherwise_has_not_drifted() -> None:
     assert check(shifted(-1e-5), margin=0.0).verdict == DRIFT  # whoever allows nothing is told of everything
 
 
+@pytest.mark.slow
 def test_an_epsilon_that_probes_tell_of_is_a_regression() -> None:
     def with_epsilon(eps: float, name: str) -> Baseline:
         planted_records = records(list(cards()))

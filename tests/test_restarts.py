@@ -57,6 +57,7 @@ def overflows_after(updates: int, made: Fleet, run: int = 1) -> Callable[[StepRe
     return lambda result: rescale(made, run, TOO_LARGE) if result.done == updates else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [6])
 def test_a_kill_while_updates_are_left_out_at_a_restart_notes_it_once(killed_after: int, tmp_path: Path) -> None:
     whole, first, second = (Recorder(fleet([LOWER], 0, 1)) for _ in range(3))

@@ -191,6 +191,7 @@ def test_a_window_of_an_axis_bounds_its_sensitivity() -> None:
     assert whole > 1
 
 
+@pytest.mark.slow
 def test_an_axis_may_begin_at_zero_and_the_best_learning_rate_be_taken(tmp_path: Path) -> None:
     warm = along_beta2().rename(columns={"beta2": "warmup"}).replace({"warmup": {0.9: 0, 0.99: 100, 0.999: 1000}})
     worse = warm.assign(lr=3e-2, loss=warm["loss"] + 1)

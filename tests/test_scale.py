@@ -82,6 +82,7 @@ def reported(tmp_path: Path, undrawn: None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_report_is_drawn_again_if_its_records_or_commands_are_newer(
     reported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

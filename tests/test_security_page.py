@@ -90,6 +90,7 @@ class Tags(HTMLParser):
         self.names |= {tag, *(name for name, _ in attributes)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
     page = (folder / "report.html").read_text()
@@ -101,6 +102,7 @@ def test_the_page_holds_what_we_wrote_and_no_more(folder: Path) -> None:
     assert page.count("&lt;script&gt;") > 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_the_page_holds_nothing_to_obey(folder: Path) -> None:
     """Whoever shows the file in a terminal sees what a terminal shows of the study."""

@@ -40,6 +40,7 @@ def whole(records: Records) -> pd.DataFrame:
     return source_traits(records).loc[ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", ["", pytest.param("batch.micro_batch=2", marks=pytest.mark.slow)])
 def test_the_probe_counts_rows_of_each_source_of_each_batch(tmp_path: Path, micro: str) -> None:
     words = ["train", "-m", "data=mixture", "steps=6", "batch_size=4", "seed=0,5", "model=d32", "model.depth=1"]

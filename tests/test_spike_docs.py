@@ -46,6 +46,7 @@ def test_every_cause_is_on_the_page() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(CAUSES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_log_is_watched_and_a_ledger_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
@@ -75,6 +76,7 @@ FAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not which("jq"), reason="the commands of the page use jq")
 def test_a_command_on_alarms_reaches_its_service(tmp_path: Path) -> None:
     """As written, beside a `curl` that keeps what it gets."""

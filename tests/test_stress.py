@@ -601,6 +601,7 @@ def test_the_page_has_the_zones_of_every_test() -> None:
         assert rows[name].split(" | ")[1:] == [f"{above} {test.passes:.4g}", f"{below} {test.fails:.4g}"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)

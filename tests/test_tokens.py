@@ -94,6 +94,7 @@ def test_the_held_out_part_teaches_nothing(folder: Path) -> None:
     assert not np.array_equal(after.training[:1000], opened(folder).training[:1000])
 
 
+@pytest.mark.slow
 def test_learning_is_the_same_in_every_process(folder: Path) -> None:
     here = opened(folder).fingerprint
     code = "import sys; from lab.data.text import Text; print(Text(sys.argv[1], 'bpe', 300).open().fingerprint)"

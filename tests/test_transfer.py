@@ -83,7 +83,13 @@ def test_an_arm_of_the_control_is_the_reference(board: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
-    [("reproduced", None), ("contradicted", "opposite"), ("no effect", EQUAL), ("inconclusive", OPEN)],
+    [
+        ("contradicted", "opposite"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("reproduced", None), ("no effect", EQUAL), ("inconclusive", OPEN)]
+        ),
+    ],
 )
 def test_a_claim_predicts_by_its_verdict(verdict: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     of_claims = [pair for pair in published() if pair.claim]

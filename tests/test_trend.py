@@ -186,6 +186,7 @@ def test_misses_and_tolerances_are_those_of_their_definition() -> None:
         assert allowed_nk[row, 0] == pytest.approx(allowed, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_synthetic_logs_are_scored_as_the_page_says() -> None:
     """Twenty logs; the page has four hundred."""
     planted, found_there, extra, rows = 0, 0, 0, 0

@@ -114,6 +114,7 @@ def _from_upper_left(axes: Any) -> tuple[float, float]:
     return -round(axes.get_position().y0, 3), axes.get_position().x0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [style.SCREEN, pytest.param(style.Page(3.25, 8.0), marks=pytest.mark.slow)],

@@ -97,6 +97,7 @@ def test_an_update_that_is_left_out_is_not_centred() -> None:
     assert torch.equal(fleet.state.weights["head"], before)
 
 
+@pytest.mark.slow
 def test_each_run_rounds_to_its_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MULTIPLIES_BF16", False)
     bits = (
@@ -113,6 +114,7 @@ def test_each_run_rounds_to_its_own_bits(monkeypatch: pytest.MonkeyPatch) -> Non
         assert repr(same) == repr(together[run])
 
 
+@pytest.mark.slow
 def test_a_fleet_that_is_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     wanted = configs(
         *("mantissa_bits=3", "mantissa_bits=9 seed=1"),
