@@ -96,7 +96,9 @@ def test_three_seeds_are_enough_to_find_a_norm_that_is_silently_off(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", ["rotary positions dropped (code)", "warm-up dropped (config)", "seed ignored by the data (code)"]
+)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
     fault, comparison = FAULTS[name], planted_faults.check(name, tmp_path)
     assert comparison.verdict == fault.verdict, "\n".join(render.text(comparison))

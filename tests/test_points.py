@@ -50,18 +50,9 @@ def by_lab(composer: Composer, point: Sequence[Word]) -> str:
 @pytest.mark.parametrize("name", few(SWEEPS, 2))
 def test_points_of_a_sweep_are_those_of_hydra(name: str) -> None:
     composer, points = points_of(name, "cpu")
-    last = [by_lab(composer, point) for point in points[-3:]]
-    assert last[-1] == by_hydra(points[-1])
-    assert len(set(last)) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", ["cpu", "day", "toy"])
-@pytest.mark.parametrize("name", SWEEPS)
-def test_every_point_of_a_sweep_is_that_of_hydra(name: str, scale: str) -> None:
-    composer, points = points_of(name, scale)
-    for point in points:
-        assert by_lab(composer, point) == by_hydra(point)
+    picked = [points[0], points[len(points) // 2], points[-1]]
+    assert [by_lab(composer, point) for point in picked] == [by_hydra(point) for point in picked]
+    assert len({by_lab(composer, point) for point in points[-3:]}) == 3
 
 
 # Words that sweep a key, or set it for all points; expressions, lists, deletions and additions among them.
