@@ -566,22 +566,19 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
 }
 
 
-def cards(
-    sweep: str, good: Mapping[int, bool], without: Sequence[str] = (), like: int = 0
-) -> list[tuple[dict[str, Any], Recorded]]:
+def cards(sweep: str, good: Mapping[int, bool], without: Sequence[str] = ()) -> list[tuple[dict[str, Any], Recorded]]:
     """Every run of a sweep with what its probes recorded.
 
     Args:
         good: per seed, whether the paper's claims hold.
-        without: causes that have no effect: runs end, and probes record, as with one value of these axes, at one
-            ``step`` or in one block (``where``).
-        like: which one: 0 the first, -1 the last.
+        without: causes that have no effect: runs end, and probes record, as with the first value of these axes, at the
+            first ``step`` or in the first block (``where``).
     """
     world, axes = SWEEPS[sweep]
     given = {key for keys in axes for key in (keys if isinstance(keys, tuple) else [keys])}
     usual = {"optimizer.lr": LRS, "seed": tuple(good), "model.width": (32,), "model.depth": (2,)}
     axes = {key: values for key, values in usual.items() if key not in given} | axes
-    fixed = _fixed(axes, without, like)
+    fixed = _fixed(axes, without)
     made = []
     for values in itertools.product(*axes.values()):
         c: dict[str, Any] = {}
@@ -592,7 +589,7 @@ def cards(
         i = axes["model.width"].index(alike["model.width"]) if "model.width" in axes else 0
         shape, recorded = world(alike, i, good[c["seed"]])
         ends = {"final_val_loss": loss(alike["optimizer.lr"], **shape) + noise(run).normal(0, 5e-4)}
-        made.append((run | ends | recorded.pop(("columns", ""), {}), _without(recorded, without, like)))
+        made.append((run | ends | recorded.pop(("columns", ""), {}), _without(recorded, without)))
     return made
 
 
@@ -603,24 +600,24 @@ def _run(c: Mapping[str, Any]) -> dict[str, Any]:
     return planted.card(**c, parameters_without_embeddings=12 * depth * width**2 + width // 4)
 
 
-def _fixed(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str], like: int) -> dict[str, Any]:
-    """One value of each axis that is, or has a part that is, among the causes."""
+def _fixed(axes: Mapping[Any, Sequence[Any]], causes: Sequence[str]) -> dict[str, Any]:
+    """The first value of each axis that is, or has a part that is, among the causes."""
     fixed: dict[str, Any] = {}
     for axis, values in axes.items():
         keys = axis if isinstance(axis, tuple) else (axis,)
         if any(cause == key or cause.startswith(f"{key}.") for cause in causes for key in keys):
-            fixed |= dict(zip(keys, values[like] if isinstance(axis, tuple) else [values[like]], strict=True))
+            fixed |= dict(zip(keys, values[0] if isinstance(axis, tuple) else [values[0]], strict=True))
     return fixed
 
 
-def _without(recorded: Recorded, causes: Sequence[str], like: int) -> Recorded:
+def _without(recorded: Recorded, causes: Sequence[str]) -> Recorded:
     if "step" in causes:
-        ends = {key: value[like] for key, value in recorded.items() if isinstance(value, tuple)}
-        lists = {key: [value[like]] * len(value) for key, value in recorded.items() if isinstance(value, list)}
+        ends = {key: value[0] for key, value in recorded.items() if isinstance(value, tuple)}
+        lists = {key: [value[0]] * len(value) for key, value in recorded.items() if isinstance(value, list)}
         recorded = {**recorded, **ends, **lists}
     if "where" in causes:
         blocks = {probe: [value for (other, _), value in recorded.items() if other == probe] for probe, _ in recorded}
-        recorded = {(probe, where): blocks[probe][like] for probe, where in recorded}
+        recorded = {(probe, where): blocks[probe][0] for probe, where in recorded}
     return recorded
 
 

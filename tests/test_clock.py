@@ -314,15 +314,17 @@ def test_bursts_spikes_and_endings_are_events() -> None:
 @pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
 def test_a_compiled_fleet_goes_back_as_an_eager_one_does() -> None:
     actions = {0: Action(rewind=4, skip=5), 1: Action(reset="moments", lr_factor=0.5)}
+    one_graph = ("probes.every=1", "probes.names=[train_loss]")
     eager, compiled = (
-        fleet("seed=0", "seed=1", actions=actions, shared=(f"engine={name}",)) for name in ("eager", "compiled")
+        fleet("seed=0", "seed=1", actions=actions, shared=(*one_graph, f"engine={name}"))
+        for name in ("eager", "compiled")
     )
     pairs = list(zip(records(eager), records(compiled), strict=True))
     for run, (one, other) in enumerate(pairs):
         assert [event[:4] for event in one.events] == [event[:4] for event in other.events]
         assert control(compiled).logs[run].losses == pytest.approx(control(eager).logs[run].losses, rel=1e-4)
         assert other.outcome["final_val_loss"] == pytest.approx(one.outcome["final_val_loss"], rel=1e-4)
-    again = fleet("seed=0", "seed=0", actions={0: Action(rewind=4)}, shared=("engine=compiled",))
+    again = fleet("seed=0", "seed=0", actions={0: Action(rewind=4)}, shared=(*one_graph, "engine=compiled"))
     repeated, once = records(again)
     assert repeated.metrics == once.metrics
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lab import Fleet
 from lab.core import machine
-from lab.training.engine import can_compile
 from lab.training.loop import train
 from lab.training.recorder import Run
 from small import configs, records
@@ -99,12 +98,3 @@ def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> N
     (free,) = records(Fleet(configs("", shared=(*SHARED, "burst.length=2"))))
     assert together[0].metrics == free.metrics
     assert together[0].outcome["final_val_loss"] == free.outcome["final_val_loss"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.skipif(not can_compile(), reason="no C++ compiler")
-def test_compiled_cells_agree_with_eager_ones_to_rounding(together: list[Run]) -> None:
-    for one, other in zip(together, ended(fleet(*CELLS, shared=("engine=compiled",))), strict=True):
-        assert [event[:3] for event in one.events] == [event[:3] for event in other.events]
-        assert other.outcome["final_val_loss"] == pytest.approx(one.outcome["final_val_loss"], rel=1e-4)

@@ -105,12 +105,9 @@ EVERY_STEP = "probes.every=1 probes.names=[train_loss,attention_logit_max,grad_n
 @compiles
 @pytest.mark.parametrize(
     ("precision", "probes"),
-    [
-        pytest.param("fp32", EVERY_STEP, marks=pytest.mark.slow),
-        pytest.param("fp32", "probes=all", marks=pytest.mark.slow),
-        pytest.param("bf16", "probes=all", marks=pytest.mark.slow),
-    ],
+    [("fp32", EVERY_STEP), ("bf16", "probes=all")],
 )
+@pytest.mark.slow
 def test_a_compiled_run_is_an_eager_one(precision: str, probes: str) -> None:
     """To rounding, step by step and probe by probe; a run that breaks does so at the same step."""
     shared = (f"precision={precision}", "model.depth=1", "optimizer.beta2=0.99", *probes.split())
@@ -128,9 +125,9 @@ def test_a_compiled_run_is_an_eager_one(precision: str, probes: str) -> None:
     assert eager[2][0]["diverged_at"] is not None
 
 
-@compiles
 @pytest.mark.slow
-def test_a_users_loss_terms_are_the_same_compiled_and_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_loss_terms_are_the_same_traced_and_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda graph, **options: graph)
     for name, term in (("hidden", HiddenQuartic), ("target", LogitOfTarget)):
         monkeypatch.setitem(INTERVENTIONS._entries, name, term)
     coefficients = ("+intervention.hidden.coefficient=0", "+intervention.target.coefficient=0")
@@ -138,17 +135,16 @@ def test_a_users_loss_terms_are_the_same_compiled_and_eager(monkeypatch: pytest.
     wanted = configs(
         *per_run, shared=(*coefficients, "optimizer.lr=1e-2", "model.depth=1", "probes.names=[train_loss]")
     )
-    eager, compiled = (losses([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
-    torch.testing.assert_close(eager, compiled, rtol=1e-5, atol=0)
+    eager, traced = (losses([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
+    torch.testing.assert_close(eager, traced, rtol=1e-5, atol=0)
     assert len(set(eager[-1].tolist())) == len(wanted)
 
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_listening_and_place_change_no_bits(precision: str) -> None:
+def test_compiled_listening_and_place_change_no_bits() -> None:
     """Company changes none of what is trained here; for a fleet of another size sums may be taken in another order."""
-    shared = (f"precision={precision}", "engine=compiled")
+    shared = ("precision=bf16", "engine=compiled", "model.depth=1", "probes.names=[train_loss,attention_logit_max]")
     heard = trained(configs(*RATES, shared=shared))
     deaf = trained(configs(*RATES, shared=(*shared, "probes=none")))
     assert [outcome for outcome, _ in heard] == [outcome for outcome, _ in deaf]
@@ -301,15 +297,8 @@ def test_arms_leave_the_same_weights_when_traced(arms: str, monkeypatch: pytest.
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("arms", ARMS)
-def test_arms_leave_the_same_weights_when_compiled(arms: str) -> None:
-    """Inductor of torch 2.13 cannot compile one of them: its fusion of outer loops looks up a buffer that is gone."""
-    try:
-        eager, compiled = weights_of_arms(arms)
-    except torch._inductor.exc.InductorError:
-        if arms != "palm":
-            raise
-        pytest.xfail("KeyError in is_all_write_read_contiguous of inductor")
+def test_experts_leave_the_same_weights_when_compiled() -> None:
+    eager, compiled = weights_of_arms("experts")
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 

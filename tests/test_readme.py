@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from html import unescape
@@ -41,6 +42,7 @@ QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
 RECIPE = "hydra:\n  sweeper:\n    params:\n      optimizer.lr: 1e-3,1e-2,1e-1,3e-1\n"
+NAMED = ("baselines", "logit_growth", "noise_scale", "quickstart")  # folders of results that commands name
 SMALLER_CHECK = ["model.width=32,128", "model.depth=1", "batch_size=8", "optimizer.lr=1e-1"]
 
 
@@ -187,8 +189,10 @@ def test_the_lab_commands_work_in_their_order(
     A smaller sweep is not the one that the baseline is of, and ``lab check`` says so.
     """
     monkeypatch.chdir(tmp_path)
-    for folder in ("results", "docs"):
-        (tmp_path / folder).symlink_to(HOME / folder)
+    assert {*re.findall(r"\bresults/(\w+)", "\n".join(COMMANDS))} == {*NAMED}
+    (tmp_path / "docs").symlink_to(HOME / "docs")
+    for name in (*NAMED, "board"):
+        shutil.copytree(RESULTS / name, tmp_path / "results" / name)
     (tmp_path / "README.md").write_text(README)
     for log in ("your_log.csv", "your_replay.csv"):
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
