@@ -244,7 +244,7 @@ def test_bf16_is_autocast_of_the_forward_pass() -> None:
 
 @pytest.mark.slow
 @compiles
-@pytest.mark.parametrize(("shared", "traced"), [(PLAIN, True), (MLP, False), (PLAIN, False)])
+@pytest.mark.parametrize(("shared", "traced"), [(PLAIN, True), (MLP, False)])
 def test_a_compiled_custom_model_is_an_eager_one(
     shared: tuple[str, ...], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,10 +14,6 @@ import torch
 
 from cap import HiddenQuartic, LogitOfTarget
 from lab import Fleet, RunConfig
-from lab.analysis import load
-from lab.analysis.curves import points as curve_points
-from lab.analysis.sensitivity import paired, per_seed
-from lab.analysis.statistics import student_t
 from lab.cli.launch import train_plan
 from lab.cli.request import Request
 from lab.core import machine
@@ -231,32 +227,6 @@ def test_without_a_compiler_nothing_is_compiled(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RequestError, match="engine=compiled takes one process, a C"):
         request(tmp_path / "b", "engine=compiled")
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.slow
-def test_bf16_moves_no_sensitivity_as_far_as_the_smoke_sweep_measures(tmp_path: Path) -> None:
-    """What it does to each arm, paired by seed, is surely less than what qk-layernorm does, and slow runs stay close.
-
-    All of the one interval lies below all of the other, which noise in either makes less likely.
-    """
-    from lab.__main__ import main
-
-    plain, dressed = "without qk-layernorm", "with qk-layernorm"
-    points, sensitivity = {}, {}
-    for precision in ("fp32", "bf16"):
-        out = tmp_path / precision
-        assert main(["sweep", "smoke", f"out={out}", "probes=none", f"precision={precision}"]) == 0
-        points[precision] = curve_points(load(out).runs)
-        sensitivity[precision] = per_seed(points[precision]).set_index(["arm", "seed"])["total"]
-    slowest = [runs[runs["lr"] == runs["lr"].min()].set_index(["arm", "seed"])["loss"] for runs in points.values()]
-    assert len(slowest[0]) == 10
-    assert slowest[0].to_dict() == pytest.approx(slowest[1].to_dict(), rel=2**-8)
-    effect = paired(points["fp32"], plain, dressed).iloc[0]["total"].low
-    assert effect > 0
-    for arm in (plain, dressed):
-        moved = student_t(sensitivity["bf16"][arm] - sensitivity["fp32"][arm])
-        assert moved.n == 5
-        assert -effect < moved.low < moved.high < effect
 
 
 # Every optimizer link and intervention that was not in the first recipes, in as few runs as their exclusions allow.

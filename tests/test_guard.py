@@ -96,15 +96,9 @@ def test_three_seeds_are_enough_to_find_a_norm_that_is_silently_off(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["rotary positions dropped (code)", "warm-up dropped (config)", "seed ignored by the data (code)"]
-)
-def test_a_planted_fault_is_found(name: str, tmp_path: Path) -> None:
-    fault, comparison = FAULTS[name], planted_faults.check(name, tmp_path)
-    assert comparison.verdict == fault.verdict, "\n".join(render.text(comparison))
-    if fault.finder:
-        comparison = planted_faults.check_finder(name, tmp_path)
-        assert comparison.verdict == fault.verdict_of_finder, "\n".join(render.text(comparison))
+def test_a_drift_is_told_from_a_regression(tmp_path: Path) -> None:
+    comparison = planted_faults.check("warm-up dropped (config)", tmp_path)
+    assert comparison.verdict == "drift", "\n".join(render.text(comparison))
 
 
 def test_every_fault_is_found_by_the_guard_or_by_a_sweep_that_is_named() -> None:

@@ -464,9 +464,8 @@ def test_clustering_of_gains_is_measured() -> None:
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", [PLAIN[1], SWITCHED[0]])
-def test_a_compiled_step_rounds_alike(switches: str) -> None:
-    shared = (*switches.split(), "model.depth=1", "steps=6", "probes.names=[train_loss]", "probes.every=1")
+def test_a_compiled_step_rounds_alike() -> None:
+    shared = (*SWITCHED[0].split(), "model.depth=1", "steps=6", "probes.names=[train_loss]", "probes.every=1")
     wanted = configs(*RATES[:2], shared=shared)
     eager, compiled = (trained([replace(each, engine=name) for each in wanted]) for name in ("eager", "compiled"))
     for (_, rows), (_, fast) in zip(eager, compiled, strict=True):

@@ -67,16 +67,6 @@ def test_the_rows_of_a_few_sweeps_are_those_of_the_committed_results() -> None:
     assert made <= without_q((RESULTS / "README.md").read_text())
 
 
-@pytest.mark.slow
-def test_pages_quote_the_committed_verdicts_and_board() -> None:
-    """Boards, their transfer and the crash tests of all recipes take twenty seconds."""
-    rows = scoreboard.committed()
-    for path, text in SCRIPT["pages"](rows):
-        assert path.read_text(encoding="utf-8") == text, path.name
-    assert scoreboard.to_commit(rows) == (RESULTS / "verdicts.json").read_text(encoding="utf-8")
-    assert len(SCRIPT["BOARD"].findall(README)) == len(SCRIPT["TRANSFER"].findall(README)) == 1
-
-
 @pytest.mark.parametrize("page", QUOTING)
 def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
@@ -116,6 +106,7 @@ def test_a_quoted_effect_is_redrawn() -> None:
 def test_the_pages_are_those_of_the_committed_results() -> None:
     for path, text in SCRIPT["pages"](judged()):
         assert path.read_text(encoding="utf-8") == text, path.name
+    assert len(SCRIPT["BOARD"].findall(README)) == len(SCRIPT["TRANSFER"].findall(README)) == 1
 
 
 @pytest.mark.slow
@@ -127,15 +118,6 @@ def test_a_check_names_the_pages_that_differ(
     assert main("--check") == 1
     assert capsys.readouterr().out.startswith("README.md differs")
     assert (HOME / "README.md").read_text(encoding="utf-8") == README
-
-
-@pytest.mark.slow
-@in_one_process
-def test_shipped_verdicts_are_those_of_the_results() -> None:
-    for shipped, row in zip(scoreboard.committed(), judged(), strict=True):
-        assert shipped.claim == row.claim
-        assert shipped.verdict[1:4] == pytest.approx(row.verdict[1:4], nan_ok=True)
-    assert list(scoreboard.text(scoreboard.committed())) == list(scoreboard.text(judged()))
 
 
 def test_the_counts_by_subject_are_those_of_the_claims() -> None:

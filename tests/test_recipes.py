@@ -162,7 +162,7 @@ def test_every_recipe_trains(name: str) -> None:
     assert (losses_sr[-1] < losses_sr[0] - 0.1).all()
 
 
-@pytest.mark.parametrize("name", few(NAMES, 1))
+@pytest.mark.parametrize("name", few(["deepseek_v3_moe", "ngpt", "palm"], 1))
 def test_a_run_of_a_recipe_is_the_same_bits_alone_and_after_a_cut(name: str, tmp_path: Path) -> None:
     wanted = configs_of(name, "optimizer.lr=1e-2", "optimizer.lr=1e-1 seed=1")
     whole, _, _ = go_on(tmp_path / "whole", wanted, ids=["a", "b"])
@@ -174,7 +174,7 @@ def test_a_run_of_a_recipe_is_the_same_bits_alone_and_after_a_cut(name: str, tmp
     assert repr(resumed) == repr(whole)
 
 
-@pytest.mark.parametrize("name", few(NAMES, 3))
+@pytest.mark.parametrize("name", few(["bloom", "glm130b", "llama2", "ngpt", "opt", "vit22b"], 3))
 def test_no_token_of_a_recipe_sees_the_future(name: str) -> None:
     fleet = Fleet(configs_of(name, ""))
     for step in range(2):  # what starts at zero no longer is
