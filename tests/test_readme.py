@@ -180,9 +180,12 @@ def test_the_lab_commands_work_in_their_order(
         (tmp_path / log).write_text("step,loss\n" + "".join(f"{step},{3 - step / 200}\n" for step in range(200)))
     (tmp_path / "mine.yaml").write_text(RECIPE)
     (tmp_path / "recipe.yaml").write_text("intervention: [rmsnorm]\n")
-    requests = [shlex.split(line, comments=True)[1:] for line in COMMANDS if line.startswith("lab ")]
+    lines = [shlex.split(line, comments=True) for line in COMMANDS if line.startswith("lab ")]
+    requests = dict.fromkeys((*words,) for _, *words in lines)
     assert len(requests) >= 6
     for words in requests:
+        if words == ("report", "results"):  # all of them, on all cores
+            words = ("report", "results/quickstart")
         kept = [word for word in words if not word.startswith("scale=")]  # no other scale is as small
         added = [key for key in SMALLER if not any(word.startswith(key.split("=")[0]) for word in kept)]
         check = SMALLER_CHECK if "model.width=32" not in words else []  # that of depths is small
