@@ -86,6 +86,7 @@ def test_a_sweep_composes_at_every_scale(name: str, scale: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn", "briefly")
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_trains_as_a_toy(name: str, tmp_path: Path, output_of: OutputOf) -> None:
     assert re.search(
