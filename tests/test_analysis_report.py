@@ -156,6 +156,7 @@ def test_the_page_says_how_it_was_made_and_what_it_rests_on(page):
     assert "seed 1 has no run at learning rate 0.001" in page
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes_without_torch(folder):
     made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
     before = {path: path.read_bytes() for path in made}

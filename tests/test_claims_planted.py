@@ -133,7 +133,7 @@ def test_pruned_records_decide_the_same(name: str) -> None:
         assert f"{judge_claim(claim, [pruned])}" == f"{judge_claim(claim, [whole])}", claim.name
 
 
-@pytest.mark.parametrize("name", [each for each in ONE_A_SWEEP if each.values[0] not in PRESUME_THEMSELVES])
+@pytest.mark.parametrize("name", [each for each in _quick(_FIRST[::3]) if each.values[0] not in PRESUME_THEMSELVES])
 def test_a_claim_that_does_not_hold_is_contradicted(name: str) -> None:
     """Or holds in part, where the world in which it fails leaves it some; without its control, which may fail there."""
     claim = CLAIMS[name]

@@ -311,6 +311,7 @@ def test_an_overflow_is_left_out_before_a_response_begins() -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in fleet.state.weights.items())
 
 
+@pytest.mark.slow
 def test_a_run_that_overflows_whatever_its_scale_stalls() -> None:
     """In bf16 the same weights overflow nothing, and in the same fleet the other run goes on."""
     shared = ("loss_scale=metaseq", "steps=40", "probes=none", "optimizer.lr=1e-3")

@@ -297,6 +297,11 @@ def test_a_run_is_the_same_bits_alone_and_in_any_company(switches: str) -> None:
     together = trained(wanted)
     assert repr(together) == repr([trained([config])[0] for config in wanted])
     assert len({repr(rows) for _, rows in together}) == len(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switches", SWITCHED[1:2])
+def test_a_broken_run_leaves_its_neighbours_alone(switches: str) -> None:
     with_a_broken_one = trained(configs(*RATES[:1], WILD, RATES[2], shared=(*switches.split(), "intervention=[]")))
     assert with_a_broken_one[1][0]["status"] == "diverged"
     assert repr(with_a_broken_one[::2]) == repr(

@@ -182,13 +182,6 @@ def test_each_leads_to_the_next() -> None:
         assert f"]({following.name})" in read(path).cells[-1].source
 
 
-def test_the_code_of_the_first_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(NOTEBOOKS[0].parent)
-    names: dict[str, object] = {}
-    for source in sources(read(NOTEBOOKS[0]), "code"):
-        exec(source, names)  # what a cell defines is there in the next
-
-
 @pytest.mark.slow
 @each
 def test_its_outputs_are_those_of_its_code(path: Path) -> None:

@@ -42,6 +42,7 @@ from lab.studies.stress.measures import by_run, measure, of_difference, outcomes
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.sizes import SCORES, size_trend
 from planted import cards as planted_cards
+from sampling import few
 from score_crash_test import score_records
 
 AT_INIT, BIGRAM = 6.0, 2.4
@@ -532,7 +533,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", few(COMMANDS, 2), ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
     monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))

@@ -122,6 +122,7 @@ def cards_of(seeds: range) -> dict[str, CardBaseline]:
     return found
 
 
+@pytest.mark.slow
 def test_cards_of_other_seeds_are_no_regression_and_those_of_a_worse_recipe_are() -> None:
     old, new = cards_of(range(10, 13)), cards_of(range(13, 16))
     trained = [recipe for recipe, card in old.items() if card.is_judged and new[recipe].is_judged]
