@@ -398,6 +398,22 @@ def test_a_restart_that_gains_too_little_is_not_testable() -> None:
     assert re.search(r"(conflicting labels|rare tokens) beyond the rate, -0\.0(1|0999) ", verdict.reason)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smaller_epsilon_keeps_the_last_blocks_gradients",
+        "the_embeddings_gradient_is_larger_early_in_training",
+        "the_loss_is_back_after_relu_in_flight",
+    ],
+)
+def test_where_no_run_recorded_a_probe_a_claim_has_no_verdict(name: str) -> None:
+    (whole,) = evidence(CLAIMS[name].sweep, tuple(HOLDS.items()))
+    silent = Evidence(whole.name, whole.records._replace(metrics=whole.records.metrics.head(0)))
+    verdict = judge_claim(CLAIMS[name], [silent])
+    assert (verdict.verdict, verdict.seeds) == ("not run", 0)
+    assert "no run recorded " in verdict.reason
+
+
 def test_without_its_probe_a_table_has_no_verdict() -> None:
     claim = CLAIMS["gradients_agree_more_in_larger_batches"]
     records = planted_claims.records(planted_claims.cards(claim.sweep, HOLDS))

@@ -86,9 +86,8 @@ def recovery(records: Records, probe: str, where: str, part: float) -> pd.Series
     start = part * values["updates"]
     is_late = values["step"] >= start
     before = values[~is_late].groupby("id")["value"].last()
-    later = (
-        values[is_late & (values["value"] <= values["id"].map(before))].drop_duplicates("id").set_index("id")["step"]
-    )
+    is_back = is_late & (values["value"] <= values["id"].map(before).astype(float))
+    later = values[is_back].drop_duplicates("id").set_index("id")["step"]
     ends = values.drop_duplicates("id").set_index("id")["updates"]
     return later.reindex(ends.index).fillna(ends) - part * ends
 

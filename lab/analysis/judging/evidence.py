@@ -411,9 +411,16 @@ class ArmTables:
             raise MissingRunsError(f"no learning rate near {lr:g}")
         return nearest
 
-    def locations(self, probe: str) -> list[str]:
-        """The parts of the model where this probe was recorded, in the order of blocks."""
-        return probe_values.places(self.evidence.records, probe)
+    def locations(self, probe: str, ending: str = "") -> list[str]:
+        """The parts of the model, with this ending of their names, where a probe was recorded, in the order of blocks.
+
+        Raises:
+            MissingRunsError: there is none.
+        """
+        places = [where for where in probe_values.places(self.evidence.records, probe) if where.endswith(ending)]
+        if not places:
+            raise MissingRunsError(f"no run recorded {probe} of {ending.removeprefix('.') or 'any part'}")
+        return places
 
     def _at_rate(self, lr: float, values: Mapping[Any, Any]) -> pd.DataFrame:
         """Values by run id, at a learning rate."""

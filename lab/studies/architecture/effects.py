@@ -44,7 +44,7 @@ def log_ratio_of_gradient_spreads(plain: ArmTables, normformer: ArmTables) -> Ef
 
 def _spread(arm: ArmTables, kind: str) -> pd.Series:
     """Decades between the largest and the smallest late gradient RMS of one tensor over blocks."""
-    blocks = [where for where in arm.locations("grad_rms") if where.endswith(f".{kind}")]
+    blocks = arm.locations("grad_rms", f".{kind}")
     if len(blocks) < 2:
         raise MissingRunsError(f"gradients of {kind} in fewer than two blocks")
     logs = pd.concat([late_log(arm, "grad_rms", block)[arm.nearest(1e-2)].iloc[:, -1] for block in blocks], axis=1)
@@ -106,7 +106,8 @@ def difference_in_decades_to_costly_rate(small: ArmTables, large: ArmTables) -> 
 def log_share(records: Records, probe: str, where: str, start: float, end: float) -> pd.Series:
     """Log10 of ``embedding_share``, a mean over the recorded steps from one share of the run to another; by run id."""
     shares = embedding_share(records)
-    progress = shares["step"] / (shares["id"].map(records.runs.set_index("id")["steps"]) - 1)
+    steps = shares["id"].map(records.runs.set_index("id")["steps"]).astype(float)  # of no share, too
+    progress = shares["step"] / (steps - 1)
     chosen = shares[(progress >= start) & (progress <= end)]
     return pd.Series(np.log10(chosen["value"]).groupby(chosen["id"]).mean())
 

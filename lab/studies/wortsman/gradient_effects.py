@@ -197,7 +197,7 @@ ABOVE = 1.0
 
 def _fall(usual: ArmTables, large: ArmTables, probe: str, block: int) -> pd.Series:
     """Decades by which a probe of a block's first MLP layer falls below that at epsilon 1e-8, at the largest size."""
-    layer = [where for where in usual.locations(probe) if where.endswith(".mlp_up")][block]
+    layer = usual.locations(probe, ".mlp_up")[block]
     logs = [late_log(arm, probe, layer)[arm.nearest(ABOVE)].iloc[:, -1] for arm in (usual, large)]
     return logs[0] - logs[1]
 
