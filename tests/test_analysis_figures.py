@@ -259,6 +259,7 @@ def test_a_partial_sweep_says_so_in_its_figures():
     assert notice(lost) == ["partial: 24 of 36 runs"]
 
 
+@pytest.mark.slow
 def test_many_arms_along_a_setting_are_lines_of_one_panel():
     made = cards(**{EPS: (0.0, 1e-8, 1e-5, 1e-4, 1e-3)})
     assert len(FIGURES["learning_rate_sensitivity"](records(made, everything)).axes) == 2

@@ -93,6 +93,7 @@ def test_a_burst_that_comes_once_keeps_its_id() -> None:
     assert identify(once, "")[1] == identify(thrice, "")[1]  # they may share a fleet
 
 
+@pytest.mark.slow
 def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
     shared = ("burst=rare_tokens", "burst.start=4", "burst.length=3")
     planted, clean = trained(configs("burst.fraction=1", "burst.fraction=0", shared=shared))

@@ -79,7 +79,7 @@ def of_recipe(folder: Path, lr: float) -> Path:
     ("lr", "code", "verdict"),
     [
         (0.03, 1, "regression"),
-        (0.003, 0, "drift"),
+        pytest.param(0.003, 0, "drift", marks=pytest.mark.slow),
     ],
 )
 def test_a_recipe_closer_to_instability_is_a_regression(
@@ -99,6 +99,7 @@ def test_a_recipe_closer_to_instability_is_a_regression(
     assert not [change for change in changes if change["verdict"] == "regression" and change not in headrooms]
 
 
+@pytest.mark.slow
 def test_a_baseline_without_the_rate_of_its_recipe_says_so(saved: Path, tmp_path: Path, run: Run) -> None:
     code, out, _ = run("check", of_recipe(tmp_path / "now", 0.1), "--baseline", saved)
     assert (code, out.split(":")[0]) == (0, "ok")
@@ -329,6 +330,7 @@ def test_saving_over_a_baseline_says_what_changed(folders: dict[str, Path], tmp_
     assert (code, out.count(ON_LABEL)) == (0, 1)
 
 
+@pytest.mark.slow
 def test_two_baselines_are_compared_as_their_folders_are(
     folders: dict[str, Path], saved: Path, tmp_path: Path, run: Run
 ) -> None:

@@ -57,6 +57,7 @@ def test_differences_are_paired_by_seed(two: tuple[Path, Path]) -> None:
     assert change == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_other_seeds_are_not_paired_and_too_few_have_no_interval(two: tuple[Path, Path], tmp_path: Path) -> None:
     others = compare_folders(two[0], folder(tmp_path / "others", seeds=(3, 4, 5)))
     _, _, _, low, high, seeds = quantity(others, WITHOUT, "best loss")

@@ -138,6 +138,7 @@ def test_a_convolution_agrees_to_rounding_in_company() -> None:
         assert [row[3] for row in rows] == pytest.approx([row[3] for row in alone_rows], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_broken_run_leaves_its_neighbours_alone() -> None:
     calm, wild = "optimizer.lr=1e-2", "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=1"
     together = trained(configs(calm, wild, f"{calm} seed=3", shared=PLAIN))

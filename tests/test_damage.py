@@ -128,6 +128,7 @@ def test_a_plan_that_was_damaged_is_refused(folder: Path) -> None:
     assert refused > 20
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("checkpoint")
 def test_a_checkpoint_that_was_damaged_is_not_gone_on_from(tmp_path: Path) -> None:
     wanted = configs(*WANTED[:2])

@@ -77,6 +77,7 @@ def test_these_probes_change_no_bit_of_the_training(more: tuple[str, ...]) -> No
         assert {row[1] for row in rows_probed} == {"train_loss", LAG, DESCENT, CURVATURE, DISTANCE}
 
 
+@pytest.mark.slow
 def test_a_run_alone_has_the_values_that_it_has_in_company() -> None:
     shared = ("seq_len=16", "batch_size=8", "steps=3", "probes.every=1", PROBES)
     together = trained(configs(*RUNS, shared=shared))
@@ -127,6 +128,7 @@ def test_a_resumed_run_knows_the_gradient_before_and_its_initial_weights() -> No
     assert values[LAG, ""].isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_distance_from_init_is_that_of_the_weights_after_the_update() -> None:
     fleet = Fleet(configs(*RUNS, shared=(*SHORT, PROBES)), torch.float64)
     initial = {name: weight.detach().numpy() for name, weight in copies(fleet.state.weights).items()}

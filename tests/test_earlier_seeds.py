@@ -77,6 +77,7 @@ def test_seeds_that_were_trained_otherwise_are_not_pooled(change: dict[str, Any]
     assert judged(NAMES[0], folder).seeds == 3
 
 
+@pytest.mark.slow
 def test_a_seed_counts_once_and_as_it_is_now(tmp_path: Path) -> None:
     folder = planted.write(tmp_path / "qk_layernorm", cards(range(3, 6)))
     keep(folder, cards(range(4)))
@@ -86,6 +87,7 @@ def test_a_seed_counts_once_and_as_it_is_now(tmp_path: Path) -> None:
         judged(NAMES[0], folder)
 
 
+@pytest.mark.slow
 def test_the_board_pools_the_seeds_of_a_folder(tmp_path: Path) -> None:
     folder = planted.write(tmp_path / "qk_layernorm", cards(range(3, 6)))
     keep(folder, cards(range(3)))

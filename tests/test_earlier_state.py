@@ -49,6 +49,7 @@ def states() -> list[dict[str, Tensor]]:
     return kept
 
 
+@pytest.mark.slow
 def test_each_cell_has_the_weights_and_moments_that_it_names_and_none_else(states: list[dict[str, Tensor]]) -> None:
     at_burst, untouched = states[BURST], 0
     for run, (weights, moments) in enumerate(CELLS.values()):
@@ -84,6 +85,7 @@ def test_the_cells_differ_from_the_burst_on_and_not_before(together: list[Run]) 
     assert len({one[12] for one in losses}) == 4
 
 
+@pytest.mark.slow
 def test_what_went_back_is_an_event_also_where_it_is_nothing(together: list[Run]) -> None:
     gone_back = [[event[:4] for event in run.events if event[2].startswith("rewind")] for run in together]
     assert gone_back == [

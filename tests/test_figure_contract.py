@@ -126,6 +126,7 @@ def test_figures_of_every_shape_can_be_read(shape: str) -> None:
     assert not wrong(drawings(small(shape), iter(FEW)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["setting"])
 def test_figures_can_be_read_in_a_column_of_a_paper(shape: str) -> None:
     with style.drawn_for(COLUMN):

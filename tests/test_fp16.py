@@ -228,6 +228,7 @@ def after(steps: int, *shared: str, per_run: tuple[str, ...] = ("seed=0",)) -> F
     return fleet
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_a_scale_that_overflows_nothing() -> None:
     plain, small, large = (
         after(4, *extra).state.weights

@@ -42,6 +42,7 @@ def test_a_sweep_returns_the_study_of_its_folder(capsys: pytest.CaptureFixture[s
     pd.testing.assert_frame_equal(again.seeds, made.seeds)
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_is_a_sweep() -> None:
     Path("mine.yaml").write_text("hydra: {sweeper: {params: {schedule.warmup: '0,0.5'}}}\n")
     words = ("scale=toy", "hydra/launcher=basic", "optimizer.lr=1e-3,1e-2,1e-1")
@@ -106,6 +107,7 @@ def test_a_keyword_that_is_no_value_is_refused(value: object) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_runs_that_failed_are_in_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     lab.train(*TOY)
     monkeypatch.setattr(Fleet, "step", lambda *_: 1 / 0)

@@ -433,6 +433,7 @@ def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:
     assert not plain - usual
 
 
+@pytest.mark.slow
 def test_a_power_of_two_ahead_of_the_loss_changes_nothing() -> None:
     """What a loss scale cures in fp16, formats with scales do not have."""
 

@@ -53,6 +53,7 @@ def events(*, only_new: bool, skip: int) -> list[tuple[str, int, int, float]]:
     return [(kind, step, batch, value) for step, batch, kind, value, _ in made.control.logs[0].events]
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_out_what_it_met_meets_no_batch_twice() -> None:
     """It goes back from step 10 to step 6, where batch 6 came next at first."""
     rewinds = [event for event in events(only_new=True, skip=5) if event[0] == "skip_batches"]

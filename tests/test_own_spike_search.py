@@ -28,6 +28,7 @@ def rows(kind: str, alphabet: str = "letters") -> np.ndarray:
     return corpus(kind, alphabet).batch(seed=5, step=7, batch_size=200, seq_len=LENGTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "alphabet"),
     [*((kind, "letters") for kind in SCRIPT["KINDS"] if kind != "turns"), ("echoed", "bytes"), ("turns", "bytes")],

@@ -160,6 +160,7 @@ def test_shares_of_spikes_and_of_like_steps_are_of_their_own_counts() -> None:
     assert effect.table.to_numpy().tolist() == [[6 / 8 - 2 / 4] * len(STAGES)]
 
 
+@pytest.mark.slow
 def test_claims_on_what_no_run_recorded_are_open() -> None:
     folder = [Evidence("own_spikes", world())]
     for name in ("own_spikes_pass_the_limit_of_stability", "curvature_warns_before_updates_of_own_spikes"):

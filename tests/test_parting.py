@@ -160,6 +160,7 @@ def test_damaged_rows_have_their_share_and_a_clean_twin() -> None:
     assert Trigram().open().clean(32) is None
 
 
+@pytest.mark.slow
 def test_a_run_records_the_clean_loss_of_data_that_have_one(tmp_path: Path) -> None:
     words = ["train", "steps=4", "model=d32", "model.depth=1", "engine=eager", "validation=short", "probes.every=1"]
     words += ["probes.names=[train_loss,val_loss,clean_val_loss]"]

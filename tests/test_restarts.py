@@ -78,6 +78,7 @@ def test_a_kill_while_updates_are_left_out_at_a_restart_notes_it_once(killed_aft
         assert again.outcome["final_val_loss"] == run.outcome["final_val_loss"]
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_out_updates_restarts_at_its_own_step() -> None:
     together, alone = fleet([LOWER, FRESH | {"step": 9}], 0, 1), fleet([LOWER, FRESH | {"step": 9}], 1)
     runs = trained(together, overflows_after(2, together))

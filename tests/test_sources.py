@@ -66,6 +66,7 @@ def test_spikes_are_counted_where_they_were_planted() -> None:
     assert not traits[[f"{name}.spikes" for name in SOURCES if name != CAUSE]].to_numpy().any()
 
 
+@pytest.mark.slow
 def test_spikes_before_the_model_has_learned_do_not_count() -> None:
     records = world()
     metrics = records.metrics.copy()

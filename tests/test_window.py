@@ -85,6 +85,7 @@ def test_compare_says_over_which_window(folder: Path, output_of: OutputOf) -> No
     assert "window" not in json.loads(output_of("compare", folder, folder, "--json"))
 
 
+@pytest.mark.slow
 def test_a_baseline_keeps_its_window(folder: Path, tmp_path: Path, output_of: OutputOf) -> None:
     file = tmp_path / "baseline.json"
     assert main(["check", str(folder), "--save", str(file), *WINDOW]) == 0
