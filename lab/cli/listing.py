@@ -61,8 +61,8 @@ def _entries(
 def _detectors() -> Iterator[tuple[str, str]]:
     from lab.analysis.events.detectors import LABELS
 
-    for name, (label, _) in LABELS.items():
-        yield name, label
+    for kind, words in LABELS.items():
+        yield kind, words["name"]
 
 
 LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = {

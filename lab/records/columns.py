@@ -5,42 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
-# Usual names of columns, in any case and also behind a prefix; the first that is there.
-PLANNED_STEPS = ("steps", "n_steps", "num_steps", "train_steps", "max_steps", "total_steps")
-LOGGED_STEPS = ("step", "_step", "global_step", "training_iteration")  # the last step that a run came to
-USUAL_NAMES = {
-    "lr": ("lr", "learning_rate", "peak_lr", "peak_learning_rate", "max_lr", "base_lr", "optimizer.lr"),
-    "loss": (  # held-out losses before training losses
-        *("final_val_loss", "val_loss", "val/loss", "validation_loss", "eval/loss", "eval_loss", "test_loss"),
-        *("final_loss", "loss", "train_loss", "train/loss", "value"),
-        *("val_perplexity", "eval/perplexity", "val_ppl", "perplexity", "ppl", "val_bpb", "eval/bpb", "bpb"),
-    ),
-    "size": ("parameters_without_embeddings", "params", "n_params", "num_params", "parameters", "size", "model_size"),
-    "seed": ("seed", "random_seed"),
-    "steps": (*PLANNED_STEPS, *LOGGED_STEPS),
-    "initial_loss": ("initial_loss", "init_loss", "loss_at_init"),
-}
+# What columns are called; the file says which.
+_NAMES: dict[str, Any] = shipped.load(Path(__file__).with_name("columns.yaml"))
+USUAL_NAMES: dict[str, list[str]] = _NAMES["usual"]
+LOGGED_STEPS, ARM_NAMES, RUN_NAMES = _NAMES["logged_steps"], _NAMES["arms"], _NAMES["runs"]
+PLANNED_STEPS = [name for name in USUAL_NAMES["steps"] if name not in LOGGED_STEPS]
+BOOKKEEPING = {*_NAMES["bookkeeping"], *LOGGED_STEPS}
 # Nats in a unit of losses; a perplexity is their exponential.
 LN2 = math.log(2)
 LOSS_UNITS = {"nats": 1.0, "bits": LN2, "bits_per_byte": LN2, "perplexity": math.nan}
 UNIT_NAMES = {"ppl": "perplexity", "perplexity": "perplexity", "bpb": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
 SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-# What trackers and machines note about a run, which is no setting of it.
-BOOKKEEPING = {
-    *("state", "status", "host", "hostname", "node", "node_ip", "machine", "pid", "user", "entity", "project", "done"),
-    *("runtime", "_runtime", "wall_seconds", "wall_time", "duration", "elapsed", "time_total_s", "time_this_iter_s"),
-    *("_timestamp", "timestamp", "date", "created", "created_at", "updated_at", "heartbeat_at", "start_time"),
-    *("datetime_start", "datetime_complete", "end_time", "gpu", "gpu_type", "device", "logdir", "output_dir", "out"),
-    *("model_steps_per_second", "_wandb", "experiment_tag", "trial_id", "experiment_id", "number", *LOGGED_STEPS),
-}
-ARM_NAMES = ("arm", "variant", "method", "recipe", "treatment", "condition", "ablation", "group", "experiment")
-RUN_NAMES = ("name", "run", "run_name", "run_id", "id", "folder")
 MANY_LRS = 3  # at which each value of a column occurs that sets arms apart
 # What a column is that holds none of the quantities: a setting that sets arms apart, or that all runs share; or else
 # why it is no setting.

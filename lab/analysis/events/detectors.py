@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from lab.analysis.events.levels import LEVEL, Level
 from lab.analysis.events.trend import Span, loss_spikes
 from lab.analysis.logit_rounding import BF16, COSTLY
+from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
 from lab.core.windows import FEWEST, MERGE, Numbers, before
 
@@ -39,24 +41,8 @@ COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
 # An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
 LEAD = 100
 
-# What the events that a log is searched for are called, and the unit of their values.
-LABELS = {
-    "spike": ("loss spike", "loss, nats/token"),
-    "gradient_spike": ("gradient spike", "gradient norm"),
-    "norm_not_finite": ("gradient norm not finite", "gradient norm"),
-    "norm_drift": ("drift of the gradient norm", "gradient norm"),
-    "restart": ("goes back", "loss, nats/token"),
-    "logit_growth": ("growth of attention logits", "largest\nattention logit"),
-    "update_rms": ("large update", "update RMS"),
-    "epsilon_ratio": ("epsilon above the gradients", "epsilon /\ngradient RMS"),
-    "loss_scale": ("loss scale at its floor", "loss scale"),
-    "curvature": ("curvature above limit", "curvature /\nlimit"),
-    "parting": ("the two held-out losses part", "parting of\nheld-out losses,\nnats/token"),
-    "logit_rounding": ("rounding of output logits", "cost of rounding,\nnats/token"),
-    "router_collapse": ("collapse of experts", "largest load\nover the mean"),
-    "router_balance": ("growth of the balancing loss", "balancing loss"),
-    "router_logits": ("growth of router logits", "largest\nrouter logit"),
-}
+# Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
+LABELS: dict[str, dict[str, str]] = shipped.load(Path(__file__).with_name("kinds.yaml"))
 
 
 class WentBack(NamedTuple):
@@ -163,7 +149,7 @@ def detect(
 
 def label_of(kind: str) -> str:
     """What an alarm of this kind is called."""
-    return f"level of {kind.removeprefix(LEVEL)}" if kind.startswith(LEVEL) else LABELS[kind][0]
+    return f"level of {kind.removeprefix(LEVEL)}" if kind.startswith(LEVEL) else LABELS[kind]["name"]
 
 
 def column_of(kind: str) -> str:

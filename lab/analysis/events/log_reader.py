@@ -13,66 +13,26 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.core import files
+from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.records.table_files import flat, mapping_of, with_point, without_commas
 
 STEP, LOSS = "step", "loss"
 LARGEST_STEP = 2**53  # floats beyond it skip integers
 LARGEST_LOSS = 1e30  # a loss beyond it is as good as infinite, and its square still is a number
-# Usual names of each column, in lower-case words joined by "_", the best first. A name also matches if it ends with one
-# of these, unless its other words say that it is something else.
-NAMES = {
-    STEP: (
-        *("step", "steps", "global_step", "train_step", "current_steps", "current_step", "iteration", "iter"),
-        *("iterations", "num_updates", "updates", "update", "batch", "_step", "progress_bar"),
-    ),
-    LOSS: (
-        *("train_loss_step", "loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "loss_train"),
-        *("cross_entropy_loss", "cross_entropy", "ce_loss", "loss_ce", "nll_loss", "nll", "loss_step"),
-        *("bits_per_byte", "bpb", "bits_per_character", "bpc", "loss_bits", "perplexity", "ppl"),
-    ),
-    "grad_norm": (
-        *("grad_norm", "gnorm", "gradient_norm", "global_grad_norm", "total_grad_norm", "gradnorm", "norm"),
-        *("global_norm", "l2_grad_norm", "grad_l2_norm"),
-    ),
-    "lr": ("lr", "learning_rate", "learning_rate_group0", "lr_0", "lrate"),
-    "loss_scale": ("loss_scale", "grad_scale", "scale"),
-    "attention_logit_max": ("attention_logit_max", "max_attention_logit"),
-    "update_rms": ("update_rms",),
-    "eps_ratio": ("eps_ratio",),
-    "update_curvature": ("update_curvature",),
-    "parts_error": ("parts_error",),
-    "val_loss": ("val_loss", "eval_loss", "validation_loss", "loss_val", "loss_eval", "test_loss"),
-    "clean_val_loss": ("clean_val_loss", "val_loss_clean", "val_clean_loss", "eval_clean_loss", "eval_loss_clean"),
-    "log_z": ("log_z",),
-    "log_z_square": ("log_z_square", "log_z_squared", "z_loss"),
-    "output_logit_mean": ("output_logit_mean", "mean_logit"),
-    # of experts: torchtitan, Megatron-LM and OLMo-core
-    "expert_load_max": ("expert_load_max", "load_imbalance", "max_load"),
-    "router_balance": (
-        *("router_balance", "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss"),
-        *("load_balance_loss", "router_aux_loss", "moe_aux_loss", "balance_loss", "load_balancing_loss_unscaled"),
-    ),
-    "router_logit_max": ("router_logit_max", "max_router_logit"),
-    "router_z": ("router_z_loss", "moe_z_loss", "router_z_loss_unscaled"),
-}
-WHOLE_NAMES = {"norm", "scale", "batch", "progress_bar", "_step", "nll"}  # names that mean nothing as the end of others
-# Words with which a name no longer means the step, loss or norm of training.
-HELD_OUT = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "held", "best"}
-OTHERS = {
-    *("aux", "auxiliary", "z", "router", "moe", "balance", "balancing", "load", "mtp", "kl", "reg", "contrastive"),
-    *("total_time", "per", "max", "min", "warmup", "num", "last", "param", "params", "weight", "update", "delta"),
-    *("seq", "ema", "std", "var", "prev", "previous", "skipped", "nan", "time", "accumulation", "save", "log"),
-}
-AVERAGES = {"avg", "average", "mean", "running", "smooth", "smoothed", "epoch"}  # second choice
+# What names mean; the file says how.
+_WORDS = shipped.load(Path(__file__).with_name("names.yaml"))
+NAMES: dict[str, list[str]] = _WORDS["columns"]
+UNITS: dict[str, str] = _WORDS["units"]
+WHOLE_NAMES, HELD_OUT, OTHERS, AVERAGES = (
+    frozenset(_WORDS[kind]) for kind in ("whole", "held_out", "others", "averages")
+)
 FEWEST = 3  # a word that occurs in fewer lines does not recur
-# The units of a loss, by a word of its name; the numbers are converted to nats.
-UNITS = {"bits": "bits", "bpb": "bits", "bpc": "bits", "perplexity": "perplexity", "ppl": "perplexity"}
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"

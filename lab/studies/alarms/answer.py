@@ -15,7 +15,7 @@ FALSE_ALARMS = Measure("False alarms per 1000 clean steps", "", own_points, by_c
 
 def contrasts(study: Study) -> list[Contrast]:
     """The score of each alarm, with exact intervals; empty without labelled runs."""
-    scores = {LABELS[score.kind][0]: score for score in summarize(score_runs(study.records))}
+    scores = {LABELS[score.kind]["name"]: score for score in summarize(score_runs(study.records))}
     if not scores or not next(iter(scores.values())).found.n:
         return []
     levels: dict[Measure, dict[str, dict[str, Interval]]] = {FOUND: {}, LEAD: {}, FALSE_ALARMS: {}}

@@ -35,7 +35,7 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: there are no runs with a burst, or none without")
     summary = summarize(scores)
     bursts = sorted(planted["burst"].unique())
-    looks = panels.arm_looks(LABELS[score.kind][0] for score in summary)
+    looks = panels.arm_looks(LABELS[score.kind]["name"] for score in summary)
     height, columns = panels.rows_height(looks), layout.columns_for(2, panels.NARROWEST_ROWS)
     below = [height, BURST_HEIGHT * len(bursts)]
     sheet, ((shares,), (leads,)) = layout.facets(["", ""], [""], height, columns, below=below)
@@ -63,7 +63,7 @@ def alarm_dots(summary: Sequence[AlarmScore], found: str) -> dict[str, dict[int,
     """Dots of three panels by the label of their axis, and by the row of each alarm; ``found`` is what alarms find."""
     shares, leads, rates = dict[int, Dot](), dict[int, Dot](), dict[int, Dot]()
     for row, score in enumerate(summary):
-        name, share, rate = LABELS[score.kind][0], score.found, score.false_alarms
+        name, share, rate = LABELS[score.kind]["name"], score.found, score.false_alarms
         hits = f"found {round(share.mean * share.n)} of {share.n} {found}"
         shares[row] = Dot(share, f"{name}\n{hits}\n95 % interval {share.low:.2f} to {share.high:.2f}")
         low, median, high = score.lead
@@ -86,6 +86,6 @@ def _by_burst(planted: pd.DataFrame, kind: str, bursts: Sequence[str]) -> dict[i
         hits = planted.loc[(planted["kind"] == kind) & (planted["burst"] == burst), "hit"]
         if len(hits):
             n, of = int(hits.sum()), len(hits)
-            text = f"{burst.replace('_', ' ')}\n{LABELS[kind][0]}\nfound in {n} of {of} runs"
+            text = f"{burst.replace('_', ' ')}\n{LABELS[kind]['name']}\nfound in {n} of {of} runs"
             dots[row] = Dot(Interval(n / of, math.nan, math.nan, of), text)
     return dots

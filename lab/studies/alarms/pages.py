@@ -48,7 +48,7 @@ def file_name(name: str) -> str:
 @layout.styled
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
-    columns = {column: LABELS[kind][1] for kind, (column, _) in KINDS.items() if column in log.columns}
+    columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
     if event.kind == "parting":
         columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])

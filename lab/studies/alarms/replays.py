@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 from lab.analysis.events.detectors import Event, Log
 from lab.analysis.events.log_reader import MICRO_BATCH
 from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches, shares_event
+from lab.core import shipped
 from lab.core.spike_trigger import LEAST_RISE
 from lab.core.windows import Numbers
 
@@ -70,19 +72,7 @@ def diagnose(evidence: ReplayEvidence) -> str:
     return "rounding" if is_close else "corrupted_state"
 
 
-# The meaning of each cause: those that ``diagnose`` names, and those that need no evidence on a step.
-CAUSES = {
-    "spike": "data and state, since it returns in the replay",
-    "faulty_micro_batch": "a fault in single micro-batches, which the replay does not have",
-    "scaling_bug": "gradients of micro-batches that do not add up to the gradient of the batch",
-    "corrupted_state": "a fault of memory or checkpoint, since it does not return in the replay",
-    "rounding": "the last bits, in which log and replay differ first",
-    "stopped": "a process that was killed or hangs, since the replay continues",
-    "not_replayed": "unknown, since the replay has no such step",
-    "batch": "the batches of these steps, since most twins have the event, too",
-    "not_batch": "the run and not its batches, since most twins lack the event",
-    "other_batches": "other batches from about here on, so what follows is judged without this replay",
-}
+CAUSES: dict[str, str] = shipped.load(Path(__file__).with_name("causes.yaml"))
 
 
 class Cause(NamedTuple):

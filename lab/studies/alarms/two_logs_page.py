@@ -76,7 +76,7 @@ def _events(compared: ComparedLogs) -> pd.DataFrame:
         {
             "log": [letters[shared.log.name] for shared in compared.events],
             "step": [shared.event.step for shared in compared.events],
-            "event": [LABELS[shared.event.kind][0] for shared in compared.events],
+            "event": [LABELS[shared.event.kind]["name"] for shared in compared.events],
             "what happened": [event_sentence(shared, letters) for shared in compared.events],
         }
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.analysis.events.detectors import KINDS, Event, Log, column_of, label_of
+from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, column_of, label_of
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.events.levels import LEVEL
 from lab.analysis.logit_rounding import format_name
@@ -63,11 +63,12 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
     """
     if event.kind.startswith(LEVEL):
         kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
-        return NEXT.get(kinds.get(column_of(event.kind), ""), "what the rows before it have in common")
+        kind = kinds.get(column_of(event.kind), "spike")
+        return LABELS[kind].get("next", "what the rows before it have in common")
     if event.kind != "spike":
-        return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else NEXT[event.kind]
-    if event.ending in NEXT:
-        return NEXT[event.ending]
+        return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else LABELS[event.kind]["next"]
+    if event.ending in _AFTER_ENDING:
+        return _AFTER_ENDING[event.ending]
     row = int(np.searchsorted(log.step_n, event.step))
     others = [of_run for run, of_run in events.items() if run != event.run]
     near = float(np.median(np.diff(log.step_n))) * ALIKE_ROWS if len(log.step_n) > 1 else 0.0
@@ -91,23 +92,10 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
     )
 
 
-# By the kind of an alarm, or by the ending of a loss spike.
-NEXT = {
+# By the ending of a loss spike.
+_AFTER_ENDING = {
     "isolated": "the data and the reduction of that step alone, since the run goes on as before",
     "anew": "the launcher, and whether the checkpoint was loaded, since the weights are those of a new model",
-    "gradient_spike": "the batches of these steps, and whether clipping acts on them",
-    "norm_drift": "attention logits and weight norms, which often grow before the loss does",
-    "restart": "the losses of both attempts after this step",
-    "logit_growth": "queries and keys of the first layers, where a norm or a cap would bound these logits",
-    "update_rms": "the second moment of Adam, which these gradients outgrew",
-    "epsilon_ratio": "epsilon, which is no longer small beside the gradients",
-    "loss_scale": "where gradients overflow, since no scale avoids it any longer",
-    "curvature": "the learning rate, which is beyond what the curvature allows",
-    "parting": "what the training text holds that the clean text lacks",
-    "router_collapse": "whether the balancing loss or the bias of the choice acts, and dead experts by layer",
-    "router_balance": "the loads of experts by layer, since the router favours fewer of them than before",
-    "router_logits": "the router's log Z, which a z-loss of 1e-3 would bound",
-    "logit_rounding": "the number format of the output logits, or a loss that keeps them small",
 }
 _AFTER_LOSS = {
     True: "whether updates are skipped, since the loss still falls; the format of gradients and the loss scale",

@@ -127,7 +127,7 @@ def alarms_on_own_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
     summary = [score for score in summarize(scores) if score.found.n]
     if not summary:
         raise NothingToDrawError("nothing to draw: no run without bad data had a spike and was measured at every step")
-    names = [LABELS[score.kind][0] for score in summary]
+    names = [LABELS[score.kind]["name"] for score in summary]
     sheet, (shares, leads, rates) = panels.row_panels(names, 3)
     for axes, (label, dots) in zip((shares, leads, rates), alarm_dots(summary, "spikes").items(), strict=True):
         shown = {row: dot for row, dot in dots.items() if dot.interval.n or axes is not leads}
