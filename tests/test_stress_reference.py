@@ -69,6 +69,7 @@ def by_recipe(**noise_and_excess: tuple[float, float]) -> dict[str, Outcomes]:
 def test_runs_are_told_apart_by_recipe_and_setting() -> None:
     found = by_recipe(llama=(0.5, 0.0), olmo2=(0.02, 0.0))
     assert sorted(found) == ["llama", "olmo2"]
+    assert not any(next(iter(done)).words for done in found.values())  # the recipe itself, whose size a card names
     plain = [setting.lr for setting in found["llama"] if not setting.words]
     assert plain == [0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
     mx = found["llama"][Setting(BATTERY.tests["mx"].places[-1].words, 0.3)]

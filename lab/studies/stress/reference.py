@@ -35,7 +35,7 @@ def outcomes_by_recipe(records: Records, battery: Battery) -> dict[str, Outcomes
     Where a setting says nothing of a column, its runs have the value of most runs of the recipe, as those of the curve.
     """
     runs = records.runs[records.runs["status"] != "failed"]
-    settings = {place.words for test in battery.tests.values() for place in test.places} | {()}
+    settings = dict.fromkeys([(), *(place.words for test in battery.tests.values() for place in test.places)])
     pairs = {words: dict(word.split("=") for word in words) for words in settings}
     pairs = {words: of_words for words, of_words in pairs.items() if all(key in runs for key in of_words)}
     keys = sorted({key for of_words in pairs.values() for key in of_words})
