@@ -204,14 +204,18 @@ def value(*arms: ArmTables, of: Quantity, arm: int = 0, sign: int = 1, plus: flo
 
 
 def difference(
-    *arms: ArmTables, of: Quantity | list[Quantity], between: Sequence[int] = (0, 1), absolute: bool = False
+    *arms: ArmTables,
+    of: Quantity | list[Quantity],
+    between: Sequence[int] = (0, 1),
+    absolute: bool = False,
+    plus: float = 0.0,
 ) -> Qualified:
-    """Difference of a quantity between two arms; with two quantities, the first of one arm minus the second."""
+    """Difference of a quantity between two arms, plus a constant; with two quantities, the first minus the second."""
     first, second = of if isinstance(of, list) else (of, of)
     left, right = (arms[number] for number in between)
     table = quantity(left, first) - quantity(right, second)
     step = (resolution(left, first) ** 2 + resolution(right, second) ** 2) ** 0.5
-    return Qualified(table.abs() if absolute else table, step)
+    return Qualified((table.abs() if absolute else table) + plus, step)
 
 
 def weighted_sum(*arms: ArmTables, of: Quantity, weights: Sequence[float], plus: float = 0.0) -> Qualified:

@@ -12,7 +12,7 @@ from lab.analysis.curves import EPSILON
 from lab.analysis.events.costs import REPEATS
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts, slope
 from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
-from lab.analysis.judging.quantities import RUN_TABLES, Quantity, by_rate, cost, loss_at_top, quantity, run_column
+from lab.analysis.judging.quantities import RUN_TABLES, Quantity, cost, loss_at_top, quantity, run_column
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
 from lab.core.schema import batches_of_bursts
@@ -176,25 +176,12 @@ def beside_the_last(group: ComparisonGroup) -> list[ArmTables]:
     return group.arms(clean, shorter, is_last, repeated[-1])
 
 
-def _final(arm: ArmTables) -> pd.DataFrame:
-    """Final loss of the largest model per seed (row) and learning rate (column)."""
-    return by_rate(arm.lrs, lambda lr: arm.loss(lr).iloc[:, -1])
-
-
 def loss_added_by_each_burst(*arms: ArmTables) -> Effects:
     """Final loss with each number of bursts minus that with the next smaller one, at each learning rate."""
-    finals = [_final(arm) for arm in arms]
+    finals = [quantity(arm, {"loss": "each", "size": "largest"}) for arm in arms]
     names = [str(arm.setting(REPEATS)) for arm in arms[1:]]
     rises = {name: after - before for name, before, after in zip(names, finals, finals[1:], strict=False)}
     return pd.concat(rises, axis=1)
-
-
-def loss_beyond_last_burst_and_lost_batches(
-    clean: ArmTables, shorter: ArmTables, last: ArmTables, most: ArmTables
-) -> Effects:
-    """Final loss with most bursts minus that with the last of them alone, minus the cost of as many batches fewer."""
-    lost_batches = _final(shorter) - _final(clean)
-    return _final(most) - _final(last) - lost_batches
 
 
 # The epsilon of the default recipe, far below the gradients.

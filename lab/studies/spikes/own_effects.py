@@ -13,7 +13,6 @@ from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, part
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.judging.quantities import RUN_TABLES, run_column
 from lab.analysis.judging.verdicts import ON, QK, STEPS
-from lab.analysis.probe_values import late, near
 from lab.studies.spikes.effects import HALF, is_met_by
 from lab.studies.spikes.own_spikes import (
     ALL,
@@ -205,39 +204,6 @@ def spikes_removed_by_source_ranked_first(usual: ArmTables, *without: ArmTables)
 
 
 OWN_LOSS, CLEAN_LOSS = "val_loss", "clean_val_loss"
-EARLY = 0.1  # the share of a run after which a model has learned which tokens are frequent
-LEAST = 0.1  # nats/token by which a loss must fall or rise
-
-
-def _early(arm: ArmTables, probe: str) -> pd.Series:
-    return arm.probe(arm.top, probe, "", near, part=EARLY).iloc[:, -1]
-
-
-def _late(arm: ArmTables, probe: str) -> pd.Series:
-    return arm.probe(arm.top, probe, "", late).iloc[:, -1]
-
-
-def parting_of_held_out_losses(clean: ArmTables, damaged: ArmTables) -> Effects:
-    """Of damaged text, the fall of its own held-out loss and the rise of the clean one, each minus 0.1 nats/token.
-
-    Both are from a tenth of the run to its last tenth. The control: with undamaged text the clean one falls by as much.
-    """
-    fall = _early(damaged, OWN_LOSS) - _late(damaged, OWN_LOSS)
-    rise = _late(damaged, CLEAN_LOSS) - _early(damaged, CLEAN_LOSS)
-    usual = _early(clean, CLEAN_LOSS) - _late(clean, CLEAN_LOSS)
-    return Qualified(parts(own_falls=fall - LEAST, clean_rises=rise - LEAST), control=exceeds(usual, LEAST))
-
-
-def late_loss_changes_by_escapes(clean: ArmTables, damaged: ArmTables) -> Effects:
-    """Held-out losses in the last tenth: damage lowers the loss on the corpus by so much, and raises it on clean text.
-
-    The first minus 0.1 nats/token.
-    """
-    lower = _late(clean, OWN_LOSS) - _late(damaged, OWN_LOSS)
-    higher = _late(damaged, CLEAN_LOSS) - _late(clean, CLEAN_LOSS)
-    return parts(own_is_lower=lower - LEAST, clean_is_higher=higher)
-
-
 KNOWN_TO = 0.01  # a share of few spikes is known to no less
 
 

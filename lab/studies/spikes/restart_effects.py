@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import setting_name
-from lab.analysis.events.costs import HELD_OUT
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import logs_of
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
 from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.quantities import by_rate, held_out, loss_at_top
-from lab.analysis.probe_values import late_excess, recovery, rise
+from lab.analysis.judging.quantities import held_out, loss_at_top
+from lab.analysis.probe_values import late_excess, rise
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import Records
 from lab.studies.spikes.effects import HALF
@@ -124,19 +123,13 @@ def late_excess_lowered_by_halved_rate(none: ArmTables, halved: ArmTables) -> Ef
 
 # Shares of the run at which restart logs change it, and of the last measurement on the slice of the held-out text.
 SWAP, END = 0.4, 0.99
-EVERY = 4.0  # steps between measurements
-LITTLE, AT_ONCE = 0.05, 0.05  # share of a gain; nats/token
+LITTLE = 0.05  # share of a gain
 
 
 def _gain(arm: ArmTables) -> pd.Series:
     """Fall of the held-out loss from the restart to the end, at the lowest learning rate, nats/token."""
     lr = min(arm.lrs)
     return held_out(arm, lr, SWAP) - held_out(arm, lr, END)
-
-
-def _jump(arm: ArmTables, unchanged: ArmTables) -> pd.DataFrame:
-    """Change of the held-out loss by a restart, before the next update, at each learning rate, nats/token."""
-    return by_rate(arm.lrs, lambda lr: held_out(arm, lr, SWAP) - held_out(unchanged, lr, SWAP))
 
 
 def share_of_progress_at_same_rate(adam: ArmTables, sgd: ArmTables, same: ArmTables) -> Effects:
@@ -156,20 +149,3 @@ def share_of_progress_at_thousandfold_rate(adam: ArmTables, sgd: ArmTables, fast
     The control: SGD at Adam's rate gains less than 5 % of it.
     """
     return Qualified(_gain(faster) / _gain(adam), control=exceeds(-_gain(sgd) / _gain(adam), -LITTLE))
-
-
-def jump_of_loss_at_switch(gelu: ArmTables, relu: ArmTables, same: ArmTables) -> Effects:
-    """Held-out loss with ReLU minus that with GELU, for the same weights, at each learning rate.
-
-    The control: a restart that changes nothing raises it by less than 0.05 nats.
-    """
-    return Qualified(_jump(relu, gelu), control=exceeds(-_jump(same, gelu), -AT_ONCE))
-
-
-def updates_until_loss_is_back(gelu: ArmTables, relu: ArmTables) -> Effects:
-    """Updates until the held-out loss is no higher than before the restart, at each learning rate.
-
-    The control: the restart raises the loss at once.
-    """
-    back = by_rate(relu.lrs, lambda lr: relu.probe(lr, HELD_OUT, "", recovery, part=SWAP).iloc[:, -1])
-    return Qualified(back, EVERY, control=exceeds(_jump(relu, gelu), 0.0))

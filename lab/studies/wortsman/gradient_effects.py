@@ -228,16 +228,6 @@ def log_size_at_epsilon(arm: ArmTables) -> Effects:
     return Qualified(size.mask(fall <= 0, NEVER).clip(0, NEVER), control=Qualified(fall))
 
 
-def margin_below_costly_loss_at_one(full: ArmTables, standard: ArmTables) -> Effects:
-    """The best loss + 0.3 minus the loss at learning rate 1, at each size.
-
-    The control: with the standard parametrization LR 1 is costly, at every size.
-    """
-    if 1.0 not in full.lrs:
-        raise MissingRunsError("no runs at learning rate 1")
-    return Qualified(-full.margin_over_costly_loss(1.0), control=Qualified(standard.margin_over_costly_loss(1.0)))
-
-
 def best_loss_of_root_minus_inverse_scale(root: ArmTables, inverse: ArmTables, *, size: str, sign: int = 1) -> Effects:
     """Best loss with 1/sqrt(head width) minus that with 1/head width, at the smallest or the largest size."""
     if len(root.sizes) < 2:
