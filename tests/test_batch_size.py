@@ -14,8 +14,8 @@ import pytest
 import planted_claims
 from lab.analysis.statistics import share_interval
 from lab.records.store import Records
-from lab.studies.batch_size import exponent, learning_rate_curve, regimes, steps_curve
 from lab.studies.batch_size.advice import advise
+from lab.studies.batch_size.estimates import exponent, learning_rate_curve, steps_curve
 from lab.studies.batch_size.measures import TunedSteps
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
@@ -63,13 +63,6 @@ def test_the_hyperbola_fits_the_quadratic(best: list[tuple[int, float]]) -> None
     assert curve.low < curve.scale < curve.high < 2 * curve.low
     # averaged over the run, since at the start it is eight times smaller
     assert QUADRATIC.noise_scale(np.ones(50)) < curve.scale / 5
-
-
-def test_three_regimes_in_order(best: list[tuple[int, float]]) -> None:
-    names = regimes(BATCHES, [steps for steps, _ in best])
-    assert names[0] == "perfect scaling"
-    assert names[-1] == "maximal data parallelism"
-    assert list(dict.fromkeys(names)) == ["perfect scaling", "diminishing returns", "maximal data parallelism"]
 
 
 def test_the_best_learning_rate_is_linear_in_small_batches_and_then_flat(best: list[tuple[int, float]]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from lab import Fleet
 from lab.core.hooks import listening
 from lab.optim.batch_schedule import BatchSchedule, Increments, LinearSamples, Steps
 from lab.probes.listener import Listener
-from lab.studies.batch_size import noise_scale
 from lab.training import accumulation
 from lab.training.identity import columns
 from lab.training.loop import train
@@ -118,35 +115,6 @@ def test_the_noise_scale_of_gradients_of_known_covariance() -> None:
 
 def test_one_micro_batch_tells_nothing_of_the_noise() -> None:
     assert all(number_r.isnan().all() for number_r in gaussian([10.0], micro_batch=4, count=1, steps=2).values())
-
-
-def test_the_public_estimate_takes_the_ratio_of_means() -> None:
-    random = np.random.default_rng(0)
-    for expected in (10.0, 100.0, 1000.0):
-        small_n, big_n = (
-            ((2000**-0.5 + random.normal(size=(200, batches, 2000)) * (expected / 2000 / size) ** 0.5) ** 2)
-            .sum(-1)
-            .mean(-1)
-            for batches, size in ((4, 64), (1, 256))
-        )
-        b_simple, trace, squared_norm = noise_scale(small_n, big_n, 64, 256)
-        assert b_simple == pytest.approx(expected, rel=0.1)
-        assert trace == pytest.approx(expected, rel=0.1)
-        assert squared_norm == pytest.approx(1, rel=0.1)
-
-
-def test_the_public_estimate_is_exact_without_scatter() -> None:
-    """E|G_B|^2 = |G|^2 + trace / B, with |G|^2 = 2 and trace = 60; what is not finite is left out."""
-    assert noise_scale([62.0, math.nan, 62.0], [5.0, 5.0, 5.0], 1, 20) == pytest.approx((30.0, 60.0, 2.0))
-    assert noise_scale([60.0], [2.0], 1, 30).b_simple == math.inf
-
-
-@pytest.mark.parametrize(
-    "arguments", [([1.0], [1.0], 4, 4), ([1.0], [1.0], 0, 4), ([1.0], [1.0, 2.0], 1, 4), ([math.nan], [1.0], 1, 4)]
-)
-def test_the_public_estimate_refuses_what_has_no_answer(arguments: Any) -> None:
-    with pytest.raises(ValueError, match=r"batch sizes must rise|squared norms|finite"):
-        noise_scale(*arguments)
 
 
 def steps_to_see(schedule: BatchSchedule, batch_size: int, total: int) -> int:

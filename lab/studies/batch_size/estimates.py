@@ -1,4 +1,4 @@
-"""Estimates: the noise scale from gradient norms; fits of steps and of best learning rates against batch size."""
+"""Fits of steps and of best learning rates against batch size."""
 
 from __future__ import annotations
 
@@ -21,52 +21,6 @@ GRID, ZOOMS = 101, 8
 ROUNDING = 1e-12
 
 Numbers = NDArray[np.float64]
-
-
-class NoiseScale(NamedTuple):
-    """The simple noise scale ``trace / squared_norm`` (McCandlish et al. 2018, eq. 2.9).
-
-    Attributes:
-        b_simple: in units of the batch sizes given; infinite if the estimate of ``squared_norm`` is not positive.
-        trace: trace of the covariance of the gradient of one example.
-        squared_norm: squared norm of the true gradient.
-    """
-
-    b_simple: float
-    trace: float
-    squared_norm: float
-
-
-def noise_scale(small_squared: ArrayLike, big_squared: ArrayLike, small: float, big: float) -> NoiseScale:
-    """Estimate the noise scale from squared gradient norms at two batch sizes (McCandlish et al. 2018, app. A.1).
-
-    Trace and squared norm are unbiased estimates, each averaged over all measurements; the ratio is taken once, of the
-    two means. A mean of ratios would be biased, and unbounded if a single squared norm is near zero.
-
-    Args:
-        small_squared: squared norms of the gradient of a batch of ``small`` examples, one per measurement; their mean
-            if a measurement has several such batches.
-        big_squared: squared norms of a batch of ``big`` examples, in the same measurements.
-        small: the smaller batch size, in any unit.
-        big: the larger batch size, in the same unit.
-
-    A measurement is left out if either number is not finite.
-
-    Raises:
-        ValueError: not 0 < ``small`` < ``big``, the arrays differ in shape, or no measurement is finite.
-    """
-    if not 0 < small < big:
-        raise ValueError(f"batch sizes must rise from above zero, not {small:g} and {big:g}")
-    small_n, big_n = (np.asarray(squared, dtype=float) for squared in (small_squared, big_squared))
-    if small_n.shape != big_n.shape:
-        raise ValueError(f"{small_n.shape} squared norms of small batches, but {big_n.shape} of big ones")
-    finite_n = np.isfinite(small_n) & np.isfinite(big_n)
-    if not finite_n.any():
-        raise ValueError("no measurement is finite")
-    small_mean, big_mean = float(small_n[finite_n].mean()), float(big_n[finite_n].mean())
-    trace = (small_mean - big_mean) / (1 / small - 1 / big)
-    squared_norm = (big * big_mean - small * small_mean) / (big - small)
-    return NoiseScale(trace / squared_norm if squared_norm > 0 else math.inf, trace, squared_norm)
 
 
 class SaturatingCurve(NamedTuple):
@@ -190,18 +144,3 @@ def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:
     if len(log_b) < 2:
         raise ValueError("an exponent takes two batch sizes")
     return float(np.polyfit(log_b, log_lr, 1)[0])
-
-
-def regimes(batch_sizes: ArrayLike, steps: ArrayLike) -> list[str]:
-    """Name the regime between neighbouring batch sizes, by the local slope of log steps over log batch size.
-
-    It is ``perfect scaling`` if the slope is -0.9 or steeper, ``maximal data parallelism`` if it is -0.1 or flatter,
-    else ``diminishing returns`` (Shallue et al. 2018, sec. 4). Batch sizes are in rising order.
-    """
-    batch_n, step_n = np.asarray(batch_sizes, dtype=float), np.asarray(steps, dtype=float)
-    order = np.argsort(batch_n)
-    slopes = np.diff(np.log(step_n[order])) / np.diff(np.log(batch_n[order]))
-    return [
-        "perfect scaling" if slope <= -0.9 else "maximal data parallelism" if slope >= -0.1 else "diminishing returns"
-        for slope in slopes
-    ]
