@@ -388,7 +388,7 @@ def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatc
 @pytest.mark.usefixtures("in_this_process", "undrawn")
 def test_reports_for_programs_name_their_files(tmp_path, output_of, monkeypatch):
     name = "learning_rate_sensitivity"
-    monkeypatch.setattr("lab.report.paper.FIGURES", {name: FIGURES[name]})
+    monkeypatch.setattr("lab.report.build.FIGURES", {name: FIGURES[name]})
     for name in ("one", "other"):
         planted.write(tmp_path / "all" / name, list(planted.cards(**LONE)))
     made = []

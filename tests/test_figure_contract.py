@@ -434,7 +434,7 @@ def test_figures_for_a_paper(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "learning_rate_sensitivity"
-    monkeypatch.setattr("lab.report.paper.FIGURES", {name: FIGURES[name]})
+    monkeypatch.setattr("lab.report.build.FIGURES", {name: FIGURES[name]})
     folder = planted.write(tmp_path / "study", list(planted.cards(lrs=LRS, widths=(32,))))
     assert main(["report", str(folder), "--format", "pdf", "--width", "3.5"]) == 0
     path = folder / "figures" / "learning_rate_sensitivity.pdf"

@@ -18,7 +18,7 @@ from lab.analysis.judging.verdicts import LOG10
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import alike, arm_phrase, count, format_value
+from lab.analysis.text import alike, arm_phrase, capitalized, count, format_value
 from lab.core import shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
@@ -49,7 +49,7 @@ def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[s
     says = [_says(row, sweeps) for row in answering]
     word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Undecided"
     text = "; ".join(map(_part, answering))
-    return word, f"{text[:1].upper()}{text[1:]}."
+    return word, f"{capitalized(text)}."
 
 
 def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:

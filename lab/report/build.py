@@ -1,4 +1,4 @@
-"""Write the report of one or more results folders: a page, its figures and its tables."""
+"""Write the report of one or more results folders: a page, its figures and its tables; or its figures for a paper."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.forecast import optimum
 from lab.analysis.judging.evidence import read_evidence
-from lab.analysis.rendering import html, layout
+from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import count, format_value, in_terms_of, listed, plain_text
 from lab.core import files
-from lab.core.errors import RequestError
+from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
 from lab.records import store
 from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
@@ -60,6 +60,7 @@ certainly lies outside and none certainly inside, and it holds in part if some p
 means that the effect certainly is too small to count. A claim about a remedy is not testable here if these runs do not
 show the trouble that the remedy should prevent. Everything else is inconclusive."""
 
+GROWING = "So far {}. The sweep trains the rest, and this page reloads itself."
 CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
 
 LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
@@ -154,7 +155,7 @@ def write_report(
     body = [
         *_laws(study),
         html.paragraph(reply.text, "lead", reply.word),
-        *_growing(growth),
+        *[html.paragraph(GROWING.format(growth), "warning")] * bool(growth),
         *_partial(study),
         *_compared(study, reply, difference),
         *_verdicts(counts),
@@ -231,11 +232,6 @@ def _laws(study: Study) -> Iterator[Markup]:
         yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
     if laws:
         yield html.paragraph(optimum.ABOUT_LAW, "note")
-
-
-def _growing(growth: str) -> Iterator[Markup]:
-    if growth:
-        yield html.paragraph(f"So far {growth}. The sweep trains the rest, and this page reloads itself.", "warning")
 
 
 def _partial(study: Study) -> Iterator[Markup]:
@@ -402,3 +398,47 @@ def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
     yield html.section("Settings in which arms and sizes differ", html.table(tables.arms(study)), folded=True)
     yield html.section("How this was made", command, html.bullets(lines), folded=True)
     yield html.section("Settings that all runs share", html.block(settings), folded=True)
+
+
+FORMATS = ("pdf", "png")
+TEXT_SIZE = 8.0  # points
+COLUMN = "3.25"  # inches, the width of a column in most proceedings
+NARROWEST, WIDEST = 2.0, 20.0
+
+
+class Paper(NamedTuple):
+    """A format (``pdf`` or ``png``), and the page for which figures are drawn."""
+
+    format: str
+    page: style.Page
+
+
+def paper_of(format_name: str, width: str | None = None) -> Paper:
+    """Read the format and the width (inches) of figures from the command line.
+
+    Raises:
+        RequestError: the format is unknown, or the width is not a number of inches from 2 to 20.
+    """
+    if format_name not in FORMATS:
+        raise RequestError(f"unknown format {format_name!r}; {nearest(format_name, FORMATS)}")
+    try:
+        inches = float(width or COLUMN)
+    except ValueError:
+        inches = 0.0
+    if not NARROWEST <= inches <= WIDEST:
+        raise RequestError(f"--width must be a number of inches from {NARROWEST:g} to {WIDEST:g}, not {width!r}")
+    return Paper(format_name, style.Page(inches, TEXT_SIZE))
+
+
+def write_figures(study: Study, folder: Path, form: Paper) -> Iterator[Path]:
+    """Write every figure that applies to a study as ``figures/NAME.pdf`` or ``.png`` in a folder; yield the paths."""
+    for name in FIGURES:
+        path = folder / "figures" / f"{name}.{form.format}"
+        with style.drawn_for(form.page):
+            try:
+                drawing = FIGURES[name](study.records, study.points, study.window)
+            except NothingToDrawError:
+                files.remove(path, within=folder)
+                continue
+            layout.save(drawing, path, within=folder)
+        yield path

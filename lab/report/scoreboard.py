@@ -28,7 +28,7 @@ from lab.analysis.judging.verdicts import (
 from lab.analysis.judging.verdicts import committed as verdicts_by_claim
 from lab.analysis.rendering import html
 from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
-from lab.analysis.text import count, finite, plain_text
+from lab.analysis.text import capitalized, count, finite, plain_text, to_json
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 from lab.studies.claims import CLAIMS
@@ -351,20 +351,20 @@ def as_json(rows: Sequence[ScoreboardRow]) -> str:
     ``decay_times_steps`` are ``[smallest, largest]`` of the judged runs. ``ours`` is whether the lab restated a claim
     of the source.
     """
-    return json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False)
+    return to_json([_plain(row) for row in rows])
 
 
 def _plain(row: ScoreboardRow) -> dict[str, Any]:
     verdict = row.verdict
-    numbers = {name: getattr(verdict, name) for name in ("effect", "low", "high", "p")} | {"q": row.q}
-    known = {name: None if math.isnan(value) else value for name, value in numbers.items()}
     return {
         "name": row.claim.name,
         "source": row.claim.source,
         "figure": row.claim.figure,
         "claim": row.claim.sentence,
         "verdict": row.word,
-        **{name: known[name] for name in ("effect", "low", "high")},
+        "effect": verdict.effect,
+        "low": verdict.low,
+        "high": verdict.high,
         "n": verdict.seeds,
         "seeds": verdict.seeds,
         "interval_level": 1 - ALPHA,
@@ -374,8 +374,8 @@ def _plain(row: ScoreboardRow) -> dict[str, Any]:
         "reason": verdict.reason,
         "decay_times_steps": _ends(verdict.decay_times_steps),
         "ours": row.ours,
-        "p": known["p"],
-        "q": known["q"],
+        "p": verdict.p,
+        "q": row.q,
     }
 
 
@@ -404,7 +404,7 @@ def markdown(rows: Sequence[ScoreboardRow]) -> str:
     columns.insert(1, "stated in", [f"{row.claim.source}, {row.figure}" for row in rows])
     cells = columns.map(lambda cell: cell.replace("|", "&#124;")).to_numpy().tolist()
     subjects = [
-        (f"{subject[:1].upper()}{subject[1:]}", [cells[i] for i, row in enumerate(rows) if row.claim.about == subject])
+        (capitalized(subject), [cells[i] for i, row in enumerate(rows) if row.claim.about == subject])
         for subject in _subjects(rows)
     ]
     return str(html.macros("claims.md").claims(MARKS, list(columns), subjects, list(tallies(rows))))
