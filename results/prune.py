@@ -48,7 +48,7 @@ from lab.report.build import MOST_ARMS
 from lab.studies.architecture.figures import begins_unusually
 from lab.studies.batch_size.advice import PROBE as NOISE
 from lab.studies.batch_size.measures import noise_sums
-from lab.studies.precision.measures import FIRST, LAST, has_loss_scales
+from lab.studies.precision.effects import FIRST, LAST, has_loss_scales
 from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes
 from lab.studies.spikes.planted import ALL_WEIGHTS, DESCENT, LAG

@@ -17,7 +17,7 @@ from lab.report.answers import answer
 from lab.report.scoreboard import judge_all
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
-from lab.studies.precision.measures import spike_rate
+from lab.studies.precision.effects import spike_rate
 
 
 def world(sweep: str, *, good: bool = True) -> Records:

@@ -98,6 +98,9 @@ class Interval(NamedTuple):
         )
 
 
+UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+
+
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
     """Interval of the mean of ``values``, one per seed; NaN are left out.
 
@@ -114,6 +117,13 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
     error = spread / math.sqrt(n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - half, mean + half, n, shown, error)
+
+
+def geometric_mean(values: Iterable[float]) -> Interval:
+    """``student_t`` of logarithms as numbers; values that are not positive are left out."""
+    logs = student_t([math.log(value) if value > 0 else math.nan for value in values])
+    mean, low, high = (math.exp(number) for number in logs[:3])
+    return Interval(mean, low, high, logs.n, tuple(math.exp(value) for value in logs.values), logs.error)
 
 
 def student_t_of_rows(rows: Sequence[Sequence[float]]) -> list[Interval]:
@@ -226,7 +236,7 @@ def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
         Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
     """
     if not trials:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return UNKNOWN
     tail = (1 - level) / 2
     low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
     high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
@@ -277,7 +287,7 @@ def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:
         Garwood 1936, Fiducial limits for the Poisson distribution, https://doi.org/10.1093/biomet/28.3-4.437.
     """
     if not exposure:
-        return Interval(math.nan, math.nan, math.nan, 0)
+        return UNKNOWN
     tail = (1 - level) / 2
     low = float(scipy.special.gammaincinv(count, tail)) if count else 0.0
     return Interval(

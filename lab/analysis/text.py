@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -98,6 +99,17 @@ def plain_text(table: pd.DataFrame) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def to_json(content: Any) -> str:
+    """Plain values, lists and mappings as JSON; a number that is not finite is null."""
+    return json.dumps(_finite(content), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    return [_finite(value) for value in content] if isinstance(content, list | tuple) else finite(content)
+
+
 def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
     """Rows as JSON objects; a number that is not finite is null."""
     return [{key: finite(value) for key, value in row._asdict().items()} for row in rows]
@@ -106,6 +118,11 @@ def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
 def finite(value: Any) -> Any:
     """The value itself, or None, which JSON writes as null, for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def capitalized(text: str) -> str:
+    """A text that begins with a capital; its other letters stay as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def arm_phrase(label: str) -> str:

@@ -28,14 +28,12 @@ class NothingToDrawError(RequestError):
     """Raised if the records hold nothing that the figure shows; a report leaves the figure out."""
 
 
-def figure(
-    name: str, *, over_window: bool = False, of_all_arms: bool = False
-) -> Callable[[Callable[..., Sheet]], DrawFigure]:
+def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., Sheet]], DrawFigure]:
     """Decorator: register a function that draws records as the figure ``name``; its docstring begins the caption.
 
     The decorated function takes the records and their runs (``judge(points)``, regrouped by ``ways_to_grow``), and
     returns a sheet. With ``over_window`` it also takes the window of learning rates of the sensitivity that it draws.
-    Its runs are those of the first ``MOST_ARMS`` arms, unless ``of_all_arms``, and the caption says so.
+    Its runs are those of the first ``MOST_ARMS`` arms, and the caption says so if there are more.
 
     The registered function returns the finished figure. Its optional second argument is the table of runs, so that a
     caller of many figures judges the runs once; the optional third one is the window. If runs are missing, a line above
@@ -54,7 +52,7 @@ def figure(
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             arms = runs["arm"].unique()
-            shown = runs if of_all_arms else runs[runs["arm"].isin(arms[:MOST_ARMS])]
+            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])]
             sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
             if len(shown) < len(runs):
                 sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")

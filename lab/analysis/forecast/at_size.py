@@ -96,12 +96,8 @@ def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]
                     str(arm),
                     float(forecast.runs["size"].max()),
                     len(forecast.runs),
-                    _powers(forecast.line, size),
+                    Crossing(*(10 ** float(end) for end in forecast.line.predict(size))),
                 )
-
-
-def _powers(line: Line, size: float) -> Crossing:
-    return Crossing(*(10 ** float(end) for end in line.predict(size)))
 
 
 def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:
@@ -185,14 +181,6 @@ def _with_ends(value: Crossing) -> str:
 
 def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, Any]]:
     """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach."""
-
-    def ends(value: Crossing) -> dict[str, float | None]:
-        return {
-            "value": finite(value.middle),
-            "low": finite(min(value.earliest, value.latest)),
-            "high": finite(max(value.earliest, value.latest)),
-        }
-
     return [
         {
             "quantity": row.quantity,
@@ -204,11 +192,11 @@ def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, 
             "n": row.n,
             "interval_level": fits.PREDICTION_LEVEL,
             "not_tested": [NOT_COVERED],
-            **ends(row.value),
+            **row.value.plain,
             "limit": finite(row.limit),
-            "decades_left": ends(row.decades_left),
-            "fails_from_lr": ends(row.fails_from_lr),
-            "fails_from_size": ends(row.fails_from_size),
+            "decades_left": row.decades_left.plain,
+            "fails_from_lr": row.fails_from_lr.plain,
+            "fails_from_size": row.fails_from_size.plain,
         }
         for row in found
     ]

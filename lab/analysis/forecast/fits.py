@@ -126,6 +126,12 @@ class Crossing(NamedTuple):
     earliest: float
     latest: float
 
+    @property
+    def plain(self) -> dict[str, float | None]:
+        """The point with the ends of its interval in rising order, in plain values; None where one is not finite."""
+        low, high = sorted(self[1:])
+        return {"value": finite(self.middle), "low": finite(low), "high": finite(high)}
+
 
 class Bend(NamedTuple):
     """Quadratic coefficient of log10 value in log10 size, and half its 95 % Student-t interval."""

@@ -11,7 +11,7 @@ import lab.analysis.guard.baseline as baselines
 import lab.analysis.guard.render as render
 from lab.analysis.guard.baseline import Baseline
 from lab.analysis.guard.compare import Comparison, compare_baselines
-from lab.analysis.guard.matching import runs_of, where
+from lab.analysis.guard.matching import grid_of, where
 from lab.analysis.guard.quantities import measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import student_t
@@ -95,7 +95,7 @@ def describe_baseline(baseline: Baseline) -> Iterator[str]:
 
 
 def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str, str]:
-    (arm, size), lrs = where(baseline, number), sorted(set(runs_of(baseline, number)["lr"]))
+    (arm, size), lrs = where(baseline, number), grid_of(baseline, number)
     own = baseline.recipe_lrs.get(number)
     return {
         "arm": arm,

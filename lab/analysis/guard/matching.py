@@ -24,6 +24,11 @@ def runs_of(baseline: Baseline, number: int) -> pd.DataFrame:
     return baseline.runs[baseline.runs["curve"] == number]
 
 
+def grid_of(baseline: Baseline, number: int) -> list[float]:
+    """The learning rates of the curve with this number, in rising order."""
+    return sorted(set(runs_of(baseline, number)["lr"]))
+
+
 def title(baseline: Baseline, number: int) -> str:
     """Arm and size of the curve with this number, as messages name it."""
     arm, size = where(baseline, number)
@@ -93,7 +98,8 @@ def _of_arm(old: Baseline, new: Baseline, number: int, keys: set[str]) -> list[i
     return [
         other
         for other, curve in new.curves.items()
-        if _agrees(curve, arm) and 1 / GAINS_TOLERANCE <= _parameters(new, other) / parameters <= GAINS_TOLERANCE
+        if all(curve.get(key) == value for key, value in arm.items())
+        and 1 / GAINS_TOLERANCE <= _parameters(new, other) / parameters <= GAINS_TOLERANCE
     ]
 
 
@@ -114,17 +120,13 @@ def _parameters(baseline: Baseline, number: int) -> int:
     return int(runs_of(baseline, number)["parameters"].iloc[0])
 
 
-def _agrees(curve: Mapping[str, Hashable], wanted: Mapping[str, Hashable]) -> bool:
-    return all(curve.get(key) == value for key, value in wanted.items())
-
-
 def reasons_not_to_judge(old: Baseline, new: Baseline, number: int, other: int) -> Iterator[str]:
     """Yield reasons why two matched curves cannot be compared: other data, another grid, too few or identical seeds."""
     name = title(old, number)
     data = [str(old.curves[number]["data_fingerprint"]), str(new.curves[other]["data_fingerprint"])]
     if data[0] != data[1]:
         yield f"{name}: other data, fingerprint {data[0]} in the baseline and {data[1]} now"
-    grids = [sorted(set(runs_of(old, number)["lr"])), sorted(set(runs_of(new, other)["lr"]))]
+    grids = [grid_of(old, number), grid_of(new, other)]
     if grids[0] != grids[1]:
         before, now = (", ".join(map(format_value, grid)) for grid in grids)
         yield f"{name}: another grid of learning rates, {before} in the baseline and {now} now"

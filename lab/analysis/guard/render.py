@@ -49,7 +49,7 @@ def table(check: Comparison) -> pd.DataFrame:
             "now": [_value(change, change.now) for change in check.changes],
             "change [90 % interval]": [_interval(change) for change in check.changes],
             "margin": [f"{change.margin:.3g} {change.unit}" for change in check.changes],
-            "d": [_number(change.effect, ".2f") for change in check.changes],
+            "d": ["" if math.isnan(change.effect) else f"{change.effect:.2f}" for change in check.changes],
             "equivalence": [_probability(change.equivalence) for change in check.changes],
             "no change": [_probability(change.p) for change in check.changes],
         }
@@ -71,10 +71,6 @@ def _value(change: Change, value: float) -> str:
 def _interval(change: Change) -> str:
     mean, low, high = (_rounded(value, "+") for value in (change.change, change.low, change.high))
     return f"{mean} [{low}, {high}]"
-
-
-def _number(value: float, spec: str) -> str:
-    return "" if math.isnan(value) else format(value, spec)
 
 
 def _probability(value: float) -> str:

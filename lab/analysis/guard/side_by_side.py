@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
-from lab.analysis.guard.matching import match_curves, named_alike, remarks, runs_of, title, where
+from lab.analysis.guard.matching import grid_of, match_curves, named_alike, remarks, title, where
 from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import FEWEST_SEEDS, difference
@@ -100,7 +100,7 @@ def compare_folders(first: Path, second: Path, window: Window = WINDOW) -> SideB
     reasons = [*match.reasons, *(f"no curve is {title(both[0], number)} in {second}" for number in match.removed)]
     if not pairs:
         raise RequestError(f"nothing to compare: {'; '.join(reasons)}")
-    grids = {number: _grids(*both, number, other) for number, other in pairs.items()}
+    grids = {number: (grid_of(both[0], number), grid_of(both[1], other)) for number, other in pairs.items()}
     shared = {number: sorted(set(a) & set(b)) for number, (a, b) in grids.items()}
     a = _restricted(both[0], shared)
     b = _restricted(both[1], {other: shared[number] for number, other in pairs.items()})
@@ -115,10 +115,6 @@ def compare_folders(first: Path, second: Path, window: Window = WINDOW) -> SideB
             reasons.append(f"{title(both[0], number)}: no seed ran at every learning rate that both folders have")
     notes = [*reasons, *_grid_notes(both[0], grids, shared), *_data_notes(*both, pairs)]
     return SideBySide(str(first), str(second), quantities, [*notes, *remarks(a, b, pairs, ("in A", "in B"))], window)
-
-
-def _grids(a: Baseline, b: Baseline, number: int, other: int) -> tuple[list[float], list[float]]:
-    return sorted(set(runs_of(a, number)["lr"])), sorted(set(runs_of(b, other)["lr"]))
 
 
 def _restricted(baseline: Baseline, lrs: Mapping[int, list[float]]) -> Baseline:

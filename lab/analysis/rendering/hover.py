@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from lab.analysis.rendering.marks import OUTCOMES
-from lab.analysis.statistics import FEWEST_SEEDS, student_t
+from lab.analysis.statistics import FEWEST_SEEDS, geometric_mean, student_t
 from lab.analysis.text import count, shortened
 
 COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
@@ -40,9 +40,8 @@ class Quantity(NamedTuple):
             return [f"{self.name} undefined"]
         shown = [f"{self.name} {self.mean(values):.4g}{f' {self.unit}' * bool(self.unit)}"]
         if len(values) >= FEWEST_SEEDS:
-            interval = student_t(np.log(values) if self.log else values)
-            low, high = (np.exp(end) if self.log else end for end in (interval.low, interval.high))
-            shown.append(f"95 % interval {low:.4g} to {high:.4g}")
+            interval = geometric_mean(values) if self.log else student_t(values)
+            shown.append(f"95 % interval {interval.low:.4g} to {interval.high:.4g}")
         return shown
 
 

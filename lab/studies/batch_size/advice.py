@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from lab.analysis.curves import points
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.statistics import Interval, student_t
+from lab.analysis.statistics import Interval, geometric_mean
 from lab.analysis.text import arm_phrase, count, finite, format_value, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
@@ -113,16 +113,9 @@ def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
         seq_len=int(first["seq_len"]),
         steps=steps,
         loss=float(runs["loss"].mean()),
-        stages=tuple(map(_interval, ratios.T)),
-        critical=_interval(ratios.mean(axis=1)),
+        stages=tuple(map(geometric_mean, ratios.T)),
+        critical=geometric_mean(ratios.mean(axis=1)),
     )
-
-
-def _interval(values: Iterable[float]) -> Interval:
-    """Geometric mean over seeds, with its interval."""
-    logs = student_t([math.log(value) if value > 0 else math.nan for value in values])
-    mean, low, high = (math.exp(number) for number in (logs.mean, logs.low, logs.high))
-    return Interval(mean, low, high, logs.n, tuple(math.exp(value) for value in logs.values))
 
 
 def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, Any]]:

@@ -17,7 +17,7 @@ from lab.analysis.rendering import hover, layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
-from lab.analysis.statistics import Interval, student_t
+from lab.analysis.statistics import geometric_mean, student_t
 from lab.analysis.text import count, format_value, number
 from lab.records.store import Records
 from lab.studies.batch_size.estimates import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
@@ -130,17 +130,9 @@ def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Qua
         seeds = table[column].dropna().to_numpy(dtype=float)
         of_batch = f"batch of {format_value(float(batch))} sequences"
         text = "\n".join([name, of_batch, *quantity.lines(seeds), f"{len(seeds)} seeds"])
-        dots.append(Dot(_interval(seeds, quantity), text))
+        interval = geometric_mean(seeds) if quantity.log else student_t(seeds)
+        dots.append(Dot(interval._replace(values=()), text))  # without the values of single seeds
     panels.draw_dots(axes, batches, dots, color=colour, marker="o", linestyle="", markersize=3.5)
-
-
-def _interval(seeds: Numbers, quantity: Quantity) -> Interval:
-    """Mean and interval over seeds, geometric if the quantity's are; without the values of single seeds."""
-    interval = student_t(np.log(seeds) if quantity.log else seeds)._replace(values=())
-    if not quantity.log:
-        return interval
-    mean, low, high = map(float, np.exp(interval[:3]))
-    return interval._replace(mean=mean, low=low, high=high)
 
 
 @figure("best_lr_with_batch")

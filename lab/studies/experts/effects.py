@@ -1,4 +1,4 @@
-"""Effects of claims on mixtures of experts."""
+"""Measures of mixtures of experts and effects of claims: dead experts, loads, router logits, flipped routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,41 @@ import pandas as pd
 from lab.analysis.judging.effects import Qualified, exceeds, mean
 from lab.analysis.judging.evidence import ArmTables
 from lab.analysis.judging.quantities import RUN_TABLES
-from lab.studies.experts.measures import routing
+from lab.analysis.probe_values import updates
+from lab.records.store import Records
+
+PROBES = {
+    "dead": "dead_experts",
+    "load_cv": "expert_load_cv",
+    "batch_cv": "expert_load_cv_batch",
+    "logit": "router_logit_max",
+    "flips": "router_flips",
+}
+LATE = 0.5  # of a run, over which numbers of single batches are averaged
+
+
+def routing(records: Records) -> pd.DataFrame:
+    """Numbers of each run with experts, by its id.
+
+    Returns:
+        Columns ``dead`` and ``load_cv`` are the last values, ``batch_cv`` and ``flips`` means over the second half of
+        the run, means over blocks all of them; ``logit`` is the largest of all blocks and steps.
+    """
+    by_block = {name: records.metrics[records.metrics["probe"] == probe] for name, probe in PROBES.items()}
+    steps = updates(records.runs)
+    numbers = {name: _reduced(name, values, steps) for name, values in by_block.items() if len(values)}
+    return pd.DataFrame(numbers, columns=list(PROBES), dtype=float).rename_axis("id")
+
+
+def _reduced(name: str, values: pd.DataFrame, steps: pd.Series) -> pd.Series:
+    if name == "logit":
+        return values.groupby("id")["value"].max()
+    if name in ("batch_cv", "flips"):
+        chosen = values[values["step"] >= LATE * (values["id"].map(steps) - 1)]
+    else:
+        chosen = values.sort_values("step", kind="stable").drop_duplicates(["id", "where"], keep="last")
+    return chosen.groupby("id")["value"].mean()
+
 
 RUN_TABLES["experts"] = routing
 

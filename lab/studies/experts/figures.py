@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
-from lab.analysis.rendering import hover, layout, panels
+from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import Dot
-from lab.analysis.statistics import student_t
 from lab.analysis.text import format_value
 from lab.records.store import Records
-from lab.studies.experts.measures import routing
+from lab.studies.experts.effects import routing
 
 ROWS = [
     ProbeSeries("dead_experts", None, "dead experts", "linear"),
@@ -46,24 +43,17 @@ def experts_by_arm(records: Records, runs: pd.DataFrame) -> Sheet:
     Bars are 95 % intervals over seeds.
     """
     _with_experts(records, runs)
-    table = runs.set_index("id").assign(dead=routing(records)["dead"]).reset_index()
+    table = runs.set_index("id").assign(dead=routing(records)["dead"], name=runs["arm"].to_numpy()).reset_index()
     names = list(dict.fromkeys(table["arm"]))
-    sheet, ((dead,), (loss,)) = layout.facets(
-        ["", ""], [""], panels.rows_height(names), layout.columns_for(2, panels.NARROWEST_ROWS)
-    )
+    sheet, (dead, loss) = panels.row_panels(names, 2)
     rates = sorted(table["lr"].unique())
     looks = {f"LR {format_value(lr)}": panels.arm_look(n) for n, lr in enumerate(rates)}
     for axes, column, quantity in ((dead, "dead", DEAD), (loss, "capped", LOSS)):
-        groups = []
-        for look, lr in zip(looks.values(), rates, strict=True):
-            cells = {row: table[(table["arm"] == arm) & (table["lr"] == lr)] for row, arm in enumerate(names)}
-            groups.append(
-                (look, {row: _dot(cell, column, quantity) for row, cell in cells.items() if cell[column].notna().any()})
-            )
-        panels.rows(axes, names, groups)
+        dots = [panels.dots(table[table["lr"] == lr], column, quantity, names) for lr in rates]
+        panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
         axes.set_xlabel(quantity.name)
     dead.set_xlim(left=0)
-    sheet.keys(("learning rate", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    sheet.keys(("learning rate", panels.arm_keys(looks, linestyle="")))
     return sheet
 
 
@@ -78,9 +68,3 @@ def _with_experts(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     if found.empty:
         raise NothingToDrawError("nothing to draw: no run measured the loads of experts")
     return found
-
-
-def _dot(cell: pd.DataFrame, column: str, quantity: Quantity) -> Dot:
-    values = cell[column].to_numpy(dtype=float)
-    text = hover.HoverText(cell).point(slice(None), quantity, values)
-    return Dot(student_t(values[np.isfinite(values)]), text)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import Interval, SpreadPrior, holm, spread_prior
+from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, holm, spread_prior
 from lab.records import store
 from lab.studies.leaderboard.failures import (
     AT_EASE,
@@ -55,7 +55,7 @@ class Judged(NamedTuple):
     """
 
     verdict: str
-    takes_off: Interval = Interval(math.nan, math.nan, math.nan, 0)
+    takes_off: Interval = UNKNOWN
     share: float = math.nan
     p: float = math.nan
     is_confirmed: bool = False
@@ -169,7 +169,8 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
     rows = _rows(curves_of(tables, board), tables, board)
     # some arms act under stress alone, and so have no curve
     others = dict.fromkeys(arm for of_failure in judged.values() for arm in of_failure)
-    rows += [_without_curve(arm) for arm in others if arm not in {row.name for row in rows}]
+    missing = [arm for arm in others if arm not in {row.name for row in rows}]
+    rows += [Row(arm, {}, UNKNOWN, True, math.nan, math.nan, False, 0) for arm in missing]
     found = []
     for row in rows:
         cells = {
@@ -338,11 +339,6 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
             )
         )
     return rows
-
-
-def _without_curve(arm: str) -> Row:
-    unknown = Interval(math.nan, math.nan, math.nan, 0)
-    return Row(arm, {}, unknown, True, math.nan, math.nan, False, 0)
 
 
 def _of_curve(tables: Tables, arm: str, column: str, board: Board) -> Collection[float]:

@@ -83,7 +83,11 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
     drawn = [row for row in matrix.arms if row.best.n and math.isfinite(row.cells[failure.name].share)]
     for verdict, colour in COLOURS.items():
         for is_confirmed in (False, True):
-            mine = [row for row in drawn if _is(row.cells[failure.name], verdict, is_confirmed=is_confirmed)]
+            mine = [
+                row
+                for row in drawn
+                if (cell := row.cells[failure.name]).verdict == verdict and cell.is_confirmed == is_confirmed
+            ]
             if mine:
                 fill = colour if is_confirmed else "none"
                 dots = axes.plot(
@@ -121,10 +125,6 @@ def _name_best(axes: Axes, failure: Failure, drawn: Sequence[Row]) -> None:
             fontsize=0.7 * style.page().size,
             arrowprops={"arrowstyle": "-", "color": style.INK, "linewidth": 0.4, "shrinkA": 0, "shrinkB": 2},
         )
-
-
-def _is(cell: Judged, verdict: str, *, is_confirmed: bool) -> bool:
-    return cell.verdict == verdict and cell.is_confirmed == is_confirmed
 
 
 def _height(cell: Judged) -> float:

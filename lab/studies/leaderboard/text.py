@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval, power_of
-from lab.analysis.text import finite, format_p, listed, plain_text
+from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.studies.leaderboard.failures import Failure
 from lab.studies.leaderboard.matrix import (
     CURES,
@@ -47,7 +47,9 @@ def headline(matrix: Matrix) -> str:
         left = [failure for failure in left if failure not in cured]
     text = f"Add {'; '.join(parts)}" if parts else "No arm cures a failure"
     in_part = [
-        f"{failure.title} ({row.name}: {_share(row, failure)})" for failure in left if (row := _best(matrix, failure))
+        f"{failure.title} ({row.name}: {row.cells[failure.name].share:.0%})"
+        for failure in left
+        if (row := _best(matrix, failure))
     ]
     rest = [failure for failure in left if not _best(matrix, failure)]
     unconfirmed = [failure.title for failure in rest if _is_unconfirmed(matrix, failure)]
@@ -86,10 +88,6 @@ def _best(matrix: Matrix, failure: Failure) -> Row | None:
 def _best_loss(row: Row) -> float:
     """The lowest loss beside the reference's; 0 where an arm acts under stress alone, and so has no curve."""
     return row.best.mean if row.best.n else 0.0
-
-
-def _share(row: Row, failure: Failure) -> str:
-    return f"{row.cells[failure.name].share:.0%}"
 
 
 def costs(row: Row) -> str:
@@ -136,40 +134,27 @@ def change(interval: Interval) -> str:
     return f"{interval.mean:+.3f}{f' ± {half:.3f}' if math.isfinite(half) else ''}"
 
 
-def notes(matrix: Matrix) -> Iterator[str]:
-    """Yield what the numbers mean, a sentence each."""
-    rule = matrix.board.rule
-    yield (
-        "A share is what an arm takes off of what the control loses, paired by seed. An arm cures a failure if p, "
-        f"adjusted for all arms, is below {rule.alpha:g} and at most {rule.margin:.0%} of the loss is left. It does "
-        f"not, whatever the direction, if the 90 % interval lies within {rule.margin:.0%}. Idle is an arm whose runs "
-        "are the control's bit for bit."
+def notes(matrix: Matrix) -> list[str]:
+    """What the numbers mean, a sentence each."""
+    tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
+    text = html.render(
+        "board_notes.txt",
+        rule=matrix.board.rule,
+        failures=matrix.failures,
+        lost=matrix.lost,
+        power={failure.name: _power(matrix, failure) for failure in tested},
+        untrained=[row.name for row in matrix.arms if not row.trains],
+        costly=[row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)],
     )
-    yield (
-        f"Arms are screened on {len(rule.screened)} seeds, and those that take off {rule.passes_screening:.0%} or "
-        f"more are judged by {len(rule.fresh)} fresh ones. Best losses and decades, without qk-layernorm, come from "
-        "curves of fewer seeds; without an interval, of a single one. The decades lie within "
-        f"{rule.within:g} nats of the best loss of the reference, then of its own. The time of a step is that over the "
-        "reference's, measured at width 128 on one core of a CPU, with its 95 % interval."
-    )
-    for failure in matrix.failures:
-        lost = matrix.lost[failure.name]
-        power = f"; {_power(matrix, failure)}" if is_tested(matrix, failure) else ", so the failure is not tested"
-        title = f"{failure.title[0].upper()}{failure.title[1:]}"
-        yield f"{title}: {failure.means}. The control loses {lost.bare} {failure.unit}{power}."
-    if others := [row.name for row in matrix.arms if not row.trains]:
-        yield f"No better than a bigram model at any learning rate: {listed(others)}."
-    if worse := [row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)]:
-        yield f"Not advised, since the best loss is over {rule.loses:g} nats worse: {listed(worse)}."
+    return text.splitlines()
 
 
-def _power(matrix: Matrix, failure: Failure) -> str:
-    """With what probability six fresh seeds find an arm that takes off half of what the control loses."""
+def _power(matrix: Matrix, failure: Failure) -> float:
+    """The probability with which the fresh seeds find an arm that takes off half of what the control loses."""
     rule, spread = matrix.board.rule, matrix.spreads[failure.name]
     confirmed = max(sum(row.cells[failure.name].is_confirmed for row in matrix.arms), 1)
     half = matrix.lost[failure.name].mean / 2
-    power = power_of(len(rule.fresh), half, spread.sd, rule.alpha / confirmed) if spread.sd > 0 else math.nan
-    return f"an arm that takes off half of it is found with a probability of {power:.2f}"
+    return power_of(len(rule.fresh), half, spread.sd, rule.alpha / confirmed) if spread.sd > 0 else math.nan
 
 
 def lines(matrix: Matrix) -> Iterator[str]:
@@ -193,8 +178,8 @@ def as_json(matrix: Matrix) -> str:
             "arm": row.name,
             "best_loss": _ends(row.best),
             "trains": row.trains,
-            "decades_within_reference": finite(row.within_reference),
-            "decades_within_own": finite(row.within_own),
+            "decades_within_reference": row.within_reference,
+            "decades_within_own": row.within_own,
             "is_lower_bound": row.is_bound,
             "parameters_added": row.parameters,
             "step_time": row.step_time and row.step_time._asdict(),
@@ -204,8 +189,8 @@ def as_json(matrix: Matrix) -> str:
     ]
     lost = {failure.name: _ends(matrix.lost[failure.name]) for failure in matrix.failures}
     cells = list(_plain_cells(matrix))
-    content = {"headline": headline(matrix), "lost": lost, "arms": arms, "cells": cells, "notes": list(notes(matrix))}
-    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    content = {"headline": headline(matrix), "lost": lost, "arms": arms, "cells": cells, "notes": notes(matrix)}
+    return to_json(content)
 
 
 def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
@@ -217,12 +202,12 @@ def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
                 "failure": failure.name,
                 "verdict": cell.verdict,
                 "direction": cell.direction,
-                "share": finite(cell.share),
-                "takes_off": finite(cell.takes_off.mean),
-                "low": finite(cell.takes_off.low),
-                "high": finite(cell.takes_off.high),
+                "share": cell.share,
+                "takes_off": cell.takes_off.mean,
+                "low": cell.takes_off.low,
+                "high": cell.takes_off.high,
                 "unit": failure.unit,
-                "p": finite(cell.p),
+                "p": cell.p,
                 "seeds": cell.takes_off.n,
                 "is_confirmed": cell.is_confirmed,
                 "reason": cell.reason,
@@ -230,7 +215,7 @@ def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
 
 
 def _ends(interval: Interval) -> dict[str, object]:
-    return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
 
 
 def p_shown(p: float) -> str:

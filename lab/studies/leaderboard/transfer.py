@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,7 +15,7 @@ from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.judging.verdicts import committed, judge_claim, verdict_of
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import finite, listed, plain_text
+from lab.analysis.text import listed, plain_text, to_json
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -377,7 +376,7 @@ def as_json(predictions: Sequence[Prediction]) -> str:
         "nulls": {name: score(predictions, answer)._asdict() for name, answer in NULLS.items()},
         "pairs": [_plain(prediction) for prediction in predictions],
     }
-    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    return to_json(content)
 
 
 def _plain(prediction: Prediction) -> dict[str, Any]:
@@ -386,8 +385,8 @@ def _plain(prediction: Prediction) -> dict[str, Any]:
         **prediction.pair._asdict(),
         "predicted": prediction.word,
         "agrees": prediction.agrees if prediction.is_decided else None,
-        "difference": finite(interval.mean) if interval else None,
-        "low": finite(interval.low) if interval else None,
-        "high": finite(interval.high) if interval else None,
+        "difference": interval.mean if interval else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
         "reason": prediction.reason or None,
     }

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lab.analysis.forecast.fits import Crossing
 from lab.analysis.rendering import html
-from lab.analysis.text import count, finite, listed, plain_text
+from lab.analysis.text import count, listed, plain_text, to_json
 from lab.studies.numbers import numbers
 from lab.studies.numbers.numbers import APART, BEYOND, CLEAR, OPEN, UNASKED, VERDICTS, Row, short
 
@@ -144,7 +144,7 @@ class NumbersPage:
             "not_covered": numbers.not_covered(self.given),
             "not_tested": list(numbers.untold()),
         }
-        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        return to_json(content)
 
     def thresholds_text(self) -> str:
         """The content of a file for ``lab watch --thresholds``."""
@@ -153,21 +153,17 @@ class NumbersPage:
 
 def about(row: Row) -> list[str]:
     """What a row means: sentences on its limit, the evidence at size, what to log and when to act, and the test."""
-    risk, source = row.risk, row.source
-    sizes = " to ".join(dict.fromkeys(map(count, source.sizes)))
-    steps = " to ".join(dict.fromkeys(map(str, source.steps)))
-    trend = "with its trend over size" if source.has_trend else "without a trend over size"
-    act = f"act above {row.threshold.above:g}" if row.threshold else f"act {risk.act}"
-    return [
-        f"{'Below' if risk.trouble == 'below' else 'Above'} the limit {risk.fails}.",
-        f"Measured in results/{source.sweep}, {source.seeds} seeds of {sizes} parameters, {steps} steps, {trend}.",
-        f"Compared is the {risk.means}{f': give {given}' if (given := _missing(row)) else ''}.",
-        *row.remarks,
-        *([f"It does not carry over: {risk.does_not_carry}."] if risk.does_not_carry else []),
-        *(f"At size: {sentence}" for sentence in risk.published),
-        f"Log {risk.log}; {act}.",
-        f"Test it: {risk.test}",
-    ]
+    text = html.render(
+        "risk.txt",
+        risk=row.risk,
+        source=row.source,
+        missing=_missing(row),
+        remarks=row.remarks,
+        threshold=row.threshold,
+        sizes=" to ".join(dict.fromkeys(map(count, row.source.sizes))),
+        steps=" to ".join(dict.fromkeys(map(str, row.source.steps))),
+    )
+    return text.splitlines()
 
 
 def _missing(row: Row) -> str:
@@ -206,20 +202,15 @@ def _signed(value: float) -> str:
 
 def _plain(row: Row) -> dict[str, Any]:
     risk, source = row.risk, row.source
-
-    def ends(value: Crossing) -> dict[str, float | None]:
-        low, high = sorted(value[1:])
-        return {"value": finite(value.middle), "low": finite(low), "high": finite(high)}
-
     return {
         "name": risk.name,
         "title": risk.title,
         "verdict": row.verdict,
         "number": risk.number,
-        "value": finite(row.value),
-        "limit": ends(Crossing(*(end or -math.inf for end in row.limit))),  # 0 stands for an end below all that ran
+        "value": row.value,
+        "limit": Crossing(*(end or -math.inf for end in row.limit)).plain,  # 0 stands for an end below all that ran
         "trouble": risk.trouble,
-        "decades_to_limit": ends(row.decades),
+        "decades_to_limit": row.decades.plain,
         "decades_of_size_between": row.beyond,
         "is_extrapolated": row.beyond > 0,
         "n": source.seeds,
@@ -228,7 +219,7 @@ def _plain(row: Row) -> dict[str, Any]:
             "sweep": source.sweep,
             "parameters": list(source.sizes),
             "steps": list(source.steps),
-            "values": [finite(end) for end in source.tried],
+            "values": list(source.tried),
             "has_trend_over_size": source.has_trend,
         },
         "remarks": list(row.remarks),

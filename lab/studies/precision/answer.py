@@ -7,7 +7,7 @@ import pandas as pd
 from lab.analysis.contrasts import by_column, valued
 from lab.analysis.logit_rounding import RESULTS_IN_FP32
 from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
-from lab.studies.precision.measures import spike_rate
+from lab.studies.precision.effects import spike_rate
 
 GAINS, ATTENTION = "norm_gains", "attention_precision"
 

@@ -1,9 +1,10 @@
-"""Effects of claims on low precision: how often the loss spikes, and how much the first block moves."""
+"""Measures of low precision and effects of claims on it: how often the loss spikes, how much the first block moves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.events.costs import spike_costs
@@ -12,10 +13,30 @@ from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
 from lab.analysis.judging.quantities import log10
 from lab.analysis.judging.verdicts import Presumption
 from lab.analysis.probe_values import late, peak
-from lab.studies.precision.measures import FIRST, LAST, LAST_MLP, LATE_PART, PER_UPDATES
+from lab.records.store import Records
 
 ON, GAINS, ATTENTION, SCALE, EPS = "on", "norm_gains", "attention_precision", "loss_scale.init", "optimizer.eps"
 INTERVENTIONS = ("swiglu", "qk_layernorm")
+PER_UPDATES = 1000
+FIRST, LAST = "block0.attention.query", "head"  # tensors that stand for the first block and for the end
+LAST_MLP = "block1.mlp_down.left"  # what the last layer of the last MLP takes
+LATE_PART = 0.8  # of a run, up to its end, over which updates and gradients are averaged
+
+
+def spike_rate(records: Records) -> pd.Series:
+    """Loss spikes in 1000 updates of each run without bad data that was read after each update, by its id."""
+    costs = spike_costs(records)
+    return pd.Series(PER_UPDATES * costs["false_alarms"] / costs["clean_steps"])
+
+
+def has_loss_scales(runs: pd.DataFrame) -> bool:
+    """Whether runs differ in a constant loss scale."""
+    return "loss_scale.init" in runs and runs["loss_scale.init"].nunique() > 1
+
+
+def scale_exponent(runs: pd.DataFrame) -> pd.Series:
+    """Log2 of the loss scale of each run, by its id."""
+    return pd.Series(np.log2(runs.set_index("id")["loss_scale.init"].astype(float)))
 
 
 def in_formats(group: ComparisonGroup, *names: str) -> list[ArmTables]:

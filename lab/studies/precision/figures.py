@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.probe_values import late
-from lab.analysis.rendering import hover, layout, panels
+from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import Dot
-from lab.analysis.statistics import student_t
 from lab.analysis.text import format_value
 from lab.records.store import Records
-from lab.studies.precision.measures import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
+from lab.studies.precision.effects import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
 
 SHARES = (-0.03, 1.03)
 SPIKES, ZEROS = Quantity("loss spikes in 1000 updates", ""), Quantity("share of gradients that are zero", "")
@@ -64,28 +61,17 @@ def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError("nothing to draw: no run tells its loss spikes")
     exponents = sorted(table["exponent"].dropna().unique(), reverse=True)
     names = [f"loss scale 2^{exponent:g}" for exponent in exponents]
-    columns = layout.columns_for(2, panels.NARROWEST_ROWS)
-    sheet, ((spikes,), (zeros,)) = layout.facets(["", ""], [""], panels.rows_height(names), columns)
+    table["name"] = table["exponent"].map(dict(zip(exponents, names, strict=True)))
+    sheet, (spikes, zeros) = panels.row_panels(names, 2)
     arms = list(table.groupby(["precision", "eps"]))
     looks = {
         f"{precision}, epsilon {format_value(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)
     }
     for axes, column, quantity in ((spikes, "spikes", SPIKES), (zeros, "zeros", ZEROS)):
-        groups = []
-        for look, (_, of_arm) in zip(looks.values(), arms, strict=True):
-            cells = {row: of_arm[of_arm["exponent"] == exponent] for row, exponent in enumerate(exponents)}
-            groups.append(
-                (look, {row: _dot(cell, column, quantity) for row, cell in cells.items() if cell[column].notna().any()})
-            )
-        panels.rows(axes, names, groups)
+        dots = [panels.dots(of_arm, column, quantity, names) for _, of_arm in arms]
+        panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
         axes.set_xlabel(quantity.name.replace(" that", "\nthat"))
     spikes.set_xlim(left=0)
     zeros.set_xlim(*SHARES)
-    sheet.keys(("arm", [panels.arm_key(name, look | {"linestyle": ""}) for name, look in looks.items()]))
+    sheet.keys(("arm", panels.arm_keys(looks, linestyle="")))
     return sheet
-
-
-def _dot(cell: pd.DataFrame, column: str, quantity: Quantity) -> Dot:
-    values = cell[column].to_numpy(dtype=float)
-    text = hover.HoverText(cell).point(slice(None), quantity, values)
-    return Dot(student_t(values[np.isfinite(values)]), text)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.text import listed
+from lab.analysis.text import capitalized, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import load_plugins
@@ -115,6 +115,11 @@ class StressTest:
     minutes: int = 1
     needs: str = ""
     cured_as: str = ""
+
+    @property
+    def explained(self) -> str:
+        """What its number is, in a sentence."""
+        return f"{capitalized(self.title)}: {self.means}."
 
     @property
     def gap(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import power_of
-from lab.analysis.text import count, finite, format_p, format_value, listed, plain_text
+from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
@@ -26,17 +25,7 @@ from lab.studies.stress.reference import beside_published
 from lab.studies.stress.sizes import SizeTrend
 
 INTERVAL_LEVEL = 0.95
-LIMITS = (
-    "A card names mechanisms that a recipe cannot stand, and its headroom, in a model of {parameters} parameters. It "
-    "does not say that a large run will spike, or when: published recipes of one architecture were stable at one size "
-    "and spiked at another."
-)
-
-
-BESIDE = (
-    "The published recipes were trained at this size with six seeds each, and have the interventions and the optimizer "
-    "that their papers describe. Published outcomes are those of large models, on which more than the recipe decides."
-)
+SAY = html.macros("card.txt")  # a macro for each kind of sentence
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,6 @@ class Card:
             )
 
     def _cured(self, test: StressTest) -> str:
-        title = f"{test.title[0].upper()}{test.title[1:]}"
         of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
         advised = [cure for cure in of_test if cure.is_advised]
         parts = [
@@ -152,7 +140,7 @@ class Card:
         if test.cured_as and parts:  # its cures are measured in the unit of another test
             parts[-1] += f", as measured by {of_test[0].test.title}"
         tried = sum(not cure.reason for cure in of_test)
-        return f"{title} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
+        return f"{capitalized(test.title)} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
 
     def figure(self) -> Drawing:
         """The strips of all tests."""
@@ -170,7 +158,7 @@ class Card:
             yield html.section("Headroom with size", html.bullets(self.trend.sentences()))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
-            yield html.section("Beside published recipes", html.table(beside), html.paragraph(BESIDE, "note"))
+            yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
         notes = html.bullets(self.notes())
         yield html.section("What the numbers mean, and what they do not", notes)
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
@@ -194,44 +182,24 @@ class Card:
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, and which it passes."""
         if not self.is_judged:
-            best = best_lr(self.losses)
-            ends = f"{format_value(self.losses.index[0])} to {format_value(self.losses.index[-1])}"
-            return (
-                f"Not judged: at no learning rate from {ends} does it end below a bigram model, whose loss is "
-                f"{self.bigram:.3f}; at {format_value(best)} it ends at {self.best_loss:.3f}. Give it more steps "
-                "(steps=400), a longer warm-up (schedule.warmup=0.25) or another optimizer."
-            )
+            lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
+            lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
+            return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
         heads = {FAILS: "Fails", WEAK: "Weak", OPEN: "Open", PASSES: "Passes"}
         return " ".join(f"{heads[word]}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS)
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        explained = [f"{line.test.title[0].upper()}{line.test.title[1:]}: {line.test.means}." for line in self.lines]
-        cured = (
-            "What a change takes off is the difference of stressed runs without it and with it, paired by seed; p is "
-            "adjusted for all changes tried on a test, and a full cure leaves a mean that passes. Changes are "
-            "screened on seeds of the card, and the best of a test are confirmed on fresh seeds, whose verdict it is. "
-            "The time of a step is that over the default recipe's, measured at width 128 on one core of a CPU."
+        notes = SAY.notes(
+            best=format_value(best_lr(self.losses)) if len(self.losses) else "",
+            is_bound=any(line.is_bound for line in self.lines),
+            has_cures=bool(self.cures),
+            left_out=self.left_out,
+            counts_experts=self.trend and self.active < self.parameters,
+            parameters=self.size,
         )
-        best = f"The best learning rate is {format_value(best_lr(self.losses))}." if len(self.losses) else ""
-        intervals = (
-            "Intervals are 95 % over seeds; where one is wider than the gap between the zones, the test is open."
-        )
-        bound = any(line.is_bound for line in self.lines)
-        at_least = "At least: the loss has not risen at the last learning rate tried." if bound else ""
-        left_out = [f"Not run: {title}, since {reason}." for title, reason in self.left_out.items()]
-        has_sizes = self.trend and self.active < self.parameters
-        all_experts = "Sizes count the parameters of all experts." if has_sizes else ""
-        limits = LIMITS.format(parameters=self.size)
-        return [
-            sentence
-            for sentence in (
-                *(*explained, best, intervals, at_least, cured if self.cures else ""),
-                *(*left_out, all_experts, limits),
-            )
-            if sentence
-        ]
+        return [*(line.test.explained for line in self.lines), *notes.splitlines()]
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
@@ -255,8 +223,7 @@ class Card:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
-        limits = LIMITS.format(parameters=self.size)
-        return [*([f"Not run: {listed(others)}."] if others else []), limits]
+        return [*([f"Not run: {listed(others)}."] if others else []), str(SAY.limits(self.size))]
 
     def as_json(self) -> str:
         """The card as a JSON object; null where a number is unknown."""
@@ -266,10 +233,10 @@ class Card:
             "folder": str(self.folder),
             "headline": self.headline(),
             "is_judged": self.is_judged,
-            "best_lr": finite(best_lr(self.losses)),
-            "best_loss": finite(self.best_loss),
+            "best_lr": best_lr(self.losses),
+            "best_loss": self.best_loss,
             "losses_at_best_lr": _by_seed(self.losses),
-            "loss_bigram": finite(self.bigram),
+            "loss_bigram": self.bigram,
             "parameters": self.parameters,
             "active_parameters": self.active,
             "tests": [_plain(line) for line in self.lines],
@@ -278,7 +245,7 @@ class Card:
             "sizes": self.trend.plain() if self.trend else None,
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
-        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        return to_json(content)
 
 
 def _by_seed(losses: pd.DataFrame) -> dict[str, float]:
@@ -298,7 +265,7 @@ def _failure(test: StressTest) -> str:
     known = "no recipe is known to fail it here"
     if test.fails_with is not None:
         known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
-    return f"{test.title[0].upper()}{test.title[1:]}: {test.failure} ({test.source}); {known}."
+    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}."
 
 
 def power(line: Line) -> float | None:
@@ -316,9 +283,9 @@ def _plain(line: Line) -> dict[str, Any]:
         "name": test.name,
         "title": test.title,
         "verdict": line.verdict,
-        "value": finite(interval.mean),
-        "low": finite(interval.low),
-        "high": finite(interval.high),
+        "value": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
         "unit": test.unit,
         "is_lower_bound": line.is_bound,
         "n": interval.n,
@@ -340,16 +307,16 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "test": cure.test.name,
         "change": cure.change,
         "verdict": cure.verdict,
-        "takes_off": finite(cure.takes_off.mean),
-        "low": finite(cure.takes_off.low),
-        "high": finite(cure.takes_off.high),
+        "takes_off": cure.takes_off.mean,
+        "low": cure.takes_off.low,
+        "high": cure.takes_off.high,
         "unit": cure.test.unit,
-        "p": finite(cure.p),
-        "left": finite(cure.left),
+        "p": cure.p,
+        "left": cure.left,
         "stuck_seeds": cure.stuck,
-        "cost_at_best_lr": finite(cure.cost.mean),
-        "cost_low": finite(cure.cost.low),
-        "cost_high": finite(cure.cost.high),
+        "cost_at_best_lr": cure.cost.mean,
+        "cost_low": cure.cost.low,
+        "cost_high": cure.cost.high,
         "is_confirmed": cure.is_confirmed,
         "is_advised": cure.is_advised,
         "seeds": cure.takes_off.n,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
+from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
 from lab.studies.stress.battery import Change, Setting, Spread, StepTime, StressTest, read_step_times
 from lab.studies.stress.lines import with_half_width
 from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval, pooled_sd
@@ -18,9 +18,6 @@ FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", 
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
 PART_FROM = 0.2  # of what must be taken off to pass; the board, too, holds a fifth of what is lost for no effect
 SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
-
-
-NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
 class Trial(NamedTuple):
@@ -95,7 +92,7 @@ class Cure(NamedTuple):
 
 def not_tried(test: StressTest, change: str, reason: str) -> Cure:
     """A change that cannot act on a recipe, or not beside what it has."""
-    return Cure(test, change, NOT_TRIED, NOTHING, math.nan, math.nan, 0, NOTHING, 0, reason)
+    return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, 0, UNKNOWN, 0, reason)
 
 
 def judge(
@@ -131,7 +128,7 @@ def judge(
         table, interval = done[trial.stressed], intervals[trial.change]
         left = measured[trial.change] - (reference[test.metric] if reference is not None else 0.0)
         stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
-        cost = costs.get(trial.change, NOTHING)
+        cost = costs.get(trial.change, UNKNOWN)
         verdict = NO_EFFECT
         if p < CHANGE_LEVEL:
             is_part = test.share(float(left.mean())) <= (1 - PART_FROM) * test.share(failed)

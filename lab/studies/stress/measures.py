@@ -109,9 +109,9 @@ def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
     return rms.groupby("id")["value"].last()
 
 
-def curve(outcomes: Outcomes) -> pd.DataFrame:
-    """Losses of the recipe itself: a row per learning rate, rising, and a column per seed."""
-    by_lr = {setting.lr: table["loss"] for setting, table in outcomes.items() if not setting.words}
+def curve(outcomes: Outcomes, words: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Losses of the recipe itself, or with these words: a row per learning rate, rising, and a column per seed."""
+    by_lr = {setting.lr: table["loss"] for setting, table in outcomes.items() if setting.words == words}
     return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T
 
 

@@ -14,16 +14,11 @@ from markupsafe import Markup
 from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
-from lab.analysis.text import finite, format_p, listed, plain_text
-from lab.studies.stress.card import INTERVAL_LEVEL, LIMITS, Card
+from lab.analysis.text import format_p, listed, plain_text, to_json
+from lab.studies.stress.card import INTERVAL_LEVEL, SAY, Card
 from lab.studies.stress.lines import NOT_JUDGED, Line, strips, with_half_width
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.studies.stress.page import card_figure
-
-HOW = (
-    "Differences are paired by seed. Their 95 % intervals pool the spread over seeds with that of reference "
-    "records, where there are any; p is adjusted for all tests (Holm)."
-)
 
 
 class Pair(NamedTuple):
@@ -151,19 +146,12 @@ class CardPair:
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        explained = [
-            f"{pair.first.test.title[0].upper()}{pair.first.test.title[1:]}: {pair.first.test.means}."
-            for pair in self.pairs
-        ]
-        left_out = [
-            f"Not run for {card.recipe}: {title}, since {reason}."
-            for card in self.cards
-            for title, reason in card.left_out.items()
-        ]
-        bound = any(line.is_bound for pair in self.pairs for line in pair[:2])
-        at_least = ["At least: the loss has not risen at the last learning rate tried."] * bound
-        sizes = " and ".join(dict.fromkeys(card.size for card in self.cards))
-        return [*explained, HOW, *at_least, *left_out, LIMITS.format(parameters=sizes)]
+        notes = SAY.notes_of_pair(
+            is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
+            left_out=[(card.recipe, *reason) for card in self.cards for reason in card.left_out.items()],
+            parameters=" and ".join(dict.fromkeys(card.size for card in self.cards)),
+        )
+        return [*(pair.first.test.explained for pair in self.pairs), *notes.splitlines()]
 
     def _repr_html_(self) -> str:
         """What notebooks display."""
@@ -213,7 +201,7 @@ class CardPair:
             "tests": [self._plain(pair) for pair in self.pairs],
             "cards": [json.loads(card.as_json()) for card in self.cards],
         }
-        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+        return to_json(content)
 
     def _plain(self, pair: Pair) -> dict[str, Any]:
         test, interval = pair.first.test, pair.difference
@@ -221,12 +209,12 @@ class CardPair:
             "name": test.name,
             "title": test.title,
             "unit": test.unit,
-            "difference": finite(interval.mean),
-            "low": finite(interval.low),
-            "high": finite(interval.high),
+            "difference": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
             "n": interval.n,
             "interval_level": INTERVAL_LEVEL,
-            "p": finite(pair.p),
+            "p": pair.p,
             "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
         }
 

@@ -17,7 +17,7 @@ from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.text import count, finite, format_value
 from lab.core import files
 from lab.studies.stress.battery import Setting
-from lab.studies.stress.measures import Outcomes, failing_lrs, tolerances
+from lab.studies.stress.measures import Outcomes, curve, failing_lrs, tolerances
 
 TOLERANCE, FAILING = "tolerance", "smallest failing learning rate"
 FEWEST_SIZES = 3
@@ -68,14 +68,13 @@ class SizeTrend(NamedTuple):
         def slope(line: Line | None) -> dict[str, float | int | None]:
             return line.plain if line else {"slope": None, "n": 0}
 
-        low, high = sorted(self.fails_from[1:])
         return {
             "parameters": list(self.sizes),
             "unit": "decades per decade of parameters",
             "tolerance": slope(self.tolerance),
             "smallest_failing_lr": slope(self.failing),
             "lr": finite(self.lr),
-            "fails_from_size": {"value": finite(self.fails_from.middle), "low": finite(low), "high": finite(high)},
+            "fails_from_size": self.fails_from.plain,
             "is_extrapolated": bool(self.fails_from.middle > self.sizes[-1]),
         }
 
@@ -90,7 +89,7 @@ def size_trend(done: Outcomes, sizes: Mapping[tuple[str, ...], int], lr: float) 
     """
     if len({*sizes.values()}) < FEWEST_SIZES:
         return None
-    losses = {size: _curve(done, words) for words, size in sorted(sizes.items(), key=lambda item: item[1])}
+    losses = {size: curve(done, words) for words, size in sorted(sizes.items(), key=lambda item: item[1])}
     table = values_by_size(losses)
     lines = {quantity: _line(table, quantity) for quantity in (TOLERANCE, FAILING)}
     fails_from, failing = Crossing(math.nan, math.nan, math.nan), lines[FAILING]
@@ -98,12 +97,6 @@ def size_trend(done: Outcomes, sizes: Mapping[tuple[str, ...], int], lr: float) 
         searched = np.geomspace(min(losses), FARTHEST, fits.SEARCHED_SIZES)
         fails_from = fits.beyond(searched, Prediction(*failing.predict(searched)), lr, -1)
     return SizeTrend(list(losses), lines[TOLERANCE], failing, lr, fails_from)
-
-
-def _curve(done: Outcomes, words: tuple[str, ...]) -> pd.DataFrame:
-    """The losses of a size: a row per learning rate and a column per seed."""
-    by_lr = {setting.lr: table["loss"] for setting, table in done.items() if setting.words == words}
-    return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T
 
 
 def values_by_size(losses: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
