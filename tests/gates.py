@@ -18,11 +18,10 @@ import numpy as np
 
 from composing import points_of
 from lab.__main__ import main
-from lab.analysis import load, study
+from lab.analysis import load, study, tables
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.core.errors import RequestError
 from lab.core.shipped import data_folder, sweeps
-from lab.report import tables
 from lab.studies.figures import FIGURES
 from lab.training.config import run_config
 from lab.training.identity import run_id

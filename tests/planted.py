@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.analysis import Records
 from lab.records import store
-from lab.records.store import Records
 from lab.studies.stress.battery import Setting, read_battery
 from lab.studies.stress.card import card_of
 

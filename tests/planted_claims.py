@@ -19,8 +19,8 @@ import planted_own_spikes
 import planted_ramps
 import planted_recipes
 import planted_sources
+from lab.analysis import Records
 from lab.analysis.logit_rounding import mean_rounding_cost
-from lab.records.store import Records
 
 LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 # A grid that goes on above the window of the paper: only there can three seeds show that the window's top is kept.

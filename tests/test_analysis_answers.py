@@ -7,14 +7,11 @@ import re
 import pytest
 
 import planted
-from lab.analysis import contrasts
-from lab.analysis.curves import points
-from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
+from lab.analysis import Study, all_pairs, by_curve, contrasts, judge, per_seed, points, tables
 from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
-from lab.report import tables
 from lab.report.answers import answer, dates, nearest, questions, reference_arm
 from planted import BOTH, LRS, cards
 

@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.analysis import load
-from lab.analysis.curves import points
+from lab.analysis import load, points
 from lab.core.errors import RequestError
 from planted import BOTH
 

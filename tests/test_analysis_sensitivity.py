@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import planted
-from lab.analysis import sensitivity
-from lab.analysis.curves import points
+from lab.analysis import findings, points, sensitivity, tables
 from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.sensitivity import split
 from lab.analysis.statistics import dz_of_intervals, student_t, student_t_of_rows
 from lab.core.errors import RequestError
-from lab.report import findings, tables
 
 
 def curve(losses, lrs=planted.LRS, at_init=5.0):

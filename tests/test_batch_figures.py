@@ -8,12 +8,11 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis import Records, points
+from lab.analysis import Records, Study, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.sensitivity import Study, judge
 from lab.analysis.text import format_value
 from lab.studies.batch_size import FIRST_FIGURES
 from lab.studies.batch_size.answer import cautions as batch_cautions

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import planted_claims
+from lab.analysis import Records
 from lab.analysis.statistics import share_interval
-from lab.records.store import Records
 from lab.studies.batch_size.advice import advise
 from lab.studies.batch_size.estimates import exponent, learning_rate_curve, steps_curve
 from lab.studies.batch_size.measures import TunedSteps

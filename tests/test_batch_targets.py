@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.records.store import Records
+from lab.analysis import Records
 from lab.studies.batch_size import measures
 from lab.studies.batch_size.measures import (
     budget_pairs,

@@ -12,15 +12,13 @@ import pandas as pd
 import pytest
 
 import planted
-from lab.analysis import probe_values, sensitivity
-from lab.analysis.curves import points
+from lab.analysis import findings, judge, points, probe_values, sensitivity, study
 from lab.analysis.judging import effects
 from lab.analysis.judging.decision import VERDICTS
 from lab.analysis.judging.evidence import ArmTables, Config, Evidence, at_one_rate, curve_summaries
 from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
-from lab.analysis.sensitivity import judge, study
 from lab.analysis.statistics import student_t
-from lab.report import findings, scoreboard
+from lab.report import scoreboard
 from lab.studies.claims import CLAIMS
 from sweeping import OutputOf
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import planted_claims
+from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.logit_rounding import (
     MANTISSA_BITS,
@@ -21,7 +22,6 @@ from lab.analysis.logit_rounding import (
     rounding_cost,
     spacing,
 )
-from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from test_figure_contract import small, wrong
 

@@ -7,12 +7,11 @@ import pytest
 import planted_claims
 import planted_low_precision
 from drawn_texts import complaints
-from lab.analysis.curves import points
+from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
-from lab.analysis.sensitivity import judge, study_of
-from lab.records.store import Records
+from lab.analysis.sensitivity import study_of
 from lab.report.answers import answer
 from lab.report.scoreboard import judge_all
 from lab.studies.claims import CLAIMS

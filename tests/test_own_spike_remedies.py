@@ -11,13 +11,11 @@ import pytest
 import planted_claims
 import planted_own_spikes
 from drawn_texts import complaints
-from lab.analysis.curves import points
+from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.trend import loss_spikes
 from lab.analysis.probe_values import training_losses
-from lab.analysis.sensitivity import judge
-from lab.records.store import Records
 from lab.responses.between_steps import RewindAndSkip
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.figures import FIGURES

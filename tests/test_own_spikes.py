@@ -16,15 +16,14 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.curves import points
+from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.judging.effects import Qualified
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.analysis.sensitivity import judge, study_of
+from lab.analysis.sensitivity import study_of
 from lab.records import store
-from lab.records.store import Records
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES

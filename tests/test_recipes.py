@@ -12,7 +12,7 @@ import torch
 
 import planted
 from lab import Fleet, RunConfig, run_config
-from lab.analysis.curves import points
+from lab.analysis import points
 from lab.cli import launch
 from lab.cli.listing import read_lists
 from lab.cli.request import find_sweep, read_request

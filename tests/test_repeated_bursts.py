@@ -13,9 +13,9 @@ import planted
 import planted_claims
 import planted_damage
 from drawn_texts import complaints
+from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import spike_costs
-from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import repeated_costs
 

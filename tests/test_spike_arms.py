@@ -9,11 +9,9 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis.curves import points
+from lab.analysis import Records, Study, all_pairs, by_curve, judge, per_seed, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
-from lab.analysis.sensitivity import Study, all_pairs, by_curve, judge, per_seed
-from lab.records.store import Records
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED

@@ -15,7 +15,7 @@ from shutil import which
 import pytest
 
 from lab.__main__ import main
-from lab.analysis.curves import load
+from lab.analysis import load
 from lab.core.shipped import data_folder
 from lab.studies.alarms.replays import CAUSES
 from lab.studies.spikes.planted import arm_costs

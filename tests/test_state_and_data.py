@@ -10,12 +10,12 @@ import pytest
 
 import planted_claims
 from drawn_texts import complaints
+from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import spike_costs
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.records.store import Records
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.planted import Cell, cells, factors, factors_by_seed

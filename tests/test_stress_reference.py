@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.analysis import Records
 from lab.records import store
-from lab.records.store import METRIC_COLUMNS, Records
+from lab.records.store import METRIC_COLUMNS
 from lab.studies.stress.battery import Setting, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.guard import CardBaseline, card_from_json, compare_cards
