@@ -267,9 +267,11 @@ def test_the_optimum_between_grid_points_is_found() -> None:
     lrs = np.array(planted.LRS)
     losses = 2 + 0.3 * (np.log10(lrs) - np.log10(0.02)) ** 2
     curve = pd.DataFrame({"lr": lrs, "loss": losses, "loss_at_init": 5.6}).sample(frac=1, random_state=0)
-    assert sensitivity.best_lr_fine(curve) == pytest.approx(0.02)
-    assert sensitivity.best_lr_fine(curve[curve["lr"] >= 0.03]) == 0.03
-    assert sensitivity.spread(curve) == pytest.approx(losses.max() - losses.min())
+    curve = curve.assign(curve=0, seed="0", arm="", parameters=1)
+    best, at_edge = (sensitivity.optima(runs).iloc[0] for runs in (curve, curve[curve["lr"] >= 0.03]))
+    assert best["best_lr_fine"] == pytest.approx(0.02)
+    assert at_edge["best_lr_fine"] == 0.03
+    assert best["spread"] == pytest.approx(losses.max() - losses.min())
     assert sensitivity.shifted(0.02) == pytest.approx((0.02 / 1000**0.5, 0.02 * 1000**0.5))
 
 

@@ -242,15 +242,6 @@ def _parts_by_size(seeds: pd.DataFrame) -> dict[Any, dict[Any, tuple[float, ...]
     return by_size
 
 
-def best_lr_fine(curve: pd.DataFrame) -> float:
-    """Best learning rate between grid points: vertex of the parabola through the best and its neighbours, in log LR.
-
-    At the edge of the grid it is the best learning rate itself; it is NaN if all runs diverged. For ``curve`` see
-    ``split``.
-    """
-    return _best_fine(significant(curve["lr"]), capped(curve), _ended_below_init(curve))
-
-
 def _ended_below_init(runs: pd.DataFrame) -> np.ndarray:
     loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
     below: np.ndarray = np.isfinite(loss) & ~(loss >= at_init)  # true if the initial loss is NaN, which means unknown
@@ -263,7 +254,10 @@ def _best_fine(lr: np.ndarray, loss: np.ndarray, ended_below_init: np.ndarray) -
 
 
 def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
-    """``best_lr_fine`` of sorted learning rates and their losses."""
+    """The best learning rate between grid points: vertex of a parabola through the best and its neighbours, in log LR.
+
+    Learning rates are sorted. At the edge of the grid it is the best learning rate itself.
+    """
     best = int(loss.argmin())
     if not 0 < best < len(lr) - 1 or lr[best - 1] <= 0:  # an axis other than the learning rate may have zero
         return float(lr[best])
@@ -272,11 +266,6 @@ def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
     a = (y[0] / x[0] - y[2] / x[2]) / (x[0] - x[2])
     b = y[2] / x[2] - a * x[2]
     return float(lr[best] * math.exp(-b / (2 * a))) if a > 0 else float(lr[best])
-
-
-def spread(curve: pd.DataFrame) -> float:
-    """Worst minus best final loss over the learning rates, nats per token; losses are ``capped``."""
-    return float(np.ptp(capped(curve)))
 
 
 def shifted(best_lr: float, low: float = LOW, high: float = HIGH) -> tuple[float, float]:

@@ -266,7 +266,8 @@ def _sentence(study: Study, contrast: Contrast) -> str:
     if not seeds:
         return str(SAY.nothing_shared(_noun(contrast.reference)))
     if seeds >= FEWEST_SEEDS and contrast.differences and contrast.measure.better:
-        return _leading(study, contrast)
+        columns = contrast.columns if contrast.measure.reduce is by_column else contrast.columns[-1:]
+        return " ".join(_leading(study, contrast, column) for column in columns)
     return _values(contrast, seeds if seeds < FEWEST_SEEDS else 0)
 
 
@@ -292,13 +293,8 @@ def _place(contrast: Contrast, column: str) -> str:
     return f"{contrast.measure.name} {column}".rstrip()
 
 
-def _leading(study: Study, contrast: Contrast) -> str:
-    """A sentence with the best arm, arms not significantly worse, and the reference, for each column asked about."""
-    columns = contrast.columns if contrast.measure.reduce is by_column else contrast.columns[-1:]
-    return " ".join(_leading_in(study, contrast, column) for column in columns)
-
-
-def _leading_in(study: Study, contrast: Contrast, column: str) -> str:
+def _leading(study: Study, contrast: Contrast, column: str) -> str:
+    """A sentence with the best arm, arms not significantly worse, and the reference."""
     measure, sign = contrast.measure, 1 if contrast.measure.better == "lower" else -1
     known = {arm: cells[column] for arm, cells in contrast.levels.items() if cells[column].n}
     best = min(known, key=lambda arm: sign * known[arm].mean)

@@ -33,7 +33,7 @@ from lab.report import scoreboard, tables
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
-from lab.report.scoreboard import ANSWERS, WORDS, ScoreboardRow
+from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
@@ -150,7 +150,7 @@ def write_report(
     rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
     reply = answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
-    question, counts = " ".join(questions(paths)) or reply.subject, _counts(claims)
+    question, counts = " ".join(questions(paths)) or reply.subject, scoreboard.counts_of([row.word for row in claims])
     first, *others = [*_figures(study, out), Markup()]
     body = [
         *_laws(study),
@@ -238,12 +238,6 @@ def _partial(study: Study) -> Iterator[Markup]:
     ended, expected = run_counts(study.records, study.points)
     if ended < expected:
         yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
-
-
-def _counts(claims: Sequence[ScoreboardRow]) -> dict[str, int]:
-    """The number of claims with each verdict, in the order of verdicts; without verdicts that no claim has."""
-    words = [row.word for row in claims]
-    return {word: words.count(word) for word in (*ANSWERS, *WORDS) if word in words}
 
 
 def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:

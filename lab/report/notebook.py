@@ -62,22 +62,25 @@ def show(records: Records | Study | Card | Matrix, name: str = "", window: Seque
     """
     # here, since matplotlib is slow to import
     from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
-    from lab.analysis.rendering import layout
     from lab.studies.figures import FIGURES
     from lab.studies.leaderboard.matrix import Matrix
     from lab.studies.leaderboard.page import board_figure
     from lab.studies.stress.card import Card
 
     if isinstance(records, Card | Matrix):
-        drawing = records.figure() if isinstance(records, Card) else board_figure(records)
-        return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
+        return _shown(records.figure() if isinstance(records, Card) else board_figure(records))
     if isinstance(records, Study):
         window = window or records.window
         records = records.records
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
-    drawing = (
-        forecasts[name](records) if name in forecasts else FIGURES[name](records, None, window_of(window or WINDOW))
-    )
+    if name in forecasts:
+        return _shown(forecasts[name](records))
+    return _shown(FIGURES[name](records, None, window_of(window or WINDOW)))
+
+
+def _shown(drawing: Drawing) -> Shown:
+    from lab.analysis.rendering import layout  # matplotlib is slow to import
+
     return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
 
 
@@ -104,12 +107,9 @@ class Watched:
         Raises:
             RequestError: no alarm begins there.
         """
-        from lab.analysis.rendering import layout  # matplotlib is slow to import
-
         if step not in self.drawings:
             raise RequestError(f"no alarm at step {step}; there are some at {listed(map(str, self.drawings))}")
-        drawing = self.drawings[step]()
-        return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
+        return _shown(self.drawings[step]())
 
 
 def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched:

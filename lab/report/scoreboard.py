@@ -338,9 +338,14 @@ def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
         )
 
 
-def _tally(what: str, names: Sequence[str]) -> str:
-    counts = [f"{names.count(word)} {word}" for word in (*ANSWERS, *WORDS) if word in names]
-    return f"{len(names)} {what}: {', '.join(counts) or 'none'}"
+def counts_of(words: Sequence[str]) -> dict[str, int]:
+    """How many verdicts are called by each word, in the order of verdicts; without words that none has."""
+    return {word: words.count(word) for word in (*ANSWERS, *WORDS) if word in words}
+
+
+def _tally(what: str, words: Sequence[str]) -> str:
+    counts = [f"{number} {word}" for word, number in counts_of(words).items()]
+    return f"{len(words)} {what}: {', '.join(counts) or 'none'}"
 
 
 def as_json(rows: Sequence[ScoreboardRow]) -> str:

@@ -44,7 +44,8 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     """
     cards = records.runs[records.runs["status"] != "failed"]
     curve_of_run, curves = configs(cards)
-    names = [key for key in differing(list(curves.values())) if all(_is_positive(c[key]) for c in curves.values())]
+    values = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
+    names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
     numbers = {
         setting_name(key, names): dict(zip(cards["id"], (curves[curve][key] for curve in curve_of_run), strict=True))
         for key in names
@@ -53,10 +54,6 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     arms = table.groupby(table["id"].map(arm_labels(records.runs, names)), sort=False)
     laws = {str(arm): _law(runs, ["size", *numbers]) for arm, runs in arms}
     return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, float) and value > 0
 
 
 def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:

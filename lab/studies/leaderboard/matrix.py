@@ -173,18 +173,12 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
     rows += [Row(arm, {}, UNKNOWN, True, math.nan, math.nan, False, 0) for arm in missing]
     found = []
     for row in rows:
-        cells = {
-            name: of_failure.get(row.name)
-            or Judged(NOT_TRIED, reason=reasons.get((name, row.name)) or _why_not(row.name, board.failures[name]))
-            for name, of_failure in judged.items()
-            if row.name != REFERENCE
-        }
+        cells = dict[str, Judged]()
+        for name, of_failure in judged.items() if row.name != REFERENCE else ():
+            why_not = reasons.get((name, row.name)) or not_applicable(board_arms()[row.name], board.failures[name])
+            cells[name] = of_failure.get(row.name) or Judged(NOT_TRIED, reason=why_not or "it was not trained")
         found.append(replace(row, cells=cells))
     return Matrix(folder, board, lost, found, spreads)
-
-
-def _why_not(arm: str, failure: Failure) -> str:
-    return not_applicable(board_arms()[arm], failure) or "it was not trained"
 
 
 def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judged], Interval, SpreadPrior]:
