@@ -70,7 +70,8 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
         row = {"folder": _without_pairs(name), "step": max(int(values.index[-1]) for values in series.values())}
         logged = {tag: values for tag, values in series.items() if tag not in settings or not _is_lr(tag)}
         measured |= {*logged}
-        rows[name] = {**row, **settings, **{tag: _summary(tag, values) for tag, values in logged.items()}}
+        ends = {tag: float(values.max() if _is_lr(tag) else values.iloc[-1]) for tag, values in logged.items()}
+        rows[name] = {**row, **settings, **ends}
         logs[name] = logged
     if not rows:
         raise RequestError(f"no event files with scalars and no logs below {folder}{'; '.join(['', *unread[:1]])}")
@@ -191,11 +192,6 @@ def _without_pairs(name: str) -> str:
     """``clip/lr=0.01,seed=1 -> clip``."""
     parts = [PAIR.sub("", part).strip("_-") for part in re.split(r"[/,;&\s]+", name)]
     return " ".join(filter(None, parts))
-
-
-def _summary(tag: str, values: pd.Series[float]) -> float:
-    """The peak of a learning rate, the final value of anything else."""
-    return float(values.max() if _is_lr(tag) else values.iloc[-1])
 
 
 def _is_lr(tag: str) -> bool:

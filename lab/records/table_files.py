@@ -176,7 +176,9 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers or booleans, if all cells that are not empty are such, and else words as they were given."""
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return column
-    cells = column.map(_text, na_action="ignore")
+    cells = column.map(
+        lambda cell: cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell), na_action="ignore"
+    )
     words = cells.dropna().astype(str).str.strip()
     known = words[~words.str.lower().isin(NO_NUMBERS)]
     if len(known) == len(cells) and known.str.lower().isin(["true", "false"]).all():
@@ -187,7 +189,3 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
     if numbers.notna().all():
         return numbers.reindex(column.index)
     return words.reindex(column.index)
-
-
-def _text(cell: Any) -> str:
-    return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)

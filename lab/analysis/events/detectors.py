@@ -123,7 +123,7 @@ def detect(
         if column in log.columns
     }
     spans |= {
-        f"{LEVEL}{column}": list(_beyond(log.columns[column], level))
+        f"{LEVEL}{column}": list(_runs(level.passed(log.columns[column]), level.value))
         for column, level in levels.items()
         if column in log.columns
     }
@@ -168,19 +168,6 @@ def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
 
 
-def _usual(number_n: Numbers, row: int) -> float:
-    """The number at a row, or the last one known before it."""
-    known = number_n[: row + 1][np.isfinite(number_n[: row + 1])]
-    return float(known[-1]) if len(known) else math.nan
-
-
-def _after(flagged_n: NDArray[np.bool_], last: int) -> int:
-    """The row after an event: flagged rows that follow within ``MERGE`` belong to it."""
-    while len(near := np.flatnonzero(flagged_n[last + 1 : last + MERGE])):
-        last += 1 + int(near[-1])
-    return last + 1
-
-
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
     """Gradient norms above ``GRADIENT_RISE`` times their running mean, which is frozen during an event."""
     mean, seen, first, last = math.nan, 0, -1, -1
@@ -219,7 +206,7 @@ def norm_drift(norm_n: Numbers) -> Iterator[Span]:
         return
     median_n = np.median(sliding_window_view(norm_n[known_n], DRIFT_ROWS), axis=1)
     least_n = np.minimum.accumulate(median_n)
-    for span in _runs(median_n > DRIFT * least_n, lambda row: float(least_n[row])):
+    for span in _runs(median_n > DRIFT * least_n, least_n):
         if span.last - span.first >= DRIFT_ROWS:
             yield Span(int(known_n[span.first + DRIFT_ROWS - 1]), int(known_n[span.last + DRIFT_ROWS - 1]), span.usual)
 
@@ -230,27 +217,30 @@ def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
     def find(value_n: Numbers) -> Iterator[Span]:
         median_n, _ = before(value_n)
         with np.errstate(invalid="ignore"):
-            yield from _runs(value_n > factor * median_n, lambda row: _usual(median_n, row))
+            return _runs(value_n > factor * median_n, median_n)
 
     return find
 
 
-def _runs(flagged_n: NDArray[np.bool_], usual: Callable[[int], float]) -> Iterator[Span]:
-    row = 0
+def _above(limit: float) -> Callable[[Numbers], Iterator[Span]]:
+    """A detector of values above a limit."""
+    return lambda value_n: _runs(Level(limit, is_above=True).passed(value_n), limit)
+
+
+def _lasts(is_flagged: Callable[[Numbers], NDArray[np.bool_]], usual: float) -> Callable[[Numbers], Iterator[Span]]:
+    """A detector of values that are flagged ``HELD`` times in a row or more."""
+    return lambda value_n: _held(value_n, is_flagged(value_n), usual)
+
+
+def _runs(flagged_n: NDArray[np.bool_], usual_n: Numbers | float) -> Iterator[Span]:
+    """Events of flagged rows, those closer than ``MERGE`` together, and what is usual at the first row of each."""
+    row, usual_n = 0, np.broadcast_to(usual_n, flagged_n.shape)
     while len(ahead := np.flatnonzero(flagged_n[row:])):
-        first = row + int(ahead[0])
-        row = _after(flagged_n, first)
-        yield Span(first, row - 1, usual(first))
-
-
-def _beyond(value_n: Numbers, level: Level) -> Iterator[Span]:
-    yield from _runs(level.passed(value_n), lambda _: level.value)
-
-
-def above_limit(ratio_n: Numbers) -> Iterator[Span]:
-    """Ratios above 1: Adam's epsilon over a gradient's RMS, or the curvature along its update over the stable limit."""
-    with np.errstate(invalid="ignore"):
-        yield from _runs(ratio_n > LIMIT, lambda _: LIMIT)
+        first = last = row + int(ahead[0])
+        while len(near := np.flatnonzero(flagged_n[last + 1 : last + MERGE])):
+            last += 1 + int(near[-1])
+        yield Span(first, last, float(usual_n[first]))
+        row = last + 1
 
 
 def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
@@ -259,49 +249,28 @@ def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
     at_least_n = scale_n == least
     if at_least_n.all() or least > HIGHEST_FLOOR:
         return
-    row = 0
-    while len(ahead := np.flatnonzero(at_least_n[row:])):
-        first = row + int(ahead[0])
-        off = np.flatnonzero(~at_least_n[first:])
-        last = first + int(off[0]) - 1 if len(off) else len(scale_n) - 1
-        if last - first + 1 >= STALLED_FOR:
-            yield Span(first, last, float(np.nanmax(scale_n[: first + 1])), "stalled", first + STALLED_FOR - 1)
-        row = last + 1
-
-
-def apart(parting_n: Numbers) -> Iterator[Span]:
-    """Two held-out losses that part, of the corpus as it is and of clean text."""
-    with np.errstate(invalid="ignore"):
-        yield from _runs(parting_n > 0, lambda _: 0.0)
-
-
-def costly_rounding(cost_n: Numbers) -> Iterator[Span]:
-    """Output logits whose rounding costs ``COSTLY`` nats per token or more, in ``HELD`` measurements in a row."""
-    yield from _held(cost_n, lambda known_n: known_n >= COSTLY, lambda _: COSTLY)
-
-
-def collapsed(load_n: Numbers) -> Iterator[Span]:
-    """Experts of which one takes over ``COLLAPSED_LOAD`` times its share, in ``HELD`` measurements in a row."""
-    yield from _held(load_n, lambda known_n: known_n > COLLAPSED_LOAD, lambda _: 1.0)
+    edges = np.flatnonzero(np.diff(at_least_n.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    for first, end in edges.tolist():
+        if end - first >= STALLED_FOR:
+            yield Span(first, end - 1, float(np.nanmax(scale_n[: first + 1])), "stalled", first + STALLED_FOR - 1)
 
 
 def unbalanced(balance_n: Numbers) -> Iterator[Span]:
     """A balancing loss above ``BALANCE_RISE`` times its smallest median so far, in ``HELD`` measurements in a row."""
-    known_n = balance_n[~np.isnan(balance_n)]
+    known_n = np.flatnonzero(~np.isnan(balance_n))
     if len(known_n) < HELD:
         return
-    median_n = np.median(sliding_window_view(known_n, HELD), axis=1)
-    least_n = np.concatenate([np.full(HELD - 1, median_n[0]), np.minimum.accumulate(median_n)])
-    yield from _held(balance_n, lambda values_n: values_n > BALANCE_RISE * least_n, lambda row: float(least_n[row]))
+    median_n = np.median(sliding_window_view(balance_n[known_n], HELD), axis=1)
+    least_n = np.full(len(balance_n), median_n[0])
+    least_n[known_n[HELD - 1 :]] = np.minimum.accumulate(median_n)
+    yield from _held(balance_n, balance_n > BALANCE_RISE * least_n, least_n)
 
 
-def _held(
-    value_n: Numbers, is_flagged: Callable[[Numbers], NDArray[np.bool_]], usual: Callable[[int], float]
-) -> Iterator[Span]:
+def _held(value_n: Numbers, flagged_n: NDArray[np.bool_], usual_n: Numbers | float) -> Iterator[Span]:
     """Measurements that are flagged ``HELD`` times in a row or more, whatever rows lie between them."""
     known_n = np.flatnonzero(~np.isnan(value_n))
-    lasting_n = scipy.ndimage.binary_opening(is_flagged(value_n[known_n]), structure=np.ones(HELD))
-    for span in _runs(lasting_n, usual):
+    lasting_n = scipy.ndimage.binary_opening(flagged_n[known_n], structure=np.ones(HELD))
+    for span in _runs(lasting_n, np.broadcast_to(usual_n, value_n.shape)[known_n]):
         yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
 
 
@@ -310,17 +279,17 @@ KINDS: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "gradient_spike": ("grad_norm", gradient_spikes),
     "logit_growth": ("attention_logit_max", _rises(LOGIT_RISE)),
     "update_rms": ("update_rms", _rises(UPDATE_RISE)),
-    "epsilon_ratio": ("eps_ratio", above_limit),
+    "epsilon_ratio": ("eps_ratio", _above(LIMIT)),
     "loss_scale": ("loss_scale", loss_scale_floor),
-    "curvature": ("update_curvature", above_limit),
-    "parting": ("parting", apart),
-    "logit_rounding": ("logit_rounding", costly_rounding),
+    "curvature": ("update_curvature", _above(LIMIT)),
+    "parting": ("parting", _above(0.0)),
+    "logit_rounding": ("logit_rounding", _lasts(lambda cost_n: cost_n >= COSTLY, COSTLY)),
 }
 # What ``detect`` finds besides; no study of the records counts it.
 WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "norm_not_finite": ("grad_norm", lasting_overflow),
     "norm_drift": ("grad_norm", norm_drift),
-    "router_collapse": ("expert_load_max", collapsed),
+    "router_collapse": ("expert_load_max", _lasts(lambda load_n: load_n > COLLAPSED_LOAD, 1.0)),
     "router_balance": ("router_balance", unbalanced),
     "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
 }

@@ -69,19 +69,16 @@ class _Run:
             if row.step <= self.last:
                 yield np.array(steps, dtype=np.int64), np.array(losses)
                 steps, losses = [], []
-                self._rewind(row.step)
+                self.again = row.step if self.again is None else self.again
+                if row.step <= self.first:
+                    self.watch, self.first = TrendWatch(), row.step
+                else:
+                    self.watch.rewind(row.step)
             steps.append(row.step)
             losses.append(row.values[LOSS])
             self.first = row.step if self.first < 0 else self.first
             self.last, self.rows = row.step, self.rows + 1
         yield np.array(steps, dtype=np.int64), np.array(losses)
-
-    def _rewind(self, step: int) -> None:
-        self.again = step if self.again is None else self.again
-        if step <= self.first:
-            self.watch, self.first = TrendWatch(), step
-        else:
-            self.watch.rewind(step)
 
     def state(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("watch", "columns")}
@@ -189,7 +186,8 @@ class Follower:
         log = log_of(shown, table_of(run.columns), self.bits)
         for column in run.columns.values():
             column.trim(TAIL)
-        others = [event for event in detect(log, (), self.levels) if event.step >= self._since(log, run.rows - known)]
+        since = log.step_n[max(0, len(log.step_n) - (run.rows - known) - LATE)]
+        others = [event for event in detect(log, (), self.levels) if event.step >= since]
         new = [event for event in others if _key(event) not in self.raised]
         run.warnings = sorted({*run.warnings, *(event.step for event in new)})[-TAIL:]
         spikes = [_spike(log, rise, run.warnings) for rise in rises]
@@ -200,11 +198,6 @@ class Follower:
             elif event.kind == SPIKE and event.step == run.open and event.ending != "none":
                 run.open = -1
                 yield f"{shown} step {event.step}: loss spike {event.ending} at step {event.end}"
-
-    def _since(self, log: Log, new: int) -> int:
-        """The first step at which an alarm that was not raised would be new."""
-        row = max(0, len(log.step_n) - new - LATE)
-        return int(log.step_n[row])
 
     def _state(self) -> str:
         runs = {name: run.state() for name, run in self.runs.items()}

@@ -43,6 +43,7 @@ LONGEST_LINE = 2**20
 # The first line with a measurement must lie within this many bytes.
 LONGEST_PREAMBLE = 8 * files.MIB
 WAITING = 500  # lines with numbers after which the columns are chosen
+STATE = ("columns", "unit", "step", "in_one_line", "rank")  # what a reader keeps between two processes
 MOST_NAMES = 10_000  # different names; a log with more holds no measurements
 
 ENDS = re.compile(r"[\r\n]")
@@ -82,11 +83,6 @@ def number(value: object) -> float | None:
     except ValueError:
         word = str(value).strip()
         return None if (plain := without_commas(word)) == word else float(plain)
-
-
-def is_number(value: object) -> bool:
-    """Whether a text or a JSON value holds a number."""
-    return number(value) is not None
 
 
 @lru_cache(maxsize=MOST_NAMES)
@@ -217,8 +213,8 @@ def table_of(line: str) -> Table | None:
     except csv.Error:
         return None
     is_named = any(rank_of(column, name.rpartition(" - ")[2]) is not None for column in (STEP, LOSS) for name in names)
-    has_numbers = any(map(is_number, names))
-    return Table(separator, names) if is_named and not has_numbers and all(map(str.isprintable, names)) else None
+    are_words = all(name.isprintable() and number(name) is None for name in names)
+    return Table(separator, names) if is_named and are_words else None
 
 
 class LogReader:
@@ -295,7 +291,8 @@ class LogReader:
     def _begun_table(self, line: str) -> Table | None:
         """The table whose names are in the line before this one, if this one has numbers below them."""
         table = None if self.columns and self.step >= 0 else table_of(self.header)
-        if table is None or len(cells := table.cells(line)) != len(table.names) or not any(map(is_number, cells)):
+        cells = table.cells(line) if table else []
+        if table is None or len(cells) != len(table.names) or all(number(cell) is None for cell in cells):
             return None
         self.waiting, self.names = [], {}
         if self.columns and self.columns[LOSS] not in table.names:
@@ -314,19 +311,11 @@ class LogReader:
     def state(self) -> dict[str, Any]:
         """What the next line needs, as values for JSON."""
         table = self.table._asdict() if self.table else None
-        return {
-            "columns": self.columns,
-            "unit": self.unit,
-            "step": self.step,
-            "in_one_line": self.in_one_line,
-            "rank": self.rank,
-            "table": table,
-        }
+        return {name: getattr(self, name) for name in STATE} | {"table": table}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
-        self.columns, self.unit, self.step = dict(state["columns"]), str(state["unit"]), int(state["step"])
-        self.rank, self.in_one_line = state["rank"], bool(state["in_one_line"])
+        vars(self).update({name: state[name] for name in STATE})
         self.table = Table(**state["table"]) if state["table"] else None
         self.names = dict.fromkeys(self.columns.values())
 
@@ -349,7 +338,8 @@ class LogReader:
         if self.columns or not self.waiting:
             return []
         steps = self._candidates(STEP, self._counts)
-        losses = self._candidates(LOSS, lambda name: self._varies(name) or self._stands_beside(name, steps))
+        beside = {name for _, fields in self.waiting for name in fields if any(step in fields for step in steps)}
+        losses = self._candidates(LOSS, lambda name: name in beside or self._varies(name))
         if not losses or any(column not in usual_columns(self.names, self.given) for column in self.given):
             return []
         with_loss = [fields for _, fields in self.waiting if losses[0] in fields]
@@ -378,9 +368,6 @@ class LogReader:
     def _varies(self, name: str) -> bool:
         values = self._values(name)
         return len(set(values)) > 1 or not all(map(math.isfinite, values))
-
-    def _stands_beside(self, name: str, others: Sequence[str]) -> bool:
-        return any(name in fields and other in fields for _, fields in self.waiting for other in others)
 
     def _counts(self, name: str) -> bool:
         """Whether the values are whole numbers that change."""

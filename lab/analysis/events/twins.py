@@ -88,7 +88,8 @@ def shared_batches(a: Log, b: Log) -> Sharing:
     sum_k, count_k = np.cumsum(r_k * rows_k), np.cumsum(rows_k)
     best = int(np.argmax(sum_k / np.sqrt(count_k)))
     correlation, error = _mean(r_k, rows_k, spread, slice(best + 1))
-    if correlation < LEAST_CORRELATION or _score(correlation, error) < LEAST_SCORE:
+    score = math.atanh(min(correlation, 1 - 1e-12)) * math.sqrt(max(1 / error**2 - 3, 0.0))
+    if correlation < LEAST_CORRELATION or score < LEAST_SCORE:
         return Sharing(len(step_n), None, 0, *_mean(r_k, rows_k, spread, slice(None)), math.nan)
     rest, rest_error = _mean(r_k, rows_k, spread, slice(best + 1, None))
     length = max(1, min(len(r_k) - best - 1, (best + 1) // 2))
@@ -139,11 +140,6 @@ def _mean(r_k: Numbers, rows_k: NDArray[np.int64], spread: float, some: slice) -
     if not rows:
         return math.nan, math.nan
     return float(r_k[some] @ rows_k[some]) / rows, spread / math.sqrt(rows)
-
-
-def _score(correlation: float, error: float) -> float:
-    """By how many standard errors a correlation lies above zero."""
-    return math.atanh(min(correlation, 1 - 1e-12)) * math.sqrt(max(1 / error**2 - 3, 0.0))
 
 
 def _last_shared(u_n: Numbers, v_n: Numbers, correlation: float) -> int:

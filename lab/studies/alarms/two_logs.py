@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,8 @@ class ComparedLogs(NamedTuple):
     def letters(self) -> dict[str, str]:
         """The letter of each log by its name: A for the first."""
         names = [self.pairs[0].first.name, *(pair.second.name for pair in self.pairs)]
-        return dict(zip(names, _letters(), strict=False))
+        letters = [*ascii_uppercase, *(f"log {number}" for number in range(27, len(names) + 1))]
+        return dict(zip(names, letters, strict=False))
 
     def lines(self) -> Iterator[str]:
         """Sentences for a terminal."""
@@ -234,15 +236,6 @@ def _distinct(logs: Sequence[Log]) -> list[Log]:
         again = sum(name.partition(" #")[0] == log.name for name in names)
         names.append(f"{log.name} #{again + 1}" if again else log.name)
     return [log._replace(name=name) for log, name in zip(logs, names, strict=True)]
-
-
-def _letters() -> Iterator[str]:
-    """The names of logs: A to Z, then numbers."""
-    yield from map(chr, range(ord("A"), ord("Z") + 1))
-    number = 27
-    while True:
-        yield f"log {number}"
-        number += 1
 
 
 def _described(log: Log) -> str:

@@ -115,8 +115,10 @@ def pair_figure(pair: Pair, events: Sequence[SharedEvent], letters: dict[str, st
         axes.tick_params(labelbottom=False)
     scales.step_axis(panels_drawn[-1], int(max(log.step_n[-1] for log in logs)))
     keys = [Line2D([], [], color=colour, label=name) for name, colour in (("A", A), (letter, B))]
-    kinds = [(is_paired, name) for is_paired, name in ((True, "paired"), (False, "unpaired")) if _has(pair, is_paired)]
-    gaps = [Line2D([], [], color=_colour(is_paired), label=name) for is_paired, name in kinds]
+    gaps = [
+        Line2D([], [], color=_colour(gap.is_paired), label="paired" if gap.is_paired else "unpaired")
+        for gap in pair.gaps
+    ]
     sheet.keys(("log", keys), ("gap", gaps))
     sheet.explain(INTERVAL, "The band is the 95 % interval of the least-squares line through the judged rows.")
     sheet.explain(MARGIN, "Dotted lines are the margin within which losses count as equal.")
@@ -172,10 +174,6 @@ def siblings_figure(compared: Siblings) -> Sheet:
     sheet.keys(("log", keys))
     sheet.explain(TOLERANCE, "The dotted line is the excess above which the run departs from its siblings.")
     return sheet
-
-
-def _has(pair: Pair, is_paired: bool) -> bool:
-    return any(gap.is_paired is is_paired for gap in pair.gaps)
 
 
 def _colour(is_paired: bool) -> str:

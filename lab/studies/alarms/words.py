@@ -18,7 +18,7 @@ from lab.analysis.text import format_value
 ALIKE_ROWS = 3
 # The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
 AT_PEAK, JUMP = 0.95, 1.5
-# The loss after an alarm is compared over so many rows at both ends.
+# Where the norm is not finite, the loss still falls or not by the medians of so many rows at both ends.
 ENDS = 10
 
 
@@ -65,8 +65,11 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
         kind = kinds.get(column_of(event.kind), "spike")
         return LABELS[kind].get("next", "what the rows before it have in common")
+    if event.kind == "norm_not_finite":
+        after_n = log.columns["loss"][log.step_n >= event.step]
+        return _AFTER_LOSS[bool(np.nanmedian(after_n[-ENDS:]) < np.nanmedian(after_n[:ENDS]))]
     if event.kind != "spike":
-        return _AFTER_LOSS[_goes_on(log, event)] if event.kind == "norm_not_finite" else LABELS[event.kind]["next"]
+        return LABELS[event.kind]["next"]
     if event.ending in _AFTER_ENDING:
         return _AFTER_ENDING[event.ending]
     row = int(np.searchsorted(log.step_n, event.step))
@@ -111,9 +114,3 @@ def _rows_until(log: Log, event: Event) -> int:
 def _rows_after(log: Log, event: Event) -> int:
     after_n = ~np.isfinite(log.columns["grad_norm"][log.step_n >= event.step])
     return int(np.argmin(after_n)) if not after_n.all() else len(after_n)
-
-
-def _goes_on(log: Log, event: Event) -> bool:
-    """Whether the loss falls from the beginning of an alarm to the end of the log."""
-    after_n = log.columns["loss"][log.step_n >= event.step]
-    return bool(np.nanmedian(after_n[-ENDS:]) < np.nanmedian(after_n[:ENDS]))
