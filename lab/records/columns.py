@@ -67,10 +67,7 @@ class Columns(NamedTuple):
 def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float | None:
     """The column of a quantity, or the number that holds for all runs; None if there is neither.
 
-    Args:
-        table: as for ``run_table.records_of``.
-        key: a field of ``Columns``.
-        given: its value there.
+    ``key`` is a field of ``Columns``, and ``given`` its value there.
 
     Raises:
         RequestError: there is no such column, or none of losses.

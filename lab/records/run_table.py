@@ -72,12 +72,7 @@ def records_of(
     """Make records of a table with a row per run.
 
     Columns that hold no quantity and are no setting are kept: numbers as metrics of the last step, words as notes.
-
-    Args:
-        table: as from ``read_table``.
-        columns: names of its columns.
-        source: what the table is called, for the page.
-        measured: columns that set no arms apart unless ``columns.arm`` names them.
+    Those ``measured`` set no arms apart unless ``columns.arm`` names them. The page calls the table ``source``.
 
     Raises:
         RequestError: a column is absent, a row makes no sense, or two rows are one run.
@@ -372,13 +367,7 @@ def size_name(records: Records) -> str:
 
 
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:
-    """Write imported records as a results folder; returns whether it was written, or held them already.
-
-    Args:
-        folder: the results folder.
-        records: as from ``records_of``.
-        command: the command that imports them.
-        replace: the imported records that are there.
+    """Write imported records as a results folder, and the command that made them; returns whether they are new there.
 
     Raises:
         RequestError: the folder holds other records, or cannot be written.

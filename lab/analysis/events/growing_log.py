@@ -30,10 +30,9 @@ class GrowingLog(Protocol):
         """Yield the rows since the last call, in pieces of limited size."""
 
     def position(self) -> dict[str, Any]:
-        """The position up to which the log is read, as values for JSON."""
+        """The position up to which the log is read, as values for JSON, from which ``resume`` goes on."""
 
-    def resume(self, position: dict[str, Any]) -> None:
-        """Go on from a position."""
+    def resume(self, position: dict[str, Any]) -> None: ...
 
     def fault(self) -> str:
         """The reason why there is no row yet."""

@@ -33,9 +33,7 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterable[Span]] | None 
     its last step, or the next burst if that comes first. It is false if it begins before the first burst, or in a run
     without one. Any other alarm counts as neither, since the burst may still have caused it.
 
-    Args:
-        records: records of labelled runs.
-        spikes: finds loss spikes; by default ``loss_spikes``.
+    ``spikes`` finds loss spikes; by default ``loss_spikes`` does.
 
     Returns:
         A row per run, burst and kind of alarm whose measurements were recorded; no rows unless there are runs with and

@@ -277,8 +277,7 @@ def gaps(a: Log, b: Log, sharing: Sharing, events: Sequence[Event] = (), margin:
     """The gap from the first log to the second: paired where they share batches, and unpaired where they do not.
 
     Args:
-        a: the first log.
-        b: the second log.
+        a, b: the first and the second log.
         sharing: of both, by ``shared_batches``.
         events: of both; loss spikes are left out.
         margin: nats per token within which losses are equal; None is ``EQUAL`` times the loss of the first log.
@@ -374,12 +373,7 @@ def line_of(
     exact for white noise (orthonormal series: Sun 2013, https://doi.org/10.1111/j.1368-423X.2012.00390.x; Lazarus,
     Lewis, Stock and Watson 2018, https://doi.org/10.1080/07350015.2018.1506926).
 
-    Args:
-        step_n: the steps.
-        gap_n: the gap at these steps, nats per token.
-        is_paired: as in ``Gap``.
-        margin: likewise.
-        events: loss spikes among them are left out.
+    Loss spikes among the events are left out. Gap and margin are in nats per token.
     """
     begin = int(np.searchsorted(step_n, step_n[0] + (1 - JUDGED) * (step_n[-1] - step_n[0])))
     first, last = int(step_n[begin]), int(step_n[-1])
@@ -426,14 +420,7 @@ def _quantile(freedom: int, level: float) -> float:
 
 
 def shares_event(event: Event, log: Log, twin: Log, events: Sequence[Event]) -> bool | None:
-    """Whether a twin has the same event at about the same step; None if its log cannot tell.
-
-    Args:
-        event: an event of the log.
-        log: the log.
-        twin: another run, on the same batches.
-        events: of the twin.
-    """
+    """Whether a twin, whose ``events`` are given, has an event of the log at about the same step; None if unknown."""
     column = column_of(event.kind)
     if column not in twin.columns or not twin.step_n[0] <= event.step <= twin.step_n[-1]:
         return None

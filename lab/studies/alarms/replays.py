@@ -110,12 +110,7 @@ def same_batches(log: Log, twin: Log, spikes: Sequence[Event], events: Sequence[
     """A twin as far as it has the batches of a log.
 
     A spike that begins where losses cease to move together explains that by itself, so batches are not blamed.
-
-    Args:
-        log: the log.
-        twin: the run that is said to have its batches.
-        spikes: alarms of the log.
-        events: alarms of the twin.
+    ``spikes`` are alarms of the log, and ``events`` those of the twin.
     """
     sharing = shared_batches(log, twin)
     step_n = common_losses(log, twin)[0]
@@ -148,13 +143,7 @@ def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) 
 
 
 def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
-    """The cause of a loss spike by its twins: the batches if at least half of those that have the step spike, too.
-
-    Args:
-        spike: a loss spike of the log.
-        log: the log.
-        twins: runs of the same batches.
-    """
+    """The cause of a loss spike by its twins: the batches if at least half of those that have the step spike, too."""
     shared = [shares_event(spike, log, twin.log, twin.events) for twin in twins if len(twin.log.step_n)]
     known = [is_shared for is_shared in shared if is_shared is not None]
     if not known:

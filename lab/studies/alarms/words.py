@@ -56,10 +56,7 @@ def rounded_level(log: Log, event: Event) -> float:
 def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
     """What to look at next, decided by numbers in the log; it names no cause, since none was tested.
 
-    Args:
-        log: in which the alarm was found.
-        event: the alarm.
-        events: the alarms of each run that was watched beside it.
+    ``events`` are the alarms of each run that was watched beside it.
     """
     if event.kind.startswith(LEVEL):
         kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
