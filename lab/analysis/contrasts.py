@@ -16,7 +16,7 @@ from lab.analysis.judging.evidence import curve_summaries
 from lab.analysis.judging.quantities import RUN_TABLES
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
-from lab.analysis.text import count, format_value
+from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped
 from lab.records.run_table import UNKNOWN_SIZE
 
@@ -210,7 +210,7 @@ def _cell(contrast: Contrast, arm: str, column: str) -> str:
 
 def _seed_counts(contrast: Contrast, arm: str) -> str:
     counts = sorted({cell.n for cell in (contrast.differences.get(arm) or contrast.levels[arm]).values() if cell.n})
-    return " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1])))) if counts else "0"
+    return first_to_last(map(str, counts)) or "0"
 
 
 def baseline_of(arms: Sequence[str]) -> str:

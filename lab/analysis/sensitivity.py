@@ -13,7 +13,7 @@ import pandas as pd
 
 from lab.analysis.curves import LR, axis_name, axis_of, load, points, significant
 from lab.analysis.statistics import student_t, student_t_of_rows
-from lab.analysis.text import UNDEFINED, count, format_value, in_terms_of, span
+from lab.analysis.text import UNDEFINED, count, first_to_last, format_value, in_terms_of, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
 from lab.records.columns import Columns
@@ -345,7 +345,7 @@ class Study(NamedTuple):
         numbers = {"run": len(self.runs), **{name: self.points[name].nunique() for name in ("arm", "size", "seed")}}
         counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
         lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
-        rates = "learning rate " + " to ".join(dict.fromkeys(map(format_value, (lr.min(), lr.max()))))
+        rates = "learning rate " + first_to_last(map(format_value, (lr.min(), lr.max())))
         return in_terms_of(self.axis, ", ".join([counts[0], *lost, *counts[1:], rates]))
 
     def _repr_html_(self) -> str:

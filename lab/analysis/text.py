@@ -68,12 +68,18 @@ def count(parameters: float) -> str:
     return f"{parameters:.0f}"
 
 
+def first_to_last(words: Iterable[str]) -> str:
+    """The ends of words in their order, ``a to c``; one if they are alike, and an empty text without any."""
+    spelled = list(words)
+    return " to ".join(dict.fromkeys([spelled[0], spelled[-1]])) if spelled else ""
+
+
 def span(values: Sequence[float]) -> str:
     """Range of the seeds' learning rates, with the number of seeds that have one (not NaN) if not all do."""
     present = sorted(value for value in values if not math.isnan(value))
     if not present:
         return "none"
-    ends = " to ".join(format_value(value) for value in dict.fromkeys([present[0], present[-1]]))
+    ends = first_to_last(map(format_value, present))
     return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 

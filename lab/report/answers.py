@@ -18,7 +18,7 @@ from lab.analysis.judging.verdicts import LOG10
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import alike, arm_phrase, capitalized, count, format_value
+from lab.analysis.text import alike, arm_phrase, capitalized, count, first_to_last, format_value
 from lab.core import shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
@@ -125,7 +125,7 @@ def dates(folders: Sequence[Path]) -> str:
     if not recorded:
         return "date not recorded"
     is_whole = len(recorded) >= sum(len(store.commands(folder)) for folder in folders)
-    return " to ".join(dict.fromkeys([min(recorded), max(recorded)])) + ("" if is_whole else " (and before)")
+    return first_to_last(sorted(recorded)) + ("" if is_whole else " (and before)")
 
 
 def questions(folders: Iterable[Path]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from lab.analysis.judging.verdicts import (
 from lab.analysis.judging.verdicts import committed as verdicts_by_claim
 from lab.analysis.rendering import html
 from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
-from lab.analysis.text import capitalized, count, finite, plain_text, to_json
+from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
 from lab.core.errors import RequestError, nearest
 from lab.records import store
 from lab.studies.claims import CLAIMS
@@ -225,9 +225,9 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
             "verdict": [row.said for row in rows],
             EFFECT: [row.effect for row in rows],
             "q": [_spell_q(row.q) for row in rows],
-            "parameters": [_range(row.verdict.parameters, count) for row in rows],
-            "steps": [_range(row.verdict.steps) for row in rows],
-            "λT": [_range(row.verdict.decay_times_steps) for row in rows],
+            "parameters": [first_to_last(map(count, row.verdict.parameters)) for row in rows],
+            "steps": [first_to_last(map("{:g}".format, row.verdict.steps)) for row in rows],
+            "λT": [first_to_last(map("{:g}".format, row.verdict.decay_times_steps)) for row in rows],
             "seeds": [f"{row.verdict.seeds}{' (screening)' * row.is_screening}" for row in rows],
             "why not": [row.verdict.reason for row in rows],
         }
@@ -238,10 +238,6 @@ def _spell_q(q: float) -> str:
     if math.isnan(q):
         return ""
     return f"at most {LEAST_Q:g}" if q <= LEAST_Q else format_3_decimals(q)
-
-
-def _range(rising: Sequence[float], show: Callable[[float], str] = "{:g}".format) -> str:
-    return " to ".join(dict.fromkeys(map(show, (rising[0], rising[-1])))) if rising else ""
 
 
 def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:

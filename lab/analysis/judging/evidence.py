@@ -20,7 +20,7 @@ import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, points
 from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
-from lab.analysis.text import count
+from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.records import store
 from lab.records.store import Records
@@ -465,13 +465,8 @@ def _runs_of(arms: list[ArmTables]) -> pd.DataFrame:
 def extent(arms: list[ArmTables]) -> str:
     """Sizes, learning rates and steps that were tried, in words."""
     lrs = sorted({lr for arm in arms for lr in arm.lrs})
-    sizes, rates = _span(map(count, sizes_of(arms))), _span(map("{:g}".format, lrs))
-    return f"{sizes} parameters, learning rates {rates}, {_span(map(str, steps_of(arms)))} steps"
-
-
-def _span(words: Iterable[str]) -> str:
-    spelled = list(words)
-    return " to ".join(dict.fromkeys([spelled[0], spelled[-1]]))
+    sizes, rates = first_to_last(map(count, sizes_of(arms))), first_to_last(map("{:g}".format, lrs))
+    return f"{sizes} parameters, learning rates {rates}, {first_to_last(map(str, steps_of(arms)))} steps"
 
 
 def _present(curve: Curve) -> dict[str, Hashable]:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from lab.analysis.rendering.style import INK
+from lab.analysis.text import first_to_last
 
 # With more seeds, bands hold the middle part of them only, since the range of seeds grows with their number.
 MOST_SEEDS_OF_RANGE = 5
@@ -103,4 +104,4 @@ def sentences(figure: Figure, others: Mapping[str, str]) -> Iterator[str]:
 def _seeds(artists: Iterable[Artist]) -> str:
     """``3``, or ``2 to 3`` if bands differ in their number of seeds."""
     counts = {int(str(artist.get_gid()).rpartition("|")[2]) for artist in artists}
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return first_to_last(map(str, sorted(counts)))

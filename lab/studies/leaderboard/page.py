@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from lab.analysis.rendering import html, layout, panels, style
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.text import listed
+from lab.analysis.text import first_to_last, listed
 from lab.records import store
 from lab.studies.leaderboard.failures import Failure
 from lab.studies.leaderboard.matrix import CURES, HARMS, IN_PART, NEVER_ENGAGED, NO, OPEN, Judged, Matrix, Row
@@ -178,7 +178,7 @@ def _untried(matrix: Matrix) -> Iterator[str]:
 def _made(matrix: Matrix) -> Iterator[str]:
     runs = store.read(matrix.folder).runs
     days = sorted({request.day for request in store.requests(matrix.folder).values()} - {""})
-    yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {' to '.join(days)}."
+    yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {first_to_last(days)}."
     yield from store.commands(matrix.folder)
     versions = sorted(set(map(str, runs["versions"])))
     yield f"Versions: {'; '.join(versions)}."

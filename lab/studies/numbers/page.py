@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from lab.analysis.forecast.fits import Crossing
 from lab.analysis.rendering import html
-from lab.analysis.text import count, listed, plain_text, to_json
+from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.studies.numbers import numbers
 from lab.studies.numbers.numbers import APART, BEYOND, CLEAR, OPEN, UNASKED, VERDICTS, Row, short
 
@@ -160,8 +160,8 @@ def about(row: Row) -> list[str]:
         missing=_missing(row),
         remarks=row.remarks,
         threshold=row.threshold,
-        sizes=" to ".join(dict.fromkeys(map(count, row.source.sizes))),
-        steps=" to ".join(dict.fromkeys(map(str, row.source.steps))),
+        sizes=first_to_last(map(count, row.source.sizes)),
+        steps=first_to_last(map(str, row.source.steps)),
     )
     return text.splitlines()
 
