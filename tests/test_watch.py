@@ -387,11 +387,10 @@ def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.C
     assert told == {(run["id"], "logit_growth") for run in runs if run["optimizer.lr"] == 1e-1}
 
 
-def test_watching_never_loads_torch(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("step,loss\n0,3\n1,2\n")
-    program = (
-        "import sys; from lab.__main__ import main\nmain(['watch', sys.argv[1]])\nsys.exit('torch' in sys.modules)"
-    )
+def test_watching_loads_neither_torch_nor_what_draws_before_there_is_an_alarm(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n0,3\n1,2\n2,2\n")
+    program = "import sys; from lab.__main__ import main\nmain(['watch', sys.argv[1]])\n"
+    program += "sys.exit(len({'torch', 'matplotlib'} & {*sys.modules}))"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "log.csv")], check=True, capture_output=True)
 
 

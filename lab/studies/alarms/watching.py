@@ -96,7 +96,8 @@ def watch(
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
-    from lab.studies.alarms import pages
+    if alarms:
+        from lab.studies.alarms import pages  # loads what draws
 
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
