@@ -25,6 +25,8 @@ from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
 from lab.core.windows import FEWEST, MERGE, window_statistics
 from lab.records import store
+from lab.studies.alarms.pages import event_figure
+from lab.studies.alarms.words import what_happened
 from planted import cards, write
 
 STEPS = np.arange(1000)
@@ -314,6 +316,7 @@ def test_every_ending_is_named(
     (run,) = read_logs(path).runs
     found = [(event.kind, event.ending, event.step) for event in detect(run)]
     assert found == ([(kind, ending, step)] if kind else [])
+    assert not any("not yet ended" in what_happened(run, event) for event in detect(run) if event.ending != "none")
 
 
 def test_a_loss_that_is_left_out_beside_other_measurements_diverged(tmp_path: Path) -> None:
@@ -363,6 +366,12 @@ def test_a_line_per_event_and_a_page_per_run(tmp_path: Path, capsys: pytest.Capt
     assert alarm.startswith("log.csv step 500: loss spike, 2 to 5.0")
     assert last == "1 alarm in 1 run"
     assert "<h2>Step 500</h2>" in Path(page.strip()).read_text()
+
+
+@pytest.mark.parametrize(("rows", "views"), [(60, 1), (1000, 2)])
+def test_a_short_run_has_no_closer_view(rows: int, views: int) -> None:
+    run = log((calm() + bump(3.0, 40))[:rows])
+    assert len(event_figure(run, detect(run)[0]).axes) == views
 
 
 def test_a_notebook_shows_alarms_and_their_figures(tmp_path: Path) -> None:

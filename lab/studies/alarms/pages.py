@@ -53,7 +53,9 @@ def event_figure(log: Log, event: Event) -> Sheet:
         columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
     end = row if event.end is None else int(np.flatnonzero(log.step_n == event.end)[-1])
-    views = {"the run": slice(None), f"around step {event.step}": slice(max(0, row - MARGIN), end + MARGIN + 1)}
+    views = {"the run": slice(None)}
+    if row > MARGIN or end + MARGIN < len(log.step_n) - 1:  # of a short run, a closer view would show the same
+        views[f"around step {event.step}"] = slice(max(0, row - MARGIN), end + MARGIN + 1)
     sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
     for panels, shown in zip(facets, views.values(), strict=True):
         for axes, column in zip(panels, columns, strict=True):
