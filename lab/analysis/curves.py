@@ -82,19 +82,20 @@ def _naming(recipe: Hashable, keys: Sequence[str], curves: Sequence[Curve]) -> _
     """A recipe names all settings but those in which its own arms differ."""
     own = [curve for curve in curves if curve.get(RECIPE) == recipe]
     differ = [key for key in differing(own) if key in keys]
-    names = [_interventions(curve) for curve in own]
+    names = [interventions(curve) for curve in own]
     labelled = [key for key in differ if not _implied(key, differ, own)]
     has_recipe = len(own) < len(curves) or recipe is not None
     return _Naming([RECIPE] * has_recipe + labelled, sorted(set().union(*names) - set(names[0]).intersection(*names)))
 
 
-def _interventions(curve: Curve) -> list[str]:
+def interventions(curve: Curve) -> list[str]:
+    """The names of the interventions of a curve."""
     return [name for name in str(curve["intervention"]).split("+") if name != "none"]
 
 
 def _factors(curve: Curve, keys: Sequence[str], switches: Sequence[str]) -> dict[str, Hashable]:
     values = {key: curve[key] for key in keys if key != "intervention"}
-    return values | {f"intervention.{name}": "on" if name in _interventions(curve) else None for name in switches}
+    return values | {f"intervention.{name}": "on" if name in interventions(curve) else None for name in switches}
 
 
 def differing(curves: Sequence[Curve]) -> list[str]:
@@ -151,7 +152,7 @@ def _sort_key(key: str, curve: Curve) -> tuple[int, float, str]:
     """Key of the order of arms: absent values, then numbers, then words, the default first; few interventions first."""
     value = curve[key]
     if key == "intervention":
-        return (0, len(_interventions(curve)), str(value))
+        return (0, len(interventions(curve)), str(value))
     if value is None:
         return (0, 0, "")
     return (1, value, "") if isinstance(value, float) else (2, value != default_recipe().get(key), str(value))
@@ -168,7 +169,7 @@ def _label(curve: Curve, naming: _Naming, *, in_full: bool = False) -> str:
         return ", ".join(parts) or f"no {', '.join(names.values())}"
     if TABLE in curve and not switches:  # the only arm of an imported table, which has no interventions to name
         return str(curve.get("arm") or curve[TABLE])
-    present = [name for name in _interventions(curve) if name in switches or not switches]
+    present = [name for name in interventions(curve) if name in switches or not switches]
     return " ".join([", ".join(parts), switches_text(present, switches)]).strip()
 
 

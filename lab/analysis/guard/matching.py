@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.curves import GAINS_TOLERANCE, arm_keys, name_arms, same_sizes
+from lab.analysis.curves import GAINS_TOLERANCE, arm_keys, interventions, name_arms, same_sizes
 from lab.analysis.guard.baseline import Baseline, whole_seeds
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import count, format_value
@@ -113,7 +113,7 @@ def _lacking_interventions(old: Baseline, new: Baseline, number: int, keys: set[
 
 
 def _interventions(baseline: Baseline, number: int) -> set[str]:
-    return set(str(baseline.curves[number]["intervention"]).split("+")) - {"none"}
+    return set(interventions(baseline.curves[number]))
 
 
 def _parameters(baseline: Baseline, number: int) -> int:

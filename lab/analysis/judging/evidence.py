@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.curves import Curve, configs, points
+from lab.analysis.curves import Curve, configs, interventions, points
 from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
 from lab.analysis.text import count, first_to_last
@@ -471,10 +471,9 @@ def extent(arms: list[ArmTables]) -> str:
 
 def _present(curve: Curve) -> dict[str, Hashable]:
     """The config of a curve without absent keys; each intervention is a key of its own."""
-    names = [name for name in str(curve["intervention"]).split("+") if name != "none"]
     named = ("intervention", store.ORDER)
     present = {key: value for key, value in curve.items() if value is not None and key not in named}
-    return {**present, **{f"intervention.{name}": "on" for name in names}}
+    return {**present, **{f"intervention.{name}": "on" for name in interventions(curve)}}
 
 
 def _below(key: str, keys: Iterable[str]) -> bool:
