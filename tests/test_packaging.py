@@ -14,7 +14,7 @@ import pytest
 from lab.core import shipped
 from lab.report.scoreboard import OF_THE_LAB
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.transfer import predict, published
+from lab.studies.leaderboard.transfer import predict, published, size_trends
 from sweeping import OutputOf
 
 HOME = Path(__file__).parents[1]
@@ -43,6 +43,7 @@ def test_what_claims_and_the_board_read_comes_with_the_package(
     assert "These verdicts come with the lab" in output_of("claims")
     by_claim = [pair for pair in published() if pair.claim]
     assert all(one.difference for one in predict(shipped.results() / "board", by_claim))
+    assert size_trends(shipped.results(), published())
 
 
 @pytest.mark.slow
