@@ -9,7 +9,7 @@ from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.text import format_value
+from lab.analysis.rendering.panels import RowPanel
 from lab.records.store import Records
 from lab.studies.experts.effects import routing
 
@@ -20,6 +20,7 @@ ROWS = [
 ]
 LEAST_LOGIT = 0.1  # below which logits, which may be negative, are drawn at it
 DEAD, LOSS = Quantity("dead experts of a block", ""), Quantity("final loss, nats/token", "nats/token")
+ENDS = (RowPanel("dead", DEAD.name, DEAD), RowPanel("capped", LOSS.name, LOSS, begins_at_zero=False))
 
 
 @figure("routers")
@@ -45,15 +46,10 @@ def experts_by_arm(records: Records, runs: pd.DataFrame) -> Sheet:
     _with_experts(records, runs)
     table = runs.set_index("id").assign(dead=routing(records)["dead"], name=runs["arm"].to_numpy()).reset_index()
     names = list(dict.fromkeys(table["arm"]))
-    sheet, (dead, loss) = panels.row_panels(names, 2)
-    rates = sorted(table["lr"].unique())
-    looks = {f"LR {format_value(lr)}": panels.arm_look(n) for n, lr in enumerate(rates)}
-    for axes, column, quantity in ((dead, "dead", DEAD), (loss, "capped", LOSS)):
-        dots = [panels.dots(table[table["lr"] == lr], column, quantity, names) for lr in rates]
-        panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
-        axes.set_xlabel(quantity.name)
-    dead.set_xlim(left=0)
-    sheet.keys(("learning rate", panels.arm_keys(looks, linestyle="")))
+    looks = panels.arm_looks(sorted(table["lr"].unique()))
+    sheet = panels.grouped_rows(table, ENDS, names, "lr", looks)
+    named = {f"LR {lr:g}": look for lr, look in looks.items()}
+    sheet.keys(("learning rate", panels.arm_keys(named, linestyle="")))
     return sheet
 
 

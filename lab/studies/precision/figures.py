@@ -10,12 +10,14 @@ from lab.analysis.probe_values import late
 from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import RowPanel
 from lab.analysis.text import format_value
 from lab.records.store import Records
 from lab.studies.precision.effects import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
 
 SHARES = (-0.03, 1.03)
 SPIKES, ZEROS = Quantity("loss spikes in 1000 updates", ""), Quantity("share of gradients that are zero", "")
+COUNTED = (RowPanel("spikes", SPIKES.name, SPIKES), RowPanel("zeros", "share of gradients\nthat are zero", ZEROS))
 
 
 @figure("rounding_faults")
@@ -62,16 +64,10 @@ def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
     exponents = sorted(table["exponent"].dropna().unique(), reverse=True)
     names = [f"loss scale 2^{exponent:g}" for exponent in exponents]
     table["name"] = table["exponent"].map(dict(zip(exponents, names, strict=True)))
-    sheet, (spikes, zeros) = panels.row_panels(names, 2)
-    arms = list(table.groupby(["precision", "eps"]))
-    looks = {
-        f"{precision}, epsilon {format_value(eps)}": panels.arm_look(n) for n, ((precision, eps), _) in enumerate(arms)
-    }
-    for axes, column, quantity in ((spikes, "spikes", SPIKES), (zeros, "zeros", ZEROS)):
-        dots = [panels.dots(of_arm, column, quantity, names) for _, of_arm in arms]
-        panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
-        axes.set_xlabel(quantity.name.replace(" that", "\nthat"))
-    spikes.set_xlim(left=0)
-    zeros.set_xlim(*SHARES)
+    table = table.sort_values(["precision", "eps"], kind="stable")
+    table["arm"] = table["precision"] + ", epsilon " + table["eps"].map(format_value)
+    looks = panels.arm_looks(table["arm"].unique())
+    sheet = panels.grouped_rows(table, COUNTED, names, "arm", looks)
+    sheet.figure.axes[1].set_xlim(*SHARES)
     sheet.keys(("arm", panels.arm_keys(looks, linestyle="")))
     return sheet

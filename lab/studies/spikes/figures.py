@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from lab.analysis.probe_values import places
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.panels import RowPanel
 from lab.analysis.statistics import student_t
 from lab.analysis.text import format_value
 from lab.records.store import Records
@@ -42,42 +43,21 @@ AROUND = 60  # steps shown before and after a spike
 BURST, SPIKE = "burst begins", "spike begins"
 
 
-Looks = Mapping[Any, Mapping[str, Any]]  # looks of dots, by the value that they stand for
+PEAK = RowPanel("peak", "peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token"))
+RECOVERY = RowPanel("recovery", "updates until it is back", Quantity("recovery", "updates"))
 
 
-class Cost(NamedTuple):
-    """A panel of costs.
-
-    Attributes:
-        column: the column of the table.
-        label: the label of the axis.
-        quantity: the quantity in hover texts.
-        is_difference: whether values lie on both sides of zero, which then has a line.
-        begins_at_zero: whether the axis begins at zero.
-    """
-
-    column: str
-    label: str
-    quantity: Quantity
-    is_difference: bool = False
-    begins_at_zero: bool = True
-
-
-PEAK = Cost("peak", "peak above the usual\nheld-out loss (nats/token)", Quantity("peak excess loss", "nats/token"))
-RECOVERY = Cost("recovery", "updates until it is back", Quantity("recovery", "updates"))
-
-
-def final_change(column: str, reference: str) -> Cost:
+def final_change(column: str, reference: str) -> RowPanel:
     """A panel of final losses minus that of, or without, something."""
     quantity = Quantity(f"final loss minus that {reference}", "nats/token")
-    return Cost(column, "change of the final\nloss (nats/token)", quantity, is_difference=True)
+    return RowPanel(column, "change of the final\nloss (nats/token)", quantity, is_difference=True)
 
 
 COSTS = (
     PEAK,
     RECOVERY,
     final_change("final", "without a response"),
-    Cost("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
+    RowPanel("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
 )
 
 
@@ -101,7 +81,7 @@ def responses(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) -> Sheet:
+def leaderboard(costs: pd.DataFrame, panels_of: Sequence[RowPanel], reference: str) -> Sheet:
     """A panel for each cost, with a row for each ``name``, in rising order of the mean peak, and a mark per burst.
 
     The row of the reference is empty in panels of differences from it.
@@ -111,29 +91,9 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[Cost], reference: str) 
     differences = [cost.column for cost in panels_of if cost.is_difference]
     costs = costs.assign(**{column: costs[column].where(costs["name"] != reference) for column in differences})
     looks = panels.arm_looks(sorted(costs["burst"].unique()))
-    sheet = cost_rows(costs, panels_of, names, "burst", looks)
+    sheet = panels.grouped_rows(costs, panels_of, names, "burst", looks)
     sheet.keys(("burst", panels.arm_keys({burst.replace("_", " "): look for burst, look in looks.items()})))
     return sheet
-
-
-def cost_rows(costs: pd.DataFrame, panels_of: Sequence[Cost], names: Sequence[str], by: str, looks: Looks) -> Sheet:
-    """A panel for each cost, with a row for each ``name`` that holds a dot for each value of the column ``by``."""
-    sheet, row_axes = panels.row_panels(names, len(panels_of))
-    for axes, cost in zip(row_axes, panels_of, strict=True):
-        cost_panel(axes, costs, cost, names, by, looks)
-    return sheet
-
-
-def cost_panel(axes: Axes, costs: pd.DataFrame, cost: Cost, names: Sequence[str], by: str, looks: Looks) -> None:
-    """Draw one panel of ``cost_rows``."""
-    of_group = {key: costs[costs[by] == key] for key in looks}
-    dots = [panels.dots(of_key, cost.column, cost.quantity, names, f"{by}: {key}") for key, of_key in of_group.items()]
-    panels.rows(axes, names, list(zip(looks.values(), dots, strict=True)))
-    axes.set_xlabel(cost.label)
-    if cost.is_difference:
-        panels.level(axes, 0.0, "no difference", upright=True)
-    elif cost.begins_at_zero:
-        axes.set_xlim(left=0)
 
 
 def note_of_lost(sheet: Sheet, costs: pd.DataFrame) -> None:
@@ -250,7 +210,7 @@ STATES = {
     (False, False): "earlier weights and moments",
 }
 BATCHES = {True: "those of the burst", False: "ordinary ones"}
-FINAL = Cost("final", "final held-out loss\n(nats/token)", panels.FINAL_LOSS, begins_at_zero=False)
+FINAL = RowPanel("final", "final held-out loss\n(nats/token)", panels.FINAL_LOSS, begins_at_zero=False)
 STATE_COSTS = (PEAK, FINAL)
 
 
@@ -278,7 +238,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     columns = layout.columns_for(len(STATE_COSTS), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(titles, [""], panels.rows_height(names), columns)
     for (burst, cost), (axes,) in zip(shown, facet_axes, strict=True):
-        cost_panel(axes, table[table["burst"] == burst], cost, names, "batches", looks)
+        panels.row_panel(axes, table[table["burst"] == burst], cost, names, "batches", looks)
     sheet.keys(("batches", panels.arm_keys(looks)))
     for sentence in _factors(records):
         sheet.note(sentence)
@@ -300,7 +260,7 @@ def _factors(records: Records) -> Iterator[str]:
 
 ARM_COSTS = (
     PEAK,
-    Cost(
+    RowPanel(
         "peak_change",
         "change of that peak\n(nats/token)",
         Quantity("peak excess loss minus that of the recipe", "nats/token"),
@@ -330,7 +290,7 @@ def spike_arms(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 BURST_COLUMNS = (
-    Cost(
+    RowPanel(
         "change",
         "final loss above\nthat without a burst\n(nats/token)",
         Quantity("final loss minus that without a burst", "nats/token"),
@@ -356,7 +316,7 @@ def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
     names = [name for name in dict.fromkeys(costs["name"]) if name != CLEAN]
     shades = style.shades(costs["lr"], style.LR_SHADES)
     looks = {lr: {"color": shade, "marker": "o"} for lr, shade in shades.items()}
-    sheet = cost_rows(costs, BURST_COLUMNS, names, "lr", looks)
+    sheet = panels.grouped_rows(costs, BURST_COLUMNS, names, "lr", looks)
     sheet.keys(("peak learning rate", layout.line_keys(shades)))
     return sheet
 

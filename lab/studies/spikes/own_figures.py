@@ -19,12 +19,12 @@ from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import Dot
+from lab.analysis.rendering.panels import Dot, RowPanel
 from lab.analysis.statistics import Interval, share_interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
 from lab.studies.alarms.figures import alarm_dots
-from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, Cost, cost_rows, final_change
+from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, final_change
 from lab.studies.spikes.figures import SPIKE as BEGINS
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
@@ -206,8 +206,8 @@ def _wait(name: str, wait: pd.Series) -> Dot:
 
 OWN_SPIKES = "the model's own"
 REMEDY_COSTS = (
-    Cost("more", "spikes of a run\nafter the first", Quantity("spikes after the first")),
-    Cost("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
+    RowPanel("more", "spikes of a run\nafter the first", Quantity("spikes after the first")),
+    RowPanel("lost", "updates gone back and\nbatches left out", Quantity("updates and batches lost")),
     final_change("change", "without a remedy"),
 )
 
@@ -229,7 +229,7 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
     names = sorted(means.index, key=lambda name: (name != NO_REMEDY, means[name]))
     kinds = sorted(costs["spikes"].unique(), key=lambda kind: (kind != OWN_SPIKES, kind))
     looks = panels.arm_looks(kinds)
-    sheet = cost_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
+    sheet = panels.grouped_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
     if len(kinds) > 1:
         sheet.keys(("spikes", panels.arm_keys(looks)))
         sheet.note("Runs with planted bad data have these once, and are of another length.")
