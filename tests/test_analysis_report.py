@@ -61,7 +61,7 @@ def test_an_answer_may_name_arms_of_its_own(tmp_path, monkeypatch):
     store.write_imported(tmp_path / "adam_theory", runs)
     store.note_command(tmp_path / "adam_theory", "lab sweep adam_theory")
     build.make_report([tmp_path / "adam_theory"])
-    assert build.BESIDE in (tmp_path / "adam_theory/report.html").read_text()
+    assert build.NOTES["beside"] in (tmp_path / "adam_theory/report.html").read_text()
 
 
 class Links(HTMLParser):

@@ -24,7 +24,7 @@ from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import count, format_value, in_terms_of, listed, plain_text
-from lab.core import files
+from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
 from lab.records import store
@@ -38,31 +38,7 @@ from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
 
-SENSITIVITY = """Sensitivity is the mean regret over the learning rates from {}: final loss minus that of the best
-learning rate (nats/token; Wortsman et al. 2023, arXiv:2309.14322, sec. 2.2). It has two parts. Learning rates below
-the best one were too low for this number of steps (under-training), those above it too high (instability). ± is a 95 %
-Student-t interval over n seeds; with fewer than three seeds, their values are shown. eta_div is the smallest learning
-rate at which a run diverged or, above its best learning rate, ended worse than a bigram model."""
-BESIDE = "The row of the reference has its values; the other rows have differences from it, paired by seed."
-ABOUT_TESTS = "p is that of a t-test that the last difference is zero, adjusted for all arms (Holm 1979)."
-APART = """The row of the reference has its values; the other rows have differences from it. No seed is shared, so the
-means are compared."""
-INTERVALS = "Brackets hold 95 % intervals over n seeds."
-DIFFERENCES = """The first arm's number minus the second arm's, seed by seed. Equal seeds have the same order of data,
-and the same initial values of the weights that both arms have. A difference is significant if its interval does not
-contain zero; intervals are not corrected for the number of comparisons."""
-LOSSES = """Mean over seeds of the final held-out loss (nats/token), capped at the loss at initialization. * marks an
-unstable seed, which has a learning rate above the best one and ended worse than a bigram model. † marks a diverged
-seed, whose loss was non-finite or no lower than at initialization."""
-ABOUT_CLAIMS = """Claims of papers that this sweep tests, each with the figure, section or equation of its source. A
-claim is reproduced if the intervals of all its parts lie inside the claimed range. It is contradicted if some part
-certainly lies outside and none certainly inside, and it holds in part if some parts certainly lie inside. No effect
-means that the effect certainly is too small to count. A claim about a remedy is not testable here if these runs do not
-show the trouble that the remedy should prevent. Everything else is inconclusive."""
-
-GROWING = "So far {}. The sweep trains the rest, and this page reloads itself."
-CLAIMS_WINDOW = f"Claims, and an answer that follows from them, keep the window of their papers, {WINDOW}."
-
+NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_name("page.yaml"))
 LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
 NAMED_ARMS = 12  # with more arms, only the tables name them
 MOST_PAIRS = 400  # with more, a page shows no differences of all pairs
@@ -155,7 +131,7 @@ def write_report(
     body = [
         *_laws(study),
         html.paragraph(reply.text, "lead", reply.word),
-        *[html.paragraph(GROWING.format(growth), "warning")] * bool(growth),
+        *[html.paragraph(NOTES["growing"].format(growth), "warning")] * bool(growth),
         *_partial(study),
         *_compared(study, reply, difference),
         *_verdicts(counts),
@@ -214,13 +190,13 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
         title = "" if others else f"{first.title()}. "
         seeds = first.measure.points(study).groupby("arm")["seed"].agg(set)
         is_paired = not first.reference or any(seeds[first.reference] & seeds[arm] for arm in first.differences)
-        beside = f"{BESIDE if is_paired else APART} " if first.reference else ""
-        yield html.paragraph(f"{title}{beside}{INTERVALS}", "note")
+        beside = f"{NOTES['beside'] if is_paired else NOTES['apart']} " if first.reference else ""
+        yield html.paragraph(f"{title}{beside}{NOTES['intervals']}", "note")
         shown = contrasts.table(reply.contrasts)
         if is_imported(study.records) and first.differences:
             column = tested(first)
             yield html.table(shown.assign(**column if any(column["p"]) else {}))
-            yield html.paragraph(f"{ABOUT_TESTS} {power_of_difference(first, difference)}", "note")
+            yield html.paragraph(f"{NOTES['tests']} {power_of_difference(first, difference)}", "note")
         else:
             yield html.table(shown)
 
@@ -326,7 +302,9 @@ def _claims(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[Markup]:
     if claims:
         rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
         shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
-        about = ABOUT_CLAIMS if study.window == WINDOW else f"{ABOUT_CLAIMS} {CLAIMS_WINDOW}"
+        about = NOTES["claims"]
+        if study.window != WINDOW:
+            about += " " + NOTES["claims_window"].format(WINDOW)
         yield html.section("Claims of papers", html.paragraph(about, "note"), shown, folded=True)
 
 
@@ -335,17 +313,17 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities_as_text(study))
         by_seed = _csv(out, "sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        about = html.paragraph(SENSITIVITY.format(study.window), "note")
+        about = html.paragraph(NOTES["sensitivity"].format(study.window), "note")
         yield html.section("Learning-rate sensitivity", sensitivities, by_seed, about, folded=folded)
         folded = True
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
             few = len(study.pairs) <= MOST_PAIRS
             shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
-            parts = shown, _csv(out, "differences"), html.paragraph(DIFFERENCES, "note")
+            parts = shown, _csv(out, "differences"), html.paragraph(NOTES["differences"], "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
     yield from _optima(study)
-    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(LOSSES, "note")
+    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(NOTES["losses"], "note")
     yield html.section("Final loss by learning rate", *parts, folded=folded)
     lost = tables.lost(study)
     if len(lost):

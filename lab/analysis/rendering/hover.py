@@ -67,10 +67,10 @@ class HoverText:
         counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
         outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
         size = f"{count(runs['size'][0])} parameters".removesuffix("unknown size parameters")
-        where = [*filter(None, (shortened(str(runs["arm"][0])), size, lr)), *others]
+        place = filter(None, (shortened(str(runs["arm"][0])), size, lr, *others))
         seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
         names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
-        return "\n".join([*where, *quantity.lines(values), *outcomes, *names])
+        return "\n".join([*dict.fromkeys(place), *quantity.lines(values), *outcomes, *names])
 
 
 def _few(names: Sequence[str], kind: str) -> str:
