@@ -19,7 +19,7 @@ from markupsafe import Markup
 from lab.analysis import contrasts
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
-from lab.analysis.forecast import optimum
+from lab.analysis.forecast import fits, optimum
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
@@ -207,7 +207,7 @@ def _laws(study: Study) -> Iterator[Markup]:
     for law in laws:
         yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
     if laws:
-        yield html.paragraph(optimum.ABOUT_LAW, "note")
+        yield html.paragraph(fits.ABOUT["law"], "note")
 
 
 def _partial(study: Study) -> Iterator[Markup]:
@@ -335,7 +335,7 @@ def _optima(study: Study) -> Iterator[Markup]:
     if not is_imported(study.records) or not study.axis:
         return
     if len(table := optimum.transfer_table(study.points)):
-        about = html.paragraph(optimum.ABOUT_TRANSFER, "note")
+        about = html.paragraph(fits.ABOUT["transfer"], "note")
         yield html.section(optimum.TRANSFER, html.table(table), about, folded=True)
 
 

@@ -22,10 +22,6 @@ from lab.records import run_table
 from lab.records.store import Records
 
 FARTHEST = 1e15  # parameters, up to which the size is searched at which a learning rate fails
-NOT_COVERED = (
-    "Intervals widen with the distance, but they cover neither a bend of the lines nor what else changes with size, "
-    "such as data and the schedule."
-)
 NO_WINDOW = "--window goes with runs imported from a table: here no sensitivity is forecast"
 UNKNOWN = Crossing(math.nan, math.nan, math.nan)
 
@@ -136,7 +132,7 @@ def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: in
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and learning rate {format_value(lr)}" if lr else "")
     beyond = (
-        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {NOT_COVERED}"
+        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {fits.ABOUT['not_covered']}"
         if decades > 0
         else "within the sizes that ran."
     )
@@ -191,7 +187,7 @@ def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, 
             "is_extrapolated": size > row.largest,
             "n": row.n,
             "interval_level": fits.PREDICTION_LEVEL,
-            "not_tested": [NOT_COVERED],
+            "not_tested": [fits.ABOUT["not_covered"]],
             **row.value.plain,
             "limit": finite(row.limit),
             "decades_left": row.decades_left.plain,

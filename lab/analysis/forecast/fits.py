@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.text import count, finite
+from lab.core import shipped
 from lab.core.errors import RequestError
 
 
@@ -58,6 +60,7 @@ def calibrate(values: Iterable[float], unstable: Iterable[bool]) -> Threshold | 
     return Threshold(math.sqrt(low * high), low, high, above, below) if best[0] < -1 else None
 
 
+ABOUT: Mapping[str, str] = shipped.load(Path(__file__).with_name("about.yaml"))  # what tables mean, by their subject
 PREDICTION_LEVEL = 0.95
 # Crossings are searched up to this many times the largest size.
 REACH = 1000

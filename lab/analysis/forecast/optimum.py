@@ -21,13 +21,6 @@ from lab.analysis.text import count, format_value
 from lab.records.store import Records
 
 TRANSFER, LAW = "Does the best learning rate transfer?", "Law of the best learning rate"
-ABOUT_TRANSFER = """The best learning rate of the smallest size, used at the largest. A shift is in steps of the grid,
-and beside it stands the smallest one that could have been seen: half the width of its 95 % interval, or where there are
-fewer than three seeds a whole step, since each optimum is known to half a step only. Its cost is the loss that it adds
-at the largest size, read off the curve between learning rates that ran (nats/token)."""
-ABOUT_LAW = """A power law in all numbers that vary between curves, fitted to the best learning rates by least squares
-in logarithms; brackets hold 95 % Student-t intervals of the exponents. A best learning rate at an end of its grid is
-left out."""
 FEWEST_SPARE = 2  # curves beyond the coefficients of a law
 
 

@@ -22,8 +22,6 @@ LEVEL, MIDDLE = "level", "level half-way"
 # Fewer sizes, or fewer runs for growth over steps, have no useful interval.
 FEWEST_SIZES, FEWEST_RUNS = 3, 2
 TITLE = "Rounded output logits"
-CAUTION = """Lines are straight in logarithms. Brackets hold the 95 % interval of one new run; > means not up to 1000
-times the largest. Growth with steps is that from the middle to the end of these runs, and depends on their schedule."""
 
 
 def say(records: Records, line_length: int) -> list[str]:
@@ -41,7 +39,7 @@ def say(records: Records, line_length: int) -> list[str]:
         grows |= len(table.columns) > 2
         largest = count(arm_runs["size"].max())
         lines += ["", *textwrap.wrap(f"{TITLE}; {arm}; {largest} parameters", line_length), *plain_text(table)]
-    return [*lines, *(textwrap.wrap(CAUTION, line_length) if grows else [])]
+    return [*lines, *(textwrap.wrap(fits.ABOUT["output_logits"], line_length) if grows else [])]
 
 
 def observe(records: Records) -> pd.DataFrame:

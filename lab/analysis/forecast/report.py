@@ -36,9 +36,6 @@ LEAST_COVERAGE = 0.8
 SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted class": ("right", "judged")}
 BENT = " ~"
 LINE_LENGTH = 120
-LEGEND = """Slopes are in log10 per decade; errors in log10, predicted minus measured (geometric mean over seeds).
-Brackets hold the limits by the ends of the 95 % interval for one new run. ≤ means already at the smallest run; > means
-not up to the largest value searched."""
 
 
 def predict(records: Records, folder: Path, window: Window | None = None) -> list[str]:
@@ -145,7 +142,7 @@ def say(records: Records) -> list[str]:
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
         lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(not_fitted)}.", LINE_LENGTH), ""]
-    return [*lines, *textwrap.wrap(LEGEND, LINE_LENGTH)]
+    return [*lines, *textwrap.wrap(fits.ABOUT["trends"], LINE_LENGTH)]
 
 
 def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:

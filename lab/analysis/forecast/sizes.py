@@ -26,10 +26,6 @@ from lab.records.store import Records
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
 FEWEST_SIZES = 3  # one of them is held out
 LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
-LEGEND = """Power laws in size, fitted to all seeds; slopes are in log10 per decade of parameters. The largest size is
-held out: the table shows its error, predicted minus measured in log10, beside the error without growth, which takes the
-value of the next smaller size. It also shows how many of its runs lie inside the 95 % interval. Brackets hold the 95 %
-interval for one new run of that size. It covers the scatter about the line, but not a bend of the line."""
 
 
 class SizeForecast(NamedTuple):
@@ -113,7 +109,7 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
         if not place:
             raise RequestError(f"no forecast: {why}")
         lines = [f"No forecast: {why}."]
-    legend = textwrap.wrap(LEGEND, line_length) if scored else []
+    legend = textwrap.wrap(fits.ABOUT["sizes"], line_length) if scored else []
     return [in_terms_of(axis_name(records.runs), line) for line in [*lines, *legend, *place]]
 
 
@@ -121,9 +117,9 @@ def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     """Whether the best learning rate transfers, and its law, as lines; empty if neither can be told."""
     ended, lines = judge(points(records.runs)), list[str]()
     if len(table := optimum.transfer_table(ended)):
-        lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(optimum.ABOUT_TRANSFER, line_length)]
+        lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(fits.ABOUT["transfer"], line_length)]
     if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW, *laws, *textwrap.wrap(optimum.ABOUT_LAW, line_length)]
+        lines += ["", optimum.LAW, *laws, *textwrap.wrap(fits.ABOUT["law"], line_length)]
     return lines
 
 

@@ -72,7 +72,7 @@ class Risk:
     @property
     def means(self) -> str:
         """What its number is."""
-        return DERIVED[self.number].means if self.number in DERIVED else str(_table()["numbers"][self.number]["means"])
+        return DERIVED[self.number].means if self.number in DERIVED else str(table()["numbers"][self.number]["means"])
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -118,21 +118,16 @@ class Row(NamedTuple):
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = shipped.load(Path(__file__).with_name("risks.yaml"))
-    return table
+def table() -> Mapping[str, Any]:
+    """The content of ``risks.yaml``; see there."""
+    content: Mapping[str, Any] = shipped.load(Path(__file__).with_name("risks.yaml"))
+    return content
 
 
 @cache
 def risks() -> Sequence[Risk]:
     """All risks, in their order."""
-    return [Risk(name, **{"when": {}, **entry}) for name, entry in _table()["risks"].items()]
-
-
-def untold() -> Sequence[str]:
-    """What no small model can tell, a sentence or two each."""
-    sentences: Sequence[str] = _table()["untold"]
-    return sentences
+    return [Risk(name, **{"when": {}, **entry}) for name, entry in table()["risks"].items()]
 
 
 def read_numbers(words: Sequence[str]) -> dict[str, float | str]:
@@ -141,7 +136,7 @@ def read_numbers(words: Sequence[str]) -> dict[str, float | str]:
     Raises:
         RequestError: a word is no number of a run, is given twice, or its value is none.
     """
-    known, numbers = _table()["numbers"], dict[str, float | str]()
+    known, numbers = table()["numbers"], dict[str, float | str]()
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
@@ -188,7 +183,7 @@ def left_out(numbers: Mapping[str, float | str]) -> list[str]:
 
 def not_covered(numbers: Mapping[str, float | str]) -> list[str]:
     """What these records do not know of the values given, half a sentence each."""
-    known = _table()["numbers"]
+    known = table()["numbers"]
     found = {key: known[key].get("not_covered", {}).get(value, "") for key, value in numbers.items()}
     return [f"{key}={numbers[key]}: {reason}" for key, reason in found.items() if reason]
 

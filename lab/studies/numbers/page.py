@@ -16,21 +16,9 @@ from lab.analysis.forecast.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.studies.numbers import numbers
-from lab.studies.numbers.numbers import APART, BEYOND, CLEAR, OPEN, UNASKED, VERDICTS, Row, short
+from lab.studies.numbers.numbers import BEYOND, VERDICTS, Row, short
 
 LINE_LENGTH = 120
-HEADS = {
-    BEYOND: "Beyond the limit",
-    OPEN: "Open, since the interval holds your number or has no end",
-    CLEAR: "Clear of the limit",
-    APART: "Measured, but does not carry over",
-    UNASKED: "No number given",
-}
-ABOUT = (
-    "Decades are factors of ten from your number to the limit, negative beyond it; brackets hold 95 % intervals. A "
-    "limit is an extrapolation wherever sizes lie between: the interval covers the scatter of runs about a straight "
-    "line, but neither a bend nor what else changes with size. A limit without a trend is that of the size that ran."
-)
 
 
 @dataclass(frozen=True)
@@ -86,8 +74,9 @@ class NumbersPage:
     def headline(self) -> str:
         """Which risks lie beyond their limits, and which are open, clear or unknown."""
         titles = {word: [row.risk.title for row in self.rows if row.verdict == word] for word in VERDICTS}
+        heads = numbers.table()["heads"]
         return " ".join(
-            f"{HEADS[word]}: {listed(found or ['none'])}." for word, found in titles.items() if found or word == BEYOND
+            f"{heads[word]}: {listed(found or ['none'])}." for word, found in titles.items() if found or word == BEYOND
         )
 
     def remarks(self) -> list[str]:
@@ -103,7 +92,7 @@ class NumbersPage:
         yield ""
         yield from plain_text(self.table)
         yield ""
-        yield from textwrap.wrap(ABOUT, LINE_LENGTH)
+        yield from textwrap.wrap(numbers.table()["about"], LINE_LENGTH)
         for row in self.rows:
             yield ""
             yield row.risk.title
@@ -111,7 +100,7 @@ class NumbersPage:
                 yield from textwrap.wrap(sentence, LINE_LENGTH, initial_indent="  ", subsequent_indent="    ")
         yield ""
         yield "What no small model can tell"
-        for sentence in numbers.untold():
+        for sentence in numbers.table()["untold"]:
             yield from textwrap.wrap(sentence, LINE_LENGTH, initial_indent="  ", subsequent_indent="    ")
 
     def page(self) -> str:
@@ -126,10 +115,10 @@ class NumbersPage:
         yield html.paragraph(self.headline(), "lead")
         yield from map(html.paragraph, self.remarks())
         yield html.table(self.table)
-        yield html.paragraph(ABOUT, "note")
+        yield html.paragraph(numbers.table()["about"], "note")
         for row in self.rows:
             yield html.section(row.risk.title, html.bullets(about(row)))
-        yield html.section("What no small model can tell", html.bullets(numbers.untold()))
+        yield html.section("What no small model can tell", html.bullets(numbers.table()["untold"]))
         yield html.section("How this was made", html.block(self.command))
 
     def as_json(self) -> str:
@@ -142,7 +131,7 @@ class NumbersPage:
             "thresholds": self.thresholds,
             "left_out": numbers.left_out(self.given),
             "not_covered": numbers.not_covered(self.given),
-            "not_tested": list(numbers.untold()),
+            "not_tested": numbers.table()["untold"],
         }
         return to_json(content)
 
