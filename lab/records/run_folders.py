@@ -122,7 +122,13 @@ def _log_runs(folder: Path, read_log: ReadLog, unread: list[str]) -> Iterator[tu
 
 def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
     """The measurements in a log, and the settings that its rows repeat under ``config``."""
-    rows = list(_rows(log)) if log.suffix in STRUCTURED else []
+    text = files.read_bytes(log).decode("utf-8-sig") if log.suffix in STRUCTURED else ""
+    if log.suffix in (".csv", ".tsv"):
+        table = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=text.partition("\n")[0].count))
+        found = [{str(name): cell for name, cell in cells.items() if isinstance(cell, str) and cell} for cells in table]
+    else:
+        found = [dict(flat(row)) for row in json_rows(text)]
+    rows = [{name: _number_or_word(value) for name, value in row.items()} for row in found]
     if not rows:
         return read_log(log), {}
     steps = next((name for usual in USUAL_NAMES["steps"] for name in rows[-1] if end_of(name) == usual), None)
@@ -137,18 +143,6 @@ def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
             elif isinstance(value, float | int) and name != steps:
                 values.setdefault(name, {})[step] = float(value)
     return {name: pd.Series(of_name).sort_index() for name, of_name in values.items()}, config
-
-
-def _rows(log: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a log of JSON lines, JSON or CSV, each with the values that it has."""
-    text = files.read_bytes(log).decode("utf-8-sig")
-    if log.suffix in (".csv", ".tsv"):
-        head = text.partition("\n")[0]
-        for cells in csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=head.count)):
-            yield {str(name): _number_or_word(cell) for name, cell in cells.items() if isinstance(cell, str) and cell}
-    else:
-        for row in json_rows(text):
-            yield {name: _number_or_word(value) for name, value in flat(row)}
 
 
 def _settings_beside(folder: Path) -> dict[str, Any]:

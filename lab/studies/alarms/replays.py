@@ -27,51 +27,6 @@ DIGITS = 1.5
 CALM = 5.0
 
 
-class ReplayEvidence(NamedTuple):
-    """Evidence on a step at which the loss rose, or was not finite, from a log and its replay.
-
-    Attributes:
-        loss: the loss of the step, nats per token. If several steps were replayed, ``loss`` and ``replayed`` are those
-            of the first at which they differ, since rounding errors grow.
-        replayed: the loss of the same step, trained again from the last checkpoint with the same data.
-        returns: whether the replay is equal to the bit, or its loss rises at least half as far.
-        parts_error: relative difference between the gradients of a batch and of its micro-batches or shards.
-        norms: the gradient norm of each micro-batch of the step.
-        usual_norm: the gradient norm of the steps before.
-        digit: the last digit to which losses are written, nats per token.
-    """
-
-    loss: float
-    replayed: float
-    returns: bool
-    parts_error: float
-    norms: Sequence[float]
-    usual_norm: float
-    digit: float = 0.0
-
-
-def diagnose(evidence: ReplayEvidence) -> str:
-    """Name the cause of the rise of the loss.
-
-    - ``scaling_bug``: gradients of the parts of a batch do not add up to the batch's gradient, from the first update.
-    - ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not
-      return in the replay.
-    - ``rounding``: weights differ, but the loss hardly does.
-    - ``corrupted_state``: the loss differs by more, as after a flipped bit in a weight.
-    - ``spike``: the rise returns in the replay, so data and state explain it.
-    """
-    if not evidence.parts_error <= PARTS_DIFFER:
-        return "scaling_bug"
-    if evidence.returns:
-        return "spike"
-    broken = [norm for norm in evidence.norms if not math.isfinite(norm)]
-    calm = [norm for norm in evidence.norms if norm <= CALM * evidence.usual_norm]
-    if broken and calm and len(broken) + len(calm) == len(evidence.norms):
-        return "faulty_micro_batch"
-    is_close = abs(evidence.loss - evidence.replayed) <= ROUNDING * abs(evidence.replayed) + DIGITS * evidence.digit
-    return "rounding" if is_close else "corrupted_state"
-
-
 CAUSES: dict[str, str] = shipped.load(Path(__file__).with_name("causes.yaml"))
 
 
@@ -164,7 +119,7 @@ def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
         or not np.isfinite(losses[1]).all()
         or (first - spike.usual > LEAST_RISE and again - spike.usual > (first - spike.usual) / 2)
     )
-    cause = diagnose(_evidence(log, pair, spike.step, until, returns))
+    cause = _diagnose(log, pair, spike.step, until, returns=returns)
     return "not_batch" if cause in ("corrupted_state", "rounding") and not _begins_alike(pair) else cause
 
 
@@ -181,7 +136,7 @@ def departure(log: Log, twin: Twin | None, events: Sequence[Event]) -> Cause | N
         return None
     if steps := _departures(pair, last):
         step = steps[0]
-        return Cause(log.name, step, diagnose(_evidence(log, pair, step, last, returns=False)))
+        return Cause(log.name, step, _diagnose(log, pair, step, last, returns=False))
     return Cause(log.name, last, "stopped") if last < replay.step_n[-1] else None
 
 
@@ -207,15 +162,32 @@ def _departures(pair: Pair, until: int, column: str | None = None) -> list[int]:
     return list(step_n[differs.to_numpy() & (step_n <= until)].tolist())
 
 
-def _evidence(log: Log, pair: Pair, step: int, until: int, returns: bool) -> ReplayEvidence:
-    """The evidence of log and replay on a step; losses are those at the first difference, or else at the step."""
+def _diagnose(log: Log, pair: Pair, step: int, until: int, *, returns: bool) -> str:
+    """Name the cause of the rise of the loss at a step.
+
+    - ``scaling_bug``: gradients of the parts of a batch do not add up to the batch's gradient, from the first update.
+    - ``spike``: the rise ``returns`` in the replay, so data and state explain it.
+    - ``faulty_micro_batch``: single micro-batches are not finite while the others are calm, and the fault does not
+      return in the replay.
+    - ``rounding``: weights differ, but the loss hardly does.
+    - ``corrupted_state``: the loss differs by more, as after a flipped bit in a weight.
+
+    Losses are compared at the first step up to ``until`` at which they differ, since rounding errors grow.
+    """
+    errors_n = log.columns.get("parts_error", np.zeros(1))
+    if np.isfinite(errors_n).any() and np.nanmax(errors_n) > PARTS_DIFFER:
+        return "scaling_bug"
+    if returns:
+        return "spike"
+    norms_mn = np.array([column for name, column in log.columns.items() if name.startswith(MICRO_BATCH)])
+    if len(norms_mn):
+        row = int(np.flatnonzero(log.step_n == step)[0])
+        norm_m, before = norms_mn[:, row], norms_mn[:, :row][np.isfinite(norms_mn[:, :row])]
+        is_broken_m = ~np.isfinite(norm_m)
+        is_calm_m = norm_m <= CALM * (float(np.median(before)) if len(before) else math.nan)
+        if is_broken_m.any() and is_calm_m.any() and (is_broken_m | is_calm_m).all():
+            return "faulty_micro_batch"
     first = next(iter(_departures(pair, until, "loss")), step)
     loss, replayed = (float(table["loss"].to_numpy()[table.index == first][0]) for table in pair)
-    row = int(np.flatnonzero(log.step_n == step)[0])
-    norms_nm = np.array([column for name, column in log.columns.items() if name.startswith(MICRO_BATCH)]).T
-    norms = norms_nm[row].tolist() if norms_nm.size else []
-    before = norms_nm[:row][np.isfinite(norms_nm[:row])] if norms_nm.size else np.empty(0)
-    errors_n = log.columns.get("parts_error", np.zeros(1))
-    error = float(np.nanmax(errors_n)) if np.isfinite(errors_n).any() else 0.0
-    usual_norm = float(np.median(before)) if len(before) else math.nan
-    return ReplayEvidence(loss, replayed, returns, error, norms, usual_norm, _digit(log.columns["loss"]))
+    is_close = abs(loss - replayed) <= ROUNDING * abs(replayed) + DIGITS * _digit(log.columns["loss"])
+    return "rounding" if is_close else "corrupted_state"
