@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ import pandas as pd
 from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.judging.verdicts import committed, judge_claim, verdict_of
+from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.text import listed, plain_text, to_json
+from lab.analysis.text import plain_text, to_json
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -183,22 +185,6 @@ def size_trends(results: Path, pairs: Sequence[Pair]) -> dict[tuple[str, str], I
     return trends
 
 
-def trend_line(trends: Mapping[tuple[str, str], Interval]) -> str:
-    """What the size trends say."""
-    if not trends:
-        return "No sizes were trained, so nothing is known of trends."
-    grows, shrinks = (
-        [f"{a} over {b}" for (a, b), trend in trends.items() if (trend.high < 0 if is_growth else trend.low > 0)]
-        for is_growth in (True, False)
-    )
-    seeds = min(trend.n for trend in trends.values())
-    told = [f"{word} in {listed(names)}" for word, names in (("grows", grows), ("shrinks", shrinks)) if names]
-    return (
-        f"Over three widths, on {seeds} seeds, so as a screening: of {len(trends)} pairs the advantage of the first "
-        f"arm surely {' and '.join(told) or 'neither grows nor shrinks in any'}."
-    )
-
-
 def _with_control(arm: str, failure: str) -> str:
     """The interventions of an arm beside the control of a failure, as records name them; empty without any."""
     control = set(read_failures().failures[failure].control) if failure in read_failures().failures else set()
@@ -334,38 +320,29 @@ def _shown(prediction: Prediction) -> str:
     return f"{interval.mean:+.0%} [{interval.low:+.0%}, {interval.high:+.0%}]"
 
 
-def lines(predictions: Sequence[Prediction], trends: Mapping[tuple[str, str], Interval]) -> Iterator[str]:
-    """Yield lines with the score beside its nulls, where the board is wrong, what is not testable, and the pairs."""
-    yield f"{headline(predictions)}."
-    for name, answer in NULLS.items():
-        yield f"  {name}: {score(predictions, answer)}"
-    for kind in OUTCOMES:
-        of_kind = [prediction for prediction in predictions if prediction.word == kind]
-        if of_kind:
-            yield f"  predicted {kind}: {sum(prediction.agrees for prediction in of_kind)} of {len(of_kind)} agree"
-    counts = [sum(prediction.word == word for prediction in predictions) for word in (OPEN, NOT_TESTABLE)]
-    read = sum(bool(prediction.pair.read) for prediction in predictions)
-    yield f"{counts[0]} are open and {counts[1]} not testable, of {len(predictions)}; {read} were read in their source."
-    if wrong := [prediction for prediction in predictions if prediction.is_decided and not prediction.agrees]:
-        yield "Where it is wrong:"
-        for prediction in wrong:
-            pair = prediction.pair
-            asked = f"{pair.a} and {pair.b} under {pair.failure or pair.claim}"
-            yield f"  {asked}: it predicts {_named(pair, prediction.word)}; published: {_named(pair, pair.outcome)}"
-    reasons: dict[str, int] = {}
+def lines(predictions: Sequence[Prediction], trends: Mapping[tuple[str, str], Interval]) -> list[str]:
+    """Lines with the score beside its nulls, where the board is wrong, what is not testable, and the pairs."""
+    agree: dict[str, list[bool]] = {}
     for prediction in predictions:
-        if prediction.reason:
-            reasons[prediction.reason] = reasons.get(prediction.reason, 0) + 1
-    yield trend_line(trends)
-    if reasons:
-        shown = (f"{reason} ({number})" if number > 1 else reason for reason, number in reasons.items())
-        yield f"Not testable: {listed(shown)}."
-    yield ""
-    yield from plain_text(table(predictions))
-
-
-def _named(pair: Pair, word: str) -> str:
-    return {A: pair.a, B: pair.b}.get(word, word)
+        agree.setdefault(prediction.word, []).append(prediction.agrees)
+    reasons = Counter(prediction.reason for prediction in predictions if prediction.reason)
+    text = html.render(
+        "transfer.txt",
+        headline=headline(predictions),
+        nulls={name: score(predictions, answer) for name, answer in NULLS.items()},
+        agree={word: agree[word] for word in OUTCOMES if word in agree},
+        open=len(agree.get(OPEN, ())),
+        not_testable=len(agree.get(NOT_TESTABLE, ())),
+        number=len(predictions),
+        read=sum(bool(prediction.pair.read) for prediction in predictions),
+        wrong=[prediction for prediction in predictions if prediction.is_decided and not prediction.agrees],
+        trends=len(trends),
+        seeds=min((trend.n for trend in trends.values()), default=0),
+        grows=[f"{a} over {b}" for (a, b), trend in trends.items() if trend.high < 0],
+        shrinks=[f"{a} over {b}" for (a, b), trend in trends.items() if trend.low > 0],
+        reasons=[f"{reason} ({number})" if number > 1 else reason for reason, number in reasons.items()],
+    )
+    return [*text.splitlines(), "", *plain_text(table(predictions))]
 
 
 def as_json(predictions: Sequence[Prediction]) -> str:
