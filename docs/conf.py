@@ -20,7 +20,8 @@ include_patterns = [
     "docs/*.md",
     "docs/interventions/*.md",
     "notebooks/*.ipynb",
-    "results/README.md",
+    "results/*.md",
+    "results/stress/cards.md",
     "benchmarks/*.md",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "lab", "tests"]
@@ -81,16 +82,22 @@ notebooks/08_loss_spikes
 notebooks/09_batch_size
 notebooks/10_which_intervention
 notebooks/11_own_spikes_and_low_precision
+notebooks/12_a_sweep_and_a_log_i_did_not_make
+notebooks/13_crash_test
+notebooks/14_experts
 ```
 
 ```{toctree}
 :hidden:
 :caption: Look it up
 results/README
+results/published_runs
+results/stress/cards
 docs/interventions/index
 docs/api
 docs/architecture
 benchmarks/RESULTS
+benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
