@@ -174,9 +174,12 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
     found = []
     for row in rows:
         cells = dict[str, Judged]()
-        for name, of_failure in judged.items() if row.name != REFERENCE else ():
-            why_not = reasons.get((name, row.name)) or not_applicable(board_arms()[row.name], board.failures[name])
-            cells[name] = of_failure.get(row.name) or Judged(NOT_TRIED, reason=why_not or "it was not trained")
+        for name, of_failure in judged.items():
+            if row.name in of_failure:
+                cells[name] = of_failure[row.name]
+            elif row.name != REFERENCE:
+                why_not = reasons.get((name, row.name)) or not_applicable(board_arms()[row.name], board.failures[name])
+                cells[name] = Judged(NOT_TRIED, reason=why_not or "it was not trained")
         found.append(replace(row, cells=cells))
     return Matrix(folder, board, lost, found, spreads)
 
