@@ -19,7 +19,7 @@ from lab.core import files, machine
 from lab.records import store
 
 WORDS = ["train", "-m", "seed=0,1", "optimizer.lr=1e-2,1e-1", "intervention=[],[qk_layernorm]"]
-SIZE = ["data=synthetic", "validation=short", "model.width=16", "model.depth=1", "steps=40", "hydra.sweeper.max_runs=2"]
+SIZE = ["data=synthetic", "validation=short", "model.width=16", "model.depth=1", "steps=24", "hydra.sweeper.max_runs=2"]
 RUNS = 8  # in four fleets
 needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
 OutputOf = Callable[..., str]  # the fixture ``output_of``

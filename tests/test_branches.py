@@ -97,7 +97,8 @@ def together() -> list[Run]:
     return records(fleet(*CHANGES))
 
 
-@pytest.mark.parametrize("change", [pytest.param("second_moment", marks=pytest.mark.slow), "lr"])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["second_moment", "lr"])
 def test_a_branch_is_the_same_beside_others_as_alone(change: str, together: list[Run]) -> None:
     assert together[CHANGES.index(change)] == records(fleet(change))[0]
 

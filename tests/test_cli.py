@@ -85,6 +85,7 @@ def test_a_users_own_sweep_file_is_a_sweep(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("sweeping")
 def test_a_dry_run_says_what_it_would_cost_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab("sweep", "quickstart", "--dry-run", *TOY) == 0

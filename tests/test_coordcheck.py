@@ -38,6 +38,7 @@ def checked(*words: str) -> coordinate_check.CoordinateCheck:
     return coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, *words]))
 
 
+@pytest.mark.slow
 def test_standard_fails_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab(*SMALL, "out=here") == 1
     said = capsys.readouterr().out.splitlines()

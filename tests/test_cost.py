@@ -99,6 +99,7 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
     assert asked / 1.3 < (taken(3) - taken(1)) / 2 < asked
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="that device is here")
 def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
     with pytest.raises(RequestError, match="cannot be tried here: device=mps is not available"):

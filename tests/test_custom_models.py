@@ -24,6 +24,7 @@ from lab.core.registry import INTERVENTIONS, MODELS
 from lab.model.custom import check_custom_model
 from lab.training.building import check_custom
 from lab.training.identity import columns, run_id, static_key
+from sampling import few
 from small import configs, trained, tree
 from test_checkpoint import go_on
 from test_engine import compiles
@@ -119,7 +120,7 @@ PER_RUN = [
 ODD = ("model.width=18", "model.head_width=6", "seq_len=21", "batch_size=3")
 
 
-@pytest.mark.parametrize("shared", [(*MLP, *ODD), (*PLAIN, "model.width=32")], ids=" ".join)
+@pytest.mark.parametrize("shared", few([(*MLP, *ODD), (*PLAIN, "model.width=32")], 1), ids=" ".join)
 def test_a_custom_model_has_the_same_bits_in_any_company(shared: tuple[str, ...]) -> None:
     wanted = configs(*PER_RUN, shared=(*shared, "steps=6"))
     together = trained(wanted)
@@ -252,8 +253,8 @@ def test_a_compiled_custom_model_is_an_eager_one(
     """The step is traced whole; what is made of the graph afterwards is the compiler's, and takes it long."""
     if traced:
         monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
-    few = ("model.depth=1", "optimizer.beta2=0.99", "probes.every=1", "probes.names=[train_loss,output_logit_rms]")
-    wanted = configs(*PER_RUN[:2], shared=(*shared, *few))
+    probed = ("probes.every=1", "probes.names=[train_loss,output_logit_rms]")
+    wanted = configs(*PER_RUN[:2], shared=(*shared, "model.depth=1", "optimizer.beta2=0.99", *probed))
     eager, compiled = (trained([replace(config, engine=name) for config in wanted]) for name in ("eager", "compiled"))
     for (_, rows), (_, fast) in zip(eager, compiled, strict=True):
         assert [row[:3] for row in rows] == [row[:3] for row in fast]

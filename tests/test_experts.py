@@ -24,7 +24,6 @@ from lab.sweeping.cautions import find_cautions
 from lab.training.building import active_parameters, build_model, count_parameters
 from lab.training.identity import columns
 from pieces import intervention, model, tokens, weights_of
-from sampling import few
 from small import configs, trained
 
 # Logits of six tokens for four experts, and what published formulas make of them in float64.
@@ -258,7 +257,8 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("name", few(KINDS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_coefficients_differ_inside_a_fleet(name: str) -> None:
     shared = (f"intervention=[experts,{name}]", *SMALL[1:])
     pair = configs(*KINDS[name], shared=shared)

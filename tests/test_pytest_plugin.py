@@ -87,6 +87,7 @@ def test_a_test_trains_its_sweep_and_compares(outside: pytest.Pytester) -> None:
     run(outside, "--lab-out", "kept").stdout.fnmatch_lines(["*tiny is not empty; a guarded recipe is trained anew*"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_options_alone_are_a_test(folder: Path, outside: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest_plugin, "train", lambda command, sweep, overrides, out: folder)

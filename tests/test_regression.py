@@ -80,6 +80,7 @@ def test_losses_may_rise_by_the_margin_and_fall_by_any(nats: float, verdict: str
     assert "LR sensitivity" not in verdicts(comparison)  # it does not see a shift of all losses
 
 
+@pytest.mark.slow
 def test_the_margin_is_the_users() -> None:
     assert check(shifted(0.08), margin=0.02).verdict == WORSE
     assert check(shifted(0.08), margin=0.1).verdict == DRIFT
@@ -110,6 +111,7 @@ def test_an_arm_that_loses_its_intervention_is_found() -> None:
     assert not any(OFF_LABEL in arms for arms in verdicts(comparison).values())
 
 
+@pytest.mark.slow
 def test_the_best_learning_rate_may_move_by_one_step_of_the_grid() -> None:
     def moved(steps: int) -> Callable[[Card], dict[str, Any]]:
         by_point = {
@@ -231,6 +233,7 @@ def test_rates_outside_the_window_leave_sensitivity_out() -> None:
     )
 
 
+@pytest.mark.slow
 def test_sizes_may_differ_by_what_gains_add() -> None:
     def sized(*counts: int) -> Baseline:
         parameters = dict(zip(BOTH, counts, strict=True))

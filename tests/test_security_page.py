@@ -134,6 +134,7 @@ def test_every_piece_of_a_page_takes_text_for_text(make: Callable[[str], str]) -
     assert make(HOSTILE).replace("\n", "").isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_drawings_are_whole_and_run_nothing(folder: Path) -> None:
     drawings = list(folder.glob("figures/*.svg"))
@@ -143,6 +144,7 @@ def test_drawings_are_whole_and_run_nothing(folder: Path) -> None:
         assert not {"script", "img", "image", "a", "foreignObject"} & tags
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("summary")
 def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
     tables = {
@@ -153,6 +155,7 @@ def test_tables_have_a_row_per_row_and_give_names_back(folder: Path) -> None:
     assert all(None not in row and None not in row.values() for rows in tables.values() for row in rows)
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_nothing_to_obey(summary: str) -> None:
     assert "\\x1b[2J" in summary
     assert all(letter.isprintable() or letter == "\n" for letter in summary)

@@ -533,7 +533,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", few(COMMANDS, 2), ids=" ".join)
+@pytest.mark.parametrize("words", few(COMMANDS, 1), ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
     monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
