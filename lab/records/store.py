@@ -30,7 +30,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -362,7 +361,7 @@ def _in_parts(folder: Path) -> list[Records]:
         raise ValueError(f"cards with {len(settings):,} keys")
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    runs = pd.DataFrame([*cards.values()]) if cards else _no_runs()
+    runs = pd.DataFrame([*cards.values()]) if cards else pd.DataFrame(columns=list(RUN_COLUMNS))
     metrics = files.read_tables(metric_files) if cards else NO_METRICS
     events = files.read_tables(event_files) if event_files else NO_EVENTS
     return [*gathered, Records(runs, metrics, events)]
@@ -377,11 +376,6 @@ def joined(*in_parts: Records) -> Records:
     filled = ([table for table in tables if len(table)] or tables[:1] for tables in zip(*counted, strict=True))
     runs, metrics, events = (pd.concat(tables, ignore_index=True) for tables in filled)
     return Records(declared(runs), metrics.astype(METRIC_COLUMNS), events.astype(EVENT_COLUMNS))
-
-
-@cache
-def _no_runs() -> pd.DataFrame:
-    return declared(pd.DataFrame())
 
 
 def declared(runs: pd.DataFrame) -> pd.DataFrame:

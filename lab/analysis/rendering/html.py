@@ -14,7 +14,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from lab.analysis.text import listed
+from lab.analysis.text import capitalized, listed
 from lab.core.files import read_text
 from lab.core.printing import printable
 
@@ -44,7 +44,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-ENVIRONMENT.filters["listed"] = listed
+ENVIRONMENT.filters |= {"capitalized": capitalized, "listed": listed}
 
 
 def render(template: str, **values: Any) -> str:

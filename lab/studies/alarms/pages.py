@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from lab.analysis.events.detectors import KINDS, LABELS, Event, Log
 from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.text import capitalized
 from lab.core import files
 from lab.studies.alarms.words import next_look, what_happened
 
@@ -31,7 +32,7 @@ def page(log: Log, events: Mapping[str, Sequence[Event]]) -> str:
     sections = []
     for number, (step, together) in enumerate(by_step.items()):
         happened = [(what_happened(log, event), next_look(log, event, events)) for event in together]
-        text = html.bullets([f"{what[:1].upper()}{what[1:]}. Look next at {advice}." for what, advice in happened])
+        text = html.bullets([f"{capitalized(what)}. Look next at {advice}." for what, advice in happened])
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
