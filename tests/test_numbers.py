@@ -16,15 +16,20 @@ import measure_limits
 from lab.__main__ import main
 from lab.analysis.forecast.fits import Crossing, Line
 from lab.core.errors import RequestError
-from lab.studies.numbers import limits
+from lab.studies.numbers import limits, numbers
 from lab.studies.numbers.limits import Limit, read_limits
-from lab.studies.numbers.numbers import read_numbers, risks, rows
-from lab.studies.numbers.page import NumbersPage
+from lab.studies.numbers.numbers import Row, read_numbers, risks, rows
+from lab.studies.numbers.page import NumbersPage, limit_text, yours
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "your_numbers.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^lab stress.*", PAGE, re.MULTILINE)]
+FORMATS = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["numbers"]["precision"]["kind"]
 LARGE = ("params=7e9", "lr=3e-4", "beta2=.95", "eps=1e-8", "batch=4M", "precision=bf16", "qk_norm=no")
+
+
+def row_of(risk: str, *words: str) -> Row:
+    return next(row for row in rows(read_numbers(words)) if row.risk.name == risk)
 
 
 def verdicts(*words: str) -> dict[str, str]:
@@ -42,7 +47,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_a_limit_with_a_trend_is_extrapolated_to_the_size() -> None:
-    (row,) = (row for row in rows(read_numbers(["params=1e10", "lr=1e-4"])) if row.risk.name == "learning_rate")
+    row = row_of("learning_rate", "params=1e10", "lr=1e-4", "qk_norm=no")
     assert row.limit.middle == pytest.approx(0.1 * 10 ** (-0.4 * 5))
     assert row.decades.middle == pytest.approx(1.0)
     assert row.beyond == pytest.approx(math.log10(1e10 / 4e5))
@@ -52,7 +57,7 @@ def test_a_limit_with_a_trend_is_extrapolated_to_the_size() -> None:
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize(("lr", "verdict"), [("1e-4", "clear"), ("1e-3", "open"), ("1e-2", "beyond")])
 def test_a_number_is_judged_by_the_whole_interval(lr: str, verdict: str) -> None:
-    assert verdicts("params=1e10", f"lr={lr}")["learning_rate"] == verdict
+    assert row_of("learning_rate", "params=1e10", f"lr={lr}", "qk_norm=no").verdict == verdict
 
 
 def test_below_what_ran_no_end_is_known() -> None:
@@ -60,25 +65,68 @@ def test_below_what_ran_no_end_is_known() -> None:
     assert low.at(1e9, None) == (0.01, 0.0, math.inf)
 
 
-def test_what_is_not_given_is_not_guessed() -> None:
-    (row,) = (row for row in rows(read_numbers(["params=7e9", "warmup=2000"])) if row.risk.name == "warm_up")
+def test_a_short_warm_up_is_beyond_and_a_long_one_lies_on_the_other_side() -> None:
+    given = ("params=7e9", "beta2=.95")  # a memory of 20 steps
+    assert [row_of("warm_up", *given, f"warmup={steps}").verdict for steps in (0, 10)] == ["beyond", "beyond"]
+    assert row_of("warm_up", *given, "warmup=10").decades.middle < 0
+    assert row_of("warm_up", *given, "warmup=2000").decades.middle > 0
+
+
+def test_derived_numbers_have_their_formula() -> None:
+    assert row_of("warm_up", "params=7e9", "warmup=500", "beta2=.98").value == pytest.approx(500 * 0.02)
+    decay = row_of("weight_decay", "params=7e9", "weight_decay=.2", "lr=1e-3", "tokens=6M", "batch=2k")
+    assert decay.value == pytest.approx(0.2 * 1e-3 * 3000)
+
+
+def test_a_limit_is_shown_in_the_number_and_the_words_that_the_user_gave() -> None:
+    row = row_of("warm_up", "params=7e9", "warmup=2k", "beta2=.95")
+    assert yours(row) == "warmup=2k"
+    assert float(limit_text(row).partition(" ")[0]) == pytest.approx(row.limit.middle * 20, rel=0.01)
+    page = NumbersPage(read_numbers(["params=7B", "lr=3e-4", "batch=4M"]), "")
+    assert page.title == "A run of 7B parameters: lr=3e-4 batch=4M"
+
+
+@pytest.mark.parametrize("risk", [risk.name for risk in risks()])
+def test_a_limit_of_one_size_tells_no_large_model_that_it_is_clear(risk: str) -> None:
+    safe = ("params=7e9", "lr=1e-9", "weight_decay=1e-9", "beta2=.9", "eps=1e-30", "batch=1", "tokens=1e9", "depth=1")
+    for precision in FORMATS:
+        for normed in ("yes", "no"):
+            words = (*safe, "warmup=1e6", f"precision={precision}", f"qk_norm={normed}", "z_loss=no")
+            judged = {row.risk.name: row for row in rows(read_numbers(words))}
+            assert risk not in judged or judged[risk].verdict != "clear" or judged[risk].source.has_trend
+
+
+def test_no_verdict_rests_on_what_was_not_given() -> None:
+    row = row_of("warm_up", "params=7e9", "warmup=2000")
     assert (row.verdict, row.missing) == ("no number", ["beta2"])
     assert math.isnan(row.decades.middle)
+    assert row_of("learning_rate", "params=7e9", "lr=1").missing == ["qk_norm"]
+    assert verdicts("params=7e9", "lr=1").keys().isdisjoint({"mxfp8", "mxfp4", "nvfp4", "fp8", "fp16", "output_logits"})
+    assert any("AdamW" in remark for remark in NumbersPage(read_numbers(["params=1e5"]), "").remarks())
+    assert not numbers.far_away(read_numbers(["params=1e5", "optimizer=adamw"]))
+
+
+def test_a_number_far_from_all_that_ran_is_named_first() -> None:
+    def remarks(*words: str) -> str:
+        return " ".join(NumbersPage(read_numbers([*words, "optimizer=adamw"]), "").remarks()[:2])
+
+    assert "times" not in remarks("params=3e8")
+    assert "17.8k times" in remarks("params=7B")
+    assert "lr=1e9 is above 10" in remarks("params=7B", "lr=1e9")
+    assert "above 10" not in remarks("params=7B", "lr=10")
 
 
 def test_a_number_outside_of_what_ran_is_named() -> None:
-    (row,) = (row for row in rows(read_numbers(["params=7e9", "depth=80"])) if row.risk.name == "depth")
-    assert any("80" in remark and "8" in remark for remark in row.remarks)
-    (row,) = (row for row in rows(read_numbers(["params=7e9", "depth=4"])) if row.risk.name == "depth")
-    assert not row.remarks
+    assert any("80" in remark and "8" in remark for remark in row_of("depth", "params=7e9", "depth=80").remarks)
+    assert not row_of("depth", "params=7e9", "depth=4").remarks
 
 
 def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_the_users() -> None:
     def remarks(*words: str) -> str:
-        (row,) = (row for row in rows(read_numbers(words)) if row.risk.name == "epsilon")
-        return " ".join(row.remarks)
+        return " ".join(row_of("epsilon", *words).remarks)
 
-    assert "0.001, the nearest that ran; yours is 0.0003" in remarks("params=7e9", "lr=3e-4")
+    assert "0.001, the nearest that ran; yours is 3e-4" in remarks("params=7e9", "lr=3e-4")
+    assert "0.01, the nearest that ran" in remarks("params=7e9", "lr=6e-3")  # in decades
     assert "1, the highest that ran" in remarks("params=7e9")
     assert not remarks("params=1e5", "lr=1e-2")
     assert "below those that ran, from 24.7k" in remarks("params=1e3", "lr=1e-2")
@@ -87,15 +135,12 @@ def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_
 def test_risks_that_a_number_excludes_are_named_and_left_out() -> None:
     page = NumbersPage(read_numbers([*LARGE[:-1], "qk_norm=yes"]), "")
     assert "attention_logits" not in {row.risk.name for row in page.rows}
-    assert any("attention logits (qk_norm=yes)" in remark for remark in page.remarks())
+    assert any("(qk_norm=yes): learning rate without qk-norm" in remark for remark in page.remarks())
 
 
 def test_what_the_records_do_not_know_is_not_covered() -> None:
     remarks = NumbersPage(read_numbers(["params=1e9", "optimizer=muon"]), "").remarks()
     assert any("optimizer=muon" in remark for remark in remarks)
-
-
-FORMATS = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["numbers"]["precision"]["kind"]
 
 
 @pytest.mark.parametrize("precision", sorted({*FORMATS} - {"fp32", "bf16"}))
@@ -107,10 +152,16 @@ def test_every_low_precision_has_a_limit(precision: str) -> None:
 
 
 def test_a_format_that_costs_at_every_rate_has_no_limit_that_ran() -> None:
-    given = read_numbers(["params=1e9", "lr=3e-4", "precision=mxfp4"])
-    (row,) = (row for row in rows(given) if row.risk.name == "mxfp4")
-    assert row.verdict == "open"
+    row = row_of("mxfp4", "params=1e9", "lr=3e-4", "precision=mxfp4")
+    assert row.verdict == "not tried"
     assert row.limit.middle == 0
+
+
+def test_two_records_that_disagree_on_a_level_give_none() -> None:
+    row = row_of("attention_logits", "params=7e9", "lr=3e-4", "qk_norm=no")
+    levels = [read_limits()[name].beyond for name in ("early_logits", "early_logits_of_long_runs")]
+    assert all(f"{level:.3g}" in row.does_not_carry for level in levels)
+    assert "attention_logit_max" not in NumbersPage(read_numbers(LARGE), "").thresholds
 
 
 def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
@@ -148,7 +199,7 @@ def test_the_commands_of_the_page(
         assert (
             main(["watch", str(HOME / "docs/tables/their_run.log"), "--thresholds", "thresholds.json", "--json"]) == 1
         )
-        assert "attention_logit_max" in capsys.readouterr().out
+        assert "output_logit" in capsys.readouterr().out
 
 
 def test_the_same_from_python() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from lab.analysis.forecast.fits import Crossing
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
@@ -17,13 +17,29 @@ from lab.core.errors import RequestError, nearest
 from lab.records.columns import spelled_out
 from lab.studies.numbers.limits import Limit, read_limits
 
-BEYOND, OPEN, CLEAR, APART, UNASKED = "beyond", "open", "clear", "does not carry over", "no number"
-VERDICTS = (BEYOND, OPEN, CLEAR, APART, UNASKED)
+BEYOND, OPEN, UNTRIED, CLEAR = "beyond", "open", "not tried", "clear"
+APART, UNASKED = "does not carry over", "no number"
+VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
 FP16 = {"fp16": "fp16_emulated"}
+LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
+FAR_SIZES = 1000  # times the largest model that ran, beyond which a page says so first
+HIGH_RATE = 10.0  # a learning rate above which a page says so first
+
+
+class Number(float):
+    """A number of the user's, with the text that it was given as."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> Self:
+        """The number of this value."""
+        number = super().__new__(cls, value)
+        number.text = text
+        return number
 
 
 class Derived(NamedTuple):
-    """A number that follows from others: what it is, from which it follows, and how."""
+    """A number in proportion to the first of others: what it is, from which it follows, and how."""
 
     means: str
     needs: tuple[str, ...]
@@ -64,6 +80,7 @@ class Risk:
     log: str
     test: str
     when: Mapping[str, Sequence[str]]
+    columns: Sequence[str] = ()
     trouble: str = "above"
     act: str = ""
     threshold: Mapping[str, Any] | None = None
@@ -85,12 +102,14 @@ class Row(NamedTuple):
 
     Attributes:
         risk: the risk.
-        value: the user's number; NaN without one.
+        value: the user's number; NaN where one that it takes was not given.
         limit: where runs fail, for a model of the user's size, with the ends of its 95 % interval.
         decades: from the number to the limit, with the interval; negative beyond it, NaN without a number.
         source: the records.
         beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
-        missing: the numbers that it takes and that were not given.
+        missing: the numbers that it takes, or that say whether it applies, and that were not given.
+        given: the first of the numbers that it takes, as the user gave it; None without one.
+        unit: what a limit is multiplied by to be one of that number, with the others as they were given.
         threshold: above which to act; None if there is no such level.
         remarks: what else is outside of what the records know, a sentence each.
     """
@@ -102,19 +121,30 @@ class Row(NamedTuple):
     source: Limit
     beyond: float
     missing: Sequence[str]
+    given: Number | None
+    unit: float
     threshold: Threshold | None
     remarks: Sequence[str]
 
     @property
+    def does_not_carry(self) -> str:
+        """Why the limit is another one for a model of the user's size; empty if no reason is known."""
+        is_clear = min(self.decades) > 0 and not self.source.has_trend
+        return self.risk.does_not_carry or (table()["without_a_trend"] if is_clear else "")
+
+    @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``; open if the interval of the limit holds the number or has no end on its side."""
-        if self.risk.does_not_carry:
-            return APART
+        """One of ``VERDICTS``; open if the interval of the limit holds the number, not tried if it has no end there.
+
+        A limit of small models at one size can tell what is beyond it, but never that a large model is clear of it.
+        """
         if math.isnan(self.value):
             return UNASKED
-        if max(self.decades) < 0 and math.isfinite(self.decades.middle):
+        if self.does_not_carry:
+            return APART
+        if max(self.decades) < 0 and (math.isfinite(self.decades.middle) or self.value == 0):
             return BEYOND
-        return CLEAR if min(self.decades) > 0 else OPEN
+        return CLEAR if min(self.decades) > 0 else UNTRIED if math.isinf(min(self.decades)) else OPEN
 
 
 @cache
@@ -130,13 +160,13 @@ def risks() -> Sequence[Risk]:
     return [Risk(name, **{"when": {}, **entry}) for name, entry in table()["risks"].items()]
 
 
-def read_numbers(words: Sequence[str]) -> dict[str, float | str]:
+def read_numbers(words: Sequence[str]) -> dict[str, Number | str]:
     """The numbers of a run from words such as ``lr=3e-4``, ``batch=4M``, ``precision=bf16`` and ``qk_norm=no``.
 
     Raises:
         RequestError: a word is no number of a run, is given twice, or its value is none.
     """
-    known, numbers = table()["numbers"], dict[str, float | str]()
+    known, numbers = table()["numbers"], dict[str, Number | str]()
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
@@ -147,7 +177,7 @@ def read_numbers(words: Sequence[str]) -> dict[str, float | str]:
     return numbers
 
 
-def _value(key: str, text: str, entry: Mapping[str, Any]) -> float | str:
+def _value(key: str, text: str, entry: Mapping[str, Any]) -> Number | str:
     kind, from_zero = entry["kind"], entry.get("from_zero", False)
     if isinstance(kind, list):
         if text not in kind:
@@ -161,10 +191,12 @@ def _value(key: str, text: str, entry: Mapping[str, Any]) -> float | str:
     if not (0 <= value < most if from_zero or kind == "share" else 0 < value < most):
         bounds = "from 0 to below 1" if kind == "share" else "0 or more" if from_zero else "above 0"
         raise RequestError(f"{key} is a number {bounds}, not {text}")
-    return value
+    if key == "params" and value < LEAST_PARAMETERS:
+        raise RequestError(f"params={text} is a model of {text} parameters; is {text}B or {text}M meant?")
+    return Number(value, text)
 
 
-def rows(numbers: Mapping[str, float | str]) -> list[Row]:
+def rows(numbers: Mapping[str, Number | str]) -> list[Row]:
     """What the records say of each risk of a run, the nearest limits first.
 
     A risk is left out if a number excludes it: attention logits, of a run with qk-norm.
@@ -176,38 +208,80 @@ def rows(numbers: Mapping[str, float | str]) -> list[Row]:
     return sorted(found, key=lambda row: (VERDICTS.index(row.verdict), row.decades.middle))
 
 
-def left_out(numbers: Mapping[str, float | str]) -> list[str]:
-    """The risks that do not apply, with the number that excludes each: ``attention logits (qk_norm=yes)``."""
-    return [f"{risk.title} ({excluded})" for risk in risks() if (excluded := _excluded(risk, numbers))]
+def left_out(numbers: Mapping[str, Number | str]) -> dict[str, list[str]]:
+    """The titles of the risks that do not apply, by the number that excludes them, such as ``qk_norm=yes``."""
+    found: dict[str, list[str]] = {}
+    for risk in risks():
+        if excluded := _excluded(risk, numbers):
+            found.setdefault(excluded, []).append(risk.title)
+    return found
 
 
-def not_covered(numbers: Mapping[str, float | str]) -> list[str]:
+def not_covered(numbers: Mapping[str, Number | str]) -> list[str]:
     """What these records do not know of the values given, half a sentence each."""
-    known = table()["numbers"]
-    found = {key: known[key].get("not_covered", {}).get(value, "") for key, value in numbers.items()}
-    return [f"{key}={numbers[key]}: {reason}" for key, reason in found.items() if reason]
+    found = {}
+    for key, value in numbers.items():
+        reasons = table()["numbers"][key].get("not_covered", {})
+        found[f"{key}={_text(value)}"] = reasons if isinstance(reasons, str) else reasons.get(value, "")
+    return [f"{given}: {reason}" for given, reason in found.items() if reason]
 
 
-def _excluded(risk: Risk, numbers: Mapping[str, float | str]) -> str:
-    return next(
-        (f"{key}={numbers[key]}" for key, values in risk.when.items() if key in numbers and numbers[key] not in values),
-        "",
-    )
+def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
+    """What to know before all else, a sentence each: how far the numbers lie from all that ran."""
+    size, lr = numbers["params"], numbers.get("lr")
+    largest = max(limit.sizes[1] for limit in read_limits().values())
+    found = []
+    if float(size) > FAR_SIZES * largest:
+        times = count(float(size) / largest)
+        found.append(f"Your size is {times} times that of the largest model that ran here ({count(largest)}).")
+    if isinstance(lr, Number) and lr > HIGH_RATE:
+        highest = max(limit.tried[1] for name, limit in read_limits().items() if name.startswith("costly_lr"))
+        found.append(f"lr={lr.text} is above {HIGH_RATE:g}, and the highest that ran here is {highest:g}: is it meant?")
+    if "optimizer" not in numbers:
+        found.append("No optimizer is given, so these are the limits of AdamW.")
+    return found
+
+
+def _text(value: Number | str) -> str:
+    return value.text if isinstance(value, Number) else value
+
+
+def _excluded(risk: Risk, numbers: Mapping[str, Number | str]) -> str:
+    """The number that excludes a risk; a risk of one number format is excluded if no format is given."""
+    for key, values in risk.when.items():
+        if key in numbers and numbers[key] not in values:
+            return f"{key}={numbers[key]}"
+    return "precision= not given" if "precision" in risk.when and "precision" not in numbers else ""
 
 
 def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
     source, size = read_limits()[risk.limit], numbers["params"]
-    missing = [key for key in risk.needs if key not in numbers]
-    value = math.nan
+    conditions = [key for key in risk.when if key != "optimizer"]
+    missing = [key for key in (*risk.needs, *conditions) if key not in numbers]
+    value, unit = math.nan, 1.0
     if not missing:
-        given = [numbers[key] for key in risk.needs]
-        value = DERIVED[risk.number].value(*given) if risk.number in DERIVED else float(given[0])
+        first, *others = (float(numbers[key]) for key in risk.needs)
+        value = first
+        if risk.number in DERIVED:  # in proportion to the first of its numbers
+            derived = DERIVED[risk.number].value
+            value, unit = derived(first, *others), 1 / derived(1.0, *others)
     limit = source.at(size, numbers.get("lr"))
     sign = -1 if risk.trouble == "below" else 1
     ends = [sign * _decades(value, end) for end in limit]
     beyond = max(0.0, math.log10(size / source.sizes[1]))
-    remarks = _remarks(risk, source, value, numbers)
-    return Row(risk, value, limit, Crossing(*ends), source, beyond, missing, _threshold(risk, source, numbers), remarks)
+    return Row(
+        risk,
+        value,
+        limit,
+        Crossing(*ends),
+        source,
+        beyond,
+        missing,
+        given=numbers.get(risk.needs[0]),
+        unit=unit,
+        threshold=_threshold(risk, numbers),
+        remarks=_remarks(risk, source, value, numbers),
+    )
 
 
 def _decades(value: float, limit: float) -> float:
@@ -228,9 +302,10 @@ def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]
         if "lr" not in numbers:
             remarks.append(f"{at}, the highest that ran, since no lr is given.")
         elif numbers["lr"] not in source.lines:
-            remarks.append(f"{at}, the nearest that ran; yours is {format_value(numbers['lr'])}.")
+            remarks.append(f"{at}, the nearest that ran; yours is {numbers['lr'].text}.")
     elif not math.isnan(value) and not low <= value <= high:
-        remarks.append(f"Your {short(value)} lies outside of what ran, {short(low)} to {short(high)}.")
+        yours = short(value) if risk.number in DERIVED else numbers[risk.number].text
+        remarks.append(f"Your {yours} lies outside of what ran, {short(low)} to {short(high)}.")
     asked = {key: values for key, values in risk.when.items() if key not in numbers and key != "optimizer"}
     remarks += [f"It applies if {key}={listed(values, 'or')}, which was not given." for key, values in asked.items()]
     return remarks
@@ -241,13 +316,11 @@ def short(value: float) -> str:
     return count(value) if value >= 1e4 else format_value(float(f"{value:.3g}"))
 
 
-def _threshold(risk: Risk, source: Limit, numbers: Mapping[str, Any]) -> Threshold | None:
+def _threshold(risk: Risk, numbers: Mapping[str, Any]) -> Threshold | None:
     if not risk.threshold:
         return None
     column, above = risk.threshold["column"], risk.threshold["above"]
     if above == "rounding":
-        precision = str(numbers.get("precision", "bf16"))
-        level = level_at_cost(COSTLY, MANTISSA_BITS[FP16.get(precision, precision)])
-    else:
-        level = source.beyond if above == risk.limit else float(above)
-    return Threshold(column, float(f"{level:.3g}"))
+        precision = str(numbers["precision"])
+        above = float(f"{level_at_cost(COSTLY, MANTISSA_BITS[FP16.get(precision, precision)]):.3g}")
+    return Threshold(column, float(above))

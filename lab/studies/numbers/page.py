@@ -16,7 +16,7 @@ from lab.analysis.forecast.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.studies.numbers import numbers
-from lab.studies.numbers.numbers import BEYOND, VERDICTS, Row, short
+from lab.studies.numbers.numbers import BEYOND, VERDICTS, Number, Row, short
 
 LINE_LENGTH = 120
 
@@ -30,7 +30,7 @@ class NumbersPage:
         command: the command line that makes it.
     """
 
-    given: Mapping[str, float | str]
+    given: Mapping[str, Number | str]
     command: str
 
     @property
@@ -40,13 +40,10 @@ class NumbersPage:
 
     @property
     def title(self) -> str:
-        """The size and the numbers."""
-        others = [
-            f"{key}={value if isinstance(value, str) else short(value)}"
-            for key, value in self.given.items()
-            if key != "params"
-        ]
-        return f"A run of {count(float(self.given['params']))} parameters: {' '.join(others) or 'no number given'}"
+        """The size and the numbers, as they were given."""
+        texts = {key: value if isinstance(value, str) else value.text for key, value in self.given.items()}
+        others = [f"{key}={text}" for key, text in texts.items() if key != "params"]
+        return f"A run of {texts['params']} parameters: {' '.join(others) or 'no number given'}"
 
     @property
     def table(self) -> pd.DataFrame:
@@ -80,10 +77,14 @@ class NumbersPage:
         )
 
     def remarks(self) -> list[str]:
-        """What these records do not cover, and what was not asked, a sentence each."""
+        """How far the numbers lie from all that ran, what is not covered, and what was not asked, a sentence each."""
         found = [f"Not covered: {reason}." for reason in numbers.not_covered(self.given)]
-        out = numbers.left_out(self.given)
-        return [*found, *([f"Not asked: {listed(out)}."] if out else [])]
+        out = [f"Not asked ({given}): {listed(titles)}." for given, titles in numbers.left_out(self.given).items()]
+        return [*numbers.far_away(self.given), *found, *out]
+
+    def columns(self) -> str:
+        """The names of what to log, as ``lab watch`` reads them."""
+        return ", ".join(dict.fromkeys(column for row in self.rows for column in row.risk.columns))
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
@@ -98,6 +99,8 @@ class NumbersPage:
             yield row.risk.title
             for sentence in about(row):
                 yield from textwrap.wrap(sentence, LINE_LENGTH, initial_indent="  ", subsequent_indent="    ")
+        yield ""
+        yield from textwrap.wrap(f"Names to log, as lab watch reads them: {self.columns()}", LINE_LENGTH)
         yield ""
         yield "What no small model can tell"
         for sentence in numbers.table()["untold"]:
@@ -118,6 +121,7 @@ class NumbersPage:
         yield html.paragraph(numbers.table()["about"], "note")
         for row in self.rows:
             yield html.section(row.risk.title, html.bullets(about(row)))
+        yield html.section("Names to log", html.paragraph(f"As lab watch reads them: {self.columns()}."))
         yield html.section("What no small model can tell", html.bullets(numbers.table()["untold"]))
         yield html.section("How this was made", html.block(self.command))
 
@@ -129,7 +133,10 @@ class NumbersPage:
             "headline": self.headline(),
             "risks": [_plain(row) for row in self.rows],
             "thresholds": self.thresholds,
-            "left_out": numbers.left_out(self.given),
+            "far_away": numbers.far_away(self.given),
+            "left_out": [
+                f"{title} ({given})" for given, titles in numbers.left_out(self.given).items() for title in titles
+            ],
             "not_covered": numbers.not_covered(self.given),
             "not_tested": numbers.table()["untold"],
         }
@@ -145,6 +152,7 @@ def about(row: Row) -> list[str]:
     text = html.render(
         "risk.txt",
         risk=row.risk,
+        does_not_carry=row.does_not_carry,
         source=row.source,
         missing=_missing(row),
         remarks=row.remarks,
@@ -160,18 +168,23 @@ def _missing(row: Row) -> str:
 
 
 def yours(row: Row) -> str:
-    """The user's number with its name."""
+    """The user's number with its name, as it was given."""
     if math.isnan(row.value):
         return f"{_missing(row)} not given" if len(row.missing) == 1 else "some not given"
-    return f"{row.risk.number}={short(row.value)}"
+    assert row.given is not None
+    return f"{row.risk.needs[0]}={row.given.text}"
 
 
 def limit_text(row: Row) -> str:
-    """The limit with its interval; an end beyond all that ran is written as the value next to it."""
+    """The limit with its interval; an end beyond all that ran is written as the value next to it.
+
+    The limit of a number that follows from others is that of the first of them, with the others as they were given.
+    """
     low, high = row.source.tried
 
     def spelled(end: float) -> str:
-        return f"> {short(high)}" if math.isinf(end) else f"≤ {short(low)}" if end == 0 else short(end)
+        value = short(row.unit * (high if math.isinf(end) else end or low))
+        return f"> {value}" if math.isinf(end) else f"≤ {value}" if end == 0 else value
 
     ends = sorted(row.limit[1:])
     return f"{spelled(row.limit.middle)} [{spelled(ends[0])}, {spelled(ends[1])}]"
@@ -213,9 +226,10 @@ def _plain(row: Row) -> dict[str, Any]:
         },
         "remarks": list(row.remarks),
         "fails": risk.fails,
-        "does_not_carry": risk.does_not_carry or None,
+        "does_not_carry": row.does_not_carry or None,
         "published": list(risk.published),
         "log": risk.log,
+        "columns": list(risk.columns),
         "act": risk.act or None,
         "threshold": row.threshold._asdict() if row.threshold else None,
         "test": risk.test,
