@@ -60,7 +60,7 @@ from lab.studies.leaderboard.matrix import (
 )
 from lab.studies.leaderboard.page import board_page
 from lab.studies.leaderboard.text import headline, lines
-from planted_board import BEST, FAILURE, LOST, LR, RULE
+from planted_board import BEST, FAILURE, LOST, LR, RULE, SPREAD
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
 
@@ -77,6 +77,11 @@ def test_an_arm_is_judged_by_the_share_of_the_loss_that_it_takes_off() -> None:
         "rmsnorm": NO,
         "nope": HARMS,
     }
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.72, IN_PART), (0.88, CURES)])
+def test_a_cure_leaves_no_more_than_the_margin(share: float, verdict: str) -> None:
+    assert verdicts(planted_board.tables({"peri_ln": share}))["peri_ln"] == verdict
 
 
 def test_no_cure_is_told_where_the_control_loses_nothing() -> None:
@@ -117,6 +122,76 @@ def test_confirmed_arms_are_judged_by_fresh_seeds_alone() -> None:
     found, *_ = board.judge(FAILURE, tables, RULE)
     assert found["peri_ln"].is_confirmed
     assert abs(found["peri_ln"].share) < 0.15
+
+
+def planted_effects(spread: float = SPREAD, **shares: float) -> dict[Cell, pd.DataFrame]:
+    """Arms whose paired effects over seeds have these shares as means, and this spread exactly."""
+    tables, wave = planted_board.tables(shares), np.array([1.0, -1.0, 0.0])
+    at = Cell(FAILURE.name, REFERENCE, STRESSED, LR)
+    for arm, share in shares.items():
+        table = tables[at._replace(arm=arm)].copy()
+        stage = [seeds for seeds in (RULE.screened, RULE.fresh) if {*seeds} <= {*table.index}]
+        for seeds in stage:
+            moved = share * LOST + spread * np.resize(wave, len(seeds))
+            table.loc[list(seeds), "loss"] = tables[at].loc[list(seeds), "loss"] - moved
+        tables[at._replace(arm=arm)] = table
+    return tables
+
+
+def test_p_is_adjusted_for_the_arms_that_were_tried_on_the_same_seeds() -> None:
+    arms = [name for name in board_arms() if name != REFERENCE][:8]
+    found, *_ = board.judge(FAILURE, planted_effects(0.2 * LOST, **{arms[0]: -0.35}), RULE)
+    alone = found[arms[0]]
+    found, *_ = board.judge(FAILURE, planted_effects(0.2 * LOST, **dict.fromkeys(arms, -0.35)), RULE)
+    beside = found[arms[0]]
+    assert beside.takes_off.mean == pytest.approx(alone.takes_off.mean)
+    assert beside.p > 2 * _unadjusted(beside)
+    assert all(cell.p == pytest.approx(len(arms) * _unadjusted(cell)) or cell.p == 1 for cell in found.values())
+
+
+def _unadjusted(cell: board.Judged) -> float:
+    prior = spread_prior([np.array(cell.takes_off.values)] * 8)
+    return board.compared(np.array(cell.takes_off.values), prior).p
+
+
+def test_no_effect_needs_the_whole_interval_within_the_margin() -> None:
+    values = np.array([-0.1, 0.0, 0.1, 0.05, -0.05, 0.0])
+    test = board.compared(values, spread_prior([]))
+    half = 2.015 * values.std(ddof=1) / np.sqrt(6)  # of a 90 % interval with five degrees of freedom
+    assert test.is_within(half * 1.01)
+    assert not test.is_within(half * 0.99)
+    moved = board.compared(values + 0.02, spread_prior([]))
+    assert moved.is_within(half * 1.01 + 0.02)
+    assert not moved.is_within(half * 1.01)
+
+
+def test_an_arm_that_takes_off_half_is_open_until_its_fresh_seeds_are_trained() -> None:
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
+    screened = verdicts(tables | {at: tables[at].loc[list(RULE.screened)]})
+    assert (screened["peri_ln"], screened["sigma_reparam"]) == (OPEN, CURES)
+
+
+def test_no_cure_is_told_where_the_control_may_lose_nothing() -> None:
+    tables = planted_board.tables()
+    control = tables[Cell(FAILURE.name, REFERENCE, STRESSED, LR)]
+    control["loss"] += np.resize([2.0, -2.0, 0.0], len(control))  # it loses enough on average, and nothing for sure
+    assert set(verdicts(tables).values()) == {NOT_TESTED}
+
+
+def test_an_arm_that_equals_the_control_on_one_seed_only_is_judged() -> None:
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    tables[at].loc[RULE.screened[0], "loss"] = tables[at._replace(arm=REFERENCE)].loc[RULE.screened[0], "loss"]
+    assert verdicts(tables)["rmsnorm"] == NO
+
+
+def test_a_failure_is_trained_at_ease_without_the_part_that_fails() -> None:
+    failure = read_failures().failures["depth"]
+    found = settings(board_arms()[REFERENCE], (1,), {}, [failure])
+    words = {cell.place: " ".join(setting.words) for cell, setting in found.items() if cell.failure == "depth"}
+    assert "post_layernorm" in words[STRESSED]
+    assert "post_layernorm" not in words["at ease"]
 
 
 def test_the_screening_lets_those_pass_that_take_off_enough() -> None:
@@ -176,9 +251,11 @@ def test_what_is_trained_in_part_is_not_judged() -> None:
 
 
 def test_the_first_line_names_what_to_add_and_what_it_costs() -> None:
-    assert headline(matrix(planted_board.tables())).startswith("Add sigma_reparam against attention logits (best loss ")
+    first = headline(matrix(planted_board.tables()))
+    assert first.startswith("Ends lower under stress: sigma_reparam under attention logits (best loss ")
+    assert "not damage taken away" in first
     without = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
-    assert "No arm cures" in headline(matrix(without))
+    assert "No arm ends much lower" in headline(matrix(without))
     assert "attention logits (peri_ln: " in headline(matrix(without))
 
 
@@ -266,7 +343,7 @@ def test_an_arm_that_acts_on_experts_is_judged_on_their_failures_alone() -> None
     elsewhere = by_name["balance"].cells[FAILURE.name]
     assert (elsewhere.verdict, elsewhere.reason) == (NOT_TRIED, "it acts on experts, which this recipe has none of")
     assert by_name["balance"].best.n == 0
-    assert "balance against uneven experts" in headline(matrix(tables))
+    assert "balance under uneven experts" in headline(matrix(tables))
 
 
 def test_an_optimizer_of_blocks_is_not_judged_where_there_are_none() -> None:
@@ -293,7 +370,7 @@ def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.
     assert main(["leaderboard", str(folder), "--html", str(page)]) == 0
     shown = page.read_text()
     assert 'class="cures" title="sigma_reparam, attention logits: cures' in shown
-    assert shown.index("Add sigma_reparam") < shown.index("<svg") < shown.index("<table")
+    assert shown.index("Ends lower under stress: sigma_reparam") < shown.index("<svg") < shown.index("<table")
     capsys.readouterr()
     assert main(["leaderboard", str(folder), "--json"]) == 0
     cells = {cell["arm"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}

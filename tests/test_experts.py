@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from committed import RESULTS
 from lab import Fleet, Predictions
 from lab.analysis.curves import idle_parameters
 from lab.core.distributed import copy_whole
@@ -20,6 +21,7 @@ from lab.core.registry import PROBES
 from lab.core.routing import Routing, gates, route, variation, within_capacity
 from lab.interventions.experts import learn_from_routes
 from lab.model.loss import IGNORED, losses
+from lab.records import store
 from lab.sweeping.cautions import find_cautions
 from lab.training.building import active_parameters, build_model, count_parameters
 from lab.training.identity import columns
@@ -332,3 +334,12 @@ def test_a_model_without_experts_announces_no_routes() -> None:
     with collecting("router") as routes:
         model(0)(tokens(0))
     assert routes == {}
+
+
+def test_a_fast_bias_at_the_last_step_is_quoted() -> None:
+    records = store.read(RESULTS / "experts_bias")
+    loads = records.metrics.query("probe == 'expert_load_cv_batch'")
+    last = loads[loads["step"] == loads["step"].max()].groupby("id")["value"].mean()
+    by_rate = last.groupby(records.runs.set_index("id")["intervention.router_bias.rate"]).mean()
+    page = (RESULTS.parent / "docs" / "experts.md").read_text(encoding="utf-8")
+    assert f"by {by_rate[1.0] - by_rate[0.0]:.3f} at its last step" in page

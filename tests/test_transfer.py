@@ -22,6 +22,7 @@ from lab.studies.leaderboard.transfer import (
     OPPOSITE,
     Pair,
     Prediction,
+    distinct,
     headline,
     one_bit,
     predict,
@@ -118,7 +119,24 @@ def test_the_score_counts_decided_pairs_and_its_interval_clusters_by_source() ->
 def test_the_headline_names_the_best_answer_that_takes_no_run() -> None:
     found = [Prediction(pair("peri_ln", REFERENCE, "a"), "b"), Prediction(pair("peri_ln", REFERENCE, "a"), "a")]
     assert headline(found).startswith("1 of 2 (50%")
-    assert "always the newer arm would agree in 2 of 2 (100%" in headline(found)
+    assert "no better than with the answer 'always the newer arm', with which 2 do" in headline(found)
+
+
+def test_an_ordering_that_two_sources_report_is_one_comparison() -> None:
+    twice = [Prediction(pair("peri_ln", REFERENCE, source=source), "a") for source in "ST"]
+    turned = Prediction(pair(REFERENCE, "peri_ln", "b"), "b")
+    others = [Prediction(pair("peri_ln", REFERENCE, failure="depth"), "a"), Prediction(pair("rmsnorm", EASE), "b")]
+    undecided = Prediction(pair("dyt", REFERENCE), OPEN)
+    assert distinct([undecided, *twice, turned, *others]) == [twice[0], others[0]]
+
+
+def test_a_rule_is_better_than_trivial_only_where_the_difference_is_significant() -> None:
+    def found(wins: int) -> str:
+        won = [Prediction(pair("dyt", f"arm{i}", "b", newer="a"), "b") for i in range(wins)]
+        return headline([*won, *(Prediction(pair("peri_ln", REFERENCE), "a"),) * 3])
+
+    assert "no better than" in found(5)  # 2 ** -5 on either side
+    assert "more than" in found(6)
 
 
 def test_the_rule_of_one_bit_knows_what_the_control_has() -> None:

@@ -25,6 +25,9 @@ from lab.studies.leaderboard.matrix import (
     Row,
 )
 
+NOT_DAMAGE = (
+    "A lower loss under stress is not damage taken away, since an arm that trains better ends lower under any stress."
+)
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
 
@@ -33,7 +36,7 @@ PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time o
 
 
 def headline(matrix: Matrix) -> str:
-    """Which arms to add against which failures, and what they cost: one sentence a person can act on."""
+    """Which arms end lower under which stress, what they cost, and what that does not mean."""
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
     if not tested:
         return "No failure is tested: its control does not fail, or not all of its seeds were trained."
@@ -43,9 +46,9 @@ def headline(matrix: Matrix) -> str:
         if best is None or not _cured(best, left):
             break
         cured = [failure for failure in left if best.cells[failure.name].verdict == CURES]
-        parts.append(f"{best.name} against {listed(failure.title for failure in cured)} ({costs(best)})")
+        parts.append(f"{best.name} under {listed(failure.title for failure in cured)} ({costs(best)})")
         left = [failure for failure in left if failure not in cured]
-    text = f"Add {'; '.join(parts)}" if parts else "No arm cures a failure"
+    text = f"Ends lower under stress: {'; '.join(parts)}" if parts else "No arm ends much lower under stress"
     in_part = [
         f"{failure.title} ({row.name}: {row.cells[failure.name].share:.0%})"
         for failure in left
@@ -54,9 +57,18 @@ def headline(matrix: Matrix) -> str:
     rest = [failure for failure in left if not _best(matrix, failure)]
     unconfirmed = [failure.title for failure in rest if _is_unconfirmed(matrix, failure)]
     nothing = [failure.title for failure in rest if failure.title not in unconfirmed]
-    text += f"; in part against {listed(in_part)}" if in_part else ""
-    text += f"; no advised arm helps against {listed(nothing)}" if nothing else ""
-    return text + (f"; only screened against {listed(unconfirmed)}." if unconfirmed else ".")
+    text += f"; in part under {listed(in_part)}" if in_part else ""
+    text += f"; no advised arm under {listed(nothing)}" if nothing else ""
+    text += f"; only screened under {listed(unconfirmed)}." if unconfirmed else "."
+    return f"{text} {NOT_DAMAGE}"
+
+
+def unconfirmed(matrix: Matrix) -> list[Judged]:
+    """The cells that passed the screening and were not trained on fresh seeds."""
+    cells = [
+        row.cells[failure.name] for failure in matrix.failures for row in matrix.arms if is_tested(matrix, failure)
+    ]
+    return [cell for cell in cells if cell.share >= matrix.board.rule.passes_screening and not cell.is_confirmed]
 
 
 def _is_unconfirmed(matrix: Matrix, failure: Failure) -> bool:
@@ -92,7 +104,7 @@ def _best_loss(row: Row) -> float:
 
 def costs(row: Row) -> str:
     """``best loss -0.121, 1.34 times the time of a step``."""
-    loss = f"best loss {row.best.mean:+.3f}" if row.best.n else "under stress alone"
+    loss = f"best loss {change(row.best)}" if row.best.n else "under stress alone"
     return f"{loss}, {row.step_time.ratio:.2f} times the time of a step" if row.step_time else loss
 
 
@@ -129,9 +141,10 @@ def shown(cell: Judged) -> str:
 
 
 def change(interval: Interval) -> str:
-    """``-0.106 ± 0.021``; without an interval the mean alone."""
+    """``-0.106 ± 0.021``; one seed has no interval."""
     half = interval.high - interval.mean
-    return f"{interval.mean:+.3f}{f' ± {half:.3f}' if math.isfinite(half) else ''}"
+    shown = f"± {half:.3f}" if math.isfinite(half) else "(one seed)" if interval.n == 1 else ""
+    return f"{interval.mean:+.3f} {shown}"
 
 
 def notes(matrix: Matrix) -> list[str]:
@@ -143,6 +156,7 @@ def notes(matrix: Matrix) -> list[str]:
         failures=matrix.failures,
         lost=matrix.lost,
         power={failure.name: _power(matrix, failure) for failure in tested},
+        unconfirmed=len(unconfirmed(matrix)),
         untrained=[row.name for row in matrix.arms if not row.trains],
         costly=[row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)],
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
 
 from lab.analysis.judging.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.evidence import read_evidence
@@ -44,6 +45,7 @@ OPPOSITE = {A: B, B: A, EQUAL: "not equal", SIZE_DEPENDENT: EQUAL}
 EASE = "at ease"  # the control of a failure without its stress, as an arm of an ordering
 BOUNDING = BOUNDS_SCORES | {"qk_layernorm_model", "qkv_norm", "adamw_qk_clip"}
 DRAWS, SEED = 4000, 0  # of the bootstrap over sources
+LEVEL = 0.05  # of the test against an answer that takes no run
 
 
 class Pair(NamedTuple):
@@ -285,11 +287,33 @@ NULLS: Mapping[str, Callable[[Pair], str]] = {
 }
 
 
+def distinct(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The first decided prediction of each comparison of two arms of the board, which several sources may report."""
+    found = dict[tuple[frozenset[str], str], Prediction]()
+    for prediction in predictions:
+        pair = prediction.pair
+        if prediction.is_decided and pair.failure and EASE not in (pair.a, pair.b):
+            found.setdefault((frozenset((pair.a, pair.b)), pair.failure), prediction)
+    return list(found.values())
+
+
 def headline(predictions: Sequence[Prediction]) -> str:
-    """The share of decided pairs that agree, and that of the best answer that takes no run."""
-    nulls = {name: score(predictions, answer) for name, answer in NULLS.items()}
-    name, best = max(nulls.items(), key=lambda item: item[1].agreeing)
-    return f"{score(predictions)} of the decided orderings agree; {name} would agree in {best}"
+    """The share of decided pairs that agree, beside that of the best answer that takes no run."""
+    name, answer = max(NULLS.items(), key=lambda item: score(predictions, item[1]).agreeing)
+    own, null = score(predictions), score(predictions, answer)
+    decided = [prediction for prediction in predictions if prediction.is_decided]
+    trivial = [answer(prediction.pair) == prediction.pair.outcome for prediction in decided]
+    wins = sum(prediction.agrees and not hit for prediction, hit in zip(decided, trivial, strict=True))
+    losses = sum(hit and not prediction.agrees for prediction, hit in zip(decided, trivial, strict=True))
+    # McNemar's exact test
+    is_better = wins > losses and scipy.stats.binomtest(wins, wins + losses).pvalue < LEVEL
+    once = distinct(predictions)
+    own_once, null_once = score(once), score(once, answer)
+    return (
+        f"{own} of the decided orderings agree, {'more than' if is_better else 'no better than'} with the answer "
+        f"'{name}', with which {null.agreeing} do; of the {own_once.decided} distinct comparisons of two arms "
+        f"{own_once.agreeing} agree, and {null_once.agreeing} with that answer"
+    )
 
 
 def table(predictions: Sequence[Prediction]) -> pd.DataFrame:
