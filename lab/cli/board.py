@@ -22,6 +22,7 @@ from lab.studies.leaderboard.failures import (
     CELLS,
     CURVE,
     REFERENCE,
+    STRESSED,
     Arm,
     Cell,
     Failure,
@@ -47,7 +48,8 @@ def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failure
     Args:
         folder: of the records.
         command: the command line as the user can type it again.
-        arms: names of arms; all by default.
+        arms: names of arms; by default those that the folder has tried, on the failures that they were tried on, or all
+            if it has tried none.
         failures: names of failures; all by default.
 
     Raises:
@@ -60,22 +62,39 @@ def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failure
     chosen, tried = [known[name] for name in failures or known], chosen_arms(arms)
     request = read_request([*read_failures().runs, f"out={quoted(folder)}"], command, name="board")
     request = replace(request, question=QUESTION)
+    known_pairs = set() if arms else _tried(folder)
     every = {
-        cell: setting for arm in tried for cell, setting in settings(arm, rule.screened, excludes(), chosen).items()
+        cell: setting
+        for arm in tried
+        for cell, setting in settings(arm, rule.screened, excludes(), chosen).items()
+        if not known_pairs or (cell.failure, cell.arm) in known_pairs
     }
     _train(request, folder, tried, every)
     runs, _ = read_cells(folder)
     tables, fresh = tables_of(folder, runs), dict[Cell, Setting]()
     for failure in chosen:
-        passing = {REFERENCE, *passes_screening(failure, tables, rule)} & {arm.name for arm in tried}
+        passing = {REFERENCE, *passes_screening(failure, tables, rule)}
         for arm in tried:
-            if arm.name in passing and len(passing) > 1:
+            is_asked = not known_pairs or (failure.name, arm.name) in known_pairs
+            if arm.name in passing and len(passing) > 1 and is_asked:
                 again = settings(arm, rule.fresh, excludes(), [failure])
                 fresh |= {cell: setting for cell, setting in again.items() if cell.failure != CURVE}
     if fresh:
         say(f"{len(fresh)} settings pass the screening, and are trained on fresh seeds", error=True)
         _train(request, folder, tried, fresh)
     store.gather(folder)
+
+
+def _tried(folder: Path) -> set[tuple[str, str]]:
+    """The failures, or the curve, and the arms of which a folder has runs on all seeds of the screening, or on any."""
+    if not (folder / CELLS).is_file():
+        return set()
+    tables, screened = tables_of(folder, read_cells(folder)[0]), {*read_failures().rule.screened}
+    return {
+        (cell.failure, cell.arm)
+        for cell, table in tables.items()
+        if cell.failure == CURVE or (cell.place == STRESSED and screened <= {*table.index})
+    }
 
 
 def excludes() -> dict[str, set[str]]:

@@ -213,22 +213,18 @@ def interventions(control: Sequence[str], arm: Arm, excludes: Mapping[str, Itera
 def settings(
     arm: Arm, seeds: Sequence[int], excludes: Mapping[str, Iterable[str]], failures: Iterable[Failure]
 ) -> dict[Cell, Setting]:
-    """The runs of an arm: its curve, and its runs under each failure.
-
-    Only the control is trained where a failure does not show.
-    """
+    """The runs of an arm: its curve, and its runs under each failure and at ease."""
     board, last = read_failures(), (_seeds(seeds),)
     own = (interventions(board.control, arm, excludes), *arm.optimizer, *arm.words, _seeds(board.curve_seeds))
     found = {Cell(CURVE, arm.name, CURVE, lr): Setting(own, _times(lr, arm)) for lr in board.grid}
     for failure in failures:
         for place_name, place in failure.places.items():
-            if place_name == STRESSED or arm.name == REFERENCE:
-                control = failure.control if place_name == STRESSED else failure.at_ease
-                chosen = (interventions(control, arm, excludes),)
-                known = (word for word in failure.words if _is_known(word, arm))
-                words = (*chosen, *arm.optimizer, *known, *place.words, *arm.words, *last)
-                cell = Cell(failure.name, arm.name, place_name, place.lr)
-                found[cell] = Setting(words, _times(place.lr, arm))
+            control = failure.control if place_name == STRESSED else failure.at_ease
+            chosen = (interventions(control, arm, excludes),)
+            known = (word for word in failure.words if _is_known(word, arm))
+            words = (*chosen, *arm.optimizer, *known, *place.words, *arm.words, *last)
+            cell = Cell(failure.name, arm.name, place_name, place.lr)
+            found[cell] = Setting(words, _times(place.lr, arm))
     return found
 
 

@@ -233,16 +233,31 @@ def lost_by_control(failure: Failure, tables: Tables) -> Interval:
     return compared(values, SpreadPrior(math.nan, math.nan)).interval
 
 
+def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
+    """What each arm, the reference among them, loses under stress: by seed, its runs under stress minus those at ease.
+
+    Where the measure is zero without the failure, what is measured under stress. An arm without runs at ease has no key.
+    """
+    found = {}
+    for arm, stressed in _under_stress(failure, tables).items():
+        damage = stressed[failure.metric]
+        if failure.reference:
+            at_ease = tables.get(Cell(failure.name, arm, AT_EASE, failure.reference.lr))
+            if at_ease is None:
+                continue
+            damage = damage - at_ease[failure.metric]
+        found[arm] = damage.dropna()
+    return found
+
+
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
-    """The arms that take off enough of what the control loses to be tried on fresh seeds."""
-    stressed = {arm: table[failure.metric] for arm, table in _under_stress(failure, tables).items()}
-    control, lost = stressed.pop(REFERENCE).reindex(rule.screened), lost_by_control(failure, tables)
+    """The arms that take off enough of the control's damage to be tried on fresh seeds."""
+    found = damages(failure, tables)
+    control, lost = found.pop(REFERENCE), lost_by_control(failure, tables)
     if not lost.mean >= failure.least:
         return []
-    shares = {
-        arm: float((control - values.reindex(rule.screened)).mean()) / lost.mean for arm, values in stressed.items()
-    }
-    return [arm for arm, share in shares.items() if share >= rule.passes_screening]
+    taken = {arm: (control - damage).reindex(rule.screened).mean(skipna=False) for arm, damage in found.items()}
+    return [arm for arm, improvement in taken.items() if improvement >= rule.passes_screening * lost.mean]
 
 
 class Compared(NamedTuple):
