@@ -78,8 +78,8 @@ def _cells(matrix: Matrix, row: Row) -> Cells:
     rows = []
     for failure in matrix.failures:
         cell = row.cells[failure.name]
-        if cell.takes_off.n:
-            interval = cell.takes_off
+        if cell.improvement.n:
+            interval = cell.improvement
             takes = f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}] {failure.unit}"
             seeds = f"{interval.n}{' fresh' * cell.is_confirmed}"
             rows.append((failure.title, cell.verdict, f"{cell.share:.0%}", takes, p_shown(cell.p), seeds))
@@ -92,7 +92,7 @@ def _untried(matrix: Matrix, row: Row) -> list[str]:
     return [
         f"{failure.title}: {cell.reason}"
         for failure in matrix.failures
-        if (cell := row.cells[failure.name]).reason and not cell.takes_off.n
+        if (cell := row.cells[failure.name]).reason and not cell.improvement.n
     ]
 
 

@@ -57,7 +57,6 @@ COMMANDS = [
     "claims {results} --figure E.7",
     "claims {results} --source PaLM-540B",
     "leaderboard {results}/board --json",
-    "leaderboard --transfer",
     "predict {results}/logit_growth",
     "predict {results}/noise_scale",
     "compare {results}/quickstart {results}/logit_growth",

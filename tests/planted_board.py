@@ -1,9 +1,10 @@
-"""A made-up board of one failure, whose arms take off the shares of what its control loses that a test gives them."""
+"""A made-up board of one failure, whose arms take off the shares of its control's damage that a test gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -29,22 +30,33 @@ SHARES = {"sigma_reparam": 1.0, "peri_ln": 0.5, "rmsnorm": 0.0, "nope": -0.6}
 
 
 def tables(
-    shares: Mapping[str, float] = SHARES, lost: float = LOST, spread: float = SPREAD
+    shares: Mapping[str, float] = SHARES,
+    lost: float = LOST,
+    spread: float = SPREAD,
+    gains: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[Cell, pd.DataFrame]:
-    """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too."""
+    """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too.
+
+    Args:
+        shares: of the control's damage that each arm takes off.
+        lost: the damage of the control.
+        spread: of losses over seeds.
+        gains: by how much an arm trains better, under stress and at ease.
+    """
     rng, found = np.random.default_rng(0), dict[Cell, pd.DataFrame]()
 
     def add(cell: Cell, loss: float, seeds: tuple[int, ...]) -> None:
         table = pd.DataFrame({"loss": loss + spread * rng.standard_normal(len(seeds))}, index=list(seeds))
-        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000}
+        numbers = {"loss_at_init": AT_INIT, "loss_bigram": BIGRAM, "parameters": 1000, "seconds": 60.0}
         found[cell] = table.assign(**numbers, versions="here")
 
     every = (*RULE.screened, *RULE.fresh)
     add(Cell(FAILURE.name, REFERENCE, STRESSED, LR), BEST + lost, every)
     add(Cell(FAILURE.name, REFERENCE, AT_EASE, EASY), BEST, every)
     for arm, share in shares.items():
-        is_confirmed = share >= RULE.passes_screening
-        add(Cell(FAILURE.name, arm, STRESSED, LR), BEST + lost * (1 - share), every if is_confirmed else RULE.screened)
+        seeds, best = every if share >= RULE.passes_screening else RULE.screened, BEST - gains.get(arm, 0.0)
+        add(Cell(FAILURE.name, arm, STRESSED, LR), best + lost * (1 - share), seeds)
+        add(Cell(FAILURE.name, arm, AT_EASE, EASY), best, seeds)
     for arm in (REFERENCE, *shares):
         for lr in read_failures().grid:
             loss = BEST - 0.1 + (lost if arm == REFERENCE or shares[arm] < 1 else 0.0) * (lr > EASY) * 2

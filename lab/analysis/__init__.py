@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.report.notebook import leaderboard as leaderboard
     from lab.report.notebook import recipes as recipes
     from lab.report.notebook import show as show
-    from lab.report.notebook import transfer as transfer
     from lab.report.notebook import watch as watch
     from lab.report.scoreboard import verdicts as verdicts
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.report.notebook": ("board", "card", "leaderboard", "recipes", "show", "transfer", "watch"),
+    "lab.report.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, hydra_configs
 from lab.cli.recipe import reason_of_config
@@ -21,6 +23,7 @@ from lab.records import store
 from lab.studies.leaderboard.failures import (
     CELLS,
     CURVE,
+    FAMILIES,
     REFERENCE,
     STRESSED,
     Arm,
@@ -31,9 +34,17 @@ from lab.studies.leaderboard.failures import (
     not_applicable,
     read_cells,
     read_failures,
+    read_families,
     settings,
 )
-from lab.studies.leaderboard.matrix import passes_screening, tables_of
+from lab.studies.leaderboard.matrix import (
+    Tables,
+    families_table,
+    family_of,
+    is_trained,
+    passes_screening,
+    tables_of,
+)
 from lab.studies.stress.battery import Setting
 from lab.sweeping.progress import ProgressLog
 
@@ -72,6 +83,7 @@ def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failure
     _train(request, folder, tried, every)
     runs, _ = read_cells(folder)
     tables, fresh = tables_of(folder, runs), dict[Cell, Setting]()
+    _fix_families(folder, tables)
     for failure in chosen:
         passing = {REFERENCE, *passes_screening(failure, tables, rule)}
         for arm in tried:
@@ -83,6 +95,21 @@ def train_board(folder: Path, command: str, *, arms: Sequence[str] = (), failure
         say(f"{len(fresh)} settings pass the screening, and are trained on fresh seeds", error=True)
         _train(request, folder, tried, fresh)
     store.gather(folder)
+
+
+def _fix_families(folder: Path, tables: Tables) -> None:
+    """Fix, for this edition, the family of each failure that has none yet and whose control is trained."""
+    board, fixed = read_failures(), read_families(folder)
+    new = {
+        name: family_of(failure, tables, board.rule)
+        for name, failure in board.failures.items()
+        if name not in fixed and is_trained(failure, tables, board.rule)
+    }
+    if new:
+        path = folder / FAMILIES
+        earlier = [pd.read_csv(path)] if path.is_file() else []
+        table = pd.concat([*earlier, families_table(new)])
+        files.write_text(path, table.to_csv(index=False, lineterminator="\n"))
 
 
 def _tried(folder: Path) -> set[tuple[str, str]]:

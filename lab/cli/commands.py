@@ -392,9 +392,6 @@ def _leaderboard(arguments: list[str]) -> None:
 
         names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
         train_board(folder, _command_line(), **names)
-    if given.transfer is not None:
-        _transfer(given, folder)
-        return
     from lab.studies.leaderboard import text
     from lab.studies.leaderboard.matrix import read_matrix
 
@@ -410,15 +407,6 @@ def _leaderboard(arguments: list[str]) -> None:
     else:
         for line in text.lines(matrix):
             say(line)
-
-
-def _transfer(given: argparse.Namespace, folder: Path) -> None:
-    from lab.studies.leaderboard import transfer
-
-    pairs = transfer.read_outcomes(Path(given.transfer)) if given.transfer else transfer.published()
-    predictions = transfer.predict(folder, pairs)
-    trends = transfer.size_trends(folder.parent, pairs)
-    say(transfer.as_json(predictions) if given.json else "\n".join(transfer.lines(predictions, trends)))
 
 
 def _command_line() -> str:

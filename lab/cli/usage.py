@@ -86,8 +86,6 @@ class OptionParser(argparse.ArgumentParser):
         for option, values in self.options.items():
             if len(values) > 1:
                 self.add_argument(option, nargs=len(values))
-            elif values and values[0].startswith("["):
-                self.add_argument(option, nargs="?", const="")
             elif values and values[0].endswith("..."):
                 self.add_argument(option, type=_nonempty, action="append", default=[])
             elif values:

@@ -192,17 +192,3 @@ def leaderboard(folder: str | Path) -> pd.DataFrame:
     from lab.studies.leaderboard import text
 
     return text.table(board(folder)).set_index("arm")
-
-
-def transfer(folder: str | Path) -> pd.DataFrame:
-    """Published orderings of large models and what the board predicts of them, a row each.
-
-    Args:
-        folder: of results that hold a board; claims are judged on the folders beside it.
-
-    Raises:
-        RequestError: as ``leaderboard``.
-    """
-    from lab.studies.leaderboard import transfer
-
-    return transfer.table(transfer.predict(Path(folder), transfer.published()))

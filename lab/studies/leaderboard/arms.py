@@ -19,6 +19,7 @@ class ArmCard(NamedTuple):
         link: the address of its paper or code.
         nothing_where: values of a recipe's config under which it does nothing, by dotted key.
         not_beside: interventions of the reference that exclude it.
+        instead_of: the part of a pre-norm recipe that it takes the place of; empty where it is added.
         needs: the intervention that it acts on; empty where every recipe has what it acts on.
         is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
         words: overrides that scale its numbers to the runs of the board.
@@ -35,6 +36,7 @@ class ArmCard(NamedTuple):
     nothing_under: str
     nothing_where: Mapping[str, Any]
     not_beside: Sequence[str]
+    instead_of: str
     needs: str
     is_optimizer: bool
     words: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
         nothing_under=entry.get("nothing_under", ""),
         nothing_where=entry.get("nothing_where", {}),
         not_beside=entry.get("not_beside", []),
+        instead_of=entry.get("instead_of", ""),
         needs=entry.get("needs", ""),
         is_optimizer=entry["at"] == ["optimizer"],
         words=tuple(entry.get("words", ())),

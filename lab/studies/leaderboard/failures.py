@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.statistics import SpreadPrior
 from lab.core import shipped
 from lab.core.errors import RequestError, similar_names
 from lab.studies.leaderboard.arms import arm_cards, combinations, left_out
@@ -19,6 +20,7 @@ REFERENCE = "reference"  # the arm that changes nothing
 STRESSED, AT_EASE = "stressed", "at ease"
 CURVE = "curve"
 CELLS = "cells.csv"  # in a results folder, which runs belong to which setting
+FAMILIES = "families.csv"  # in a results folder, by failure what is fixed for an edition
 
 
 class Failure(NamedTuple):
@@ -32,7 +34,7 @@ class Failure(NamedTuple):
         control: the interventions of the recipe that has the failure.
         words: the other overrides of its runs.
         stressed: the runs in which it shows.
-        reference: runs of the control in which it does not; None where the measure is zero without the failure.
+        reference: runs in which it does not; None where the measure is zero without the failure.
         at_ease: the interventions of these.
         metric: the column of ``measures.outcomes`` that is measured.
         unit: of the measure.
@@ -66,16 +68,20 @@ class Rule(NamedTuple):
     """How an arm is judged; frozen before its seeds were trained.
 
     Attributes:
-        margin: the share of what the control loses that counts as no effect, and that a cure may leave.
-        alpha: the level of tests, after Holm over the arms of a failure.
+        edition: its number; a change of the rule, or of the families, makes another one.
+        margin: the share of the control's damage that counts as no effect.
+        leaves: the share of the control's damage that a cure may leave.
+        alpha: the level of tests, after Bonferroni over the family of a failure.
         screened: seeds of all arms.
         fresh: further seeds of the arms that pass the screening, by which alone these are judged.
-        passes_screening: the share of what the control loses that an arm must take off in the screening.
+        passes_screening: the share of the control's damage that an arm must take off in the screening.
         loses: nats of best loss that an arm may lose to be advised.
         within: nats above a best loss up to which a learning rate is tolerated.
     """
 
+    edition: int
     margin: float
+    leaves: float
     alpha: float
     screened: tuple[int, ...]
     fresh: tuple[int, ...]
@@ -100,6 +106,18 @@ class Arm(NamedTuple):
     optimizer: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     times: float = 1.0
+
+
+class Family(NamedTuple):
+    """What is fixed for an edition of the board, so that an arm that is added later changes no verdict.
+
+    Attributes:
+        arms: that were tried on a failure when the edition was made.
+        prior: the spread of an improvement over seeds, from the screening of these arms.
+    """
+
+    arms: frozenset[str]
+    prior: SpreadPrior
 
 
 class Board(NamedTuple):
@@ -277,6 +295,18 @@ def read_cells(folder: Path) -> tuple[dict[Cell, dict[int, str]], dict[tuple[str
         seeds, ids = str(row.seeds).split(), str(row.runs).split()
         runs.setdefault(cell, {}).update(zip(map(int, seeds), ids, strict=True))
     return runs, reasons
+
+
+def read_families(folder: Path) -> dict[str, Family]:
+    """The families of the present edition by failure; none of a folder in which they are not fixed yet."""
+    if not (folder / FAMILIES).is_file():
+        return {}
+    table = pd.read_csv(folder / FAMILIES)
+    mine = table[table["edition"] == read_failures().rule.edition]
+    return {
+        row["failure"]: Family(frozenset(row["arms"].split()), SpreadPrior(row["sd"], row["freedom"]))
+        for row in mine.to_dict("records")
+    }
 
 
 def cells_table(runs: Mapping[Cell, Mapping[int, str]], reasons: Mapping[tuple[str, str], str]) -> pd.DataFrame:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, holm, spread_prior
+from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
 from lab.records import store
+from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.failures import (
     AT_EASE,
     CURVE,
@@ -22,11 +24,13 @@ from lab.studies.leaderboard.failures import (
     Board,
     Cell,
     Failure,
+    Family,
     Rule,
     board_arms,
     not_applicable,
     read_cells,
     read_failures,
+    read_families,
 )
 from lab.studies.stress.battery import StepTime, read_step_times
 from lab.studies.stress.measures import by_run, tolerances
@@ -35,9 +39,9 @@ CURES, IN_PART, NO, OPEN, HARMS = "cures", "in part", "no", "open", "harms"
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 VERDICTS = (CURES, IN_PART, NO, OPEN, HARMS, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
 INCOMPLETE = "not all of its seeds were trained"
-LEVEL, EQUIVALENCE = 0.95, 0.90  # of intervals, and of those that must lie within the margin
+LEVEL = 0.95  # of intervals
 
-# For each cell of the board the runs by seed, with the columns of ``by_run``.
+# For each cell of the board the runs by seed, with the columns of ``by_run``, ``versions`` and ``seconds``.
 Tables = Mapping[Cell, pd.DataFrame]
 
 
@@ -46,25 +50,27 @@ class Judged(NamedTuple):
 
     Attributes:
         verdict: one of ``VERDICTS``.
-        takes_off: by how much it lowers what is measured under stress, paired by seed, with its 95 % interval, whose
-            spread is moderated over arms.
-        share: the same over what the control loses.
-        p: of no effect, after Holm over the arms that were tried on the same seeds.
+        improvement: the damage of the control minus that of the arm, paired by seed, with its 95 % interval, whose
+            spread is moderated over the family.
+        share: the same over the mean damage of the control.
+        p: of no effect, times the number of arms that were tried on the failure (Bonferroni).
         is_confirmed: whether the seeds are fresh ones.
+        passed: whether it passed the screening.
         reason: why it was not tried.
     """
 
     verdict: str
-    takes_off: Interval = UNKNOWN
+    improvement: Interval = UNKNOWN
     share: float = math.nan
     p: float = math.nan
     is_confirmed: bool = False
+    passed: bool = False
     reason: str = ""
 
     @property
     def direction(self) -> str:
         """Which way a significant effect goes, whatever its size: ``better``, ``worse``, or empty."""
-        return "" if not self.p < read_failures().rule.alpha else "better" if self.takes_off.mean > 0 else "worse"
+        return "" if not self.p < read_failures().rule.alpha else "better" if self.improvement.mean > 0 else "worse"
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,14 @@ class Row:
     parameters: int
     times: float = 1.0
 
+    def instead_of(self, failure: Failure) -> str:
+        """The part of the recipe of a failure that it takes the place of; empty if it is added."""
+        card = arm_cards().get(self.name)
+        if card is None:
+            return ""
+        beside = [name for name in card.not_beside if name in failure.control]
+        return "AdamW" if card.is_optimizer else card.instead_of or ", ".join(beside)
+
     @property
     def step_time(self) -> StepTime | None:
         """What it costs in time."""
@@ -110,16 +124,18 @@ class Matrix:
     Attributes:
         folder: of its records.
         board: the failures and the rule.
-        lost: what the control of each failure loses, with its interval; no key where it has no runs.
+        lost: the damage of the control of each failure, with its interval; no key where it has no runs.
         rows: the arms that have a curve, the reference first.
-        spreads: by failure the prior of the spread of an effect over seeds.
+        families: by failure what is fixed for this edition.
+        minutes: by failure what the fresh seeds of an arm cost, in core-minutes.
     """
 
     folder: Path
     board: Board
     lost: Mapping[str, Interval]
     rows: Sequence[Row]
-    spreads: Mapping[str, SpreadPrior] = field(default_factory=dict)
+    families: Mapping[str, Family] = field(default_factory=dict)
+    minutes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[Failure]:
@@ -130,6 +146,11 @@ class Matrix:
     def arms(self) -> list[Row]:
         """The rows without the reference."""
         return [row for row in self.rows if row.name != REFERENCE]
+
+    def holds_over_the_board(self, failure: Failure, cell: Judged) -> bool:
+        """Whether an effect is significant among all cells of the board, and not only those of its failure."""
+        cells = sum(len(family.arms) for family in self.families.values())
+        return cell.p * cells / max(len(self.families[failure.name].arms), 1) < self.board.rule.alpha
 
     def is_advised(self, row: Row) -> bool:
         """Whether an arm may be advised: it trains, and its best loss is not much worse than the reference's."""
@@ -143,14 +164,14 @@ def read_matrix(folder: Path) -> Matrix:
         RequestError: the folder holds no board, or its records cannot be read.
     """
     runs, reasons = read_cells(folder)
-    return matrix_of(folder, tables_of(folder, runs), reasons)
+    return matrix_of(folder, tables_of(folder, runs), reasons, read_families(folder))
 
 
 def tables_of(folder: Path, runs: Mapping[Cell, Mapping[int, str]]) -> dict[Cell, pd.DataFrame]:
-    """The recorded runs of each cell by seed, with the columns of ``by_run`` and ``versions``."""
+    """The recorded runs of each cell by seed, with the columns of ``by_run``, ``versions`` and ``seconds``."""
     records = store.read(folder)
     by_id = records.runs.set_index("id")
-    known = by_run(records).assign(versions=by_id["versions"].astype(str))
+    known = by_run(records).assign(versions=by_id["versions"].astype(str), seconds=by_id["wall_seconds"])
     tables = {}
     for cell, of_cell in runs.items():
         mine = {seed: run for seed, run in of_cell.items() if run in known.index}
@@ -159,13 +180,26 @@ def tables_of(folder: Path, runs: Mapping[Cell, Mapping[int, str]]) -> dict[Cell
     return tables
 
 
-def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], str]) -> Matrix:
-    """The matrix of these runs; ``reasons`` say by failure and arm why some were not tried."""
+def matrix_of(
+    folder: Path,
+    tables: Tables,
+    reasons: Mapping[tuple[str, str], str],
+    fixed: Mapping[str, Family] = MappingProxyType({}),
+) -> Matrix:
+    """The matrix of these runs.
+
+    Args:
+        folder: of the records.
+        tables: the runs of each cell.
+        reasons: by failure and arm why some were not tried.
+        fixed: the families that are fixed for the edition.
+    """
     board = read_failures()
-    judged, lost, spreads = dict[str, dict[str, Judged]](), dict[str, Interval](), dict[str, SpreadPrior]()
-    for failure in board.failures.values():
+    judged, lost, families = dict[str, dict[str, Judged]](), dict[str, Interval](), dict[str, Family]()
+    for name, failure in board.failures.items():
         if is_trained(failure, tables, board.rule):
-            judged[failure.name], lost[failure.name], spreads[failure.name] = judge(failure, tables, board.rule)
+            families[name] = fixed.get(name) or family_of(failure, tables, board.rule)
+            judged[name], lost[name] = judge(failure, tables, board.rule, families[name])
     rows = _rows(curves_of(tables, board), tables, board)
     # some arms act under stress alone, and so have no curve
     others = dict.fromkeys(arm for of_failure in judged.values() for arm in of_failure)
@@ -181,35 +215,69 @@ def matrix_of(folder: Path, tables: Tables, reasons: Mapping[tuple[str, str], st
                 why_not = reasons.get((name, row.name)) or not_applicable(board_arms()[row.name], board.failures[name])
                 cells[name] = Judged(NOT_TRIED, reason=why_not or "it was not trained")
         found.append(replace(row, cells=cells))
-    return Matrix(folder, board, lost, found, spreads)
+    minutes = {name: _minutes_of_fresh(board.failures[name], tables, board.rule) for name in judged}
+    return Matrix(folder, board, lost, found, families, minutes)
 
 
-def judge(failure: Failure, tables: Tables, rule: Rule) -> tuple[dict[str, Judged], Interval, SpreadPrior]:
-    """What each arm does about a failure, what its control loses, and the spread of an effect over seeds."""
-    stressed = _under_stress(failure, tables)
-    control = stressed.pop(REFERENCE)
-    lost = lost_by_control(failure, tables)
-    differences = {arm: (control[failure.metric] - table[failure.metric]).dropna() for arm, table in stressed.items()}
-    acting = {arm for arm in differences if not _is_control(stressed[arm], control)}
-    screened = {arm: values[values.index.isin(rule.screened)] for arm, values in differences.items() if arm in acting}
-    screened = {arm: values for arm, values in screened.items() if len(values) == len(rule.screened)}
-    fresh = {arm: values[values.index.isin(rule.fresh)] for arm, values in differences.items() if arm in acting}
-    fresh = {arm: values for arm, values in fresh.items() if len(values) == len(rule.fresh)}
-    prior = spread_prior(values.to_numpy(dtype=float) for values in screened.values())
-    # the screening had its say in which arms are confirmed, so these are judged by fresh seeds alone
-    stages = ({arm: values for arm, values in screened.items() if arm not in fresh}, fresh)
-    found = {arm: Judged(NEVER_ENGAGED) for arm in stressed if arm not in acting}
-    found |= {arm: Judged(NOT_TRIED, reason=INCOMPLETE) for arm in acting if arm not in screened and arm not in fresh}
+def judge(
+    failure: Failure, tables: Tables, rule: Rule, family: Family | None = None
+) -> tuple[dict[str, Judged], Interval]:
+    """What each arm does about a failure, and the damage of its control; without a family that of these runs."""
+    stressed, lost = _under_stress(failure, tables), lost_by_control(failure, tables)
+    family = family or family_of(failure, tables, rule)
+    improvements, acting = _improvements(failure, tables), _acting(stressed)
+    found = {arm: Judged(NEVER_ENGAGED) for arm in stressed if arm not in {REFERENCE, *acting}}
     is_tested = lost.low > 0 and lost.mean >= failure.least
-    for stage, is_confirmed in zip(stages, (False, True), strict=True):
-        tests = {arm: compared(values.to_numpy(dtype=float), prior) for arm, values in stage.items() if len(values)}
-        ps = holm([test.p for test in tests.values()])
-        for (arm, test), p in zip(tests.items(), ps, strict=True):
-            verdict = _verdict(test, p, lost.mean, rule) if is_tested else NOT_TESTED
-            if verdict in (CURES, IN_PART) and not is_confirmed:
-                verdict = OPEN  # until its fresh seeds are trained
-            found[arm] = Judged(verdict, test.interval, test.interval.mean / lost.mean, p, is_confirmed)
-    return found, lost, prior
+    passing = passes_screening(failure, tables, rule)
+    for arm in acting:
+        values = improvements.get(arm, pd.Series(dtype=float))
+        screened, fresh = (values[values.index.isin(seeds)] for seeds in (rule.screened, rule.fresh))
+        # the screening had its say in which arms are confirmed, so these are judged by fresh seeds alone
+        is_confirmed = len(fresh) == len(rule.fresh)
+        if len(screened) < len(rule.screened) and not is_confirmed:
+            found[arm] = Judged(NOT_TRIED, reason=INCOMPLETE)
+            continue
+        chosen = fresh if is_confirmed else screened
+        test = compared(chosen.to_numpy(dtype=float), family.prior)
+        number = len(family.arms) if arm in family.arms else len(acting)
+        p = min(1.0, number * test.p)
+        verdict = _verdict(test.interval, p, lost.mean, rule) if is_tested else NOT_TESTED
+        if verdict in (CURES, IN_PART) and not is_confirmed:
+            verdict = OPEN  # until its fresh seeds are trained
+        share = test.interval.mean / lost.mean
+        found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, passed=arm in passing)
+    return found, lost
+
+
+def family_of(failure: Failure, tables: Tables, rule: Rule) -> Family:
+    """The arms that these runs try on a failure, with the prior of the spread of an improvement."""
+    acting, screened = _acting(_under_stress(failure, tables)), {*rule.screened}
+    values = {arm: table[table.index.isin(screened)] for arm, table in _improvements(failure, tables).items()}
+    tried = {arm: of_arm for arm, of_arm in values.items() if arm in acting and len(of_arm) == len(screened)}
+    return Family(frozenset(tried), spread_prior(of_arm.to_numpy(dtype=float) for of_arm in tried.values()))
+
+
+def families_table(families: Mapping[str, Family]) -> pd.DataFrame:
+    """The table that ``read_families`` reads."""
+    edition = read_failures().rule.edition
+    return pd.DataFrame(
+        [
+            {"failure": name, "edition": edition, **family.prior._asdict(), "arms": " ".join(sorted(family.arms))}
+            for name, family in families.items()
+        ]
+    )
+
+
+def _acting(stressed: Mapping[str, pd.DataFrame]) -> set[str]:
+    """The arms whose runs under stress are not those of the control."""
+    return {arm for arm, table in stressed.items() if arm != REFERENCE and not _is_control(table, stressed[REFERENCE])}
+
+
+def _improvements(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
+    """By arm and seed the damage of the control minus that of the arm."""
+    found = damages(failure, tables)
+    control = found.pop(REFERENCE)
+    return {arm: (control - damage).dropna() for arm, damage in found.items()}
 
 
 def _under_stress(failure: Failure, tables: Tables) -> dict[str, pd.DataFrame]:
@@ -224,19 +292,22 @@ def is_trained(failure: Failure, tables: Tables, rule: Rule) -> bool:
     return all(cell in tables and {*rule.screened} <= {*tables[cell].index} for cell in cells)
 
 
+def _minutes_of_fresh(failure: Failure, tables: Tables, rule: Rule) -> float:
+    """What the fresh seeds of an arm cost, in core-minutes, by the runs of the control."""
+    places = [tables[Cell(failure.name, REFERENCE, name, place.lr)] for name, place in failure.places.items()]
+    return sum(float(table["seconds"].mean()) for table in places) * len(rule.fresh) / 60
+
+
 def lost_by_control(failure: Failure, tables: Tables) -> Interval:
-    """What a control loses under stress, over its seeds."""
-    control = tables[Cell(failure.name, REFERENCE, STRESSED, failure.stressed.lr)][failure.metric]
-    if failure.reference:
-        control = control - tables[Cell(failure.name, REFERENCE, AT_EASE, failure.reference.lr)][failure.metric]
-    values = control.dropna().to_numpy(dtype=float)
+    """The damage of a control, over its seeds."""
+    values = damages(failure, tables)[REFERENCE].to_numpy(dtype=float)
     return compared(values, SpreadPrior(math.nan, math.nan)).interval
 
 
 def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
-    """What each arm, the reference among them, loses under stress: by seed, its runs under stress minus those at ease.
+    """The damage of each arm, the reference among them: by seed its runs under stress minus those at ease.
 
-    Where the measure is zero without the failure, what is measured under stress. An arm without runs at ease has no key.
+    Without runs at ease an arm has no key; where the measure is zero without the failure, it needs none.
     """
     found = {}
     for arm, stressed in _under_stress(failure, tables).items():
@@ -252,29 +323,20 @@ def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
     """The arms that take off enough of the control's damage to be tried on fresh seeds."""
-    found = damages(failure, tables)
-    control, lost = found.pop(REFERENCE), lost_by_control(failure, tables)
+    lost = lost_by_control(failure, tables)
     if not lost.mean >= failure.least:
         return []
-    taken = {arm: (control - damage).reindex(rule.screened).mean(skipna=False) for arm, damage in found.items()}
+    taken = {
+        arm: values.reindex(rule.screened).mean(skipna=False) for arm, values in _improvements(failure, tables).items()
+    }
     return [arm for arm, improvement in taken.items() if improvement >= rule.passes_screening * lost.mean]
 
 
 class Compared(NamedTuple):
-    """The mean of paired differences, its degrees of freedom, and p of no difference."""
+    """The mean of paired differences, and p of no difference."""
 
     interval: Interval
-    freedom: float
     p: float
-
-    def half(self, level: float) -> float:
-        """Half the width of the interval of this level."""
-        return float(scipy.special.stdtrit(min(self.freedom, 1e9), (1 + level) / 2)) * self.interval.error
-
-    def is_within(self, margin: float) -> bool:
-        """Whether the mean is equivalent to zero: its 90 % interval lies within the margin on either side."""
-        mean, half = self.interval.mean, self.half(EQUIVALENCE)
-        return -margin < mean - half and mean + half < margin
 
 
 def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
@@ -284,22 +346,23 @@ def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
         sd, freedom = float(values.std(ddof=1)) if n > 1 else math.nan, float(n - 1)
     else:
         sd, freedom = prior.with_own(values)
-    error = sd / math.sqrt(n)
-    test = Compared(Interval(mean, math.nan, math.nan, n, tuple(values.tolist()), error), freedom, math.nan)
-    half = test.half(LEVEL)
-    p = float(2 * scipy.special.stdtr(min(freedom, 1e9), -abs(mean) / error)) if error > 0 else math.nan
-    return Compared(test.interval._replace(low=mean - half, high=mean + half), freedom, p)
+    error, freedom = sd / math.sqrt(n), min(freedom, 1e9)
+    half = float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error)) if error > 0 else math.nan
+    return Compared(Interval(mean, mean - half, mean + half, n, tuple(values.tolist()), error), p)
 
 
-def _verdict(test: Compared, p: float, lost: float, rule: Rule) -> str:
-    margin, mean = rule.margin * lost, test.interval.mean
-    if test.is_within(margin):
+def _verdict(improvement: Interval, p: float, lost: float, rule: Rule) -> str:
+    low, high = improvement.low / lost, improvement.high / lost
+    if -rule.margin < low and high < rule.margin:
         return NO
     if not p < rule.alpha:
         return OPEN
-    if mean < 0:
-        return HARMS
-    return CURES if lost - mean <= margin else IN_PART
+    if low >= 1 - rule.leaves:
+        return CURES
+    if low >= rule.margin:
+        return IN_PART
+    return HARMS if high <= -rule.margin else OPEN
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:

@@ -16,6 +16,7 @@ from lab.studies.leaderboard.failures import Failure
 from lab.studies.leaderboard.matrix import CURES, HARMS, IN_PART, NEVER_ENGAGED, NO, OPEN, Judged, Matrix, Row
 from lab.studies.leaderboard.text import (
     PRICES,
+    change,
     headline,
     is_tested,
     notes,
@@ -26,7 +27,7 @@ from lab.studies.leaderboard.text import (
 )
 
 PIECES = html.macros("board.html")
-TITLE = "Which change cures which failure?"
+TITLE = "Which change takes which damage away?"
 WIDE = style.Page(11.2, 10.0)  # narrow screens scroll its drawing
 COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb", HARMS: "#D55E00"}
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
@@ -44,8 +45,8 @@ def board_page(matrix: Matrix) -> str:
         Markup(PIECES.style()),
         html.paragraph(headline(matrix), "lead"),
         *figure,
-        html.section("What cures what", _table(matrix, acting)),
-        html.section(f"{len(others)} arms that cure nothing", _table(matrix, others), folded=True),
+        html.section("What takes what away", _table(matrix, acting)),
+        html.section(f"{len(others)} arms that take nothing away", _table(matrix, others), folded=True),
         html.section("How to read the numbers", html.bullets(notes(matrix)), folded=True),
         html.section("Not tried, and why", html.bullets(_untried(matrix)), folded=True),
         html.section("How this was made", html.bullets(_made(matrix)), folded=True),
@@ -63,9 +64,9 @@ def _figure(matrix: Matrix) -> Iterator[Markup]:
 
 @layout.styled
 def board_figure(matrix: Matrix) -> Sheet:
-    """What each arm takes off of what the control loses, against its best loss beside the reference's.
+    """The share of the control's damage that each arm takes off, against its best loss beside the reference's.
 
-    Above 80 % an arm leaves no more than the margin. Filled dots rest on six fresh seeds, and hollow ones on the
+    A cure leaves at most a third with its whole interval. Filled dots rest on six fresh seeds, and hollow ones on the
     screening. The arms that take off most are named. Arms without a curve have no dot.
     """
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
@@ -100,7 +101,7 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
                 )
                 panels.say(axes, dots[0], [_hover(row, failure) for row in mine])
     _name_best(axes, failure, drawn)
-    panels.level(axes, 1 - matrix.board.rule.margin, "cured", ":")
+    panels.level(axes, 1 - matrix.board.rule.leaves, "cured", ":")
     panels.level(axes, 0.0, "nothing")
     axes.set_ylim(LEAST - 0.05, MOST + 0.1)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
@@ -133,9 +134,10 @@ def _height(cell: Judged) -> float:
 
 def _hover(row: Row, failure: Failure) -> str:
     cell = row.cells[failure.name]
-    seeds = f"{cell.takes_off.n} {'fresh ' * cell.is_confirmed}seeds"
-    takes = f"takes off {cell.takes_off.bare} {failure.unit}, p {p_shown(cell.p)}"
-    return f"{row.name}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {row.best.mean:+.3f}"
+    seeds = f"{cell.improvement.n} {'fresh ' * cell.is_confirmed}seeds"
+    takes = f"takes off {cell.improvement.bare} {failure.unit}, p {p_shown(cell.p)}"
+    place = f"\nin place of {replaced}" if (replaced := row.instead_of(failure)) else ""
+    return f"{row.name}{place}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {change(row.best)}"
 
 
 def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:
@@ -159,9 +161,9 @@ def _price(text: str) -> dict[str, str]:
 
 def _cell(row: Row, failure: Failure) -> dict[str, str]:
     cell = row.cells[failure.name]
-    title = cell.reason or (_hover(row, failure).replace("\n", ", ") if cell.takes_off.n else cell.verdict)
+    title = cell.reason or (_hover(row, failure).replace("\n", ", ") if cell.improvement.n else cell.verdict)
     kind = {CURES: "cures", IN_PART: "part", HARMS: "harms", NEVER_ENGAGED: "idle"}.get(cell.verdict, "")
-    return {"text": shown(cell), "kind": kind, "title": title}
+    return {"text": shown(row, failure), "kind": kind, "title": title}
 
 
 def _untried(matrix: Matrix) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import pandas as pd
 
@@ -20,62 +21,51 @@ from lab.studies.leaderboard.matrix import (
     NOT_TESTED,
     NOT_TRIED,
     OPEN,
-    Judged,
     Matrix,
     Row,
 )
 
-NOT_DAMAGE = (
-    "A lower loss under stress is not damage taken away, since an arm that trains better ends lower under any stress."
-)
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
 
 
+IN_PLACE = "\u2194"  # marks an arm that takes the place of a part of the recipe
+BETTER = 3  # arms that the first line names for their best loss
+ALIKE = 0.8  # the rank correlation above which two failures rank arms alike
+FEWEST_ARMS = 8  # over which it is taken
 PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time of a step")
 
 
 def headline(matrix: Matrix) -> str:
-    """Which arms end lower under which stress, what they cost, and what that does not mean."""
+    """Which arms take damage away under which stress, and, apart from it, which train better."""
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
     if not tested:
         return "No failure is tested: its control does not fail, or not all of its seeds were trained."
     left, parts = tested, list[str]()
     while left:
-        best = max(_advised(matrix), key=lambda row: (_cured(row, left), -_best_loss(row)), default=None)
-        if best is None or not _cured(best, left):
+        best = max(_advised(matrix), key=lambda row: (len(_cured(matrix, row, left)), -_best_loss(row)), default=None)
+        if best is None or not (cured := _cured(matrix, best, left)):
             break
-        cured = [failure for failure in left if best.cells[failure.name].verdict == CURES]
         parts.append(f"{best.name} under {listed(failure.title for failure in cured)} ({costs(best)})")
         left = [failure for failure in left if failure not in cured]
-    text = f"Ends lower under stress: {'; '.join(parts)}" if parts else "No arm ends much lower under stress"
+    text = f"Takes damage away: {'; '.join(parts)}" if parts else "No arm takes all damage away"
     in_part = [
         f"{failure.title} ({row.name}: {row.cells[failure.name].share:.0%})"
         for failure in left
         if (row := _best(matrix, failure))
     ]
-    rest = [failure for failure in left if not _best(matrix, failure)]
-    unconfirmed = [failure.title for failure in rest if _is_unconfirmed(matrix, failure)]
-    nothing = [failure.title for failure in rest if failure.title not in unconfirmed]
+    nothing = [failure.title for failure in left if not _best(matrix, failure)]
     text += f"; in part under {listed(in_part)}" if in_part else ""
     text += f"; no advised arm under {listed(nothing)}" if nothing else ""
-    text += f"; only screened under {listed(unconfirmed)}." if unconfirmed else "."
-    return f"{text} {NOT_DAMAGE}"
+    better = sorted((row for row in _advised(matrix) if row.best.high < 0), key=_best_loss)
+    named = [f"{row.name} ({change(row.best)})" for row in better[:BETTER]]
+    return f"{text}. Trains better, whatever the stress: {listed(named or ['none'])}."
 
 
-def unconfirmed(matrix: Matrix) -> list[Judged]:
-    """The cells that passed the screening and were not trained on fresh seeds."""
-    cells = [
-        row.cells[failure.name] for failure in matrix.failures for row in matrix.arms if is_tested(matrix, failure)
-    ]
-    return [cell for cell in cells if cell.share >= matrix.board.rule.passes_screening and not cell.is_confirmed]
-
-
-def _is_unconfirmed(matrix: Matrix, failure: Failure) -> bool:
-    """Whether arms passed the screening of a failure, and none was trained on fresh seeds."""
-    cells = [row.cells[failure.name] for row in matrix.arms]
-    passing = any(cell.share >= matrix.board.rule.passes_screening for cell in cells)
-    return passing and not any(cell.is_confirmed for cell in cells)
+def unconfirmed(matrix: Matrix) -> list[tuple[str, str]]:
+    """The failures and arms of cells that passed the screening and were not trained on fresh seeds."""
+    cells = [(failure.name, row) for failure in matrix.failures for row in matrix.arms]
+    return [(name, row.name) for name, row in cells if row.cells[name].passed and not row.cells[name].is_confirmed]
 
 
 def is_tested(matrix: Matrix, failure: Failure) -> bool:
@@ -87,14 +77,20 @@ def _advised(matrix: Matrix) -> list[Row]:
     return [row for row in matrix.arms if matrix.is_advised(row)]
 
 
-def _cured(row: Row, failures: Sequence[Failure]) -> int:
-    return sum(row.cells[failure.name].verdict == CURES for failure in failures)
+def _cured(matrix: Matrix, row: Row, failures: Sequence[Failure]) -> list[Failure]:
+    """The failures whose damage an arm takes away, so surely that it counts among all cells of the board."""
+    return [failure for failure in failures if _holds(matrix, row, failure, CURES)]
 
 
 def _best(matrix: Matrix, failure: Failure) -> Row | None:
-    """The advised arm that cures most of a failure that none cures."""
-    helping = [row for row in _advised(matrix) if row.cells[failure.name].verdict in (CURES, IN_PART)]
-    return max(helping, key=lambda row: row.cells[failure.name].takes_off.mean, default=None)
+    """The advised arm that takes off most of the damage of a failure that none cures."""
+    helping = [row for row in _advised(matrix) if _holds(matrix, row, failure, IN_PART)]
+    return max(helping, key=lambda row: row.cells[failure.name].improvement.mean, default=None)
+
+
+def _holds(matrix: Matrix, row: Row, failure: Failure, verdict: str) -> bool:
+    cell = row.cells[failure.name]
+    return cell.verdict == verdict and matrix.holds_over_the_board(failure, cell)
 
 
 def _best_loss(row: Row) -> float:
@@ -112,7 +108,7 @@ def table(matrix: Matrix) -> pd.DataFrame:
     """A row per arm, those that cure most failures first: its verdicts, and what it costs and tolerates."""
     rows = []
     for row in ranked(matrix):
-        cells = {failure.title: shown(row.cells[failure.name]) for failure in matrix.failures}
+        cells = {failure.title: shown(row, failure) for failure in matrix.failures}
         rows.append({"arm": row.name, **cells, **prices(row)})
     return pd.DataFrame(rows)
 
@@ -134,10 +130,14 @@ def ranked(matrix: Matrix) -> list[Row]:
     return sorted(matrix.arms, key=rank)
 
 
-def shown(cell: Judged) -> str:
+def shown(row: Row, failure: Failure) -> str:
     """``cures 97 %``; of arms that do nothing, and of failures that are not tested, the word alone."""
+    cell = row.cells[failure.name]
     word = SHORT.get(cell.verdict, cell.verdict)
-    return word if math.isnan(cell.share) or cell.verdict == NOT_TESTED else f"{word} {round(100 * cell.share)} %"
+    if math.isnan(cell.share) or cell.verdict == NOT_TESTED:
+        return word
+    mark = f" {IN_PLACE}" if row.instead_of(failure) else ""
+    return f"{word} {round(100 * cell.share)} %{mark}"
 
 
 def change(interval: Interval) -> str:
@@ -156,7 +156,10 @@ def notes(matrix: Matrix) -> list[str]:
         failures=matrix.failures,
         lost=matrix.lost,
         power={failure.name: _power(matrix, failure) for failure in tested},
-        unconfirmed=len(unconfirmed(matrix)),
+        mark=IN_PLACE,
+        unconfirmed=unconfirmed(matrix),
+        minutes=sum(matrix.minutes[failure] for failure, _ in unconfirmed(matrix)),
+        alike=alike(matrix),
         untrained=[row.name for row in matrix.arms if not row.trains],
         costly=[row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)],
     )
@@ -164,11 +167,22 @@ def notes(matrix: Matrix) -> list[str]:
 
 
 def _power(matrix: Matrix, failure: Failure) -> float:
-    """The probability with which the fresh seeds find an arm that takes off half of what the control loses."""
-    rule, spread = matrix.board.rule, matrix.spreads[failure.name]
-    confirmed = max(sum(row.cells[failure.name].is_confirmed for row in matrix.arms), 1)
-    half = matrix.lost[failure.name].mean / 2
-    return power_of(len(rule.fresh), half, spread.sd, rule.alpha / confirmed) if spread.sd > 0 else math.nan
+    """The probability with which the fresh seeds find an arm that takes off half of the control's damage."""
+    rule, family = matrix.board.rule, matrix.families[failure.name]
+    half, alpha = matrix.lost[failure.name].mean / 2, rule.alpha / max(len(family.arms), 1)
+    if not family.prior.sd > 0:
+        return math.nan
+    freedom = round(family.prior.freedom + len(rule.fresh) - 1)
+    return power_of(len(rule.fresh), half, family.prior.sd, alpha, freedom)
+
+
+def alike(matrix: Matrix) -> list[tuple[str, str, float]]:
+    """The pairs of failures that rank the arms which were judged on both alike, with their rank correlation."""
+    shares = {
+        failure.title: {row.name: row.cells[failure.name].share for row in matrix.arms} for failure in matrix.failures
+    }
+    ranks = pd.DataFrame(shares).corr(method="spearman", min_periods=FEWEST_ARMS).to_dict()
+    return [(a, b, ranks[a][b]) for a, b in combinations(shares, 2) if ranks[a][b] > ALIKE]
 
 
 def lines(matrix: Matrix) -> Iterator[str]:
@@ -216,13 +230,16 @@ def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
                 "failure": failure.name,
                 "verdict": cell.verdict,
                 "direction": cell.direction,
+                "edition": matrix.board.rule.edition,
+                "instead_of": row.instead_of(failure),
                 "share": cell.share,
-                "takes_off": cell.takes_off.mean,
-                "low": cell.takes_off.low,
-                "high": cell.takes_off.high,
+                "improvement": cell.improvement.mean,
+                "low": cell.improvement.low,
+                "high": cell.improvement.high,
                 "unit": failure.unit,
                 "p": cell.p,
-                "seeds": cell.takes_off.n,
+                "seeds": cell.improvement.n,
+                "passed_screening": cell.passed,
                 "is_confirmed": cell.is_confirmed,
                 "reason": cell.reason,
             }
