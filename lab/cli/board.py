@@ -137,14 +137,9 @@ def _train(request: Request, folder: Path, arms: Sequence[Arm], wanted: Mapping[
     composed = launch.compose(request)
     trees, reasons = _composed(request, {arm.name: arm for arm in arms}, wanted)
     every = [tree for of_cell in trees.values() for tree in of_cell]
-    from lab.sweeping.planner import points  # slow to load
-
     planned = launch.plan(composed._replace(trees=every), request, cautions=False)
-    id_of = {id(point.tree): point.id for point in planned.requested}
-    ids: Ids = {
-        cell: {int(tree["seed"]): id_of.get(id(tree)) or points([tree])[0].id for tree in of_cell}
-        for cell, of_cell in trees.items()
-    }
+    left = iter(planned.ids)
+    ids: Ids = {cell: {int(tree["seed"]): next(left) for tree in of_cell} for cell, of_cell in trees.items()}
     done, others = read_cells(folder) if (folder / CELLS).is_file() else ({}, {})
     merged = done | {cell: done.get(cell, {}) | of_cell for cell, of_cell in ids.items()}
     table = cells_table(merged, others | reasons)

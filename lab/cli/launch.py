@@ -260,10 +260,7 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
         RequestError, SystemExit: see ``carry_out``.
     """
     launcher, planned = composed.launcher, plan(composed, request)
-    id_of = {id(point.tree): point.id for point in planned.requested}
-    recipe_lrs = {
-        id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
-    }
+    recipe_lrs = {planned.ids[index]: lr for index, lr in composed.recipe_lrs.items()}
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
     train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
 
@@ -389,20 +386,20 @@ def _monitor(plan: SweepPlan, name: str, screen: Screen | None) -> ProgressMonit
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
 
-    folder, _, requested, mine, missing, fleets, _ = plan
+    folder, fleets = plan.folder, plan.fleets
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if screen:
         return ProgressMonitor(folder, name, labels, sizes, lambda line: None, _warn, screen)
     # a shard does not know which seeds the other shards have completed
-    growing = GrowingReport(folder, mine, fleets) if len(mine) == len(requested) else None
+    growing = GrowingReport(folder, plan.mine, fleets) if len(plan.mine) == len(plan.requested) else None
     if not sys.stdout.isatty() or "utf" not in sys.stdout.encoding.lower():
         log = ProgressLog(len(fleets), _warn)
         return ProgressMonitor(folder, name, labels, sizes, say, _warn, log, growing)
     from lab.sweeping.terminal import Terminal, scene
 
-    untrained = {point.id for point in missing}
-    done = [point for point in mine if point.id not in untrained]
+    untrained = {point.id for point in plan.missing}
+    done = [point for point in plan.mine if point.id not in untrained]
     losses = _last_losses(folder) if done else {}
     terminal = Terminal(sys.stdout, scene(fleets, [(point, losses[point.id]) for point in done]))
     return ProgressMonitor(folder, name, labels, sizes, terminal.say, _warn, terminal, growing)

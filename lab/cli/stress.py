@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -275,12 +276,9 @@ class _Bench:
         request = self.plan.request
         trees = compose_settings(request, settings)
         every = [tree for of_setting in trees.values() for tree in of_setting]
-        from lab.sweeping.planner import points  # slow to load
-
         planned = launch.plan(self.composed._replace(trees=every), request, cautions=not self.ids)
-        id_of = {id(point.tree): point.id for point in planned.requested}
-        for setting, of_setting in trees.items():  # a tree that repeats another one is not among those requested
-            self.ids[setting] = [id_of.get(id(tree)) or points([tree])[0].id for tree in of_setting]
+        left = iter(planned.ids)
+        self.ids |= {setting: list(islice(left, len(of_setting))) for setting, of_setting in trees.items()}
         launch.train_missing(planned, self.composed.launcher, request, screen=self.progress)
         records = store.read(self.plan.folder)
         self.done = outcomes(records, self.ids)

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, tee
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,15 +48,17 @@ class Point:
 
 
 def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Check every config tree and give it its id; of trees with equal ids, which are the same run, keep the first.
+    """The points of config trees, without repetitions; see ``_checked`` and ``_distinct``."""
+    return _distinct(_checked(trees))
 
-    Points are sorted by seed, so that an interrupted sweep has complete seeds.
+
+def _checked(trees: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+    """Check every config tree and give it its id.
 
     Raises:
         RequestError: a config is invalid, or its data cannot be read.
     """
     look_again()
-    points: dict[str, Point] = {}
     groups: dict[str, Any] = {}
     for tree in trees:
         try:
@@ -66,8 +68,18 @@ def points(trees: Iterable[Mapping[str, Any]]) -> list[Point]:
         corpus = config.data.entry.open()
         corpus.check(config.batch_size, config.seq_len)
         name, shape = identify(config, corpus.fingerprint)
-        points.setdefault(name, Point(name, tree, config, shape))
-    return sorted(points.values(), key=lambda point: point.config.seed)
+        yield Point(name, tree, config, shape)
+
+
+def _distinct(points: Iterable[Point]) -> list[Point]:
+    """The first point of each id, since equal ids are the same run.
+
+    They are sorted by seed, so that an interrupted sweep has complete seeds.
+    """
+    firsts: dict[str, Point] = {}
+    for point in points:
+        firsts.setdefault(point.id, point)
+    return sorted(firsts.values(), key=lambda point: point.config.seed)
 
 
 def training_flops(config: RunConfig) -> float:
@@ -199,6 +211,7 @@ class SweepPlan(NamedTuple):
     Attributes:
         folder: the results folder.
         engine: ``eager``, ``captured`` or ``compiled``, for points that name no engine.
+        ids: the id of each config tree that was asked for, in their order.
         requested: all points.
         mine: the points of this shard.
         missing: those of this shard that have neither finished nor diverged.
@@ -208,6 +221,7 @@ class SweepPlan(NamedTuple):
 
     folder: Path
     engine: str
+    ids: list[str]
     requested: list[Point]
     mine: list[Point]
     missing: list[Point]
@@ -239,8 +253,8 @@ def plan_sweep(
     """
     if max_runs is not None and max_runs < 1:
         raise RequestError(f"hydra.sweeper.max_runs must be at least 1, not {max_runs}")
-    trees, composed = tee(trees)
-    requested, folder = points(trees), results_folder(list(composed))
+    asked = list(_checked(trees))
+    requested, folder = _distinct(asked), results_folder([point.tree for point in asked])
     if is_single and len(requested) > 1:
         raise RequestError("several values given: lab train -m trains a sweep")
     for point in requested:
@@ -268,7 +282,7 @@ def plan_sweep(
     # ranks train one fleet after another
     at_once = 1 if distributed.world_size() > 1 else len(host.slots)
     fleets = resumed + pack(unstarted, most, max(at_once - len(resumed), 1))
-    return SweepPlan(folder, engine, requested, mine, missing, fleets, host)
+    return SweepPlan(folder, engine, [point.id for point in asked], requested, mine, missing, fleets, host)
 
 
 def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:
