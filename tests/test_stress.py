@@ -323,12 +323,29 @@ def verdict_of_depth(done: dict[Setting, pd.DataFrame], name: str = "depth") -> 
 
 
 def test_depth_compares_two_learning_rates_and_one_stuck_seed_fails_it() -> None:
-    good, little = [2.5, 2.51, 2.52], [2.4, 2.42, 2.41]
+    good, little = [2.3, 2.31, 2.32], [2.2, 2.22, 2.21]
     assert verdict_of_depth(stressed_by_depth(good, little)) == PASSES
-    assert verdict_of_depth(stressed_by_depth(good, [3.0, 3.02, 3.01])) == FAILS
-    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, 3.3])) == FAILS  # 3.3 is three quarters of the way
-    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, AT_INIT])) == FAILS  # as of a run that diverged
-    assert verdict_of_depth(stressed_by_depth([3.3, 3.3, 3.3], little)) == PASSES  # only stressed runs count
+    assert verdict_of_depth(stressed_by_depth(good, [2.8, 2.82, 2.81])) == FAILS
+    assert verdict_of_depth(stressed_by_depth(good, [2.2, 2.22, 3.3])) == FAILS  # 3.3 is three quarters of the way
+    assert verdict_of_depth(stressed_by_depth(good, [2.2, 2.22, AT_INIT])) == FAILS  # as of a run that diverged
+
+
+def test_a_recipe_that_is_slow_without_the_stress_does_not_pass_but_may_fail() -> None:
+    slow, little = [2.6, 2.61, 2.62], [2.2, 2.22, 2.21]  # a bigram model has 2.4
+    assert verdict_of_depth(stressed_by_depth(slow, little)) == NOT_JUDGED
+    assert verdict_of_depth(stressed_by_depth([BIGRAM] * 3, [BIGRAM] * 3)) == NOT_JUDGED  # no better is not better
+    assert verdict_of_depth(stressed_by_depth([3.3] * 3, little)) == NOT_JUDGED  # stuck, and no stressed run is
+    assert verdict_of_depth(stressed_by_depth(slow, [3.1, 3.12, 3.11])) == FAILS
+    assert verdict_of_depth(stressed_by_depth(slow, [2.8, 2.81, 2.82])) == WEAK  # it stands no more than that
+    done = planted(valley(rise=0.12)) | stressed_by_depth(slow, little)
+    tests = [read_battery().tests[name] for name in ("lr_x10", "depth")]
+    made = card_of("planted", "lab stress", Path("runs"), tests, done, read_battery())
+    assert made.headline() == "Fails: none. Weak: none. Open: none. Passes: ten times the best LR. Not judged: depth 8."
+    assert made.is_judged
+    (note,) = [note for note in made.notes() if note.startswith("Depth 8: the runs that it is compared with")]
+    assert "2.610, no better than a bigram model (2.400)" in note
+    (reason,) = [test["reason"] for test in json.loads(made.as_json())["tests"] if test["verdict"] == NOT_JUDGED]
+    assert reason in note
 
 
 def test_residual_growth_is_the_logarithm_of_the_last_rms() -> None:

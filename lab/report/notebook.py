@@ -161,12 +161,16 @@ def card(folder: str | Path, recipe: str) -> Card:
 
 
 def recipes() -> pd.DataFrame:
-    """The published recipes under the crash test, a row each: what was published, and the value of each test."""
-    from lab.studies.stress.reference import published_outcomes, read_reference
+    """The published recipes under the crash test, a row each: what was published, and the value of each test.
 
-    table = read_reference()
-    values = [name.removesuffix("_verdict") for name in map(str, table) if name.endswith("_verdict")]
-    return table.set_index("recipe")[values].assign(published=table["recipe"].map(published_outcomes()).to_numpy())
+    A value is NaN where the test of the recipe is not judged.
+    """
+    from lab.studies.stress.reference import judged_values, published_outcomes, read_reference
+
+    table = read_reference().set_index("recipe")
+    tests = [name.removesuffix("_verdict") for name in map(str, table) if name.endswith("_verdict")]
+    values = {test: judged_values(table, test) for test in tests}
+    return pd.DataFrame(values).assign(published=table.index.map(published_outcomes()))
 
 
 def board(folder: str | Path) -> Matrix:

@@ -18,7 +18,7 @@ from lab.analysis.statistics import power_of
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, VERDICTS, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
@@ -41,6 +41,7 @@ class Card:
         bigram: loss of a bigram model of the text, nats per token; NaN without losses.
         parameters: of the model.
         active: those that act on a token; fewer where the model has experts.
+        is_judged: whether the recipe ends better than a bigram model at any learning rate, as far as its card tells.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
         trend: of the headroom over size; None without three sizes.
@@ -54,6 +55,7 @@ class Card:
     bigram: float
     parameters: int
     active: int
+    is_judged: bool = True
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     trend: SizeTrend | None = None
@@ -63,11 +65,6 @@ class Card:
         """Its parameters in words: ``41.2k``, or with experts ``72.4k (35.5k active)``."""
         active = f" ({count(self.active)} active)" if self.active < self.parameters else ""
         return f"{count(self.parameters)}{active}"
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the recipe ends better than a bigram model at any learning rate."""
-        return all(line.verdict != NOT_JUDGED for line in self.lines)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -180,20 +177,24 @@ class Card:
         return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
 
     def headline(self) -> str:
-        """Which tests it fails, in which it is weak or open, and which it passes."""
+        """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
         if not self.is_judged:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
             return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
-        heads = {FAILS: "Fails", WEAK: "Weak", OPEN: "Open", PASSES: "Passes"}
-        return " ".join(f"{heads[word]}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS)
+        parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
+        if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
+            parts.append(f"Not judged: {listed(unjudged)}.")
+        return " ".join(parts)
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SAY.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             is_bound=any(line.is_bound for line in self.lines),
+            is_capped=any(line.capped for line in self.lines),
+            caveats={line.test.title: line.caveat for line in self.lines if self.is_judged and line.caveat},
             has_cures=bool(self.cures),
             left_out=self.left_out,
             counts_experts=self.trend and self.active < self.parameters,
@@ -294,6 +295,8 @@ def _plain(line: Line) -> dict[str, Any]:
         "seeds": list(interval.values),
         "seed_numbers": list(line.seeds),
         "stuck_seeds": line.stuck,
+        "capped_seeds": line.capped,
+        "reason": line.caveat,
         "passes": test.passes,
         "fails": test.fails,
         "failure": test.failure,
@@ -336,4 +339,4 @@ def card_of(
     tables = list(done.values())
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
     parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
-    return Card(recipe, command, folder, lines, losses, bigram, parameters, active)
+    return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done))

@@ -11,11 +11,8 @@ import pandas as pd
 from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting
-from lab.studies.stress.lines import Line
-from lab.studies.stress.measures import (
-    Outcomes,
-    outcomes,
-)
+from lab.studies.stress.lines import NOT_JUDGED, Line
+from lab.studies.stress.measures import Outcomes, outcomes
 
 # Numbers of the published recipes, written by ``make results-readme``.
 FILE = Path(__file__).with_name("reference.csv")
@@ -66,8 +63,15 @@ def published_outcomes() -> dict[str, str]:
     return {name: outcome for name, outcome in told.items() if outcome}
 
 
+def judged_values(table: pd.DataFrame, test: str) -> pd.Series[float]:
+    """The values of a test in a table of recipes; NaN where it is not judged."""
+    return table[test].where(table[f"{test}_verdict"] != NOT_JUDGED)
+
+
 def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
-    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``."""
+    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``, or ``not judged``."""
+    if row[f"{test}_verdict"] == NOT_JUDGED:
+        return NOT_JUDGED
     half = row[f"{test}_high"] - row[test]
     bound = "at least " if row[f"{test}_bound"] else ""
     return f"{bound}{round(row[test], 2) + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
@@ -87,7 +91,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
     for line in lines:
         own |= columns_of(line)
     both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
-    both = both.iloc[both[known[0].name].map(known[0].share).argsort(kind="stable")]
+    both = both.assign(order=judged_values(both, known[0].name).map(known[0].share)).sort_values("order", kind="stable")
     published = published_outcomes()
     rows = [
         {
