@@ -13,7 +13,7 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lab.cli.usage import OptionParser
 from lab.core import machine
@@ -438,6 +438,8 @@ def _export(arguments: list[str]) -> None:
 
 def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
+    from lab.analysis.guard.compare import UNCLEAR
+    from lab.analysis.text import listed
     from lab.core import files
     from lab.studies.stress import guard
 
@@ -445,15 +447,34 @@ def _check(arguments: list[str]) -> None:
     if given.save or given.show:
         _keep_baseline(given)
         return
+    by_itself = given.fail_on in guard.FAILING and not given.baseline
+    if given.fail_on and given.fail_on != UNCLEAR and not by_itself:
+        verdicts = listed(guard.FAILING, "or")
+        raise RequestError(f"--fail-on takes {UNCLEAR}, or without --baseline {verdicts}, not {given.fail_on!r}")
+    if by_itself:
+        _check_verdicts(given)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
     comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
             files.write_output(Path(path), write(comparison))
     raise SystemExit(comparison.exit_code)
+
+
+def _check_verdicts(given: argparse.Namespace) -> NoReturn:
+    """Judge a card by its own verdicts, without a baseline, and end with the exit code."""
+    from lab.studies.stress import guard
+
+    others = ("margin", "strict", "junit", "markdown", "window", "json")
+    if len(given.folders) != 1 or any(getattr(given, name) for name in others):
+        raise RequestError(f"lab check DIR --fail-on {given.fail_on} takes the folder of a card and no more")
+    lines, code = guard.check_verdicts(given.folders[0], given.fail_on)
+    say("\n".join(lines))
+    raise SystemExit(code)
 
 
 def _keep_baseline(given: argparse.Namespace) -> None:
@@ -462,7 +483,7 @@ def _keep_baseline(given: argparse.Namespace) -> None:
     from lab.analysis.sensitivity import WINDOW
     from lab.studies.stress import guard
 
-    others = ("baseline", "margin", "strict", "junit", "markdown", "json", *["window"] * bool(given.show))
+    others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
         any(getattr(given, name) for name in others)
         or len(given.folders) != bool(given.save)

@@ -236,7 +236,8 @@ class Card:
             "is_judged": self.is_judged,
             "best_lr": best_lr(self.losses),
             "best_loss": self.best_loss,
-            "losses_at_best_lr": _by_seed(self.losses),
+            "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
+            "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},
             "loss_bigram": self.bigram,
             "parameters": self.parameters,
             "active_parameters": self.active,
@@ -249,10 +250,10 @@ class Card:
         return to_json(content)
 
 
-def _by_seed(losses: pd.DataFrame) -> dict[str, float]:
-    """The losses at the best learning rate by seed."""
-    at_best = losses.T.get(best_lr(losses), pd.Series(dtype=float))
-    return {str(seed): float(loss) for seed, loss in at_best.items()}
+def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
+    """The losses at a learning rate by seed; none where the curve lacks it."""
+    at_lr = losses.T.get(lr, pd.Series(dtype=float))
+    return {str(seed): float(loss) for seed, loss in at_lr.items()}
 
 
 def _at_a_price(cure: Cure) -> str:

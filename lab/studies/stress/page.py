@@ -21,8 +21,8 @@ HEIGHT = 0.56  # of a strip, of its row
 def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
     """A strip per test: where recipes pass, where they are weak and where they fail, with a dot for each seed.
 
-    Each strip has a scale of its own. Seeds beyond its ends lie at the ends. Bars are 95 % intervals of the mean. A test
-    that is not judged shows none.
+    Each strip has a scale of its own. Seeds beyond its ends lie at the ends. Bars are 95 % intervals of the mean. A
+    test that is not judged shows neither.
     """
     names = names or [f"{line.test.title}: {line.verdict}" for line in lines]
     sheet, [[axes]] = layout.facets([""], [""], panels.rows_height(names), 1, room=panels.rows_room(names))
