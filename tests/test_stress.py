@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +20,21 @@ from scipy import stats
 import lab
 from lab import main
 from lab.analysis.statistics import power_of, student_t
-from lab.cli.stress import _kept, _without_impossible_tests, board_changes, make_card, read_plan
+from lab.cli import own_code
+from lab.cli.stress import (
+    _Bench,
+    _kept,
+    _without_impossible_tests,
+    _words,
+    board_changes,
+    compose_settings,
+    make_card,
+    read_plan,
+    read_plans,
+)
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.stress import cures as cures_room
 from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.studies.stress.card import Card, card_of
@@ -453,7 +466,9 @@ def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_
 def test_cures_are_listed_by_number_or_by_name() -> None:
     battery, test = read_battery(), read_battery().tests["mx"]
     assert [change.name for change in battery.cures_of(test, "2")] == list(test.cures[:2])
-    assert [change.name for change in battery.cures_of(test, "z_loss,peri_ln")] == ["peri_ln"]
+    assert [change.name for change in battery.cures_of(test, "z_loss,peri_ln,z_loss")] == ["z_loss", "peri_ln"]
+    arms = board_changes()
+    assert battery.cures_of(test, "muon,fp32", arms) == [arms["muon"], battery.changes["fp32"]]  # arms have names, too
     assert battery.cures_of(test, "none") == []
     with pytest.raises(RequestError, match="nearest: peri_ln"):
         battery.cures_of(test, "peri_nl")
@@ -767,3 +782,181 @@ def test_a_budget_leaves_out_what_it_has_no_time_for(monkeypatch: pytest.MonkeyP
     assert {cure.change: cure.reason for cure in made.cures or ()} == dict.fromkeys(
         ["peri_ln", "qk_rmsnorm"], "the budget leaves no time for it"
     )
+
+
+Losses = Callable[[Setting], Sequence[float]]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[[Losses], None]:
+    """Lets crash tests end with planted losses, as many as a setting has seeds, instead of training."""
+
+    def plant(losses_of: Losses) -> None:
+        def train(bench: _Bench, settings: Sequence[Setting]) -> None:
+            for setting in settings:
+                words = next((word for word in setting.words if word.startswith("seed=")), "seed=0,1,2")
+                found = table(losses_of(setting)[: words.count(",") + 1])
+                found.index = pd.Index(map(int, words.removeprefix("seed=").split(",")), name="seed")
+                bench.done = {**bench.done, setting: found}
+                bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
+            bench.parameters = pd.Series(1000.0, [run for runs in bench.ids.values() for run in runs])
+
+        monkeypatch.setattr(_Bench, "train", train)
+        monkeypatch.setattr("lab.cli.stress.store.gather", lambda folder: None)
+        monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: None)
+        monkeypatch.setattr(Card, "page", lambda card: "")  # which is slow to draw
+
+    return plant
+
+
+def with_changes(rise: float, **left: float) -> Losses:
+    """Losses of a recipe that rise by so much a decade; with a change in the words of a run, by its number instead."""
+    noise = np.random.default_rng(0).normal(0, 0.005, 100)
+
+    def losses_of(setting: Setting) -> Sequence[float]:
+        text = " ".join(setting.words)
+        rises = [left[name] for name in left if name in text] or [rise]
+        # the runs of a change differ from those of the recipe a little, by seed
+        return [2.2 + min(rises) * abs(math.log10(setting.lr / 0.03)) + noise[(len(text) + n) % 100] for n in range(8)]
+
+    return losses_of
+
+
+def made_with(cures: str | None, *words: str, names: Sequence[str] = ("lr_x10",), **given: Any) -> Card:
+    return make_card(read_plan([*TINY, *words], "lab stress", names=names, cures=cures, **given))
+
+
+def test_changes_that_are_named_are_tried_on_weak_and_open_tests_too(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.25, peri_ln=0.1, adopt=0.249))
+    weak = made_with("peri_ln,adopt,z_loss,fp32")
+    assert [line.verdict for line in weak.lines] == [WEAK]
+    assert {cure.change: cure.verdict for cure in weak.cures or ()} == {
+        **{"peri_ln": FULL, "adopt": NO_EFFECT},
+        **{"z_loss": NOT_TRIED, "fp32": NOT_TRIED},
+    }
+    assert weak.cure_line().startswith("Ten times the best LR is cured by peri_ln (0.15 ± ")
+    assert "Not tried: z_loss and fp32, since the recipe has it already." in list(weak.text())
+    assert made_with(None, minutes=5).cures == []  # ten of them only on tests that it fails
+    assert made_with("all", arms=["peri_ln"]).cure_line().startswith("Ten times the best LR is cured by peri_ln")
+    plant(lambda setting: [2.2 + 0.01 * abs(math.log10(setting.lr / 0.03)) * (1 + 30 * n) for n in range(8)])
+    unsure = made_with("peri_ln")
+    assert [line.verdict for line in unsure.lines] == [OPEN]
+    assert unsure.cure_line() == "Ten times the best LR is not cured by the change tried."
+
+
+def test_where_nothing_can_be_tried_each_change_has_its_reason(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.1))
+    well = made_with("peri_ln,muon")
+    assert well.cure_line() == "It fails no test, so there is nothing to cure."
+    reason = "the recipe fails no test, and is weak or open in none"
+    assert f"Not tried: peri_ln and muon, since {reason}." in list(well.text())
+    plant(lambda setting: [3.0] * 8)
+    assert "Not tried: muon, since the recipe is not judged." in list(made_with("muon").text())
+    plant(with_changes(0.5))
+    stuck = made_with("z_loss,qk_layernorm")
+    assert stuck.cure_line() == "Ten times the best LR: no change could be tried on it."
+    assert not any("none of the 0" in line for line in stuck.text())
+    plant(lambda setting: [2.2 + 0.5 * ("loss_scale.init=0.001953125" in setting.words)] * 8)
+    bare = made_with("2", names=["underflow"], minutes=30)  # a test that lists no cures
+    assert bare.cure_line() == "Gradient underflow: no change is known to try on it."
+
+
+def test_a_change_does_not_take_the_stress_of_a_test_away(plant: Callable[[Losses], None]) -> None:
+    plant(lambda setting: [2.2 + 0.5 * (setting.words[:1] in (("schedule.warmup=0.01",), ("precision=mxfp8",)))] * 8)
+    card = made_with("longer_warmup,fp32,tighter_clip", names=["short_warmup", "mx"], minutes=30)
+    told = {(cure.test.name, cure.change): cure.reason for cure in card.cures or ()}
+    assert told["short_warmup", "longer_warmup"] == "it takes the stress of short warm-up away"
+    assert told["mx", "fp32"] == "it takes the stress of MXFP8 at ten times the best LR away"
+    assert told["short_warmup", "tighter_clip"] == told["mx", "tighter_clip"] == ""
+    assert "Not tried on short warm-up: longer_warmup, since it takes the stress of short warm-up away." in list(
+        card.text()
+    )
+
+
+OWN_MODEL = """
+from torch import nn
+
+class GPT(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.GELU())])
+
+    def forward(self, idx):
+        return self.head(self.tokens(idx) + self.blocks[0](self.tokens(idx)))
+
+class Mixture(GPT):
+    def __init__(self, vocab_size, width):
+        super().__init__(vocab_size, width)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+"""
+
+
+@pytest.fixture
+def own_model(here: Path) -> Callable[[str], own_code.OwnCode]:
+    Path("own.py").write_text(OWN_MODEL)
+    return lambda name: own_code.read("model", f"own.py:{name}")
+
+
+def test_a_model_of_ones_own_gets_the_cures_that_need_no_hooks(
+    plant: Callable[[Losses], None], own_model: Callable[[str], own_code.OwnCode]
+) -> None:
+    plant(with_changes(0.5, **{"schedule.warmup=0.25": 0.1}))
+    code = [own_model("GPT")]
+    few = made_with("4", code=code)
+    tried = {cure.change: cure.verdict for cure in few.cures or () if "+" not in cure.change}
+    assert set(tried) == {"longer_warmup", "tighter_clip", "z_loss", "more_decay"}
+    assert tried["longer_warmup"] == FULL
+    every = made_with(",".join(read_battery().without_hooks), code=code)
+    assert {cure.change: cure.reason for cure in every.cures or () if cure.reason} == {
+        "fp32": "the recipe has it already"  # and all others can act
+    }
+    assert [cure.reason for cure in made_with("fp32", "precision=bf16", code=code).cures or ()] == [""]
+    named = made_with("peri_ln,balance,small_init,z_loss", code=code)
+    no_hooks = "GPT is a model of your own, which has no hooks for it"
+    assert {cure.change: cure.reason for cure in named.cures or ()} == {
+        **{"peri_ln": no_hooks, "balance": no_hooks},
+        **{"small_init": "GPT draws its own initial values", "z_loss": ""},
+    }
+    assert f"Not tried: peri_ln and balance, since {no_hooks}." in list(named.text())
+
+
+def test_experts_of_a_model_of_ones_own_are_said_not_to_be_heard(
+    own_model: Callable[[str], own_code.OwnCode],
+) -> None:
+    def left_out(name: str, **given: Any) -> dict[str, str]:
+        return dict(_without_impossible_tests(read_plan(TINY, "", code=[own_model(name)], **given)).left_out)
+
+    said = left_out("Mixture", minutes=5)
+    assert {said["uneven experts"], said["router logits"]} == {
+        "the routers of a model of one's own are not heard, and Mixture is one"
+    }
+    assert "uneven experts" not in left_out("GPT", minutes=5)
+    assert "not heard" in left_out("GPT", names=["experts", "lr_x10"], minutes=5)["uneven experts"]
+
+
+def test_a_change_multiplies_what_the_recipe_has() -> None:
+    more = read_battery().changes["more_decay"]
+    own = {"optimizer": {"name": "adamw", "weight_decay": 0.02}, "intervention": []}
+    assert _words([more], own) == ["optimizer.weight_decay=0.2"]
+    assert _words([more], {**own, "optimizer": {"name": "sgd"}}) == []
+
+
+def test_another_optimizer_takes_none_of_the_numbers_of_the_first(here: Path) -> None:
+    nadam = own_code.read("optimizer", "NAdam")
+    first, _ = read_plans([], TINY, "lab stress", code=[nadam])
+    beta = read_plan([*TINY, "optimizer.beta1=0.8"], "lab stress")
+    for plan in (first, beta):
+        setting = Setting(("optimizer=lion", "optimizer.weight_decay=0.5"), 0.1)
+        optimizer = compose_settings(plan.request, [setting])[setting][0]["optimizer"]
+        assert optimizer == arm_cards()["lion"].defaults | {"name": "lion", "weight_decay": 0.5, "lr": 0.1}
+        plain = compose_settings(plan.request, [Setting(("optimizer.weight_decay=0.5",), 0.1)])
+        assert next(iter(plain.values()))[0]["optimizer"]["name"] == ("NAdam" if plan is first else "adamw")
+
+
+def test_an_optimizer_that_a_recipe_has_is_not_tried(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.5))
+    made = made_with("lion,adopt", "optimizer=lion")
+    assert {cure.change: cure.reason for cure in made.cures or ()} == {"lion": "the recipe has it already", "adopt": ""}
+    without = made_with("more_decay", "optimizer.weight_decay=0")
+    assert [cure.reason for cure in without.cures or ()] == ["the recipe has no optimizer.weight_decay"]

@@ -44,7 +44,7 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.sizes import settings_of_sizes, size_trend
@@ -54,6 +54,7 @@ LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.
 NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b|recipe=none$")
 MOST_CURES = 10
+HAS_IT = "the recipe has it already"
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
 UNMEASURED = (
     "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
@@ -75,6 +76,7 @@ class Plan:
         budget: seconds that all of it may take.
         left_out: by title of a test why the recipe cannot take it.
         fixed: keys that change nothing in the user's own model.
+        own_model: the name of a model of the user's own; empty without one.
         is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
             without a word.
         sizes: overrides of further sizes at which the curve is trained.
@@ -90,9 +92,25 @@ class Plan:
     budget: float = math.inf
     left_out: Mapping[str, str] = field(default_factory=dict)
     fixed: Sequence[str] = ()
+    own_model: str = ""
     is_named: bool = False
     sizes: Sequence[tuple[str, ...]] = ()
     lr: float = math.nan
+
+    @property
+    def names_cures(self) -> bool:
+        """Whether changes were asked for by name, which are tried on weak and open tests, too."""
+        return bool(self.arms) or not (self.cures in ("none", "all") or self.cures.isdecimal())
+
+    def changes_to_try(self, test: StressTest) -> list[Change]:
+        """The changes that it tries on a test, the most promising first.
+
+        Raises:
+            RequestError: a cure is unknown.
+        """
+        has_hooks = not self.own_model
+        changes = read_battery().cures_of(test, self.cures, board_changes(), has_hooks=has_hooks)
+        return [change for change in changes if not self.arms or change.name in self.arms]
 
 
 def read_plan(
@@ -129,8 +147,6 @@ def read_plan(
     known = board_changes()
     if unknown := [name for name in arms if name not in known]:
         raise RequestError(no_such_arm(unknown[0]))
-    for test in tests:
-        read_battery().cures_of(test, cures)
     own = _recipe_words(words)
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     names_of_code = [own_code.name for own_code in code]
@@ -149,7 +165,7 @@ def read_plan(
     has_sizes = not names and not shape & {*fixed, *(word.key for word in request.words)}
     sizes = [(word,) for word in read_battery().sizes.get(minutes, ())] if has_sizes else []
     rates = [float(str(word.value)) for word in request.words if word.key == "optimizer.lr"]
-    return Plan(
+    plan = Plan(
         request,
         _recipe_name(own, code),
         tests,
@@ -158,10 +174,14 @@ def read_plan(
         arms,
         budget,
         fixed=fixed,
+        own_model=next((own_code.name for own_code in code if own_code.kind == "model"), ""),
         is_named=bool(names),
         sizes=sizes,
         lr=rates[-1] if rates else math.nan,
     )
+    for test in tests:
+        plan.changes_to_try(test)  # refuses unknown ones
+    return plan
 
 
 def read_plans(
@@ -382,7 +402,12 @@ def _without_impossible_tests(plan: Plan) -> Plan:
         raise RequestError(refusals[usual])
     has = trees[usual]["intervention"]
     lacking = [test for test in plan.tests if test.needs and test.needs not in has]
-    reasons = {test.title: f"{plan.recipe} has no {test.needs}" for test in lacking if plan.is_named}
+    reason = ""
+    if plan.own_model and (plan.is_named or _has_experts(trees[usual])):
+        reason = f"the routers of a model of one's own are not heard, and {plan.own_model} is one"
+    elif plan.is_named:
+        reason = f"{plan.recipe} has no experts"
+    reasons = {test.title: reason for test in lacking if reason}
     for test, of_test in places.items():
         for setting in of_test:
             keys = [word.partition("=")[0] for word in setting.words]
@@ -395,6 +420,15 @@ def _without_impossible_tests(plan: Plan) -> Plan:
         raise RequestError(next(iter(reasons.values())))
     _say_what_is_heard(trees[usual])
     return replace(plan, tests=left, left_out=reasons)
+
+
+def _has_experts(tree: Tree) -> bool:
+    """Whether a model of the user's own has parts that are called experts."""
+    from lab.training.building import build_model  # slow to load
+    from lab.training.config import run_config
+
+    names = [f"{name} {type(part).__name__}" for name, part in build_model(run_config(tree), 1).named_modules()]
+    return any(word in name.lower() for name in names for word in ("expert", "moe"))
 
 
 def _say_what_is_heard(tree: Tree) -> None:
@@ -442,23 +476,32 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         name, times = " + ".join(change.name for change in changes), math.prod(change.times for change in changes)
         return trial_of(test, name, _words(changes, own), best, seeds, times)
 
-    failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
+    lines = bench.card().lines
+    curable = (FAILS, WEAK, OPEN) if bench.plan.names_cures else (FAILS,)
+    ill = [line.test for line in lines if line.verdict in curable]
     cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
-    tests = list({test.name: test for test in map(read_battery().cured, failing)}.values())
+    tests = list({test.name: test for test in map(read_battery().cured, ill)}.values())
     for test in tests:
         by_test[test.name], trials = test, list[Trial]()
-        affordable = bench.affordable(test, best, len(tests))
-        for change in _changes_to_try(bench.plan, test):
-            if len(trials) >= affordable:
+        affordable = bench.affordable(test, best, len(tests)) if test.stressed else 0
+        for change in bench.plan.changes_to_try(test):
+            if not test.stressed:
+                cures.append(not_tried(test, change.name, "its number is that of a whole curve"))
+            elif len(trials) >= affordable:
                 cures.append(not_tried(test, change.name, "the budget leaves no time for it"))
-                continue
-            single = trial(test, [change], few)
-            if reason := _reason(request, change, single, own):
-                cures.append(not_tried(test, change.name, reason))
             else:
-                trials.append(single)
+                single = trial(test, [change], few)
+                if reason := _reason(bench.plan, change, single, test, own):
+                    cures.append(not_tried(test, change.name, reason))
+                else:
+                    trials.append(single)
         if trials:
             screened[test.name] = trials
+    if bench.plan.names_cures and lines and not tests:
+        well = "the recipe fails no test, and is weak or open in none"
+        unjudged = "the recipe is not judged"
+        reason = unjudged if all(line.verdict == NOT_JUDGED for line in lines) else well
+        cures = [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
     places = [place.setting(best) for name in screened for place in by_test[name].places]
     bench.train_missing([*places, *_settings(screened)])
     judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
@@ -510,12 +553,6 @@ def board_changes() -> dict[str, Change]:
     return changes
 
 
-def _changes_to_try(plan: Plan, test: StressTest) -> list[Change]:
-    """The changes that a plan tries on a test, the most promising first."""
-    changes = read_battery().cures_of(test, plan.cures, board_changes())
-    return [change for change in changes if not plan.arms or change.name in plan.arms]
-
-
 def _seeds(seeds: Iterable[int]) -> str:
     return f"seed={','.join(map(str, seeds))}"
 
@@ -527,8 +564,10 @@ def _settings(trials: Mapping[str, Sequence[Trial]]) -> list[Setting]:
 
 def _words(changes: Sequence[Change], own: Tree) -> list[str]:
     """The overrides that add changes to a recipe."""
-    names = [change.name for change in changes if not change.words]
+    names = [change.name for change in changes if change.is_intervention]
     words = [word for change in changes for word in change.words]
+    scales = [scale for change in changes for scale in change.scales]
+    words += [f"{key}={value * factor:g}" for key, factor in scales if (value := tree_value(own, key))]
     for name in (word.removeprefix("optimizer=") for word in words if word.startswith("optimizer=")):
         words = [*words, *_kept(name, own["optimizer"])]
     return words + [f"intervention=[{','.join(sorted({*own['intervention'], *names}))}]"] * bool(names)
@@ -555,21 +594,33 @@ def _kept(optimizer: str, own: Tree) -> list[str]:
     return words
 
 
-def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:
-    """Why a change cannot act on a recipe, or not beside what it has; empty where it can."""
-    if change.words:
-        keys = dict(word.split("=") for word in change.words)
-        if all(str(tree_value(own, key)) == value for key, value in keys.items()):
-            return "the recipe has it already"
-    elif change.name in own["intervention"]:
-        return "the recipe has it already"
-    elif reason := reason_of_card(arm_cards()[change.name], own) if change.name in arm_cards() else "":
+def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tree) -> str:
+    """Why a change cannot act on a recipe under the stress of a test, or not beside what it has; empty where it can."""
+    card = arm_cards().get(change.name)
+    keys = dict(word.split("=") for word in change.words)
+    stress = {word.partition("=")[0] for word in test.stressed.words} if test.stressed else set()
+    if change.name not in test.cures and stress & {*keys, *dict(change.scales)}:
+        return f"it takes the stress of {test.title} away"
+    if change.is_intervention and change.name in own["intervention"]:
+        return HAS_IT
+    if keys.get("optimizer") == own["optimizer"]["name"]:
+        return HAS_IT
+    if keys and all(str(tree_value(own, key)) == value for key, value in keys.items()):
+        return HAS_IT
+    if missing := [key for key, _ in change.scales if not tree_value(own, key)]:
+        return f"the recipe has no {missing[0]}"
+    if plan.own_model and card and "initial values" in card.at:
+        return f"{plan.own_model} draws its own initial values"
+    if change.is_intervention and card and not plan.own_model and (reason := reason_of_card(card, own)):
         return reason
     try:
-        tree, *_ = compose_settings(request, [trial.stressed])[trial.stressed]
+        tree, *_ = compose_settings(plan.request, [trial.stressed])[trial.stressed]
     except RequestError as refusal:
         return str(refusal)
-    return reason_of_config([change.name], tree)
+    reason = reason_of_config([change.name], tree)
+    if reason and plan.own_model and change.is_intervention:
+        return f"{plan.own_model} is a model of your own, which has no hooks for it"
+    return reason
 
 
 def dry_run(plan: Plan) -> None:
@@ -600,6 +651,8 @@ def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Sett
 def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting, config_dir: Path | None) -> list[Tree]:
     """The config trees of a setting, one for each seed, from the words of a recipe and those of the setting."""
     added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], config_dir)
+    if any(word.key == "optimizer" for word in added):  # the numbers of one optimizer are not those of another
+        own = [word for word in own if not word.key.startswith("optimizer.")]
     words = {word.key: word for word in (*own, *added)}
     return [composer.tree(point) for point in expand(list(words.values()), config_dir)]
 

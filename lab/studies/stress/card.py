@@ -18,7 +18,7 @@ from lab.analysis.statistics import power_of
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, VERDICTS, Line, is_judged, lines_of, strips
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
@@ -97,7 +97,7 @@ class Card:
                 "verdict": cure.verdict,
                 "takes off": cure.effect,
                 "p (Holm)": format_p(cure.p),
-                "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
+                "left": cure.what_is_left,
                 "at the best LR": cure.cost_at_best,
                 "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
                 "parameters": f"{cure.parameters:+,}",
@@ -109,13 +109,19 @@ class Card:
         return pd.DataFrame(rows)
 
     def cure_line(self) -> str:
-        """Which changes cure which failure."""
+        """Which changes cure which failure, and which of the tests on which changes were tried by name."""
+        tried = {cure.test.name for cure in self.cures or () if not cure.reason}
         failed = [line.test for line in self.lines if line.verdict == FAILS]
-        if not failed:
+        others = [
+            line.test
+            for line in self.lines
+            if line.verdict in (WEAK, OPEN) and (line.test.cured_as or line.test.name) in tried
+        ]
+        if not failed and not others:
             return "It fails no test, so there is nothing to cure."
         if self.cures is None:
             return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
-        return " ".join([*(self._cured(test) for test in failed), *self._costly()])
+        return " ".join([*map(self._cured, [*failed, *others]), *self._costly()])
 
     def _costly(self) -> Iterator[str]:
         """Yield which changes would cure a test and are not advised."""
@@ -128,6 +134,10 @@ class Card:
 
     def _cured(self, test: StressTest) -> str:
         of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
+        tried = sum(not cure.reason for cure in of_test)
+        if not tried:
+            why = "no change could be tried on it" if of_test else "no change is known to try on it"
+            return f"{capitalized(test.title)}: {why}."
         advised = [cure for cure in of_test if cure.is_advised]
         parts = [
             f"{head} {listed(_at_a_price(cure) for cure in advised if cure.verdict == verdict)}"
@@ -136,8 +146,8 @@ class Card:
         ]
         if test.cured_as and parts:  # its cures are measured in the unit of another test
             parts[-1] += f", as measured by {of_test[0].test.title}"
-        tried = sum(not cure.reason for cure in of_test)
-        return f"{capitalized(test.title)} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
+        none = "is not cured by the change tried" if tried == 1 else f"is cured by none of the {tried} changes tried"
+        return f"{capitalized(test.title)} {'; '.join(parts) or none}."
 
     def figure(self) -> Drawing:
         """The strips of all tests."""
@@ -167,9 +177,18 @@ class Card:
             yield html.bullets(untried)
 
     def _untried(self) -> Iterator[str]:
-        reasons = {cure.change: cure.reason for cure in self.cures or () if cure.reason}
-        for change, reason in reasons.items():
-            yield f"Not tried: {change}, since {reason}."
+        """Yield which changes were not tried, those together that have one reason on the same tests."""
+        every = {cure.test.title for cure in self.cures or ()}
+        tests = dict[tuple[str, str], list[str]]()  # by reason and change
+        for cure in self.cures or ():
+            if cure.reason:
+                tests.setdefault((cure.reason, cure.change), []).append(cure.test.title)
+        changes = dict[tuple[str, str], list[str]]()  # by reason and the tests
+        for (reason, change), titles in tests.items():
+            on = f" on {listed(titles)}" if len(titles) < len(every) else ""
+            changes.setdefault((reason, on), []).append(change)
+        for (reason, on), names in changes.items():
+            yield f"Not tried{on}: {listed(names)}, since {reason}."
 
     def page(self) -> str:
         """A page of HTML."""
@@ -193,9 +212,10 @@ class Card:
         notes = SAY.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             is_bound=any(line.is_bound for line in self.lines),
-            is_capped=any(line.capped for line in self.lines),
+            is_capped=any(line.capped and line.shown_values for line in self.lines)
+            or any(cure.capped for cure in self.cures or ()),
             caveats={line.test.title: line.caveat for line in self.lines if self.is_judged and line.caveat},
-            has_cures=bool(self.cures),
+            has_cures=any(not cure.reason for cure in self.cures or ()),
             left_out=self.left_out,
             counts_experts=self.trend and self.active < self.parameters,
             parameters=self.size,
@@ -318,6 +338,7 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "p": cure.p,
         "left": cure.left,
         "stuck_seeds": cure.stuck,
+        "capped_seeds": cure.capped,
         "cost_at_best_lr": cure.cost.mean,
         "cost_low": cure.cost.low,
         "cost_high": cure.cost.high,

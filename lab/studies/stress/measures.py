@@ -269,8 +269,8 @@ def pooled_sd(groups: Sequence[np.ndarray], spread: Spread) -> Spread:
     """
     freedom = sum(max(len(group) - 1, 0) for group in groups)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups if len(group))
-    if freedom and spread.freedom:
-        ratio = squares / freedom / spread.sd**2
+    if freedom and spread.freedom and squares:
+        ratio = squares / freedom / spread.sd**2 if spread.sd else math.inf
         spread = Spread() if scipy.special.fdtrc(freedom, spread.freedom, ratio) < SPREADS_MORE else spread
     if spread.freedom:
         freedom, squares = freedom + spread.freedom, squares + spread.freedom * spread.sd**2

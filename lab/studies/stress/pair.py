@@ -158,7 +158,7 @@ class CardPair:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SAY.notes_of_pair(
             is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
-            is_capped=any(line.capped for pair in self.pairs for line in pair[:2]),
+            is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
             caveats=[
                 (name, pair.first.test.title, caveat)
                 for pair in self.pairs
