@@ -22,6 +22,7 @@ from lab import main
 from lab.analysis.statistics import power_of, student_t
 from lab.cli import own_code
 from lab.cli.stress import (
+    Progress,
     _Bench,
     _kept,
     _without_impossible_tests,
@@ -960,3 +961,46 @@ def test_an_optimizer_that_a_recipe_has_is_not_tried(plant: Callable[[Losses], N
     assert {cure.change: cure.reason for cure in made.cures or ()} == {"lion": "the recipe has it already", "adopt": ""}
     without = made_with("more_decay", "optimizer.weight_decay=0")
     assert [cure.reason for cure in without.cures or ()] == ["the recipe has no optimizer.weight_decay"]
+
+
+def test_without_a_terminal_there_is_a_line_of_progress_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 30.0, 61.0, 62.0, 120.0, 130.0, 4000.0])  # of the start, then of readings
+    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: next(clock))
+    progress = Progress("llama")
+    for _ in range(2):
+        progress.show({}, 0.25, 20.0)
+    progress.stage = "cures"
+    for _ in range(4):  # of another round, whose time begins anew
+        progress.show({}, 0.0, 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "lab: llama: tests, 1:01 elapsed, 1:00 left of this round",
+        "lab: llama: cures, 2:10 elapsed",
+        "lab: llama: cures, 1:06:40 elapsed",
+    ]
+
+
+def test_two_sizes_of_a_recipe_are_put_side_by_side(here: Path) -> None:
+    plans = read_plans(["llama"], ["model=d32,d64", "steps=8"], "lab stress", names=["lr_x10"])
+    assert [plan.recipe for plan in plans] == ["llama with model=d32 steps=8", "llama with model=d64 steps=8"]
+    assert [plan.folder.name for plan in plans] == ["llama_model=d32_steps=8", "llama_model=d64_steps=8"]
+    widths = [compose_settings(plan.request, [Setting((), 0.1)]) for plan in plans]
+    assert [trees[Setting((), 0.1)][0]["model"]["width"] for trees in widths] == [32, 64]
+    plans = read_plans([], ["model.width=32,48", "out=both"], "lab stress", names=["lr_x10"])
+    assert [str(plan.folder) for plan in plans] == ["both/model.width=32", "both/model.width=48"]
+    assert len(read_plans([], ["model=d64"], "lab stress")) == 1
+    pair = card_pair(*(replace(card(planted(valley(0.2))), recipe=plan.recipe) for plan in plans), "lab stress")
+    assert pair.names == ("the default recipe with model.width=32", "the default recipe with model.width=48")
+    assert pair.title.startswith("Crash test of the default recipe with model.width=32 and the default recipe with")
+
+
+def test_recipes_of_files_of_one_name_are_told_apart_by_their_folders(here: Path) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "mine.yaml").write_text("intervention: [rmsnorm]\n")
+    plans = read_plans(["a/mine.yaml", "b/mine.yaml"], TINY, "lab stress")
+    assert [plan.recipe.partition(" with ")[0] for plan in plans] == ["a/mine.yaml", "b/mine.yaml"]
+    assert len({plan.folder for plan in plans}) == 2
+    other = read_plans(["a/mine.yaml", "llama"], ["out=both"], "lab stress")
+    assert [str(plan.folder) for plan in other] == ["both/mine.yaml", "both/llama"]

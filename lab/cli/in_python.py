@@ -98,7 +98,7 @@ def stress(
         cures: how many single changes to try on each failed test, ``"all"``, or their names; none in a minute, else 10,
             unless given.
         model: a model of your own: a function or a class that builds a module, or as ``lab stress --model`` takes it;
-            or the name of a size, such as ``"d64"``.
+            or the name of a size, such as ``"d64"``, or a list of two, which are put side by side.
         optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress
             --optimizer`` takes it, to put beside the recipe's; or the name of one of the lab's.
         probe: names of modules of your model that attend, or that are its blocks, where they are not found by shape:
@@ -118,15 +118,18 @@ def stress(
 
     given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     probes = own_code.read_probes([f"{kind}={pattern}" for kind, pattern in probe.items()])
-    code = [own_code.read(kind, value, probes) for kind, value in given.items() if own_code.is_code(value)]
-    values = {kind: value for kind, value in given.items() if not own_code.is_code(value)} | values
+    chosen_code = {
+        kind: value
+        for kind, value in given.items()
+        if not isinstance(value, list | tuple) and own_code.is_code(value)  # a list names sizes
+    }
+    code = [own_code.read(kind, value, probes) for kind, value in chosen_code.items()]
+    values = {kind: value for kind, value in given.items() if kind not in chosen_code} | values
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
     words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int | str) else ",".join(cures) if cures is not None else None
-    shown: dict[str, Any] = {
-        f"--{kind}": getattr(value, "__name__", value) for kind, value in given.items() if own_code.is_code(value)
-    }
+    shown: dict[str, Any] = {f"--{kind}": getattr(value, "__name__", value) for kind, value in chosen_code.items()}
     shown |= {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
     named = [f"--probe={kind}={pattern}" for kind, pattern in probes.items()]
     command = shlex.join(

@@ -22,13 +22,14 @@ from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
 from lab.cli.own_code import OwnCode, words_for_jobs
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
-from lab.cli.request import Request, read_request
+from lab.cli.request import Request, read_options, read_request
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import printable, say
 from lab.records import store
 from lab.records.plans import FleetProgress
+from lab.records.status import clock
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
@@ -48,12 +49,13 @@ from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line,
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.sizes import settings_of_sizes, size_trend
-from lab.sweeping.progress import summary
+from lab.sweeping.progress import seconds_left, summary
 
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.
 NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b|recipe=none$")
 MOST_CURES = 10
+LINE_EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 HAS_IT = "the recipe has it already"
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
 UNMEASURED = (
@@ -124,6 +126,7 @@ def read_plan(
     budget: float = math.inf,
     options: Sequence[str] = (),
     code: Sequence[OwnCode] = (),
+    has_folders: bool = False,
 ) -> Plan:
     """Read the words of a crash test.
 
@@ -138,6 +141,7 @@ def read_plan(
         budget: seconds that cards and cures may take together.
         options: ``--config-dir`` with its folder.
         code: a model and an optimizer of the user's own.
+        has_folders: whether a recipe of a file is called by its whole path.
 
     Raises:
         RequestError: a word, a test, a cure or the number of minutes is unknown, or more than the seed is swept.
@@ -147,7 +151,7 @@ def read_plan(
     known = board_changes()
     if unknown := [name for name in arms if name not in known]:
         raise RequestError(no_such_arm(unknown[0]))
-    own = _recipe_words(words)
+    own = _recipe_words(words) if has_folders else _without_folders(_recipe_words(words))
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     names_of_code = [own_code.name for own_code in code]
     for own_code in code:
@@ -158,7 +162,7 @@ def read_plan(
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
-        raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
+        raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed and a size may")
     out = next(word.value for word in request.words if word.key == "out")
     fixed = [key for own_code in code for key in own_code.fixed]
     shape = {"model.width", "model.heads", "model.head_width"}
@@ -189,7 +193,8 @@ def read_plans(
 ) -> list[Plan]:
     """Read the words of a crash test of named recipes: of none, as the words say, of one, or of two side by side.
 
-    An optimizer of the user's own stands beside that of the recipe, unless there are two recipes.
+    An optimizer of the user's own stands beside that of the recipe, unless there are two recipes. One recipe may also
+    have two sizes, ``model=d32,d64``, which are put side by side.
 
     Args:
         recipes: names or files.
@@ -201,6 +206,11 @@ def read_plans(
     Raises:
         RequestError: there are more than two, or a recipe is given twice; or as ``read_plan``.
     """
+    sizes = _by_size(words, read_options(given.get("options", ())).config_dir)
+    if len(sizes) > 1 and (len(recipes) > 1 or any(own_code.kind == "optimizer" for own_code in code)):
+        raise RequestError("two sizes are put side by side of one recipe, trained by one optimizer")
+    if len(sizes) > 2:
+        raise RequestError(f"lab stress puts two sizes side by side, not {len(sizes)}; --minutes 30 takes three")
     if len(recipes) > 2:
         raise RequestError(f"lab stress takes a recipe, or two to put side by side, not {len(recipes)}")
     if recipes and (again := next((word for word in words if re.match(r"\+?recipe=", word)), "")):
@@ -209,8 +219,11 @@ def read_plans(
         raise RequestError(f"two recipes are put side by side, and both are {recipes[0]!r}")
     named = [f"recipe={name}" for name in recipes]
     without = [own_code for own_code in code if own_code.kind != "optimizer"]
+    has_folders = len({*_without_folders(named)}) < len(named)
     if len(recipes) == 2:
         variants = [([name], words, code) for name in named]
+    elif len(sizes) == 2:
+        variants = [(named, of_size, code) for of_size in sizes]
     elif len(without) < len(code):
         own_keys = {key for own_code in code if own_code not in without for key in own_code.settings}
         others = [word for word in words if word.partition("=")[0] not in own_keys]
@@ -221,10 +234,27 @@ def read_plans(
     plans = []
     for recipe, changes, own in variants:
         kept = [word for word in changes if not word.startswith("out=")]
-        folder = _folder_name([*(own_code.name for own_code in own), *recipe])
+        called = recipe if has_folders else _without_folders(recipe)
+        sized = [word for word in changes if word not in words]
+        folder = _folder_name([*(own_code.name for own_code in own), *called, *sized])
         out = [f"out={quoted(Path(parents[-1], folder))}"] if parents else []
-        plans.append(read_plan([*recipe, *kept, *out], command, code=own, **given))
+        plans.append(read_plan([*recipe, *kept, *out], command, code=own, has_folders=has_folders, **given))
     return plans
+
+
+def _by_size(words: Sequence[str], config_dir: Path | None) -> list[list[str]]:
+    """The words of each size that they ask for: ``model=d32,d64`` makes two lists; the words themselves otherwise.
+
+    Raises:
+        RequestError: two keys of the size have several values.
+    """
+    of_model = [word for word in words if re.match(r"\+*model(\.\w+)?=", word)]
+    swept = [word for word in of_model if parse([word], config_dir)[0].is_swept]
+    if len(swept) > 1:
+        raise RequestError(f"{swept[0]} and {swept[1]} both have several values; only one key of the size may")
+    if not swept:
+        return [list(words)]
+    return [[size.text if word == swept[0] else word for word in words] for (size,) in expand(parse(swept, config_dir))]
 
 
 def _as_the_file_says(request: Request) -> Request:
@@ -254,7 +284,7 @@ def _last_of_each_key(words: Iterable[str]) -> list[str]:
 
 
 def _folder_name(words: Sequence[str]) -> str:
-    text = "+".join(_without_folders(words)).removeprefix("recipe=")
+    text = "+".join(words).removeprefix("recipe=")
     text = re.sub(r"[^\w.,=-]+", "_", text).strip("_.") or "default"
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}-{files.text_digest(text)[:6]}"
 
@@ -265,7 +295,6 @@ def _without_folders(words: Sequence[str]) -> list[str]:
 
 
 def _recipe_name(words: Sequence[str], code: Sequence[OwnCode] = ()) -> str:
-    words = _without_folders(words)
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
     changes = [word for word in words if not word.startswith("recipe=")]
     of_kind = {own_code.kind: own_code.name for own_code in code}
@@ -352,13 +381,14 @@ def make_card(plan: Plan) -> Card:
 
 
 def _card_of_possible_tests(plan: Plan) -> Card:
-    progress = Progress()
+    progress = Progress(plan.recipe)
     try:
         bench = _Bench(plan, progress)
         while settings := wanted(read_battery(), plan.tests, bench.done):
             bench.train(settings)
             progress.add(bench.card().lines)
         if plan.sizes:
+            progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
         card = bench.card(None if plan.cures == "none" else _try_cures(bench))
     finally:
@@ -503,7 +533,9 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         reason = unjudged if all(line.verdict == NOT_JUDGED for line in lines) else well
         cures = [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
     places = [place.setting(best) for name in screened for place in by_test[name].places]
+    bench.progress.stage = "screening of cures"
     bench.train_missing([*places, *_settings(screened)])
+    bench.progress.stage = "cures on fresh seeds"
     judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
 
     def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
@@ -658,10 +690,19 @@ def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting, 
 
 
 class Progress:
-    """Shows the strips of the tests that have ended: on a terminal above a line of progress, elsewhere as they end."""
+    """Shows the strips of the tests that have ended: on a terminal above a line of progress, elsewhere as they end.
 
-    def __init__(self) -> None:
+    Elsewhere it also prints a line of progress about once a minute.
+
+    Args:
+        recipe: its name for readers.
+    """
+
+    def __init__(self, recipe: str) -> None:
+        self.recipe, self.stage = recipe, "tests"
         self.lines: dict[str, Line] = {}
+        self.started = time.monotonic()
+        self.due = self.started + LINE_EVERY
         self.live = (
             Live(console=Console(stderr=True), transient=True, auto_refresh=False) if sys.stderr.isatty() else None
         )
@@ -677,10 +718,18 @@ class Progress:
                 say(text, error=True)
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
-        """Redraw: progress of each fleet that has started, the share of work done, and the seconds elapsed."""
+        """Redraw: progress of each fleet that has started, the share of work done, and the seconds elapsed.
+
+        The last two are those of a round of training, of which a card has several.
+        """
         if self.live:
             head = Text(summary(fleets, len(fleets), done, elapsed), no_wrap=True, overflow="crop")
             self.live.update(Group(*coloured(list(self.lines.values())), head), refresh=True)
+        elif (now := time.monotonic()) >= self.due:
+            self.due = now + LINE_EVERY
+            left = seconds_left(done, elapsed)
+            more = "" if left is None else f", {clock(left)} left of this round"
+            say(f"lab: {self.recipe}: {self.stage}, {clock(now - self.started)} elapsed{more}", error=True)
 
     def close(self) -> None:
         """Leave the strips on the screen until the next round."""

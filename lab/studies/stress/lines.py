@@ -151,7 +151,7 @@ def lines_of(tests: Iterable[StressTest], done: Outcomes, battery: Battery) -> l
     lines = [line for test in tests if (line := _line_of(test, done, battery))]
     if is_judged(done):
         return lines
-    return [line._replace(verdict=NOT_JUDGED, caveat=line.caveat or UNTRAINED) for line in lines]
+    return [line._replace(verdict=NOT_JUDGED, caveat=UNTRAINED) for line in lines]
 
 
 def is_judged(done: Outcomes) -> bool:

@@ -97,16 +97,22 @@ class CardPair:
     @property
     def names(self) -> tuple[str, str]:
         """The names of the recipes for readers, without changes that both have."""
-        first, second = (card.recipe for card in self.cards)
-        if self.shared:
-            return first.partition(" with ")[0], second.partition(" with ")[0]
-        return first, second
+        names = []
+        for card in self.cards:
+            recipe, _, changes = card.recipe.partition(" with ")
+            names.append(_with(recipe, [word for word in changes.split() if word not in self.shared]))
+        return names[0], names[1]
 
     @property
-    def shared(self) -> str:
-        """The changes that both recipes have: `` with steps=400``; empty if they differ or there are none."""
-        first, second = ("".join(card.recipe.partition(" with ")[1:]) for card in self.cards)
-        return first if first == second else ""
+    def shared(self) -> list[str]:
+        """The changes that both recipes have, such as ``steps=400``."""
+        first, second = (card.recipe.partition(" with ")[2].split() for card in self.cards)
+        return [word for word in first if word in second]
+
+    @property
+    def title(self) -> str:
+        """``Crash test of olmo2 and llama with steps=400``."""
+        return _with(f"Crash test of {' and '.join(self.names)}", self.shared)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -163,7 +169,7 @@ class CardPair:
                 (name, pair.first.test.title, caveat)
                 for pair in self.pairs
                 for name, caveat in zip(self.names, pair.caveats, strict=True)
-                if caveat
+                if caveat and all(card.is_judged for card in self.cards)  # else the headline says it
             ],
             left_out=[(card.recipe, *reason) for card in self.cards for reason in card.left_out.items()],
             parameters=" and ".join(dict.fromkeys(card.size for card in self.cards)),
@@ -186,11 +192,11 @@ class CardPair:
         """A page of HTML."""
         records = [f"Records of {card.recipe}: {card.folder}." for card in self.cards]
         made = html.section("How this was made", html.block(self.command), html.bullets(records))
-        return html.document(f"Crash test of {' and '.join(self.names)}{self.shared}", [*self._body(), made])
+        return html.document(self.title, [*self._body(), made])
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
-        yield f"Crash test of {' and '.join(self.names)}{self.shared}"
+        yield self.title
         yield self.headline()
         yield ""
         yield from strips(*self.strips())
@@ -235,6 +241,10 @@ class CardPair:
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
             "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
         }
+
+
+def _with(name: str, changes: Sequence[str]) -> str:
+    return f"{name} with {' '.join(changes)}" if changes else name
 
 
 def card_pair(first: Card, second: Card, command: str) -> CardPair:
