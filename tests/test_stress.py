@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import lab
-from lab import main
+from lab import analysis, main
 from lab.analysis.statistics import power_of, student_t
 from lab.cli import own_code
 from lab.cli.stress import (
@@ -37,7 +37,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.stress import cures as cures_room
-from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
+from lab.studies.stress.battery import Setting, Spread, StepTime, StressTest, read_battery
 from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import (
     FULL,
@@ -48,6 +48,7 @@ from lab.studies.stress.cures import (
     Cure,
     finalists,
     judge,
+    not_tried,
     pair_to_try,
     trial_of,
 )
@@ -1004,3 +1005,44 @@ def test_recipes_of_files_of_one_name_are_told_apart_by_their_folders(here: Path
     assert len({plan.folder for plan in plans}) == 2
     other = read_plans(["a/mine.yaml", "llama"], ["out=both"], "lab stress")
     assert [str(plan.folder) for plan in other] == ["both/mine.yaml", "both/llama"]
+
+
+def test_a_card_is_read_again_from_its_folder(tmp_path: Path) -> None:
+    made = replace(
+        card(planted(valley(rise=0.3, spread=0.02))),
+        folder=tmp_path,
+        cures=[
+            *trials(half=[2.5, 2.51, 2.5], z_loss=[2.8, 2.81, 2.82]),
+            not_tried(of_lr_x10(), "muon", "there is none"),
+        ],
+        trend=size_trend(at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5), SIZES, 3e-5).plain(),  # type: ignore[union-attr]
+        left_out={"depth 8": "why not"},
+    )
+    (tmp_path / "card.json").write_text(made.as_json())
+    again = analysis.card(tmp_path)
+    assert again.as_json() == made.as_json()
+    assert list(again.text()) == list(made.text())
+    assert again.page() == made.page()
+    poor = replace(card(planted(valley(rise=0.1, floor=3.0))), folder=tmp_path)
+    (tmp_path / "card.json").write_text(poor.as_json())
+    assert list(analysis.card(tmp_path).text()) == list(poor.text())
+
+
+def test_a_card_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no card .*card\.json"):
+        analysis.card(tmp_path)
+    content = json.loads(card(planted(valley(rise=0.3))).as_json())
+    (tmp_path / "card.json").write_text(json.dumps({**content, "tests": [{**content["tests"][0], "name": "lr_x1O"}]}))
+    with pytest.raises(RequestError, match="nearest: lr_x10"):
+        analysis.card(tmp_path)
+    for damaged in ("{", "{}", json.dumps({**content, "tests": [{"name": "lr_x10"}]})):
+        (tmp_path / "card.json").write_text(damaged)
+        with pytest.raises(RequestError, match="damaged"):
+            analysis.card(tmp_path)
+    older = {key: value for key, value in content.items() if key != "curve"}  # before cards had their curve
+    (tmp_path / "card.json").write_text(json.dumps(older))
+    assert analysis.card(tmp_path).best_loss == pytest.approx(content["best_loss"])
+
+
+def of_lr_x10() -> StressTest:
+    return read_battery().tests["lr_x10"]

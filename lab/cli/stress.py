@@ -33,7 +33,7 @@ from lab.records.status import clock
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
-from lab.studies.stress.card import Card, card_of
+from lab.studies.stress.card import FILE, Card, card_of
 from lab.studies.stress.cures import (
     FULL,
     Cure,
@@ -367,7 +367,8 @@ class _Bench:
         trained = {setting.words: self.parameters[self.ids[setting][0]] for setting in self.done}
         sizes = {words: int(trained[words]) for words in [(), *plan.sizes] if words in trained}
         trend = size_trend(self.done, sizes, plan.lr) if plan.sizes else None
-        return replace(card, lines=lines, cures=cures, left_out={**plan.left_out, **unmeasured}, trend=trend)
+        left_out = {**plan.left_out, **unmeasured}
+        return replace(card, lines=lines, cures=cures, left_out=left_out, trend=trend and trend.plain())
 
 
 def make_card(plan: Plan) -> Card:
@@ -395,7 +396,7 @@ def _card_of_possible_tests(plan: Plan) -> Card:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / "card.json", card.as_json() + "\n")
+    files.write_text(plan.folder / FILE, card.as_json() + "\n")
     return card
 
 

@@ -137,21 +137,24 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 
-def card(folder: str | Path, recipe: str) -> Card:
-    """The card of a published recipe, from records of the crash test that hold its runs.
+def card(folder: str | Path, recipe: str = "") -> Card:
+    """A card of the crash test: the one that ``lab stress`` left in a folder, or that of a published recipe.
 
     Args:
-        folder: of results, such as ``results/stress/recipes``.
-        recipe: its name, as ``lab list recipes`` has it.
+        folder: of the card, such as ``runs/stress/mine.yaml``; or with a recipe, of records of the crash test that hold
+            its runs, such as ``results/stress/recipes``.
+        recipe: the name of a published one, as ``lab list recipes`` has it.
 
     Raises:
-        RequestError: no such folder, or no runs of this recipe in it.
+        RequestError: no such folder, or no card or no runs of this recipe in it.
     """
     from lab.records import store
     from lab.studies.stress.battery import read_battery
-    from lab.studies.stress.card import card_of
+    from lab.studies.stress.card import card_of, read_card
     from lab.studies.stress.reference import outcomes_by_recipe
 
+    if not recipe:
+        return read_card(Path(folder))
     battery = read_battery()
     by_recipe = outcomes_by_recipe(store.read(Path(folder)), battery)
     if recipe not in by_recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.statistics import power_of
+from lab.analysis.statistics import Interval, power_of
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
+from lab.core import files
+from lab.core.errors import RequestError, nearest
 from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
 from lab.studies.stress.reference import beside_published
-from lab.studies.stress.sizes import SizeTrend
 
+FILE = "card.json"  # of a card, in the folder of its records
 INTERVAL_LEVEL = 0.95
 SAY = html.macros("card.txt")  # a macro for each kind of sentence
 
@@ -44,7 +46,7 @@ class Card:
         is_judged: whether the recipe ends better than a bigram model at any learning rate, as far as its card tells.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
-        trend: of the headroom over size; None without three sizes.
+        trend: of the headroom over size, see ``SizeTrend.plain``; None without three sizes.
     """
 
     recipe: str
@@ -58,7 +60,7 @@ class Card:
     is_judged: bool = True
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
-    trend: SizeTrend | None = None
+    trend: Mapping[str, Any] | None = None
 
     @property
     def size(self) -> str:
@@ -161,8 +163,8 @@ class Card:
         lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
         yield from (*lead, *card_body(self.lines, self.table), *cures)
-        if self.trend:
-            yield html.section("Headroom with size", html.bullets(self.trend.sentences()))
+        if self.trend and self.is_judged:
+            yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
             yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
@@ -217,7 +219,7 @@ class Card:
             caveats={line.test.title: line.caveat for line in self.lines if self.is_judged and line.caveat},
             has_cures=any(not cure.reason for cure in self.cures or ()),
             left_out=self.left_out,
-            counts_experts=self.trend and self.active < self.parameters,
+            counts_experts=bool(self.trend) and self.active < self.parameters,
             parameters=self.size,
         )
         return [*(line.test.explained for line in self.lines), *notes.splitlines()]
@@ -236,8 +238,8 @@ class Card:
                 yield from plain_text(self.cure_table)
             yield from self._untried()
             yield ""
-        if self.trend:
-            yield from (*self.trend.sentences(), "")
+        if self.trend and self.is_judged:
+            yield from (*self.trend["sentences"], "")
         yield from self.notes()
 
     def not_tested(self) -> list[str]:
@@ -264,7 +266,7 @@ class Card:
             "tests": [_plain(line) for line in self.lines],
             "left_out": dict(self.left_out),
             "not_tested": self.not_tested(),
-            "sizes": self.trend.plain() if self.trend else None,
+            "sizes": self.trend,
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return to_json(content)
@@ -362,3 +364,81 @@ def card_of(
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
     parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
     return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done))
+
+
+def read_card(folder: Path) -> Card:
+    """The card that ``lab stress`` left in a folder.
+
+    Raises:
+        RequestError: there is none, it is damaged, or it has a test or a change that is unknown here.
+    """
+    path = folder / FILE
+    try:
+        content = files.read_json(path, dict)
+    except OSError as refusal:
+        raise RequestError(f"no card {path}: {refusal.strerror}") from None
+    except ValueError:
+        raise RequestError(f"{path} is damaged; lab stress makes it anew") from None
+    known = read_battery().tests
+    if unknown := [test["name"] for test in content.get("tests", ()) if test.get("name") not in known]:
+        raise RequestError(f"{path} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], known)}")
+    try:
+        return _read(content, folder)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RequestError(f"{path} is damaged, or of another version; lab stress makes it anew") from None
+
+
+def _read(content: Mapping[str, Any], folder: Path) -> Card:
+    """The card in the JSON of ``Card.as_json``; an earlier one has the losses at its best learning rate only."""
+    tests, lines = dict(read_battery().tests), list[Line]()
+    for told in content["tests"]:
+        as_told = {key: told[key] for key in ("title", "unit", "passes", "fails", "failure", "source", "means")}
+        tests[told["name"]] = test = replace(tests[told["name"]], **as_told)
+        interval = _interval(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
+        facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
+        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("reason", "")))
+    curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
+    losses = pd.DataFrame({float(lr): of_lr for lr, of_lr in curve.items() if of_lr}, dtype=float).T
+    cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]
+    return Card(
+        content["recipe"],
+        content["command"],
+        folder,
+        lines,
+        losses.rename(columns=int),
+        _number(content["loss_bigram"]),
+        content["parameters"],
+        content["active_parameters"],
+        content["is_judged"],
+        cures,
+        content["left_out"],
+        content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
+    )
+
+
+def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
+    return Cure(
+        test,
+        told["change"],
+        told["verdict"],
+        _interval(told, "takes_off", "low", "high"),
+        _number(told["p"]),
+        _number(told["left"]),
+        told["stuck_seeds"],
+        _interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
+        told["parameters_added"],
+        told["reason"],
+        told["is_confirmed"],
+        told.get("capped_seeds", 0),
+        told["is_advised"],
+    )
+
+
+def _interval(told: Mapping[str, Any], *keys: str) -> Interval:
+    mean, low, high = (_number(told[key]) for key in keys)
+    return Interval(mean, low, high, told["n"])
+
+
+def _number(value: float | None) -> float:
+    """A number of JSON; null is NaN."""
+    return math.nan if value is None else float(value)

@@ -31,10 +31,11 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.stress.battery import Place, Spread, read_spreads
+from lab.studies.stress.card import FILE
 from lab.studies.stress.lines import FAILS, OPEN, WEAK
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_sd
 
-CARD, VERSION = "card.json", 1
+VERSION = 1
 FAILING = (FAILS, WEAK, OPEN)  # verdicts on which a check without a baseline may fail, the worst first
 BEST_LOSS = "loss at the best learning rate"
 TEN_TIMES = "loss at ten times the baseline's best learning rate"
@@ -99,7 +100,7 @@ class CardBaseline(NamedTuple):
 def is_card(path: Path) -> bool:
     """Whether a path is the folder of a card, or the baseline of one."""
     if path.is_dir():
-        return (path / CARD).is_file()
+        return (path / FILE).is_file()
     try:
         return "card_version" in files.read_json(path, dict)
     except (OSError, ValueError):
@@ -113,7 +114,7 @@ def read_card(path: Path) -> CardBaseline:
         RequestError: the file is missing, damaged or of another version, or the card was made before it named seeds.
     """
     try:
-        content = files.read_json(path / CARD if path.is_dir() else path, dict)
+        content = files.read_json(path / FILE if path.is_dir() else path, dict)
     except OSError as refusal:
         raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
     except ValueError:
@@ -321,7 +322,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
         RequestError: the folder holds no card, or a damaged one.
     """
     try:
-        content = files.read_json(folder / CARD, dict)
+        content = files.read_json(folder / FILE, dict)
         fails = FAILING[: FAILING.index(fail_on) + 1]
         failing = [f"- {test['title']}: {test['verdict']}" for test in content["tests"] if test["verdict"] in fails]
         code = 1 if failing else 0 if content["is_judged"] else 2
@@ -330,7 +331,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
     except OSError as refusal:
         raise RequestError(f"{folder} holds no card of lab stress: {refusal.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"{folder / CARD} is damaged; lab stress makes it anew") from None
+        raise RequestError(f"{folder / FILE} is damaged; lab stress makes it anew") from None
 
 
 def _empty(
