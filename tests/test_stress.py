@@ -37,7 +37,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.stress import cures as cures_room
-from lab.studies.stress.battery import Setting, Spread, StepTime, StressTest, read_battery
+from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.studies.stress.card import Card, card_of
 from lab.studies.stress.cures import (
     FULL,
@@ -1008,16 +1008,12 @@ def test_recipes_of_files_of_one_name_are_told_apart_by_their_folders(here: Path
 
 
 def test_a_card_is_read_again_from_its_folder(tmp_path: Path) -> None:
-    made = replace(
-        card(planted(valley(rise=0.3, spread=0.02))),
-        folder=tmp_path,
-        cures=[
-            *trials(half=[2.5, 2.51, 2.5], z_loss=[2.8, 2.81, 2.82]),
-            not_tried(of_lr_x10(), "muon", "there is none"),
-        ],
-        trend=size_trend(at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5), SIZES, 3e-5).plain(),  # type: ignore[union-attr]
-        left_out={"depth 8": "why not"},
-    )
+    tried = trials(half=[2.5, 2.51, 2.5], z_loss=[2.8, 2.81, 2.82])
+    cures = [*tried, not_tried(tried[0].test, "muon", "there is none")]
+    trend = size_trend(at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5), SIZES, 3e-5)
+    assert trend is not None
+    made = card(planted(valley(rise=0.3, spread=0.02)))
+    made = replace(made, folder=tmp_path, cures=cures, trend=trend.plain(), left_out={"depth 8": "why not"})
     (tmp_path / "card.json").write_text(made.as_json())
     again = analysis.card(tmp_path)
     assert again.as_json() == made.as_json()
@@ -1042,7 +1038,3 @@ def test_a_card_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None
     older = {key: value for key, value in content.items() if key != "curve"}  # before cards had their curve
     (tmp_path / "card.json").write_text(json.dumps(older))
     assert analysis.card(tmp_path).best_loss == pytest.approx(content["best_loss"])
-
-
-def of_lr_x10() -> StressTest:
-    return read_battery().tests["lr_x10"]

@@ -23,7 +23,7 @@ from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
-from lab.studies.stress.reference import beside_published
+from lab.studies.stress.reference import beside_published, published_verdicts
 
 FILE = "card.json"  # of a card, in the folder of its records
 INTERVAL_LEVEL = 0.95
@@ -173,8 +173,16 @@ class Card:
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
 
     def _cures(self) -> Iterator[Markup]:
-        if len(self.cure_table):
-            yield html.table(self.cure_table)
+        """Yield a table for each test, so that its title and units take no width in each row."""
+        table = self.cure_table
+        for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
+            of_test = table[table["test"] == test.title].drop(columns="test")
+            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+                of_test[column] = of_test[column].str.removesuffix(f" {unit}")
+                of_test = of_test.rename(columns={column: f"{column}, {unit}"})
+            of_test["time of a step"] = of_test["time of a step"].str.partition(" ")[0]
+            yield html.paragraph(f"On {test.title}:")
+            yield html.table(of_test)
         if untried := list(self._untried()):
             yield html.bullets(untried)
 
@@ -216,7 +224,11 @@ class Card:
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)
             or any(cure.capped for cure in self.cures or ()),
-            caveats={line.test.title: line.caveat for line in self.lines if self.is_judged and line.caveat},
+            caveats={
+                line.test.title: line.caveat
+                for line in self.lines
+                if self.is_judged and line.caveat and line.verdict != FAILS
+            },
             has_cures=any(not cure.reason for cure in self.cures or ()),
             left_out=self.left_out,
             counts_experts=bool(self.trend) and self.active < self.parameters,
@@ -285,11 +297,11 @@ def _at_a_price(cure: Cure) -> str:
 
 
 def _failure(test: StressTest) -> str:
-    """What fails at scale, who says so, and what is known to fail the test here."""
+    """What fails at scale, who says so, and which recipes are known to fail the test here."""
     known = "no recipe is known to fail it here"
     if test.fails_with is not None:
         known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
-    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}."
+    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}.{published_verdicts(test.name)}"
 
 
 def power(line: Line) -> float | None:

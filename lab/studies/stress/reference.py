@@ -8,17 +8,18 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting
-from lab.studies.stress.lines import NOT_JUDGED, Line
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line
 from lab.studies.stress.measures import Outcomes, outcomes
 
 # Numbers of the published recipes, written by ``make results-readme``.
 FILE = Path(__file__).with_name("reference.csv")
 # A rule of one bit: a recipe is stable if it has one of these, which bound the scores of attention.
 BOUNDS_SCORES = frozenset({"qk_layernorm", "qk_rmsnorm", "qk_l2norm", "ngpt", "score_softcap"})
-UNSTABLE = "unstable"
+SAID = {PASSES: "pass it", WEAK: "are weak in it", OPEN: "are open", FAILS: "fail it", NOT_JUDGED: "are not judged"}
 
 
 def read_reference() -> pd.DataFrame:
@@ -66,6 +67,21 @@ def published_outcomes() -> dict[str, str]:
 def judged_values(table: pd.DataFrame, test: str) -> pd.Series[float]:
     """The values of a test in a table of recipes; NaN where it is not judged."""
     return table[test].where(table[f"{test}_verdict"] != NOT_JUDGED)
+
+
+def published_verdicts(test: str) -> str:
+    """How many published recipes a test passes, fails and so on, as a sentence after a space; empty without records."""
+    column = f"{test}_verdict"
+    if column not in (table := read_reference()):
+        return ""
+    told = table[column].value_counts()
+    counts = [f"{told[verdict]} {words}" for verdict, words in SAID.items() if verdict in told]
+    none = (
+        ", so it separates none of them"
+        if len([verdict for verdict in told.index if verdict != NOT_JUDGED]) < 2
+        else ""
+    )
+    return f" Of {len(table)} published recipes, {listed(counts)}{none}."
 
 
 def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
