@@ -45,7 +45,9 @@ from lab.studies.stress.cures import (
     NO_EFFECT,
     NOT_TRIED,
     PART,
+    SCREENED,
     Cure,
+    as_screened,
     finalists,
     judge,
     not_tried,
@@ -53,7 +55,19 @@ from lab.studies.stress.cures import (
     trial_of,
 )
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
-from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
+from lab.studies.stress.measures import (
+    best_lr,
+    by_run,
+    curve,
+    extension,
+    measure,
+    of_difference,
+    outcomes,
+    pooled_difference,
+    pooled_interval,
+    spike_rate,
+    wanted,
+)
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.sizes import SCORES, size_trend
 from planted import cards as planted_cards
@@ -1038,3 +1052,194 @@ def test_a_card_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None
     older = {key: value for key, value in content.items() if key != "curve"}  # before cards had their curve
     (tmp_path / "card.json").write_text(json.dumps(older))
     assert analysis.card(tmp_path).best_loss == pytest.approx(content["best_loss"])
+
+
+def of_depth(stressed: Sequence[float], *, own: Sequence[float] = (5.9, 6.0, 5.9), best: float = 2.3) -> Cure:
+    """The cure of the test of depth by a change with these losses at eight blocks."""
+    test, eight = read_battery().tests["depth"], ("model.depth=8",)
+    done = {Setting(eight, 0.003): table([2.3, 2.31, 2.29]), Setting(eight, 0.03): table(own)}
+    trial = trial_of(test, "a", ["intervention=[a]"], 0.1)
+    assert trial.best is not None
+    done |= {Setting((), 0.1): table([2.35] * 3), trial.stressed: table(stressed), trial.best: table([best] * 3)}
+    return judge(test, [trial], done, 0.1)[0]
+
+
+def test_a_change_under_which_a_seed_is_stuck_is_no_full_cure() -> None:
+    assert of_depth([2.3, 2.31, 2.3]).verdict == FULL
+    lucky = of_depth([2.0, 2.0, 3.0])  # the mean passes, and 3.0 is less than 85 % of the way
+    assert (lucky.verdict, lucky.stuck) == (PART, 1)
+    assert lucky.what_is_left == "0.03, 1 seed stuck"
+    assert of_depth([2.3, 2.31, AT_INIT]).capped == 1
+    assert of_depth([AT_INIT] * 3).what_is_left == "3.70, 3 seeds stuck, 3 seeds capped"
+
+
+def test_a_change_that_ends_no_better_than_a_bigram_model_is_not_advised_whatever_it_costs() -> None:
+    assert of_depth([2.3] * 3, best=2.39).is_advised
+    lost = of_depth([2.3, 2.31, 2.3], best=BIGRAM)
+    assert lost.cost.mean == pytest.approx(0.05)
+    assert not lost.is_advised
+    dear = of_depth([2.3, 2.31, 2.3], best=2.36)
+    assert dear.is_advised
+
+
+def test_what_was_only_screened_has_no_verdict_of_a_cure() -> None:
+    full, part = of_depth([2.3, 2.31, 2.3]), of_depth([2.0, 2.0, 3.0])
+    assert [as_screened(cure).verdict for cure in (full, part)] == [SCREENED, SCREENED]
+    for verdict in (NO_EFFECT, HARMS):
+        assert as_screened(full._replace(verdict=verdict)).verdict == verdict
+
+
+LONG = [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30]
+
+
+def test_a_tolerance_is_a_bound_if_one_seed_is_still_open_at_an_end() -> None:
+    test, closed = read_battery().tests["lr_tolerance"], valley(rise=0.3)
+    for low, high in ((0.03, 100), (0, 0.03)):  # one seed stands all rates above its best one, or all below
+
+        def losses_of(lr: float, low: float = low, high: float = high) -> list[float]:
+            return [2.2 if low <= lr <= high else closed(lr)[0], *closed(lr)[1:]]
+
+        measured = measure(test, planted(losses_of, LONG), read_battery())
+        assert measured is not None
+        assert measured.is_bound
+    whole = measure(test, planted(closed, LONG), read_battery())
+    assert whole is not None
+    assert not whole.is_bound
+
+
+def test_the_best_learning_rate_is_that_of_the_mean_over_seeds() -> None:
+    lucky = planted(lambda lr: [1.9 if lr == 0.3 else valley(0.5)(lr)[0], *valley(0.5)(lr)[1:]])
+    assert best_lr(curve(lucky)) == 0.03
+    assert best_lr(curve({})) != best_lr(curve({}))  # NaN
+
+
+def test_a_curve_that_never_rises_is_extended_to_the_farthest_rates() -> None:
+    done: dict[Setting, pd.DataFrame] = {}
+    while settings := wanted(read_battery(), [read_battery().tests["lr_tolerance"]], done):
+        done |= {setting: table([2.0] * SEEDS) for setting in settings}
+    lrs = sorted(setting.lr for setting in done)
+    assert (lrs[0], lrs[-1]) == read_battery().farthest == (0.0001, 30)
+    only_below = planted(lambda lr: [2.0 + 0.5 * max(math.log10(lr / 0.03), 0)] * SEEDS)
+    assert extension(curve(only_below), read_battery()) == [0.0003, 0.001]
+    only_above = planted(lambda lr: [2.0 + 0.5 * max(math.log10(0.03 / lr), 0)] * SEEDS)
+    assert extension(curve(only_above), read_battery()) == [3, 10]
+
+
+def test_spikes_are_counted_from_the_step_on_from_which_they_can_be_seen() -> None:
+    calm = 2.0 + np.random.default_rng(0).normal(0, 0.01, 400)
+    early, late = calm.copy(), calm.copy()
+    early[5:8] += 3
+    late[200:203] += 3
+    assert spike_rate(calm) == 0
+    assert spike_rate(early) == 0
+    assert spike_rate(late) == pytest.approx(1000 / 370)
+    assert math.isnan(spike_rate(calm[:30]))
+    assert not math.isnan(spike_rate(calm[:31]))
+
+
+def test_a_difference_of_unlike_seeds_has_the_error_of_both_means() -> None:
+    few, many = pd.Series([1.0, 2.0, 3.0]), pd.Series([4.0, 5.0, 6.0] * 2, index=range(3, 9))
+    sd = math.sqrt((few.var() * 2 + many.var() * 5) / 7)
+    found = pooled_difference(few, many, Spread())
+    assert (found.mean, found.error) == pytest.approx((3.0, sd * math.sqrt(1 / 3 + 1 / 6)))
+    assert (found.freedom, found.effect) == pytest.approx((7, 3 / sd))
+    paired = pooled_difference(few, pd.Series([2.0, 2.5, 4.5]), Spread())
+    assert paired.error == pytest.approx(np.std([1.0, 0.5, 1.5], ddof=1) / math.sqrt(3))
+    known = pooled_difference(few, pd.Series([2.0, 2.5, 4.5]), Spread(0.5, 12))  # of one recipe; that of two is more
+    assert known.error == pytest.approx(math.sqrt((2 * 0.25 + 12 * 2 * 0.25) / 14 / 3))
+
+
+def test_a_strip_shows_its_zones_in_their_places() -> None:
+    test = read_battery().tests["lr_x10"]  # passes under .15, fails over .35
+    line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
+    assert line.strip() == "." * 12 + ":" * 8 + "#" * 12
+
+    def marks(*values: float) -> str:
+        return line._replace(interval=line.interval._replace(values=values, n=len(values))).strip()
+
+    assert marks(0.151).index("o") == 12
+    assert marks(0.349).index("o") == 19
+    assert marks(0.149).index("o") == 11
+    assert marks(-9.0).index("o") == 0
+    assert marks(9.0).index("o") == 31
+    assert marks(0.25, 0.25, 0.1).count("2") == 1
+    assert marks(*[0.25] * 10).count("*") == 1
+    assert "o" not in line._replace(verdict=NOT_JUDGED, interval=line.interval._replace(values=(0.2,), n=1)).strip()
+
+
+def test_two_cards_are_not_compared_where_the_second_is_not_judged() -> None:
+    judged, poor = planted(valley(rise=0.6)), planted(valley(rise=0.12, floor=3.0))
+    for pair in (side_by_side(judged, poor), side_by_side(poor, judged)):
+        assert all(math.isnan(found.p) for found in pair.pairs)
+        assert {found.stands_more for found in pair.pairs} == {-1}
+        assert list(pair.table["difference"]) == ["", ""]
+        assert sorted(pair.table.iloc[0][["a", "b"]])[1] == "not judged"
+
+
+def test_recipes_are_not_compared_where_one_of_them_is_slow_without_the_stress() -> None:
+    tests = [read_battery().tests["depth"]]
+
+    def of(reference: float, stressed: float) -> Card:
+        done = stressed_by_depth([reference] * 3, [stressed] * 3)
+        return card_of(f"{reference}", "", Path(), tests, done, read_battery())
+
+    well, slow, worse = of(2.2, 2.3), of(2.6, 2.3), of(2.2, 3.0)
+    assert card_pair(well, worse, "").headline().startswith("2.2 stands more: depth 8 (")
+    for pair in (card_pair(slow, worse, ""), card_pair(worse, slow, "")):
+        assert "stands more" not in pair.headline()
+        assert pair.headline() == "Not compared: depth 8."
+        (note,) = [note for note in pair.notes() if note.startswith("Not compared")]
+        assert "Of 2.6, the runs that it is compared with end at 2.600" in note
+        assert json.loads(pair.as_json())["tests"][0]["reasons"] == [f"2.6: {slow.lines[0].caveat}"]
+
+
+def test_the_interval_of_a_pair_agrees_with_its_p() -> None:
+    first, second = card(planted(valley(rise=0.2, spread=0.02))), card(planted(valley(rise=0.3, spread=0.02)))
+    (pair,) = card_pair(replace(first, lines=first.lines[1:]), second, "").pairs
+    freedom = 2 + pair.first.test.spread.freedom
+    assert pair.p == pytest.approx(2 * stats.t.sf(abs(pair.difference.mean) / pair.difference.error, freedom))
+    assert (pair.difference.high < 0) == (pair.p < 0.05)
+
+
+def test_sizes_of_equal_parameters_are_one_size_and_one_within_is_no_extrapolation() -> None:
+    done = at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5)
+    twins = {words: min(size, 100_000) for words, size in SIZES.items()}
+    assert size_trend(done, twins, 3e-5) is None
+    within = size_trend(done, SIZES, 0.03 * 10**0.3 / 10**0.75)  # that of 10^5.5 parameters
+    assert within is not None
+    assert SIZES[()] < within.fails_from.middle < max(SIZES.values())
+    assert not within.plain()["is_extrapolated"]
+    assert "an extrapolation" not in " ".join(within.sentences())
+    assert list(within.sizes) == sorted(SIZES.values())
+
+
+def test_a_budget_counts_the_time_that_the_card_took(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(with_changes(0.5))
+    now = [0.0]
+    train = _Bench.train
+
+    def take_time(bench: _Bench, settings: Sequence[Setting]) -> None:
+        now[0] += 40
+        train(bench, settings)
+
+    def read(folder: Path) -> store.Records:
+        runs = pd.DataFrame({"id": [f"{Setting((), lr)}-{seed}" for lr in (0.03, 0.3) for seed in range(3)]})
+        return store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
+
+    monkeypatch.setattr(_Bench, "train", take_time)
+    monkeypatch.setattr("lab.cli.stress.store.read", read)
+    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: now[0])
+    arms = ["peri_ln", "adopt", "lion", "layerscale", "sub_ln", "muon", "normformer", "dyt"]
+
+    def tried(budget: float) -> int:
+        now[0] = 0.0
+        made = make_card(read_plan(TINY, "lab stress", names=["lr_x10"], arms=arms, budget=budget))
+        return sum(not cure.reason and "+" not in cure.change for cure in made.cures or ())
+
+    # a change takes 6 s, as the runs of the recipe at both rates do; half of the time that is left is for the screening
+    assert tried(100) == (100 - 40) / 2 // 6
+    assert tried(64) == 2
+    assert tried(40) == 0
+    assert tried(1e6) == len(arms)
