@@ -20,7 +20,7 @@ from scipy import stats
 
 import lab
 from lab import analysis, main
-from lab.analysis.statistics import power_of, student_t
+from lab.analysis.statistics import Interval, power_of, student_t
 from lab.cli import own_code
 from lab.cli.launch import Composed
 from lab.cli.stress import (
@@ -71,6 +71,7 @@ from lab.studies.stress.measures import (
     wanted,
 )
 from lab.studies.stress.pair import CardPair, card_pair
+from lab.studies.stress.reference import beside_published
 from lab.studies.stress.sizes import SCORES, size_trend
 from planted import cards as planted_cards
 from sampling import few
@@ -802,6 +803,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[[Losses], Non
             for setting in settings:
                 words = next((word for word in setting.words if word.startswith("seed=")), "seed=0,1,2")
                 found = table(losses_of(setting)[: words.count(",") + 1])
+                found["spikes"] = 10.0 * ("data=echo" in setting.words)
                 found.index = pd.Index(map(int, words.removeprefix("seed=").split(",")), name="seed")
                 bench.done = {**bench.done, setting: found}
                 bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
@@ -858,7 +860,7 @@ def test_where_nothing_can_be_tried_each_change_has_its_reason(plant: Callable[[
     reason = "the recipe fails no test, and is weak or open in none"
     assert f"Not tried: peri_ln and muon, since {reason}." in list(well.text())
     plant(lambda setting: [3.0] * 8)
-    assert "Not tried: muon, since the recipe is not judged." in list(made_with("muon").text())
+    assert "Not tried: muon, since no test of the recipe is judged." in list(made_with("muon").text())
     plant(with_changes(0.5))
     stuck = made_with("z_loss,qk_layernorm")
     assert stuck.cure_line() == "Ten times the best LR: no change could be tried on it."
@@ -875,6 +877,8 @@ def test_a_change_does_not_take_the_stress_of_a_test_away(plant: Callable[[Losse
     assert told["short_warmup", "longer_warmup"] == "it takes the stress of short warm-up away"
     assert told["mx", "fp32"] == "it takes the stress of MXFP8 at ten times the best LR away"
     assert told["short_warmup", "tighter_clip"] == told["mx", "tighter_clip"] == ""
+    spiky = made_with("lion,tighter_clip", names=["spikes"], minutes=30)  # it sets Adam's betas, and lists the clip
+    assert [cure.reason for cure in spiky.cures or ()] == ["", "it takes the stress of spikes on predictable text away"]
     assert "Not tried on short warm-up: longer_warmup, since it takes the stress of short warm-up away." in list(
         card.text()
     )
@@ -947,6 +951,13 @@ def test_a_change_multiplies_what_the_recipe_has() -> None:
     own = {"optimizer": {"name": "adamw", "weight_decay": 0.02}, "intervention": []}
     assert _words([more], own) == ["optimizer.weight_decay=0.2"]
     assert _words([more], {**own, "optimizer": {"name": "sgd"}}) == []
+
+
+def test_a_change_beside_another_optimizer_holds_against_what_the_recipe_keeps() -> None:
+    own = {"optimizer": {"name": "adamw", "chain": ["clip", "adam", "peak", "decay"], "clip": 1.0}, "intervention": []}
+    words = _words([board_changes()["lion"], read_battery().changes["tighter_clip"]], own)
+    values = dict(word.split("=") for word in words)
+    assert (values["optimizer"], values["optimizer.clip"]) == ("lion", "0.1")
 
 
 def test_another_optimizer_takes_none_of_the_numbers_of_the_first(here: Path) -> None:
@@ -1235,3 +1246,79 @@ def test_a_budget_counts_the_time_that_the_card_took(
     assert tried(64) == (64 - 40) / 2 // 6
     assert tried(40) == 0
     assert tried(1e6) == len(arms)
+
+
+def at(low: float, mean: float, high: float) -> Interval:
+    return pooled_interval([], Spread())._replace(mean=mean, low=low, high=high, n=3)
+
+
+def test_the_ends_of_the_zones_belong_to_them() -> None:
+    test = replace(read_battery().tests["lr_x10"], passes=0.25, fails=0.5)  # numbers without rounding
+    assert verdict_of(test, at(0.125, 0.25, 0.375)) == PASSES
+    assert verdict_of(test, at(0.0, 0.25, 0.5)) == OPEN  # the interval must exclude where recipes fail
+    assert verdict_of(test, at(0.375, 0.5, 0.625)) == FAILS
+    assert verdict_of(test, at(0.25, 0.5, 0.75)) == OPEN
+    assert verdict_of(test, at(0.25, 0.375, 0.5)) == WEAK  # an interval as wide as the gap
+    assert verdict_of(test, at(0.125, 0.375, 0.5)) == OPEN
+    assert verdict_of(test, at(0.25, 0.375, 0.5), is_bound=True) == OPEN
+    assert verdict_of(test, at(0.0, 0.1, 0.2), stuck=3) == PASSES  # only where stuck seeds count
+    assert verdict_of(replace(test, counts_stuck=True), at(0.0, 0.1, 0.2), stuck=1) == FAILS
+    assert [test.share(value) for value in (0.25, 0.5, 0.75, 0.0)] == [0, 1, 2, -1]
+    assert test.gap == 0.25
+
+
+def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
+    """The recipe loses 1.25, of which 1 must be taken off to pass; a part is a fifth of that."""
+    test = replace(read_battery().tests["lr_x10"], passes=0.25, fails=0.5)
+    at_best, own = [2.0, 2.0, 2.0], [3.25, 3.25, 3.25]
+    noise = np.array([-1, 0, 1]) / 1024
+
+    def verdict(loss: float) -> str:
+        done = {Setting((), 0.03): table(at_best), Setting((), 0.3): table(own)}
+        trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
+        assert trial.best is not None
+        done |= {trial.stressed: table(loss + noise), trial.best: table(at_best)}
+        (cure,) = judge(test, [trial], done, 0.03)
+        assert cure.left == pytest.approx(loss - 2.0)
+        assert cure.takes_off.mean == pytest.approx(3.25 - loss)
+        return cure.verdict
+
+    assert [verdict(loss) for loss in (2.2, 2.25, 2.26, 3.04, 3.06, 3.2, 3.4)] == [
+        *(FULL, FULL, PART, PART, NO_EFFECT, NO_EFFECT, HARMS)
+    ]
+
+
+def test_a_loss_that_counts_as_that_at_initialization_is_said_to() -> None:
+    lost = card(planted(lambda lr: [AT_INIT, AT_INIT, 2.4] if lr == 0.3 else valley(rise=0.2)(lr)))
+    number = lost.lines[1].number
+    assert number.endswith("nats, 2 of 3 seeds capped")
+    assert number in "\n".join(lost.text())
+    assert any(note.startswith("Capped: a run of this seed diverged or ended above") for note in lost.notes())
+    assert [test["capped_seeds"] for test in json.loads(lost.as_json())["tests"]] == [0, 2]
+    fine = card(planted(valley(rise=0.2)))
+    assert not any("apped" in line for line in [*fine.text(), *side_by_side_notes(fine, fine)])
+    assert any(note.startswith("Capped") for note in side_by_side_notes(fine, lost))
+    grown = card_of(
+        "", "", Path(), [read_battery().tests["residual_growth"]], stressed_by_depth([2.3], [AT_INIT]), read_battery()
+    )
+    assert "capped" not in grown.lines[0].number  # which is not about the loss
+
+
+def side_by_side_notes(first: Card, second: Card) -> list[str]:
+    return card_pair(first, second, "").notes()
+
+
+def test_what_is_not_judged_shows_no_number() -> None:
+    poor = card(planted(valley(rise=0.2, floor=3.0)))
+    told = "\n".join(poor.text())
+    assert not re.search(r"\d ± ", told)
+    assert "o" not in told.split("[")[1].split("]")[0]
+    assert list(poor.table["value"]) == ["", ""]
+    assert "±" not in poor.page().partition("Beside published recipes")[0]
+    assert [test["value"] for test in json.loads(poor.as_json())["tests"]] != [None, None]
+    beside = beside_published("mine", poor.lines)
+    assert list(beside[beside["recipe"] == "▶ mine"].iloc[0])[2:] == ["not judged"] * 2
+    assert beside["recipe"].tolist().index("▶ mine") > 20  # behind those with a number
+    well = beside_published("mine", card(planted(valley(rise=0.12))).lines)
+    assert well["recipe"].tolist().index("▶ mine") < 5
+    assert well.iloc[:, 2].str.startswith("not judged").sum() == well.iloc[-4:, 2].eq("not judged").sum() == 4

@@ -530,7 +530,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
             screened[test.name] = trials
     if bench.plan.names_cures and lines and not tests:
         well = "the recipe fails no test, and is weak or open in none"
-        unjudged = "the recipe is not judged"
+        unjudged = "no test of the recipe is judged"
         reason = unjudged if all(line.verdict == NOT_JUDGED for line in lines) else well
         cures = [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
     places = [place.setting(best) for name in screened for place in by_test[name].places]
@@ -602,7 +602,7 @@ def _words(changes: Sequence[Change], own: Tree) -> list[str]:
     scales = [scale for change in changes for scale in change.scales]
     words += [f"{key}={value * factor:g}" for key, factor in scales if (value := tree_value(own, key))]
     for name in (word.removeprefix("optimizer=") for word in words if word.startswith("optimizer=")):
-        words = [*words, *_kept(name, own["optimizer"])]
+        words = [*_kept(name, own["optimizer"]), *words]  # what a change says itself comes last and holds
     return words + [f"intervention=[{','.join(sorted({*own['intervention'], *names}))}]"] * bool(names)
 
 
@@ -632,7 +632,8 @@ def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tre
     card = arm_cards().get(change.name)
     keys = dict(word.split("=") for word in change.words)
     stress = {word.partition("=")[0] for word in test.stressed.words} if test.stressed else set()
-    if change.name not in test.cures and stress & {*keys, *dict(change.scales)}:
+    swaps = "optimizer" in keys and any(key.startswith("optimizer.") for key in stress)
+    if change.name not in test.cures and (swaps or stress & {*keys, *dict(change.scales)}):
         return f"it takes the stress of {test.title} away"
     if change.is_intervention and change.name in own["intervention"]:
         return HAS_IT
