@@ -477,6 +477,7 @@ def test_a_baseline_names_the_smallest_change_that_its_seeds_can_show(tmp_path: 
         for n, folder in ((3, few), (12, many))
     }
     assert list(shown[3]) == [BEST_LOSS, TEN_TIMES, "learning-rate tolerance", "ten times the best LR"]
+    assert re.findall(r"nats/token .* ([\d.]+) {2,}[\d.]+ worse$", table, re.MULTILINE) == ["0.1", "0.1"]  # 5 % of 2.01
     assert all(float(shown[12][name]) < float(shown[3][name]) for name in shown[3])
     # of cards whose true change is this, the check finds about 80 %
     test, spread, random = (
@@ -596,7 +597,7 @@ def test_cards_that_cannot_be_compared_say_why(tmp_path: Path, run: Run) -> None
         (tmp_path / "bad.json").write_text(text)
         assert run("check", good, "--baseline", tmp_path / "bad.json")[0] == 2
     for key in ("seed_numbers", "losses_at_best_lr"):  # as of a card that was made before it had them
-        (tmp_path / "bad.json").write_text(saved.read_text().replace(key, "others"))
+        (tmp_path / "bad.json").write_text(saved.read_text().replace(key, "others", 1))
         code, out, _ = run("check", good, "--baseline", tmp_path / "bad.json")
         assert (code, "does not name the seeds" in out) == (2, True)
     assert run("check", write(tmp_path / "curves", list(cards())), "--baseline", saved)[0] == 2

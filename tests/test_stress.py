@@ -30,6 +30,7 @@ from lab.cli.stress import (
     _without_impossible_tests,
     _words,
     board_changes,
+    coloured,
     compose_settings,
     make_card,
     read_plan,
@@ -38,6 +39,7 @@ from lab.cli.stress import (
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.studies.leaderboard.arms import arm_cards
+from lab.studies.stress import battery as battery_room
 from lab.studies.stress import cures as cures_room
 from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.studies.stress.card import Card, card_of
@@ -56,7 +58,7 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, along, strips, verdict_of
 from lab.studies.stress.measures import (
     best_lr,
     by_run,
@@ -70,6 +72,7 @@ from lab.studies.stress.measures import (
     spike_rate,
     wanted,
 )
+from lab.studies.stress.page import card_figure
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.reference import beside_published
 from lab.studies.stress.sizes import SCORES, size_trend
@@ -1322,3 +1325,63 @@ def test_what_is_not_judged_shows_no_number() -> None:
     well = beside_published("mine", card(planted(valley(rise=0.12))).lines)
     assert well["recipe"].tolist().index("▶ mine") < 5
     assert well.iloc[:, 2].str.startswith("not judged").sum() == well.iloc[-4:, 2].eq("not judged").sum() == 4
+
+
+def test_a_figure_has_a_dot_per_seed_and_a_bar_where_there_is_an_interval() -> None:
+    made = card(planted(valley(rise=0.25, spread=0.02)))
+    dots, bars = [], []
+    for line in made.lines:
+        for drawn in card_figure([line]).axes[0].lines:
+            (dots if drawn.get_marker() == "o" else bars).append(list(drawn.get_xdata()))
+    expected = [[along(line.test, value) for value in line.interval.values] for line in made.lines]
+    assert dots == expected
+    assert bars == [[along(line.test, end) for end in line.interval[1:3]] for line in made.lines]
+    one = made.lines[0]._replace(interval=made.lines[0].interval._replace(low=math.nan, high=math.nan))
+    unjudged = made.lines[0]._replace(verdict=NOT_JUDGED)
+    drawn = [card_figure([line]).axes[0].lines for line in (one, unjudged)]
+    assert [[len(artist.get_xdata()) for artist in lines] for lines in drawn] == [[SEEDS], [0]]
+    labels = [text.get_text() for text in card_figure(made.lines).axes[0].get_xticklabels()]
+    assert labels == ["passes", "weak", "fails"]
+
+
+def test_a_card_that_is_not_judged_names_the_rates_that_it_tried() -> None:
+    headline = card(planted(valley(rise=0.2, floor=3.0))).headline()
+    assert "from 0.003 to 1 " in headline
+    assert "at 0.03 it ends at 3.00" in headline
+
+
+def test_sizes_count_all_experts_where_there_are_idle_ones() -> None:
+    made = card(planted(valley(rise=0.2)))
+    trend = size_trend(at_sizes(lambda size: 0.03), SIZES, math.nan)
+    assert trend is not None
+    sentence = "Sizes count the parameters of all experts."
+    assert sentence not in replace(made, trend=trend.plain()).notes()
+    assert sentence in replace(made, trend=trend.plain(), active=10).notes()
+    assert sentence not in replace(made, active=10).notes()  # it says nothing of sizes
+
+
+def test_of_words_of_one_key_the_last_holds() -> None:
+    plan = read_plan(["steps=8", "batch_size=8", "steps=9", "++optimizer.clip=2", "optimizer.clip=3"], "lab stress")
+    words = {word.key: word.value for word in plan.request.words}
+    assert {key: words[key] for key in ("steps", "batch_size", "optimizer.clip")} == {
+        **{"steps": 9, "batch_size": 8, "optimizer.clip": 3}
+    }
+    assert len(plan.request.words) == len(words)
+
+
+def test_the_keys_of_a_test_that_a_file_must_have(tmp_path: Path) -> None:
+    needed = {"title", "failure", "source", "metric", "unit", "passes", "fails", "seconds", "means"}
+    assert {key for key, is_needed in battery_room.KEYS.items() if is_needed} == needed
+    assert set(battery_room.KEYS) - needed == {
+        *("fails_with", "stressed", "reference", "cures", "counts_stuck", "minutes", "needs", "cured_as")
+    }
+
+
+def test_the_zones_of_a_strip_have_their_colours_in_a_terminal() -> None:
+    made = card(planted(valley(rise=0.2)))
+    for names in ([], ["mine with intervention=[z_loss]", "b"]):
+        for text, plain in zip(coloured(made.lines, names), strips(made.lines, names), strict=True):
+            assert text.plain == plain
+            colours = [str(span.style) for span in sorted(text.spans)]
+            assert colours == ["green"] * 12 + ["yellow"] * 8 + ["red"] * 12
+            assert text.spans[0].start == plain.rindex("[") + 1

@@ -747,7 +747,7 @@ def coloured(lines: Sequence[Line], names: Sequence[str] = ()) -> list[Text]:
     texts = []
     for plain in strips(lines, names):
         text = Text(printable(plain), no_wrap=True, overflow="crop")
-        start = plain.index("[") + 1
+        start = plain.rindex("[") + 1  # a name may have brackets, too
         for place in range(STRIP):
             text.stylize(COLOURS[zone_at((place + 0.5) / STRIP)], start + place, start + place + 1)
         texts.append(text)

@@ -255,7 +255,7 @@ def smallest_change(numbers: pd.Series[float], margin: float, spread: Spread) ->
         The change in the unit of the numbers; NaN where nothing tells how they spread.
     """
     sd, freedom = of_difference(pooled_sd([numbers.to_numpy(dtype=float)], spread))
-    if not sd > 0:
+    if not (len(numbers) and sd > 0):
         return math.nan
     alpha, unit = 1 - DIFFERENCE_LEVEL, sd / math.sqrt(len(numbers))
     beyond = scipy.optimize.brentq(
