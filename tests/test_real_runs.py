@@ -30,12 +30,12 @@ def losses(best: float, failing: float, cliff: float = 4.0) -> np.ndarray:
 def sweep(
     exponent: float = -0.4, tokens: float = 0.0, batch: float = 0.0, cliff: float = 4.0, noise: float = 0.02
 ) -> pd.DataFrame:
-    """Curves of three sizes, two budgets and four batches, whose first failing rate is a product of powers."""
+    """Curves of three sizes, four budgets and three batches, whose first failing rate is a product of powers."""
     draw = np.random.default_rng(0)
     parts = []
     for size in SIZES:
-        for budget in (1e9, 1e11):
-            for rows in (2**16, 2**18, 2**20, 2**22):
+        for budget in (1e9, 1e10, 1e11, 1e12):
+            for rows in (2**16, 2**19, 2**22):
                 log = math.log10(0.02) + exponent * math.log10(size / 3e8) + tokens * math.log10(budget / 1e10)
                 log += batch * math.log10(rows / 2**19) + noise * draw.standard_normal()
                 curve = {"lr": RATES, "loss": losses(10**log / 8, 10**log, cliff)}

@@ -7,70 +7,53 @@ of one size and budget, the budgets of one optimizer), and its interval is over 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
+from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
 from lab.analysis.judging.evidence import LOST
 from lab.analysis.judging.rules import Rule, claim
 from lab.analysis.logit_rounding import BF16, rounding_cost
 from lab.analysis.statistics import Interval, share_of_clusters, student_t
-from lab.studies.real_runs.curves import TOLERATED, RealRuns
+from lab.studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets
 
 STEP_LAW, MARIN, EMBEDDING = "Step Law", "Marin", "output embedding"
 SIZED = ["parameters", "tokens"]
 STEP = math.log10(2) / 2  # decades between neighbouring rates of Step Law
 AS_ADAM = ("adamw", "nadamw", "lion", "mini")
 MATRIX = ("muon", "scion")
-RARELY = (-math.inf, 0.1)
+RARELY, NEARLY_ALWAYS = (-math.inf, 0.1), (0.9, math.inf)
 RULES: list[Rule] = []
 
 of_step_law, of_marin, of_embedding = (partial(claim, RULES, source=name) for name in (STEP_LAW, MARIN, EMBEDDING))
 
 
-def exponent(table: pd.DataFrame, of: str, over: Sequence[str]) -> Interval:
-    """The first exponent of a power law, by least squares, with its Student-t interval.
-
-    Args:
-        of: the column of log10 of what is fitted; rows without it are left out.
-        over: columns of which it is a product of powers.
-    """
-    known = table.dropna(subset=[of])
-    x = np.column_stack([np.ones(len(known)), *(np.log10(known[name].astype(float)) for name in over)])
-    y, freedom = known[of].to_numpy(), len(known) - x.shape[1]
-    if freedom < 1 or np.linalg.matrix_rank(x) < x.shape[1]:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    found = np.linalg.lstsq(x, y, rcond=None)[0]
-    scatter = float(((y - x @ found) ** 2).sum()) / freedom
-    error = math.sqrt(scatter * np.linalg.inv(x.T @ x)[1, 1])
-    half = float(scipy.special.stdtrit(freedom, 0.975)) * error
-    return Interval(float(found[1]), float(found[1] - half), float(found[1] + half), freedom + 1, (), error)
-
-
 def by_cell(runs: RealRuns) -> pd.DataFrame:
-    """Means over batches at each size and number of tokens of Step Law: log10 rates, and losses at the edge.
-
-    Best rates at an end of their grid are left out, and so are curves on which no rate failed.
-    """
+    """Losses at the edge, means over the batches of each size and budget of Step Law."""
     curves = runs.curves[runs.curves["source"] == STEP_LAW]
-    table = curves[[*SIZED, "batch"]].assign(
-        best=np.log10(curves["best_lr"].where(curves["is_inside"])),
-        failing=np.log10(curves["failing_lr"]),
+    table = curves[SIZED].assign(
         rise=(curves["failing_loss"] - curves["edge_loss"]) * STEP / np.log10(curves["failing_lr"] / curves["edge_lr"]),
         edge=curves["edge_loss"] - curves["best_loss"],
-        tolerance=np.log10(curves["tolerated_lr"] / curves["best_lr"]),
     )
     return table.groupby(SIZED, as_index=False).mean()
 
 
-def over_batch(runs: RealRuns, rate: str) -> Interval:
-    """The exponent of a rate over batch, one at each size and number of tokens of Step Law."""
-    curves = runs.curves[runs.curves["source"] == STEP_LAW]
-    curves = curves.assign(log=np.log10(curves[rate].where(curves["is_inside"] | (rate != "best_lr"))))
-    return student_t([exponent(cell, "log", ["batch"]).mean for _, cell in curves.groupby(SIZED)])
+def failing_law(runs: RealRuns) -> PowerLaw:
+    """The first failing rate of Step Law, a power of size, tokens and batch."""
+    return _law(failing_brackets(runs.curves[runs.curves["source"] == STEP_LAW]))
+
+
+def best_law(runs: RealRuns) -> PowerLaw:
+    """The best rate of Step Law likewise; it is known to half a step of the grid."""
+    curves = runs.curves[(runs.curves["source"] == STEP_LAW) & runs.curves["is_inside"]]
+    half = 10 ** (STEP / 2)
+    return _law(curves.assign(low=curves["best_lr"] / half, high=curves["best_lr"] * half))
+
+
+def _law(curves: pd.DataFrame) -> PowerLaw:
+    return fit_power_law(curves, [*SIZED, "batch"], curves["parameters"].astype(str) + curves["tokens"].astype(str))
 
 
 def share_of_breaks(changes: pd.DataFrame) -> Interval:
@@ -86,14 +69,14 @@ def excess_over(runs: RealRuns, arm: str, low: float, high: float) -> Interval:
     return student_t(means["baseline"] - means[arm])
 
 
-def margin_over_costly(runs: RealRuns, arm: str) -> Interval:
-    """The loss that is costly minus the highest one above the best rate and up to a rate of 0.3, at each size."""
+def share_that_keeps(runs: RealRuns, arm: str) -> Interval:
+    """The share of sizes at which no rate above the best one and up to 0.3 is costly."""
     inside = runs.embedding[(runs.embedding["arm"] == arm) & (runs.embedding["lr"] < 0.31)]
-    margins = []
+    kept = []
     for _, curve in inside.groupby("parameters"):
         losses = curve.set_index("lr")["loss"]
-        margins.append(losses.min() + LOST - losses[losses.index > losses.idxmin()].max())
-    return student_t(margins)
+        kept.append(float(losses[losses.index > losses.idxmin()].max() < losses.min() + LOST))
+    return share_of_clusters(kept, [1.0] * len(kept))
 
 
 def single(runs: RealRuns, *keys: str, low: float = 0.0, high: float = math.inf) -> pd.DataFrame:
@@ -130,7 +113,7 @@ FALLS = "the first failing rate falls with size"
 
 @of_step_law(FALLS, unit="decades per decade", lab="eta_div_falls_with_size", is_slope=True)
 def failing_rate_falls_with_size(runs: RealRuns) -> Interval:
-    return -exponent(by_cell(runs), "failing", SIZED)
+    return -failing_law(runs).exponent("parameters")
 
 
 @of_marin(FALLS, unit="decades per decade", lab="eta_div_falls_with_size", is_slope=True)
@@ -153,7 +136,7 @@ def failing_rate_falls_with_size_in_marin(runs: RealRuns) -> Interval:
     lab="steps_change_little",
 )
 def failing_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
-    return exponent(by_cell(runs), "failing", ["tokens", "parameters"])
+    return failing_law(runs).exponent("tokens")
 
 
 @of_step_law(
@@ -163,7 +146,7 @@ def failing_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
     lab="batch_size_changes_little",
 )
 def failing_rate_hardly_changes_with_batch(runs: RealRuns) -> Interval:
-    return over_batch(runs, "failing_lr")
+    return failing_law(runs).exponent("batch")
 
 
 # The best rate.
@@ -173,14 +156,14 @@ def failing_rate_hardly_changes_with_batch(runs: RealRuns) -> Interval:
     "the best rate falls with size", unit="decades per decade", lab="larger_models_take_smaller_rates", is_slope=True
 )
 def best_rate_falls_with_size(runs: RealRuns) -> Interval:
-    return -exponent(by_cell(runs), "best", SIZED)
+    return -best_law(runs).exponent("parameters")
 
 
 @of_step_law(
     "the best rate changes with tokens by less than their power 0.15", side=(-0.15, 0.15), unit="decades per decade"
 )
 def best_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
-    return exponent(by_cell(runs), "best", ["tokens", "parameters"])
+    return best_law(runs).exponent("tokens")
 
 
 @of_step_law(
@@ -190,7 +173,7 @@ def best_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
     is_slope=True,
 )
 def best_rate_rises_with_batch(runs: RealRuns) -> Interval:
-    return over_batch(runs, "best_lr")
+    return best_law(runs).exponent("batch")
 
 
 @of_step_law(
@@ -199,7 +182,10 @@ def best_rate_rises_with_batch(runs: RealRuns) -> Interval:
     unit="decades per decade",
 )
 def tolerance_does_not_shrink_with_size(runs: RealRuns) -> Interval:
-    return exponent(by_cell(runs), "tolerance", SIZED)
+    curves = runs.curves[(runs.curves["source"] == STEP_LAW) & runs.curves["is_inside"]]
+    tolerated, half = curves["tolerated_lr"] / curves["best_lr"], 10 ** (STEP / 2)
+    low = (tolerated / half).fillna(curves["highest_lr"] / curves["best_lr"])
+    return _law(curves.assign(low=low, high=(tolerated * half).fillna(math.inf))).exponent("parameters")
 
 
 # Single changes of a tuned recipe.
@@ -285,19 +271,19 @@ def changes_break_fewer_with_tokens(runs: RealRuns) -> Interval:
 KEEPS = "with a norm of queries and keys no rate up to 0.3 is costly"
 
 
-@of_embedding(KEEPS, unit="nats/token of margin", lab="qk_layernorm_keeps_every_learning_rate")
+@of_embedding(KEEPS, side=NEARLY_ALWAYS, lab="qk_layernorm_keeps_every_learning_rate")
 def qk_norm_keeps_every_learning_rate(runs: RealRuns) -> Interval:
-    return margin_over_costly(runs, "baseline")
+    return share_that_keeps(runs, "baseline")
 
 
-@of_embedding(f"{KEEPS}, if there is a z-loss of 1e-4", unit="nats/token of margin")
+@of_embedding(f"{KEEPS}, if there is a z-loss of 1e-4", side=NEARLY_ALWAYS)
 def qk_norm_with_z_loss_keeps_every_learning_rate(runs: RealRuns) -> Interval:
-    return margin_over_costly(runs, "zloss 0.0001")
+    return share_that_keeps(runs, "zloss 0.0001")
 
 
-@of_embedding(f"{KEEPS}, if the output embedding is centred", unit="nats/token of margin")
+@of_embedding(f"{KEEPS}, if the output embedding is centred", side=NEARLY_ALWAYS)
 def qk_norm_with_centering_keeps_every_learning_rate(runs: RealRuns) -> Interval:
-    return margin_over_costly(runs, "mucentering")
+    return share_that_keeps(runs, "mucentering")
 
 
 @of_embedding(

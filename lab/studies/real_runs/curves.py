@@ -15,6 +15,7 @@ from lab.core import files
 HOME = Path(__file__).parent
 TOLERATED = 0.1  # nats above the best loss, up to which a rate above the best one is tolerated
 BROKEN = 0.5  # nats above its base, from which a single change counts as catastrophic
+MOST = 12.0  # nats, about the loss of a uniform guess, which stands for all that is higher or not finite
 # Keys by which a curve of losses is told from others.
 CURVE = ("source", "arm", "parameters", "tokens", "batch")
 
@@ -30,6 +31,7 @@ class Curve(NamedTuple):
         edge_lr: the highest rate below ``failing_lr`` that was tried, with ``edge_loss``.
         failing_lr: the lowest rate above the best one from which the loss is ``LOST`` above the best, with
             ``failing_loss``.
+        highest_lr: the highest rate that was tried.
         higher: how many rates above ``failing_lr`` were tried.
         survivors: how many of these ended below that loss.
     """
@@ -42,6 +44,7 @@ class Curve(NamedTuple):
     edge_loss: float
     failing_lr: float
     failing_loss: float
+    highest_lr: float
     higher: int
     survivors: int
 
@@ -66,7 +69,7 @@ def curve_of(lr: np.ndarray, loss: np.ndarray) -> Curve:
         higher = len(lr) - first - 1
         survivors = higher - (len(failed) - 1)
     is_inside = 0 < best < len(lr) - 1
-    numbers = (tolerated, edge, edge_loss, failing, failing_loss, higher, survivors)
+    numbers = (tolerated, edge, edge_loss, failing, failing_loss, float(lr[-1]), higher, survivors)
     return Curve(float(lr[best]), float(loss[best]), is_inside, *numbers)
 
 
@@ -82,6 +85,11 @@ def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
         for key, part in runs.groupby(keys, sort=True)
     ]
     return pd.DataFrame(rows)
+
+
+def failing_brackets(curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves with ``low`` and ``high``, between which runs begin to fail; infinite where no rate that was tried did."""
+    return curves.assign(low=curves["edge_lr"].fillna(curves["highest_lr"]), high=curves["failing_lr"].fillna(math.inf))
 
 
 class RealRuns(NamedTuple):
@@ -112,7 +120,7 @@ def changes_of(marin: pd.DataFrame) -> pd.DataFrame:
     """The single changes of Marin's tables.
 
     Columns besides those of the table: ``base_value`` of the changed key, ``ratio`` of both values (NaN where the base
-    is 0), ``excess`` of the final loss over that of the base, infinite where it is missing, and ``breaks``.
+    is 0), ``excess`` of the final loss, at most ``MOST``, over that of the base, and ``breaks``.
     """
     keys = ["optimizer", "size", "chinchilla"]
     bases = {tuple(base[key] for key in keys): base for base in marin[marin["is_base"]].to_dict("records")}
@@ -121,14 +129,14 @@ def changes_of(marin: pd.DataFrame) -> pd.DataFrame:
     for row in marin.to_dict("records"):
         base = bases[tuple(row[key] for key in keys)]
         base_value = base.get(renamed.get(row["changed_key"], row["changed_key"]), math.nan)
-        excess = row["loss"] - base["loss"]
+        excess = float(np.fmin(row["loss"], MOST)) - base["loss"]
         rows.append(
             {
                 **row,
                 "base_value": base_value,
                 "base_lr": base["learning_rate"],
                 "ratio": row["value"] / base_value if base_value else math.nan,
-                "excess": excess if math.isfinite(excess) else math.inf,
+                "excess": excess,
             }
         )
     table = pd.DataFrame(rows)
