@@ -13,13 +13,16 @@ import pandas as pd
 
 import lab.analysis.forecast.fits as fits
 import lab.analysis.probe_values as probe_values
+import public_limits
 from lab.analysis.curves import load
+from lab.analysis.forecast.brackets import PowerLaw
 from lab.analysis.forecast.fits import Crossing, Line, Prediction
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.judging.evidence import ArmTables, Evidence, each_value_of, read_evidence, sizes_of, steps_of
 from lab.analysis.judging.quantities import log10, quantity
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records import store
 from lab.studies.batch_size.effects import critical_batches
@@ -42,9 +45,23 @@ def limits_text(results: Path) -> str:
     return "\n".join(["# Written by `make results-readme` from the committed records.", *lines, ""])
 
 
+def public_text() -> str:
+    """The content of the file on public runs."""
+    content = public_limits.public_content()
+    lines = ["# Written by `make results-readme` from lab/studies/real_runs.", "ranges:"]
+    lines += [f"  {name}: {_numbers(ends)}" for name, ends in content["ranges"].items()]
+    lines.append("# By optimizer, how many runs a single change of a tuned recipe broke, and how many were tried.")
+    lines.append("changes:")
+    for optimizer, changes in content["changes"].items():
+        counts = ", ".join(f"{name}: {list(both)}" for name, both in changes.items())
+        lines.append(f"  {optimizer}: {{{counts}}}")
+    return "\n".join([*lines, ""])
+
+
 def _entries(limit: Limit) -> list[str]:
     texts = [
         f"sweep: {limit.sweep}",
+        f'runs: "{limit.runs}"',
         f"seeds: {limit.seeds}",
         f"sizes: {_numbers(limit.sizes)}",
         f"steps: {_numbers(limit.steps)}",
@@ -53,8 +70,10 @@ def _entries(limit: Limit) -> list[str]:
         texts.append(f"tried: {_numbers(limit.tried)}")
     if limit.level:
         texts.append(f"level: {_numbers(limit.level)}")
-    if limit.line:
-        texts.append(f"line: {_line(limit.line)}")
+    if limit.law:
+        texts.append(f"law: {_law(limit.law)}")
+    if limit.offsets:
+        texts.append(f"offsets: {{{', '.join(f'{name}: {_numbers(pair)}' for name, pair in limit.offsets.items())}}}")
     if limit.lines:
         texts.append(f"lines: {{{', '.join(f'{lr:g}: {_line(line)}' for lr, line in limit.lines.items())}}}")
     if not math.isnan(limit.beyond):
@@ -67,13 +86,26 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    return (
-        f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}" if not math.isfinite(value) else f"{value:.6g}"
-    )
+    """A number as YAML reads it: with a point before an exponent."""
+    if not math.isfinite(value):
+        return f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}"
+    text = f"{value:.6g}"
+    return text if "." in text else text.replace("e", ".0e")
 
 
 def _line(line: Line) -> str:
     return f"{{{', '.join(f'{key}: {_number(value)}' for key, value in line._asdict().items())}}}"
+
+
+def _law(law: PowerLaw) -> str:
+    by_name = {"exponents": law.exponents, "centres": law.centres}
+    pairs = [
+        f"{key}: {{{', '.join(f'{name}: {_number(value)}' for name, value in values.items())}}}"
+        for key, values in by_name.items()
+    ]
+    rows = ", ".join(_numbers(row) for row in law.covariance)
+    numbers = [f"height: {_number(law.height)}", *pairs, f"covariance: [{rows}]", f"scatter: {_number(law.scatter)}"]
+    return f"{{{', '.join([*numbers, f'freedom: {law.freedom}'])}}}"
 
 
 def measure(entry: Mapping[str, Any], results: Path) -> Limit:
@@ -86,7 +118,8 @@ def measure(entry: Mapping[str, Any], results: Path) -> Limit:
     """
     kind, *_ = entry
     arguments = dict(entry)
-    return KINDS[kind](results, arguments.pop(kind), **arguments)
+    of = arguments.pop(kind)
+    return KINDS[kind](of, **arguments) if kind in PUBLIC_KINDS else KINDS[kind](results, of, **arguments)
 
 
 def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
@@ -97,6 +130,7 @@ def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
     steps = probe_values.updates(records.runs).loc[found.runs["id"]]
     return Limit(
         sweep,
+        _recipe(records.runs),
         found.runs["seed"].nunique(),
         (float(found.sizes[0]), float(found.sizes[-1])),
         (int(steps.min()), int(steps.max())),
@@ -104,15 +138,6 @@ def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
         lines=lines,
         beyond=found.limit if chosen is LOGIT else math.nan,
     )
-
-
-def _trend(results: Path, of: str, *, claim: str, arm: int = 0) -> Limit:
-    """A number of curves over size, such as eta_div, of an arm of a claim."""
-    arms = _arms(results, claim)[arm]
-    table = quantity(arms, of)
-    values = table.melt(var_name="size").dropna()
-    line = fits.fit(values["size"], 10 ** values["value"].astype(float))
-    return _limit(arms, CLAIMS[claim].sweep, tried=(arms.lrs[0], arms.lrs[-1]), line=line)
 
 
 def _cost_of_rate(
@@ -207,15 +232,24 @@ def _growth(results: Path, of: str, *, claim: str, arm: Mapping[str, Any], lr: f
     return _limit(chosen, CLAIMS[claim].sweep, level=found, tried=(1, len(blocks)))
 
 
+PUBLIC_KINDS = ("failing_rate", "shortest_warm_up", "rounding_cost")
 KINDS: Mapping[str, Callable[..., Limit]] = {
     "forecast": _forecast,
-    "trend": _trend,
+    "failing_rate": public_limits.failing_rate,
+    "shortest_warm_up": public_limits.shortest_warm_up,
+    "rounding_cost": public_limits.rounding_cost,
     "cost_over_rates": _cost_of_rate,
     "cost_of_format": _cost_of_format,
     "cost_over_values": _cost_of_value,
     "critical_batch": _critical_batch,
     "growth": _growth,
 }
+
+
+def _recipe(runs: pd.DataFrame) -> str:
+    """The optimizers and the schedules of runs."""
+    optimizers, schedules = (listed(sorted(set(runs[key]))) for key in ("optimizer.name", "schedule.name"))
+    return f"{optimizers} with a {schedules} schedule"
 
 
 @cache
@@ -238,4 +272,4 @@ def _limit(arm: ArmTables, sweep: str, **found: Any) -> Limit:
     """A limit that was found in an arm of a sweep."""
     sizes, steps = sizes_of([arm]), steps_of([arm])
     ends = float(sizes[0]), float(sizes[-1])
-    return Limit(sweep, len(arm.seeds), ends, (steps[0], steps[-1]), **found)
+    return Limit(sweep, _recipe(arm.evidence.records.runs), len(arm.seeds), ends, (steps[0], steps[-1]), **found)

@@ -3,7 +3,7 @@
 ``python results/real_runs.py STEPLAW.csv OUTPUT_EMBEDDING.csv MARIN.csv`` writes them into ``lab/studies/real_runs``,
 whose README says where the tables come from and what was changed.
 
-- Step Law and the lab's sweeps without a norm of queries and keys (a mean over seeds): a row for each curve.
+- Step Law, and sweeps of the lab (means over seeds): a row for each curve.
 - output embedding: the runs with the columns that the claims need.
 - Marin: the table.
 """
@@ -40,16 +40,16 @@ def step_law(path: Path) -> pd.DataFrame:
 
 
 def own(name: str) -> pd.DataFrame:
-    """The curves of the lab's own models without a norm of queries and keys in a folder of results."""
+    """The curves of the lab's own models in a folder of results, with and without a norm of queries and keys."""
     records = load(RESULTS / name)
     runs = points(records.runs)
     cards = records.runs.set_index("id").loc[runs["id"]]
-    runs = runs[~cards["intervention"].str.contains("qk_layernorm").to_numpy()]
+    normed = cards["intervention"].str.contains("qk_layernorm").to_numpy()
     (batch,) = set(records.runs["batch_size"] * records.runs["seq_len"])
     (steps,) = set(records.runs["steps"])
-    means = runs.groupby(["size", "lr"], as_index=False)["loss"].mean()
-    same = {"source": "the lab", "arm": "adamw", "tokens": batch * steps, "batch": batch}
-    return curves_of(means.rename(columns={"size": "parameters"}).assign(**same))
+    runs = runs.assign(arm=np.where(normed, "adamw, qk-norm", "adamw"))
+    means = runs.groupby(["arm", "size", "lr"], as_index=False)["loss"].mean().rename(columns={"size": "parameters"})
+    return curves_of(means.assign(source="the lab", tokens=batch * steps, batch=batch))
 
 
 def output_embedding(path: Path) -> pd.DataFrame:
@@ -59,6 +59,8 @@ def output_embedding(path: Path) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "parameters": kept["params"],
+            "tokens": kept["tokens"],
+            "batch": kept["tokens"] / kept["steps"],
             **kept[["arm", "lr"]],
             "loss": kept["test_loss"],
             "log_z": kept["mean_logsqZ"] ** 0.5,

@@ -24,8 +24,9 @@ from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.matrix import read_matrix
 from lab.studies.leaderboard.text import headline
 from lab.studies.numbers.limits import FILE as LIMITS
+from lab.studies.numbers.limits import PUBLIC
 from lab.studies.numbers.numbers import read_numbers
-from lab.studies.numbers.page import NumbersPage, decades_text, limit_text, yours
+from lab.studies.numbers.page import NumbersPage, factors_text, limit_text, yours
 from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.lines import strips
@@ -33,7 +34,7 @@ from lab.studies.stress.measures import Outcomes
 from lab.studies.stress.reference import FILE as REFERENCE
 from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.studies.stress.sizes import SCORES
-from measure_limits import limits_text
+from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
@@ -137,6 +138,7 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text(RESULTS)
+    yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
@@ -161,13 +163,13 @@ def published_runs() -> Iterator[str]:
             "run": name,
             "learning rate": yours(row).removeprefix("lr="),
             "limit at its size": limit_text(row),
-            "decades to it": decades_text(row.decades),
+            "factors of two to it": factors_text(row.factors_of_two),
             "verdict": row.verdict,
             "published": runs[name]["published"],
         }
         for name, page in asked.items()
         for row in page.rows
-        if row.risk.limit == "costly_lr"
+        if row.risk.limit == "failing_lr"
     ]
     yield _markdown(rows)
     unasked = [name for name in runs if name not in {row["run"] for row in rows}]

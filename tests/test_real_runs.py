@@ -44,7 +44,7 @@ def sweep(
     return pd.concat(parts)
 
 
-OPTIMIZERS = ("adamw", "nadamw", "lion", "mini", "muon", "scion", "soape")
+OPTIMIZERS = ("adamw", "nadamw", "lion", "adam_mini", "muon", "scion", "soap")
 
 
 def marin(breaks: Callable[[str, str, float], bool], optimizers: Sequence[str] = OPTIMIZERS) -> RealRuns:
@@ -61,7 +61,7 @@ def marin(breaks: Callable[[str, str, float], bool], optimizers: Sequence[str] =
         for size, parameters in (("130m", 1.3e8), ("300m", 3e8)):
             for chinchilla in (1.0, 2.0, 4.0):
                 same = {"optimizer": optimizer, "size": size, "parameters": parameters, "chinchilla": chinchilla}
-                same |= {"tokens": 20 * parameters * chinchilla, **base}
+                same |= {"tokens": 20 * parameters * chinchilla, "steps": 5000, **base}
                 rows.append({**same, "changed_key": math.nan, "value": math.nan, "loss": 3.0, "is_base": True})
                 for key, values in changes.items():
                     for value in values:

@@ -1,4 +1,4 @@
-"""Power laws of a limit that is known to lie between two values that were tried, or above all of them."""
+"""Power laws of a limit that is known to lie between two values that were tried, or beyond all of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 LEVEL = 0.95
 LEAST_SCATTER = 1e-2  # decades, since a law that meets all brackets would have none
 MOST_ROUNDS, CONVERGED = 300, 1e-5
+FARTHEST = 1e3  # standard deviations, where the density is 0
 
 
 class PowerLaw(NamedTuple):
@@ -67,8 +68,8 @@ def fit_power_law(curves: pd.DataFrame, over: Sequence[str], groups: pd.Series, 
     scatter, and to the errors as if a group had one curve.
 
     Args:
-        curves: a row each, with ``low``, the highest value that did not fail, ``high``, the lowest one that did, or
-            infinite, and the columns that the limit is a power of.
+        curves: a row each, with the columns that the limit is a power of, and ``low`` and ``high``, between which it
+            lies; one of them may be 0 or infinite.
         over: these columns.
         groups: the group of each row.
         equal: whether all groups count equally, however many curves they have.
@@ -78,7 +79,8 @@ def fit_power_law(curves: pd.DataFrame, over: Sequence[str], groups: pd.Series, 
     """
     centres = {name: float(10 ** np.log10(curves[name]).mean()) for name in over}
     x_nk = np.column_stack([np.ones(len(curves)), *(np.log10(curves[name] / at) for name, at in centres.items())])
-    low_n, high_n = (np.log10(curves[end].to_numpy(dtype=float)) for end in ("low", "high"))
+    with np.errstate(divide="ignore"):
+        low_n, high_n = (np.log10(curves[end].to_numpy(dtype=float)) for end in ("low", "high"))
     share_n = 1 / groups.groupby(groups).transform("size").to_numpy(dtype=float)
     weight_n = share_n if equal else np.ones(len(curves))
     names, freedom = sorted(groups.unique()), groups.nunique() - x_nk.shape[1]
@@ -92,7 +94,7 @@ def fit_power_law(curves: pd.DataFrame, over: Sequence[str], groups: pd.Series, 
         ]
     )
     away_gk = parts_gk - parts_gk.mean(0)
-    width_n = (high_n - low_n)[np.isfinite(high_n)]
+    width_n = (high_n - low_n)[np.isfinite(high_n - low_n)]
     resolution = float((width_n**2).mean()) / 12 if len(width_n) else 0.0
     covariance = (len(names) - 1) / len(names) * away_gk.T @ away_gk
     covariance += resolution * np.linalg.inv(x_nk.T @ (share_n[:, None] * x_nk))
@@ -112,7 +114,8 @@ def _most_likely(
     """Coefficients and scatter, by expectation and maximization (Dempster, Laird and Rubin 1977)."""
     root_n = np.sqrt(weight_n)
     if start_k is None:
-        middle_n = np.where(np.isfinite(high_n), (low_n + high_n) / 2, low_n)
+        ends_n2 = np.stack([low_n, high_n], 1)
+        middle_n = np.where(np.isfinite(ends_n2), ends_n2, ends_n2[:, ::-1]).mean(1)
         start_k = np.linalg.lstsq(root_n[:, None] * x_nk, root_n * middle_n, rcond=None)[0]
     coefficient_k = np.asarray(start_k, dtype=float)
     for _ in range(MOST_ROUNDS):
@@ -129,12 +132,12 @@ def _most_likely(
 
 
 def _between(low_n: Floats, high_n: Floats) -> tuple[Floats, Floats]:
-    """Mean and variance of a standard normal variable between two ends, of which the upper one may be infinite."""
+    """Mean and variance of a standard normal variable between two ends, which may be infinite."""
+    low_n, high_n = np.maximum(low_n, -FARTHEST), np.minimum(high_n, FARTHEST)
     flipped = low_n > 0  # the tail in which the logarithm of a probability is exact
     log_first_n = scipy.special.log_ndtr(np.where(flipped, -high_n, low_n))
     log_last_n = scipy.special.log_ndtr(np.where(flipped, -low_n, high_n))
     log_n = log_last_n + np.log1p(-np.exp(np.minimum(log_first_n - log_last_n, -1e-12)))
-    high_n = np.where(np.isfinite(high_n), high_n, 1e3)  # where the density is 0
     density_low_n, density_high_n = (
         np.exp(-(end_n**2) / 2 - log_n) / math.sqrt(2 * math.pi) for end_n in (low_n, high_n)
     )

@@ -22,7 +22,7 @@ from lab.studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets
 STEP_LAW, MARIN, EMBEDDING = "Step Law", "Marin", "output embedding"
 SIZED = ["parameters", "tokens"]
 STEP = math.log10(2) / 2  # decades between neighbouring rates of Step Law
-AS_ADAM = ("adamw", "nadamw", "lion", "mini")
+AS_ADAM = ("adamw", "nadamw", "lion", "adam_mini")
 MATRIX = ("muon", "scion")
 RARELY, NEARLY_ALWAYS = (-math.inf, 0.1), (0.9, math.inf)
 RULES: list[Rule] = []

@@ -16,6 +16,7 @@ HOME = Path(__file__).parent
 TOLERATED = 0.1  # nats above the best loss, up to which a rate above the best one is tolerated
 BROKEN = 0.5  # nats above its base, from which a single change counts as catastrophic
 MOST = 12.0  # nats, about the loss of a uniform guess, which stands for all that is higher or not finite
+NAMES = {"mini": "adam_mini", "soape": "soap"}  # of optimizers that Marin's table calls otherwise
 # Keys by which a curve of losses is told from others.
 CURVE = ("source", "arm", "parameters", "tokens", "batch")
 
@@ -108,12 +109,12 @@ class RealRuns(NamedTuple):
 
 def read_real_runs(folder: Path = HOME) -> RealRuns:
     """The numbers that come with the lab."""
-    changes = changes_of(files.read_csv(folder / "marin.csv"))
-    return RealRuns(
-        pd.concat([files.read_csv(folder / "curves.csv"), curves_of(rates_of(changes))], ignore_index=True),
-        changes,
+    changes, embedding = (
+        changes_of(files.read_csv(folder / "marin.csv")),
         files.read_csv(folder / "output_embedding.csv"),
     )
+    others = [curves_of(rates_of(changes)), curves_of(embedding.assign(source="output embedding"))]
+    return RealRuns(pd.concat([files.read_csv(folder / "curves.csv"), *others], ignore_index=True), changes, embedding)
 
 
 def changes_of(marin: pd.DataFrame) -> pd.DataFrame:
@@ -122,6 +123,7 @@ def changes_of(marin: pd.DataFrame) -> pd.DataFrame:
     Columns besides those of the table: ``base_value`` of the changed key, ``ratio`` of both values (NaN where the base
     is 0), ``excess`` of the final loss, at most ``MOST``, over that of the base, and ``breaks``.
     """
+    marin = marin.assign(optimizer=marin["optimizer"].replace(NAMES))
     keys = ["optimizer", "size", "chinchilla"]
     bases = {tuple(base[key] for key in keys): base for base in marin[marin["is_base"]].to_dict("records")}
     renamed = {"train_batch_size": "batch_sequences"}
@@ -152,6 +154,7 @@ def rates_of(changes: pd.DataFrame) -> pd.DataFrame:
             "arm": kept["optimizer"],
             "parameters": kept["parameters"],
             "tokens": kept["tokens"],
+            "batch": kept["tokens"] / kept["steps"],
             "lr": kept["base_lr"].where(kept["is_base"], kept["value"]),
             "loss": kept["loss"],
         }
