@@ -63,8 +63,8 @@ def _stress(arguments: list[str]) -> None:
     if given.params:
         _numbers(given, words)
         return
-    if given.html or given.thresholds:
-        raise RequestError(f"--{'html' if given.html else 'thresholds'} goes with --params, which asks by numbers")
+    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
+        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
@@ -108,9 +108,11 @@ def _seconds(text: str) -> float:
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
-    from lab.studies.numbers.numbers import read_numbers
+    from lab.studies.numbers.numbers import LOOK, STOP, read_numbers
     from lab.studies.numbers.page import NumbersPage
 
+    if given.fail_on not in (None, LOOK, STOP):
+        raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
     others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
     if unfit := next((name for name in others if getattr(given, name)), ""):
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
@@ -123,12 +125,14 @@ def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
         files.write_output(Path(given.thresholds), page.thresholds_text())
     if given.json:
         say(page.as_json())
-        return
-    for line in page.text():
-        say(line)
-    for name in ("html", "thresholds"):
-        if path := getattr(given, name):
-            say(f"{'page' if name == 'html' else name}: {path}")
+    else:
+        for line in page.text():
+            say(line)
+        for name in ("html", "thresholds"):
+            if path := getattr(given, name):
+                say(f"{'page' if name == 'html' else name}: {path}")
+    if given.fail_on and page.decision.word in (STOP, given.fail_on):
+        raise SystemExit(1)
 
 
 def _carry_out(asked: Request) -> None:
@@ -337,15 +341,17 @@ def _predict(arguments: list[str]) -> None:
 
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
     from lab.analysis.forecast import at_size, report
+    from lab.studies.numbers.limits import read_limits
 
     parameters, rate = _positive("--size", size), _positive("--lr", lr)
     if parameters is None:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
     found = at_size.forecasts_at(records, parameters, rate, window)
+    public = read_limits()["failing_lr"].at({"params": parameters})
     if as_json:
-        _say_json(at_size.plain(found, parameters, rate))
+        _say_json(at_size.plain(found, parameters, rate, public))
     else:
-        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH)
+        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, public)
         say("\n".join([*lines, *report.said_of_experts(records)]))
 
 
@@ -357,7 +363,8 @@ def _watch(arguments: list[str]) -> None:
 
 def _claims(arguments: list[str]) -> None:
     from lab.core import files, shipped
-    from lab.report import scoreboard
+    from lab.report import ruled, scoreboard
+    from lab.studies.claims import RULED
 
     given = OptionParser("claims").read(arguments)
     if given.power or given.effect:
@@ -371,8 +378,11 @@ def _claims(arguments: list[str]) -> None:
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
     chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
-    here = [results] if (results := shipped.results()) == Path("results") else []
-    text = scoreboard.render(given.folders or here, *formats, **chosen)
+    if given.source in RULED:
+        text = ruled.render(given.source, formats[-1] if formats else "")
+    else:
+        here = [results] if (results := shipped.results()) == Path("results") else []
+        text = scoreboard.render(given.folders or here, *formats, **chosen)
     if given.html:
         files.write_output(Path(given.html), text)
     say(f"page: {given.html}" if given.html else text)

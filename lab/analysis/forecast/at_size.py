@@ -126,8 +126,14 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
     return between
 
 
-def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: int) -> list[str]:
-    """What the forecasts say at a size, as lines of text."""
+def lines_of(
+    found: list[AtSize], size: float, lr: float | None, line_length: int, public: Crossing = UNKNOWN
+) -> list[str]:
+    """What the forecasts say at a size, as lines of text.
+
+    Args:
+        public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
+    """
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and learning rate {format_value(lr)}" if lr else "")
@@ -140,6 +146,12 @@ def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: in
     for quantity in dict.fromkeys(row.quantity for row in found):
         rows = [row for row in found if row.quantity == quantity]
         lines += ["", quantity, *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
+    if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
+        sentence = (
+            "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "
+            f"rate of {_with_ends(public)}. The forecast above holds for the tokens and the steps of this folder."
+        )
+        lines += ["", *textwrap.wrap(sentence, line_length)]
     if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
         low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
         lines += [
@@ -152,6 +164,11 @@ def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: in
             ),
         ]
     return lines
+
+
+def _foretells_failing(row: AtSize) -> bool:
+    """Whether it says from which learning rate runs of the size are unstable."""
+    return row.quantity == sizes.ETA_DIV or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
 
 
 def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
@@ -175,8 +192,12 @@ def _with_ends(value: Crossing) -> str:
     return f"{value.middle:.3g}{ends}"
 
 
-def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, Any]]:
-    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach."""
+def plain(found: list[AtSize], size: float, lr: float | None, public: Crossing = UNKNOWN) -> list[dict[str, Any]]:
+    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach.
+
+    Args:
+        public: from which learning rate public runs of this size fail.
+    """
     return [
         {
             "quantity": row.quantity,
@@ -193,6 +214,7 @@ def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, 
             "decades_left": row.decades_left.plain,
             "fails_from_lr": row.fails_from_lr.plain,
             "fails_from_size": row.fails_from_size.plain,
+            "public_runs_fail_from_lr": (public if _foretells_failing(row) else UNKNOWN).plain,
         }
         for row in found
     ]

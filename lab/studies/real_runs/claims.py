@@ -17,8 +17,9 @@ from lab.analysis.judging.evidence import LOST
 from lab.analysis.judging.rules import Rule, claim
 from lab.analysis.logit_rounding import BF16, rounding_cost
 from lab.analysis.statistics import Interval, share_of_clusters, student_t
-from lab.studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets
+from lab.studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets, read_real_runs
 
+SOURCE = "public runs"
 STEP_LAW, MARIN, EMBEDDING = "Step Law", "Marin", "output embedding"
 SIZED = ["parameters", "tokens"]
 STEP = math.log10(2) / 2  # decades between neighbouring rates of Step Law
@@ -26,6 +27,7 @@ AS_ADAM = ("adamw", "nadamw", "lion", "adam_mini")
 MATRIX = ("muon", "scion")
 RARELY, NEARLY_ALWAYS = (-math.inf, 0.1), (0.9, math.inf)
 RULES: list[Rule] = []
+read = read_real_runs
 
 of_step_law, of_marin, of_embedding = (partial(claim, RULES, source=name) for name in (STEP_LAW, MARIN, EMBEDDING))
 
@@ -133,7 +135,6 @@ def failing_rate_falls_with_size_in_marin(runs: RealRuns) -> Interval:
     "the first failing rate changes with tokens by less than their power 0.25",
     side=(-0.25, 0.25),
     unit="decades per decade",
-    lab="steps_change_little",
 )
 def failing_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
     return failing_law(runs).exponent("tokens")
@@ -143,7 +144,6 @@ def failing_rate_hardly_changes_with_tokens(runs: RealRuns) -> Interval:
     "the first failing rate changes with the batch by less than its power 0.15",
     side=(-0.15, 0.15),
     unit="decades per decade",
-    lab="batch_size_changes_little",
 )
 def failing_rate_hardly_changes_with_batch(runs: RealRuns) -> Interval:
     return failing_law(runs).exponent("batch")
@@ -200,7 +200,6 @@ def epsilon_breaks_no_run(runs: RealRuns) -> Interval:
     "a smaller epsilon changes the loss by less than 0.02",
     side=(-0.02, 0.02),
     unit="nats/token",
-    lab="smaller_epsilon_lowers_the_loss",
 )
 def smaller_epsilon_changes_nothing(runs: RealRuns) -> Interval:
     return student_t(single(runs, "epsilon", high=0.99).groupby("optimizer")["excess"].mean())
