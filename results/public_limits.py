@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
 from lab.analysis.forecast.fits import Crossing
+from lab.analysis.text import count
 from lab.studies.numbers.limits import PUBLIC_RUNS, Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
@@ -151,7 +153,10 @@ def public_content() -> dict[str, Any]:
 
 
 def held_out() -> pd.DataFrame:
-    """How well the law foretells the curves of a sweep, or of a size, that it was not fitted to; a row each.
+    """How well curves are foretold by the law fitted to other curves; a row for each part that is left out.
+
+    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others; and all but the lab's
+    own curves, which are foretold by these alone, by size and tokens and by size alone.
 
     Columns: ``left out``; ``curves``; ``inside``, the share whose bracket meets the 95 % interval; ``error``, the mean
     distance in decades from the law to their brackets, and ``too high``, the same with its sign; ``half width`` of the
@@ -160,17 +165,24 @@ def held_out() -> pd.DataFrame:
     """
     table = curves_of_sources(ADAMW)
     parts = {source: table["source"] == source for source in table["source"].unique()}
-    parts |= {f"{size / 1e6:.3g}M": table["params"] == size for size in np.sort(table["params"].unique())}
-    rows = [_score(name, law_of(table[~out], LAW), table[out]) for name, out in parts.items()]
+    parts |= {f"{count(size)} parameters": table["params"] == size for size in np.sort(table["params"].unique())}
+    rows = [_score(name, foretold(law_of(table[~out], LAW), table[out]), table[out]) for name, out in parts.items()]
+    whole = failing_rate(LAW, curves=ADAMW, runs="", offsets_in="Marin")
+    for name in whole.offsets:
+        limit = replace(whole, offsets={other: offset for other, offset in whole.offsets.items() if other != name})
+        own = curves_of_sources({"Marin": [name]})
+        asked = [{"optimizer": name, **{key: float(row[key]) for key in LAW}} for _, row in own.iterrows()]
+        if name != "adamw":
+            rows.append(_score(f"{name}, by the others", [limit.at(each) for each in asked], own))
     small = table["source"] == "the lab"
     long = table[small & (table["tokens"] == table.loc[small, "tokens"].max())]
-    rows.append(_score("all but the lab", law_of(table[small], LAW), table[~small]))
-    rows.append(_score("all but the lab, by size alone", law_of(long, LAW[:1]), table[~small]))
+    for name, law in {"": law_of(table[small], LAW), ", by size alone": law_of(long, LAW[:1])}.items():
+        rows.append(_score(f"all but the lab{name}", foretold(law, table[~small]), table[~small]))
     return pd.DataFrame(rows)
 
 
-def _score(name: str, law: PowerLaw, table: pd.DataFrame) -> dict[str, Any]:
-    middle, low, high = np.array(foretold(law, table)).T
+def _score(name: str, predicted: Sequence[Crossing], table: pd.DataFrame) -> dict[str, Any]:
+    middle, low, high = np.array(predicted).T
     ends = np.log10(middle) - np.log10(table[["low", "high"]].to_numpy()).T  # of each curve to both ends of its bracket
     above = np.maximum(ends[1], 0) + np.minimum(ends[0], 0)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -29,6 +30,7 @@ def table(rows: list[Judged]) -> pd.DataFrame:
             "claim": [row.rule.sentence for row in rows],
             "runs of": [row.rule.source for row in rows],
             "effect [95 % interval]": [_effect(row.decision.shown, row.rule.unit) for row in rows],
+            "null": [_null(row.rule.side) for row in rows],
             "n": [row.decision.shown.n for row in rows],
             "verdict": [row.decision.verdict for row in rows],
             OWN: [_own(row) for row in rows],
@@ -39,6 +41,14 @@ def table(rows: list[Judged]) -> pd.DataFrame:
 
 def _effect(shown: Any, unit: str) -> str:
     return f"{effect_text(*shown[:3])} {unit}".strip()
+
+
+def _null(side: tuple[float, float]) -> str:
+    """What an effect on the side that is claimed is not."""
+    low, high = side
+    if math.isinf(high):
+        return f"at most {low:g}"
+    return f"at least {high:g}" if math.isinf(low) else f"beyond {low:.2g} to {high:.2g}"
 
 
 def _own(row: Judged) -> str:

@@ -23,7 +23,7 @@ APART, UNASKED = "does not carry over", "no number"
 VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
 FP16 = {"fp16": "fp16_emulated"}
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
-FAR_SIZES = 30  # times the largest public run, beyond which no forecast is a reason to go
+FAR_SIZES = 30  # times the largest run, beyond which nothing is called clear
 HIGH_RATE = 10.0  # a learning rate above which a page says so first
 DISAGREE = 3.0  # times, by which two records of one level may differ
 GO, LOOK, STOP = "go", "look", "stop"
@@ -149,8 +149,10 @@ class Row(NamedTuple):
                     for record in records
                 ]
                 return f"its records disagree, and the level is {listed(named)}"
-        is_clear = min(self.decades) > 0 and not self.source.has_trend
-        return self.risk.does_not_carry or (table()["without_a_trend"] if is_clear else "")
+        reason = "" if self.source.has_trend else str(table()["without_a_trend"])
+        if self.beyond > math.log10(FAR_SIZES):
+            reason = reason or str(table()["too_far"])
+        return self.risk.does_not_carry or (reason if min(self.decades) > 0 else "")
 
     @property
     def factors_of_two(self) -> Crossing:
@@ -161,7 +163,8 @@ class Row(NamedTuple):
     def verdict(self) -> str:
         """One of ``VERDICTS``; open if the interval of the limit holds the number, not tried if it has no end there.
 
-        A limit of small models at one size can tell what is beyond it, but never that a large model is clear of it.
+        A limit of small models at one size, or far below the user's, can tell what is beyond it, but never that a large
+        model is clear of it.
         """
         if math.isnan(self.value):
             return UNASKED
@@ -288,12 +291,11 @@ def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decisio
         return Decision(STOP, f"{_are(beyond)} beyond the limit")
     if unsure := [*titles[OPEN], *titles[UNTRIED]]:
         return Decision(LOOK, f"{_are(unsure)} open")
+    if times := _far_size(numbers):
+        return Decision(LOOK, f"nothing is clear at {count(times)} times the size of any public run here")
     if not titles[CLEAR]:
         return Decision(LOOK, "no limit that carries over judges these numbers")
-    clear, times = f"{_are(titles[CLEAR])} clear of the limit", _far_size(numbers)
-    if times:
-        return Decision(LOOK, f"{clear}, but at {count(times)} times the size of any public run here")
-    return Decision(GO, clear)
+    return Decision(GO, f"{_are(titles[CLEAR])} clear of the limit")
 
 
 def _are(titles: Sequence[str]) -> str:
