@@ -152,6 +152,7 @@ def public_content() -> dict[str, Any]:
     }
 
 
+@cache
 def held_out() -> pd.DataFrame:
     """How well curves are foretold by the law fitted to other curves; a row for each part that is left out.
 

@@ -122,6 +122,10 @@ def test_the_first_line_says_go_look_or_stop_and_how_far_the_cliff_is() -> None:
     assert "factors of two below the cliff" in asked("300M", "1e-3")[1]
     assert asked("175B", "1e-5")[0] == "look"  # clear, at more than 30 times the size of any public run
     assert "326 times" in asked("175B", "1e-5")[1]
+    assert verdicts("params=175B", "lr=1e-5", "qk_norm=no")["learning_rate"] == "does not carry over"
+    assert verdicts("params=175B", "lr=1", "qk_norm=no")["learning_rate"] == "beyond"
+    clear_and_open = ("params=300M", "lr=1e-3", "qk_norm=no", "optimizer=adamw", "warmup=500", "beta2=.98")
+    assert decision(*clear_and_open)[0] == "look"
 
 
 def test_what_was_not_named_gives_no_reason_to_go() -> None:
@@ -131,7 +135,8 @@ def test_what_was_not_named_gives_no_reason_to_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lr", "fail_on", "code"), [("0.1", "stop", 1), ("1e-2", "stop", 0), ("1e-2", "look", 1), ("1e-3", "look", 0)]
+    ("lr", "fail_on", "code"),
+    [("0.1", "stop", 1), ("0.1", "look", 1), ("1e-2", "stop", 0), ("1e-2", "look", 1), ("1e-3", "look", 0)],
 )
 def test_programs_get_an_exit_code(lr: str, fail_on: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["stress", "--params", "300M", f"lr={lr}", "qk_norm=no", "--fail-on", fail_on, "--json"]
@@ -146,6 +151,7 @@ def test_a_page_says_which_single_changes_broke_runs_of_the_optimizer() -> None:
     assert "beta1 0.98 (5 of 5)" in said("adam_mini")
     assert "warmup x 0.25" not in said("muon")
     assert "epsilon" in said("muon").partition("broke none")[2]
+    assert "(0 of" not in said("muon")
     assert "none of kron is here" in said("kron")
     assert not NumbersPage(read_numbers(["params=1e8"]), "").changes()
 

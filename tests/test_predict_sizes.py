@@ -12,9 +12,11 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import forecast, from_frame
-from lab.analysis.forecast import sizes
+from lab.analysis.forecast import at_size, sizes
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.core.errors import RequestError
+from lab.studies.numbers.limits import read_limits
 from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)
@@ -107,6 +109,25 @@ def test_lab_predict_says_what_it_foretells_and_how_well(
     )
     assert main(["predict", str(out), "--window", "1", "2"]) == 2
     assert not (out / "figures").exists()
+
+
+def test_the_rate_from_which_public_runs_fail_stands_beside_a_forecast_of_the_same(output_of: OutputOf) -> None:
+    results = Path(__file__).parents[1] / "results"
+    text, rows = (output_of("predict", results / "logit_growth", "--size", "7B", *more) for more in ([], ["--json"]))
+    public = read_limits()["failing_lr"].at({"params": 7e9})
+    assert f"{public.middle:.3g} ({public.earliest:.3g} to {public.latest:.3g})" in " ".join(text.split())
+    said = {row["quantity"]: row["public_runs_fail_from_lr"]["value"] for row in json.loads(rows)}
+    assert said == {LOGIT.name: public.middle, GRADIENT.name: None}  # a gradient below epsilon is another failure
+
+
+def test_the_same_stands_beside_the_eta_div_of_a_table_and_nowhere_without_one() -> None:
+    def lines(frame: pd.DataFrame) -> str:
+        found = at_size.forecasts_at(from_frame(frame, initial_loss=9).records, 1e9, None)
+        return " ".join(at_size.lines_of(found, 1e9, None, 120, read_limits()["failing_lr"].at({"params": 1e9})))
+
+    assert "Public runs" in lines(table())
+    calm = table()
+    assert "Public runs" not in lines(calm[calm["loss"].notna()])
 
 
 def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None:
