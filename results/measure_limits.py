@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -41,71 +42,41 @@ def limits_text(results: Path) -> str:
     found = {
         name: measure(entry, results) for name, entry in shipped.load(FILE.with_name("risks.yaml"))["limits"].items()
     }
-    lines = [f"{name}: {{{', '.join(_entries(limit))}}}" for name, limit in found.items()]
+    lines = [f"{name}: {_flow(_known(limit))}" for name, limit in found.items()]
     return "\n".join(["# Written by `make results-readme` from the committed records.", *lines, ""])
 
 
 def public_text() -> str:
     """The content of the file on public runs."""
     content = public_limits.public_content()
-    lines = ["# Written by `make results-readme` from lab/studies/real_runs.", "ranges:"]
-    lines += [f"  {name}: {_numbers(ends)}" for name, ends in content["ranges"].items()]
+    lines = ["# Written by `make results-readme` from lab/studies/real_runs.", f"ranges: {_flow(content['ranges'])}"]
     lines.append("# By optimizer, how many runs a single change of a tuned recipe broke, and how many were tried.")
-    lines.append("changes:")
-    for optimizer, changes in content["changes"].items():
-        counts = ", ".join(f"{name}: {list(both)}" for name, both in changes.items())
-        lines.append(f"  {optimizer}: {{{counts}}}")
+    lines += ["changes:", *(f"  {optimizer}: {_flow(counts)}" for optimizer, counts in content["changes"].items())]
     return "\n".join([*lines, ""])
 
 
-def _entries(limit: Limit) -> list[str]:
-    texts = [
-        f"sweep: {limit.sweep}",
-        f'runs: "{limit.runs}"',
-        f"seeds: {limit.seeds}",
-        f"sizes: {_numbers(limit.sizes)}",
-        f"steps: {_numbers(limit.steps)}",
-    ]
-    if not math.isnan(limit.tried[0]):
-        texts.append(f"tried: {_numbers(limit.tried)}")
-    if limit.level:
-        texts.append(f"level: {_numbers(limit.level)}")
-    if limit.law:
-        texts.append(f"law: {_law(limit.law)}")
-    if limit.offsets:
-        texts.append(f"offsets: {{{', '.join(f'{name}: {_numbers(pair)}' for name, pair in limit.offsets.items())}}}")
-    if limit.lines:
-        texts.append(f"lines: {{{', '.join(f'{lr:g}: {_line(line)}' for lr, line in limit.lines.items())}}}")
-    if not math.isnan(limit.beyond):
-        texts.append(f"beyond: {limit.beyond:.4g}")
-    return texts
+def _known(limit: Limit) -> dict[str, Any]:
+    """Its fields but for those that are empty or NaN."""
+    firsts = {name: value[0] if isinstance(value, tuple) else value for name, value in vars(limit).items()}
+    empty = [name for name, first in firsts.items() if first in (None, {}) or first != first]
+    return {name: value for name, value in vars(limit).items() if name not in empty}
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return f"[{', '.join(_number(value) for value in values)}]"
-
-
-def _number(value: float) -> str:
-    """A number as YAML reads it: with a point before an exponent."""
+def _flow(value: Any) -> str:
+    """A value in the flow style of YAML, which takes a number with an exponent for text unless it has a point."""
+    if isinstance(value, Line | PowerLaw):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        keys = (key if isinstance(key, str) else f"{key:g}" for key in value)
+        return f"{{{', '.join(f'{key}: {_flow(each)}' for key, each in zip(keys, value.values(), strict=True))}}}"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_flow, value))}]"
     if not math.isfinite(value):
         return f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}"
     text = f"{value:.6g}"
     return text if "." in text else text.replace("e", ".0e")
-
-
-def _line(line: Line) -> str:
-    return f"{{{', '.join(f'{key}: {_number(value)}' for key, value in line._asdict().items())}}}"
-
-
-def _law(law: PowerLaw) -> str:
-    by_name = {"exponents": law.exponents, "centres": law.centres}
-    pairs = [
-        f"{key}: {{{', '.join(f'{name}: {_number(value)}' for name, value in values.items())}}}"
-        for key, values in by_name.items()
-    ]
-    rows = ", ".join(_numbers(row) for row in law.covariance)
-    numbers = [f"height: {_number(law.height)}", *pairs, f"covariance: [{rows}]", f"scatter: {_number(law.scatter)}"]
-    return f"{{{', '.join([*numbers, f'freedom: {law.freedom}'])}}}"
 
 
 def measure(entry: Mapping[str, Any], results: Path) -> Limit:
@@ -136,7 +107,7 @@ def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
         (int(steps.min()), int(steps.max())),
         tried=(min(lines), max(lines)),
         lines=lines,
-        beyond=found.limit if chosen is LOGIT else math.nan,
+        beyond=float(f"{found.limit:.4g}") if chosen is LOGIT else math.nan,
     )
 
 

@@ -121,7 +121,7 @@ def _public_tables() -> tuple[str, str]:
     shares = ["inside", "costly among clear", "best among beyond"]
     shown = scores.round(3).astype({"curves": int})
     shown[shares] = (100 * shown[shares]).round().astype(int).astype(str) + " %"
-    return "\n\n".join([ruled.markdown(ruled.table(rows)), *ruled.tally(rows)]), ruled.markdown(shown)
+    return f"{ruled.markdown(ruled.table(rows))}\n\n{ruled.tally(rows)}", ruled.markdown(shown)
 
 
 def public_effects() -> dict[str, str]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.judging.rules import NOT_TESTED, WORDS, Judged, effect_text, judge
+from lab.analysis.judging.rules import WORDS, Judged, effect_text, judge
 from lab.analysis.judging.verdicts import committed
 from lab.analysis.rendering import html
 from lab.analysis.text import finite, plain_text, to_json
+from lab.report.scoreboard import EFFECT
 from lab.studies.claims import CLAIMS, RULED
 
 OWN = "the lab's claim"
@@ -29,7 +30,7 @@ def table(rows: list[Judged]) -> pd.DataFrame:
         {
             "claim": [row.rule.sentence for row in rows],
             "runs of": [row.rule.source for row in rows],
-            "effect [95 % interval]": [_effect(row.decision.shown, row.rule.unit) for row in rows],
+            EFFECT: [f"{effect_text(*row.decision.shown[:3])} {row.rule.unit}".strip() for row in rows],
             "null": [_null(row.rule.side) for row in rows],
             "n": [row.decision.shown.n for row in rows],
             "verdict": [row.decision.verdict for row in rows],
@@ -37,10 +38,6 @@ def table(rows: list[Judged]) -> pd.DataFrame:
             "verdict on it": [row.word if row.rule.lab else "" for row in rows],
         }
     )
-
-
-def _effect(shown: Any, unit: str) -> str:
-    return f"{effect_text(*shown[:3])} {unit}".strip()
 
 
 def _null(side: tuple[float, float]) -> str:
@@ -53,7 +50,7 @@ def _null(side: tuple[float, float]) -> str:
 
 def _own(row: Judged) -> str:
     """The lab's claim with its effect and verdict; empty if there is none."""
-    if not row.rule.lab or row.own is None:
+    if not row.own:
         return ""
     claim = CLAIMS[row.rule.lab]
     effect = effect_text(row.own["effect"], row.own["low"], row.own["high"])
@@ -69,10 +66,10 @@ def render(source: str, style: str) -> str:
     if style == "--markdown":
         return markdown(found)
     if style == "--html":
-        body = [html.bullets(tally(rows)), html.table(found, prose=("claim", OWN), sorts=True, kind="verdict")]
+        body = [html.bullets([tally(rows)]), html.table(found, prose=("claim", OWN), sorts=True, kind="verdict")]
         return html.document(f"Claims on {source}", body)
     found[OWN] = found[OWN].str.rpartition(": ")[2]
-    return "\n".join([*plain_text(found), "", *tally(rows)])
+    return "\n".join([*plain_text(found), "", tally(rows)])
 
 
 def markdown(found: pd.DataFrame) -> str:
@@ -81,28 +78,16 @@ def markdown(found: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def tally(rows: list[Judged]) -> list[str]:
+def tally(rows: list[Judged]) -> str:
     """How many claims of the lab hold on these runs, and how many these do not test, in a line."""
-    words = [row.word for row in rows if row.rule.lab and row.word != NOT_TESTED]
+    words = [row.word for row in rows if row.rule.lab]
     counts = ", ".join(f"{words.count(word)} {word}" for word in WORDS if word in words)
     rest = len(CLAIMS) - len({row.rule.lab for row in rows if row.rule.lab})
-    return [
-        f"{len(rows)} claims, {len(words)} of them beside one of the lab's: {counts}; {rest} of the lab's {NOT_TESTED}"
-    ]
+    return f"{len(rows)} claims, {len(words)} of them beside one of the lab's: {counts}; {rest} of the lab's not tested"
 
 
 def _plain(row: Judged) -> dict[str, Any]:
-    shown, rule = row.decision.shown, row.rule
-    return {
-        "name": rule.name,
-        "source": rule.source,
-        "claim": rule.sentence,
-        "verdict": row.decision.verdict,
-        "effect": finite(shown.mean),
-        "low": finite(shown.low),
-        "high": finite(shown.high),
-        "n": shown.n,
-        "unit": rule.unit,
-        "claim_of_the_lab": rule.lab or None,
-        "holds": row.word if rule.lab else None,
-    }
+    rule, shown = row.rule, row.decision.shown
+    effect = {name: finite(value) for name, value in zip(("effect", "low", "high"), shown[:3], strict=True)}
+    said = {"name": rule.name, "source": rule.source, "claim": rule.sentence, "verdict": row.decision.verdict}
+    return {**said, **effect, "n": shown.n, "unit": rule.unit, "claim_of_the_lab": rule.lab or None, "holds": row.word}

@@ -109,10 +109,8 @@ class RealRuns(NamedTuple):
 
 def read_real_runs(folder: Path = HOME) -> RealRuns:
     """The numbers that come with the lab."""
-    changes, embedding = (
-        changes_of(files.read_csv(folder / "marin.csv")),
-        files.read_csv(folder / "output_embedding.csv"),
-    )
+    marin, embedding = (files.read_csv(folder / f"{name}.csv") for name in ("marin", "output_embedding"))
+    changes = changes_of(marin)
     others = [curves_of(rates_of(changes)), curves_of(embedding.assign(source="output embedding"))]
     return RealRuns(pd.concat([files.read_csv(folder / "curves.csv"), *others], ignore_index=True), changes, embedding)
 
@@ -120,29 +118,16 @@ def read_real_runs(folder: Path = HOME) -> RealRuns:
 def changes_of(marin: pd.DataFrame) -> pd.DataFrame:
     """The single changes of Marin's tables.
 
-    Columns besides those of the table: ``base_value`` of the changed key, ``ratio`` of both values (NaN where the base
-    is 0), ``excess`` of the final loss, at most ``MOST``, over that of the base, and ``breaks``.
+    A loss is at most ``MOST``. Columns besides those of the table: ``ratio`` of the changed value to that of the base
+    (NaN where that is 0), ``base_lr``, ``excess`` of the final loss over that of the base, and ``breaks``.
     """
-    marin = marin.assign(optimizer=marin["optimizer"].replace(NAMES))
     keys = ["optimizer", "size", "chinchilla"]
-    bases = {tuple(base[key] for key in keys): base for base in marin[marin["is_base"]].to_dict("records")}
-    renamed = {"train_batch_size": "batch_sequences"}
-    rows = []
-    for row in marin.to_dict("records"):
-        base = bases[tuple(row[key] for key in keys)]
-        base_value = base.get(renamed.get(row["changed_key"], row["changed_key"]), math.nan)
-        excess = float(np.fmin(row["loss"], MOST)) - base["loss"]
-        rows.append(
-            {
-                **row,
-                "base_value": base_value,
-                "base_lr": base["learning_rate"],
-                "ratio": row["value"] / base_value if base_value else math.nan,
-                "excess": excess,
-            }
-        )
-    table = pd.DataFrame(rows)
-    return table.assign(breaks=table["excess"] > BROKEN)
+    table = marin.assign(optimizer=marin["optimizer"].replace(NAMES), loss=marin["loss"].fillna(MOST).clip(upper=MOST))
+    base = table[keys].merge(table[table["is_base"]], on=keys, how="left")
+    changed = table["changed_key"].replace({"train_batch_size": "batch_sequences"})
+    base_value = pd.Series([base.at[row, key] if key in base else math.nan for row, key in changed.items()])
+    table = table.assign(base_lr=base["learning_rate"], excess=table["loss"] - base["loss"])
+    return table.assign(ratio=table["value"] / base_value.where(base_value != 0), breaks=table["excess"] > BROKEN)
 
 
 def rates_of(changes: pd.DataFrame) -> pd.DataFrame:
