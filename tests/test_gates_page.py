@@ -18,7 +18,7 @@ from test_stress import card, planted, valley
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "gates.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"```sh\n([^`]*)\n```\n\n```json\n([^`]*)```", PAGE)
-CODES = {"predict": 0, "check": 0, "watch": 1}  # the log that is watched has a spike
+CODES = {"stress": 0, "predict": 0, "check": 0, "watch": 1}  # the log that is watched has a spike
 
 
 def is_in(shown: Any, printed: Any) -> bool:
