@@ -320,7 +320,7 @@ def changes_of(optimizer: str) -> list[str]:
     """What single changes of a tuned recipe did to public runs of an optimizer, or of all if it is none of theirs."""
     known: Mapping[str, Mapping[str, Sequence[int]]] = public()["changes"]
     own = known.get(optimizer) or _together(known.values())
-    of = f"{optimizer}" if optimizer in known else f"{len(known)} other optimizers, since none of {optimizer} is here"
+    of = optimizer if optimizer in known else f"{len(known)} other optimizers, since none of {optimizer} is here"
     broke = [f"{name} ({broken} of {tried})" for name, (broken, tried) in own.items() if broken]
     held: dict[str, int] = {}
     for name, (_, tried) in own.items():

@@ -20,6 +20,7 @@ from lab.studies.numbers.limits import PUBLIC_RUNS
 from lab.studies.numbers.numbers import BEYOND, VERDICTS, Decision, Number, Row, short
 
 LINE_LENGTH = 120
+SAME_SIZE = 0.2  # decades beyond the largest size that ran, up to which a table is silent
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class NumbersPage:
                     "limit here": limit_text(row),
                     "factors of two to it": factors_text(row.factors_of_two),
                     "stands on": row.source.place,
-                    "your size": f"{count(10**row.beyond)} times larger" if row.beyond else "",
+                    "your size": f"{count(10**row.beyond)} times larger" if row.beyond > SAME_SIZE else "",
                 }
                 for row in self.rows
             ]

@@ -51,7 +51,7 @@ def cliff(runs: RealRuns) -> Sheet:
         excess = np.column_stack([excess, own["failing_loss"] - own["best_loss"]])
         for rate, loss in zip(rates, excess, strict=True):
             order = np.argsort(rate)
-            axes.plot(rate[order], loss[order], color=look["color"], linewidth=0.7, alpha=0.5, marker=".", markersize=3)
+            axes.plot(rate[order], loss[order], color=look["color"], linewidth=0.7, alpha=0.5)
         scales.x_axis(axes, "learning rate over the first failing one", [0.03, 1], [0.03, 0.1, 0.3, 1], str)
         axes.set_ylim(-0.2, 5.2)
     return sheet
@@ -97,7 +97,7 @@ def failing_rates(runs: RealRuns) -> Sheet:
         (open_ends,) = axes.plot(x[~failed], ends[~failed, 0], "^", color=look["color"], markersize=3.2, alpha=0.55)
         marks.name(open_ends, "no rate that was tried failed")
     scales.probe_axis(axes)
-    axes.set_ylabel("first failing learning rate")
+    axes.set_ylabel(f"first failing learning rate\n({TOKENS_PER_PARAMETER} tokens to a parameter)")
     scales.x_axis(axes, "parameters", size[[0, -1]], [1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11], count)
     sheet.keys(("runs of", panels.arm_keys(looks, linestyle="", marker="o")))
     return sheet
