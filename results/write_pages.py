@@ -129,13 +129,14 @@ def public_effects() -> dict[str, str]:
     found = {row.rule.name: effect_text(*row.decision.shown[:3]) for row in ruled.judge_all("public runs")}
     law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
     found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
-    errors = public_limits.held_out().set_index("left out")["too high"]
+    scores = public_limits.held_out().set_index("left out")
+    found["width_of_the_lab"] = f"{scores.loc['all but the lab', 'half width']:.2f}"
     curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
     steps = np.log10(curves["failing_lr"] / curves["edge_lr"]) / STEP
     rise = student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)
     found["rise_of_the_lab"] = effect_text(*rise[:3])
     named = {"error_of_the_lab": "all but the lab", "error_by_size": "all but the lab, by size alone"}
-    return found | {name: f"{errors[left_out]:.2f}" for name, left_out in named.items()}
+    return found | {name: f"{scores.loc[left_out, 'too high']:.2f}" for name, left_out in named.items()}
 
 
 @cache
