@@ -611,3 +611,27 @@ def test_a_card_whose_recipe_no_longer_trains_is_a_regression_of_its_loss(tmp_pa
     code, out, _ = run("check", poor, "--baseline", good)
     assert (code, "no better than a bigram" in out) == (1, True)
     assert run("check", good, "--baseline", poor)[0] == 2
+
+
+def test_other_differences_of_two_cards_are_remarked(tmp_path: Path, run: Run) -> None:
+    good = card_folder(tmp_path / "good", 0.12)
+    facts = {"recipe": "renamed", "parameters": 42_000, "best_lr": 0.01}
+    told = run("check", edited(good, lambda content: content.update(facts)), "--baseline", good)[1]
+    assert "- the recipe is planted in the baseline, renamed now" in told
+    assert "- the model has 41,000 parameters in the baseline, 42,000 now" in told
+    assert "- the best learning rate is 0.03 in the baseline, 0.01 now" in told
+    fewer = edited(good, lambda content: content["tests"].pop(0), "fewer")
+    assert (
+        "- learning-rate tolerance was not compared, since the baseline lacks it"
+        in (run("check", good, "--baseline", fewer)[1])
+    )
+    assert not re.search(r"^- ", run("check", good, "--baseline", good)[1], re.MULTILINE)
+    empty = edited(good, lambda content: content["tests"][0].update(seeds=[], seed_numbers=[]), "empty")
+    assert "learning-rate tolerance" not in changes_of(run("check", empty, "--baseline", good, "--json")[1])
+    assert "no change" in run("check", "--show", empty)[1]
+    damaged = edited(good, lambda content: content["tests"][0].update(passes="much"), "damaged")
+    assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    (damaged / "card.json").write_text("{")
+    assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    alone, other = (card_folder(tmp_path / f"{seed}", 0.12, seeds=(seed,)) for seed in (3, 4))
+    assert f"- {BEST_LOSS} was not compared, for want of seeds" in run("check", other, "--baseline", alone)[1]

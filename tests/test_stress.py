@@ -22,6 +22,7 @@ import lab
 from lab import analysis, main
 from lab.analysis.statistics import Interval, power_of, student_t
 from lab.cli import own_code
+from lab.cli import stress as stress_room
 from lab.cli.launch import Composed
 from lab.cli.stress import (
     Progress,
@@ -33,6 +34,9 @@ from lab.cli.stress import (
     coloured,
     compose_settings,
     make_card,
+    make_pair,
+    pair_file,
+    print_card,
     read_plan,
     read_plans,
 )
@@ -58,7 +62,18 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, along, strips, verdict_of
+from lab.studies.stress.lines import (
+    FAILS,
+    NOT_JUDGED,
+    OPEN,
+    PASSES,
+    WEAK,
+    Line,
+    along,
+    strips,
+    verdict_of,
+    with_half_width,
+)
 from lab.studies.stress.measures import (
     best_lr,
     by_run,
@@ -70,12 +85,13 @@ from lab.studies.stress.measures import (
     pooled_difference,
     pooled_interval,
     spike_rate,
+    tolerances,
     wanted,
 )
 from lab.studies.stress.page import card_figure
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.reference import beside_published
-from lab.studies.stress.sizes import SCORES, size_trend
+from lab.studies.stress.sizes import SCORES, settings_of_sizes, size_trend
 from planted import cards as planted_cards
 from sampling import few
 from score_crash_test import score_records
@@ -810,7 +826,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[[Losses], Non
                 found.index = pd.Index(map(int, words.removeprefix("seed=").split(",")), name="seed")
                 bench.done = {**bench.done, setting: found}
                 bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
-            bench.parameters = pd.Series(1000.0, [run for runs in bench.ids.values() for run in runs])
+            sizes = {"model=d64": 4e3, "model=d128": 16e3}
+            bench.parameters = pd.Series(
+                {run: sizes.get("".join(of.words), 1e3) for of, runs in bench.ids.items() for run in runs}
+            )
 
         monkeypatch.setattr(_Bench, "train", train)
         monkeypatch.setattr("lab.cli.stress.launch.compose", lambda request: Composed([], {}, BasicLauncher(), None))
@@ -1385,3 +1404,152 @@ def test_the_zones_of_a_strip_have_their_colours_in_a_terminal() -> None:
             colours = [str(span.style) for span in sorted(text.spans)]
             assert colours == ["green"] * 12 + ["yellow"] * 8 + ["red"] * 12
             assert text.spans[0].start == plain.rindex("[") + 1
+
+
+def test_spikes_are_those_of_the_training_loss_in_the_order_of_its_steps() -> None:
+    runs = pd.DataFrame(planted_cards(seeds=(0,), lrs=(0.1,), widths=(32,), arms=("z_loss",)))
+    run, noise = runs["id"].iloc[0], np.random.default_rng(0).normal(0, 0.01, 400)
+    rows = [(run, step, "train_loss", "", 2.0 + noise[step] + 3 * (200 <= step < 203)) for step in range(400)]
+    rows += [(run, step, "val_loss", "", 9.0 * (step % 100 == 0)) for step in range(400)]
+    np.random.default_rng(1).shuffle(rows)
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    table = by_run(store.Records(store.declared(runs), metrics, None))
+    assert table["spikes"].item() == pytest.approx(1000 / 370)
+    assert table["largest.val_loss"].item() == 9
+
+
+def test_keys_of_an_optimizer_of_ones_own_are_not_those_of_the_one_beside_it(here: Path) -> None:
+    nadam = own_code.read("optimizer", "NAdam")
+    words = ["optimizer.momentum_decay=0.01", "steps=8", "optimizer.lr=1e-3"]
+    own, other = read_plans([], words, "lab stress", code=[nadam])
+    texts = [{word.text for word in plan.request.words} for plan in (own, other)]
+    assert ["++optimizer.momentum_decay=0.01" in of_plan for of_plan in texts] == [True, False]
+    assert not any("momentum_decay" in text for text in texts[1])
+    assert all("steps=8" in of_plan for of_plan in texts)
+    assert [plan.recipe.partition(" with ")[0] for plan in (own, other)] == [
+        *("the default recipe trained by NAdam", "the default recipe")
+    ]
+    assert [plan.folder.name.startswith("NAdam") for plan in (own, other)] == [True, False]
+    assert [plan.lr for plan in (own, other)] == [1e-3, 1e-3]
+
+
+def test_a_long_card_trains_its_curve_at_three_sizes(plant: Callable[[Losses], None]) -> None:
+    def losses_of(setting: Setting) -> Sequence[float]:
+        best = {"model=d64": 0.01, "model=d128": 0.003}.get("".join(setting.words), 0.03)
+        return [2.0 + 0.8 * abs(math.log10(setting.lr / best)) + 0.01 * n for n in range(8)]
+
+    plant(losses_of)
+    words = [word for word in TINY if not word.startswith("model.")]
+    made = make_card(read_plan([*words, "optimizer.lr=3e-4"], "lab stress", minutes=30, cures="none"))
+    assert made.trend is not None
+    assert made.trend["parameters"] == [1000, 4000, 16000]
+    assert made.trend["lr"] == 3e-4
+    assert any("Headroom with size" in line for line in made.text())
+    assert not any("Headroom with size" in line for line in replace(made, is_judged=False).text())
+    assert made.cures is None
+    settings = settings_of_sizes({Setting((), 0.1): table([2]), Setting(("a",), 3.0): table([2])}, [("model=d64",), ()])
+    assert settings == [Setting(("model=d64",), 0.1)]
+
+
+def test_a_pair_of_changes_is_tried_where_none_is_a_full_cure(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses_of(setting: Setting) -> Sequence[float]:
+        text = " ".join(setting.words)
+        rise = 0.5 - 0.2 * ("peri_ln" in text) - 0.19 * ("optimizer=adopt" in text)
+        return [2.2 + rise * abs(math.log10(setting.lr / 0.03)) + 0.002 * (n % 3) * len(text) / 40 for n in range(8)]
+
+    plant(losses_of)
+    made = made_with("peri_ln,adopt,layerscale")
+    cures = {cure.change: cure for cure in made.cures or ()}
+    assert list(cures) == ["peri_ln + adopt", "peri_ln", "adopt", "layerscale"]
+    assert [cure.verdict for cure in cures.values()] == [FULL, PART, PART, NO_EFFECT]
+    assert [cure.is_confirmed for cure in cures.values()] == [True, True, True, False]
+    assert {cure.takes_off.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
+    first_trees = stress_room._first_trees
+
+    def refuse_pairs(request: Any, settings: Any) -> Any:
+        trees, refusals = first_trees(request, settings)
+        return trees, refusals | {of: "they exclude each other" for of in settings if "optimizer=adopt" in of.words}
+
+    monkeypatch.setattr(stress_room, "_first_trees", refuse_pairs)
+    refused = {cure.change: cure.reason for cure in made_with("peri_ln,adopt").cures or ()}
+    assert refused == {"peri_ln": "", "adopt": "", "peri_ln + adopt": "they exclude each other"}
+
+
+def test_a_change_that_cannot_stand_beside_a_recipe_has_the_reason_of_the_config(
+    plant: Callable[[Losses], None],
+) -> None:
+    plant(with_changes(0.5))
+    told = {cure.change: cure.reason for cure in made_with("rezero,qk_rmsnorm,balance").cures or ()}
+    assert told["rezero"].startswith("its learning rate means something else")
+    assert "exclude each other" in told["qk_rmsnorm"]
+    assert told["balance"] == "it acts on experts, which this recipe has none of"
+    (unknown,) = made_with("tighter_clip", "optimizer=stable_spam").cures or ()
+    assert "optimizer.clip" in unknown.reason
+    plan = read_plan(TINY, "lab stress", names=["lr_tolerance"], cures="peri_ln")
+    whole = make_card(replace(plan, tests=[replace(plan.tests[0], cured_as="")]))  # as a test of a package may be
+    assert [cure.reason for cure in whole.cures or ()] == ["its number is that of a whole curve"]
+
+
+def test_a_cure_that_is_not_advised_is_left_out_and_named() -> None:
+    full = of_depth([2.3, 2.31, 2.3])
+    dear, lost = of_depth([2.3, 2.31, 2.3], best=2.41), of_depth([2.0, 2.0, 3.0], best=2.5)
+    test = card_of("", "", Path(), [full.test], stressed_by_depth([2.3] * 3, [5.9] * 3), read_battery())
+    line = replace(test, cures=[full._replace(change="cheap"), dear._replace(change="dear"), lost]).cure_line()
+    assert line.startswith("Depth 8 is cured by cheap (3.63 ± ")
+    assert (
+        f"Left out are dear ({dear.cost_at_best}) and a ({lost.cost_at_best}), since at the best LR they lose" in line
+    )
+    only = replace(test, cures=[full._replace(change="cheap", verdict=NO_EFFECT)] * 2).cure_line()
+    assert only == "Depth 8 is cured by none of the 2 changes tried."
+    harmed = replace(test, cures=[full._replace(change="bad", verdict=HARMS)]).cure_line()
+    assert harmed.startswith("Depth 8 is made worse by bad (")
+    assert "costs" not in harmed
+    assert replace(test, cures=None).cure_line().startswith("No cure was tried; --cures 10")
+
+
+def test_two_cards_are_made_and_printed(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(lambda setting: [2.2 + 0.3 * abs(math.log10(setting.lr / 0.03)) + 0.01 * n for n in range(8)])
+    written = []
+    monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: written.append(path))
+    plans = read_plans(["llama", "olmo2"], [*TINY, "out=both"], "lab stress", names=["lr_x10"])
+    pair = make_pair(plans)
+    assert pair.names == ("llama", "olmo2")
+    assert pair.shared == [word for word in TINY if not word.startswith("hydra")]
+    assert {Path("both/llama-and-olmo2.html"), Path("both/llama-and-olmo2.json")} <= set(written)
+    assert pair_file(plans, ".html") == Path("both/llama-and-olmo2.html")
+    capsys.readouterr()
+    print_card(pair, Path("both/page.html"))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*pair.text(), "page: both/page.html"]
+    assert printed[0] == pair.title
+    strips_of_both = [line for line in printed if "[" in line and "]  " in line and "ten times" in line]
+    assert [line.split("  [")[0] for line in strips_of_both] == [
+        *("ten times the best LR  llama", "ten times the best LR  olmo2")
+    ]
+    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "stands", "more"]
+    assert "<svg" in pair._repr_html_()
+
+
+def test_a_tolerance_within_a_better_loss_than_that_of_the_curve_is_none() -> None:
+    losses = curve(planted(valley(rise=0.2)))
+    assert tolerances(losses, dict.fromkeys(range(SEEDS), 2.0)) == dict.fromkeys(range(SEEDS), (0.0, True, True))
+    wide, closed, _ = tolerances(losses, dict.fromkeys(range(SEEDS), 2.15))[0]
+    assert (wide, closed) == (pytest.approx(2 * 0.05 / 0.2, rel=0.05), True)
+    assert measure(read_battery().tests["lr_x10"], {}, read_battery()) is None  # before there is a curve
+
+
+def test_a_number_without_a_value_says_so() -> None:
+    test = read_battery().tests["lr_x10"]
+    line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
+    assert line.number == "no value"
+    assert line.outcome == "no value, open"
+    assert with_half_width(at(math.nan, 1.25, math.nan), "nats") == "1.25 nats"
+    assert with_half_width(at(0.5, 1.0, 1.5), "nats", digits=1, sign="+") == "+1.0 ± 0.5 nats"
+    bound = Line(test, PASSES, at(0.5, 1.0, 1.5), True, 2)
+    assert bound.number == "at least 1.00 ± 0.50 nats"
+    deep = Line(read_battery().tests["depth"], FAILS, at(0.5, 1.0, 1.5), False, 2)
+    assert deep.number == "1.00 ± 0.50 nats, 2 of 3 seeds stuck"
