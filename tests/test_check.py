@@ -577,7 +577,7 @@ def test_a_tolerance_that_is_a_lower_bound_now_is_no_regression(tmp_path: Path, 
 
 def test_a_number_that_says_nothing_is_not_better_than_it_was(tmp_path: Path, run: Run) -> None:
     good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.5)
-    slow = edited(good, lambda content: content["tests"][1].update(reason="it is slow"), "slow")
+    slow = edited(good, lambda content: content["tests"][1].update(caveat="it is slow"), "slow")
     found = [changes_of(run("check", new, "--baseline", worse, "--json")[1]) for new in (good, slow)]
     assert [of_new["ten times the best LR"]["verdict"] for of_new in found] == ["better", "drift"]
 

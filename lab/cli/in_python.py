@@ -95,8 +95,8 @@ def stress(
             a recipe or the file of one, ``"mine.yaml"``, or a list of two: ``["olmo2", "mine.yaml"]``.
         minutes: how long a card may take on two cores: 1, 5 or 30.
         tests: the names of the tests; all that fit unless given.
-        cures: how many single changes to try on each failed test, ``"all"``, or their names; none in a minute, else 10,
-            unless given.
+        cures: how many single changes to try on each failed test, or ``"all"``; or their names, which are tried on weak
+            and open tests, too. None in a minute, else 10, unless given.
         model: a model of your own: a function or a class that builds a module, or as ``lab stress --model`` takes it;
             or the name of a size, such as ``"d64"``, or a list of two, which are put side by side.
         optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress

@@ -135,8 +135,8 @@ def read_plan(
         command: the command line as the user can type it again.
         names: of the tests; none means all that fit.
         minutes: the minutes on two cores.
-        cures: what to try on failed tests: ``none``, a number, ``all``, or names of changes; by default ``none`` in one
-            minute, or ``all`` if there are ``arms``.
+        cures: what to try on failed tests: ``none``, a number or ``all``; or names of changes, to try on weak and open
+            ones, too; by default ``none`` in one minute, or ``all`` if there are ``arms``.
         arms: the changes to which ``all`` is limited.
         budget: seconds that cards and cures may take together.
         options: ``--config-dir`` with its folder.

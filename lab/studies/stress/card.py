@@ -331,7 +331,8 @@ def _plain(line: Line) -> dict[str, Any]:
         "seed_numbers": list(line.seeds),
         "stuck_seeds": line.stuck,
         "capped_seeds": line.capped,
-        "reason": line.caveat,
+        "caveat": line.caveat,
+        "reason": line.caveat if line.verdict == NOT_JUDGED else "",
         "passes": test.passes,
         "fails": test.fails,
         "failure": test.failure,
@@ -408,7 +409,7 @@ def _read(content: Mapping[str, Any], folder: Path) -> Card:
         tests[told["name"]] = test = replace(tests[told["name"]], **as_told)
         interval = _interval(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
         facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
-        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("reason", "")))
+        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("caveat", "")))
     curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
     losses = pd.DataFrame({float(lr): of_lr for lr, of_lr in curve.items() if of_lr}, dtype=float).T
     cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]

@@ -153,7 +153,7 @@ def card_from_json(path: Path, content: Mapping[str, Any]) -> CardBaseline:
             float(test["fails"]),
             pd.Series(dict(zip(map(int, test["seed_numbers"]), test["seeds"], strict=True)), dtype=float),
             bool(test["is_lower_bound"]),
-            str(test.get("reason", "")),
+            str(test.get("caveat", "")),
         )
         for test in content["tests"]
     }
@@ -185,13 +185,12 @@ def save_card(folder: Path, path: Path) -> Iterator[str]:
             **test._replace(by_seed=pd.Series(dtype=float))._asdict(),
             "name": name,
             "is_lower_bound": test.is_bound,
-            "reason": test.caveat,
             "seeds": list(test.by_seed),
             "seed_numbers": [int(str(seed)) for seed in test.by_seed.index],
         }
         for name, test in new.tests.items()
     ]
-    kept = ("name", "title", "unit", "passes", "fails", "seeds", "seed_numbers", "is_lower_bound", "reason")
+    kept = ("name", "title", "unit", "passes", "fails", "seeds", "seed_numbers", "is_lower_bound", "caveat")
     head = {
         "card_version": VERSION,
         "made": new.made,

@@ -76,12 +76,8 @@ def published_verdicts(test: str) -> str:
         return ""
     told = table[column].value_counts()
     counts = [f"{told[verdict]} {words}" for verdict, words in SAID.items() if verdict in told]
-    none = (
-        ", so it separates none of them"
-        if len([verdict for verdict in told.index if verdict != NOT_JUDGED]) < 2
-        else ""
-    )
-    return f" Of {len(table)} published recipes, {listed(counts)}{none}."
+    separates_none = len({*told.index} - {NOT_JUDGED}) < 2
+    return f" Of {len(table)} published recipes, {listed(counts)}{', so it separates none of them' * separates_none}."
 
 
 def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
