@@ -79,7 +79,7 @@ def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     words |= {row.rule.name: row.decision.verdict for row in ruled.judge_all("public runs")}
     assert len({*effects, *shares}) >= QUOTING[page]
     assert {words[name] for name in {*effects, *shares} - OF_NO_CLAIM} == {"reproduced"}
-    quoted = "".join("".join(found) for found in SCRIPT["EFFECT"].findall(text))
+    quoted = "; ".join(found[2] for found in SCRIPT["EFFECT"].findall(text))
     assert SCRIPT["NUMBERS"].findall(text) == SCRIPT["NUMBERS"].findall(quoted)  # none stands outside of marks
     # a line that begins so is HTML, not prose
     assert not re.findall(r"^\s*<!-- (?:effect|share|tally)", text, re.MULTILINE)
