@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from matplotlib.text import Text
 
 from lab import main
 from lab.analysis import from_frame, study
@@ -181,6 +182,46 @@ def test_any_setting_may_be_the_axis(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Sensitivity to beta2" in page
     assert "learning rate" not in page
     assert "best beta2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arms", "axis", "figure"),
+    [
+        (("high learning rate", "low learning rate"), "warmup", "learning_rate_sensitivity"),
+        (("LR by layer", "peak learning rates, instability part"), "beta2", "learning_rate_sensitivity"),
+        (("at learning rate 0", "over the learning rates"), "", "loss_by_arm"),
+    ],
+)
+def test_arms_have_the_names_that_a_table_gives_them(
+    tmp_path: Path,
+    output_of: OutputOf,
+    monkeypatch: pytest.MonkeyPatch,
+    arms: tuple[str, str],
+    axis: str,
+    figure: str,
+) -> None:
+    """Also if they speak of learning rates, and nothing else does where curves run along another axis or none."""
+    drawings: list[Any] = []
+    monkeypatch.setattr(
+        "lab.report.build.FIGURES", {figure: lambda *study: drawings.append(FIGURES[figure](*study)) or drawings[-1]}
+    )
+    frame = along_beta2().drop(columns="lr").replace(dict(zip(("off", "on"), arms, strict=True)))
+    frame = frame.rename(columns={"beta2": axis}) if axis else frame[frame["beta2"] == 0.99].drop(columns="beta2")
+    assert import_it(tmp_path, frame.rename(columns={"qk": "arm"}), *(["--axis", axis] if axis else [])) == 0
+    printed, read = output_of("report", tmp_path / "out"), study(tmp_path / "out")
+    (drawn,) = drawings
+    texts = [text.get_text() for text in drawn.findobj(Text)] + [text for marks in drawn.points for text in marks.texts]
+    page = re.sub("<!--.*?-->", "", (tmp_path / "out" / "report.html").read_text())  # of drawings, a line each
+    assert "could not be drawn" not in page
+    for said in (printed, page, read._repr_html_(), drawn.caption, *map(unwrapped, texts), repr(read)):
+        others = said.replace(arms[0], "").replace(arms[1], "")
+        assert not re.search(r"learning[- ]rate|\bLRs?\b|instability part|under-training", others, re.IGNORECASE)
+    for said in (printed, page, read._repr_html_(), unwrapped(" ".join(texts))):
+        assert set(arms) == {arm for arm in arms if arm in said}
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_a_window_of_an_axis_bounds_its_sensitivity() -> None:

@@ -34,7 +34,7 @@ class Measure(NamedTuple):
     """A quantity in which arms are compared.
 
     Attributes:
-        name: the name of the quantity, which can begin a sentence.
+        name: the name of the quantity, which can begin a sentence; ``{axis}`` stands for the ``Axis`` of the curves.
         unit: its unit; empty for a pure number.
         points: makes the points of a study, under the names of the arms to be compared; no rows if nothing can be.
         reduce: makes a table of numbers from these points, and from the window of learning rates for a sensitivity. It

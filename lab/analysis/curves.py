@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import LEARNING_RATE, format_value, listed
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
@@ -295,10 +295,10 @@ def axis_of(runs: pd.DataFrame) -> str:
     return axis if axis in runs else ""
 
 
-def axis_name(runs: pd.DataFrame) -> str:
-    """The name of ``axis_of`` for readers."""
+def named_axis(runs: pd.DataFrame) -> Axis:
+    """``axis_of`` in words."""
     axis = axis_of(runs)
-    return LEARNING_RATE if axis == LR else setting_name(axis, ()) if axis else ""
+    return LEARNING_RATE if axis == LR else axis_called(setting_name(axis, ())) if axis else NO_AXIS
 
 
 def parameters(runs: pd.DataFrame) -> pd.Series[Any]:

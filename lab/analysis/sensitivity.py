@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -11,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import LR, axis_name, axis_of, load, points, significant
+from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant
 from lab.analysis.statistics import student_t, student_t_of_rows
-from lab.analysis.text import UNDEFINED, count, first_to_last, format_value, in_terms_of, span
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
 from lab.records.columns import Columns
@@ -38,10 +39,10 @@ PARTS = ("total", "below", "above")
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
 MOST_ROWS = 60  # of a study that a notebook displays
-ABOUT_NUMBERS = (
-    "Nats per token, mean over seeds with its 95 % interval. Sensitivity is over the learning rates from {}. An "
-    "unstable learning rate is above the best one and ends worse than a bigram model of the text, if runs record its "
-    "loss, or diverges."
+ABOUT_LOSSES = "Nats per token, mean over seeds with its 95 % interval."
+ABOUT_CURVES = (
+    "Sensitivity is over the {axis.values} from {window}. An unstable {axis.name} is above the best one and ends worse "
+    "than a bigram model of the text, if runs record its loss, or diverges."
 )
 
 
@@ -333,9 +334,14 @@ class Study(NamedTuple):
         return self.records.runs[self.records.runs["status"] == "failed"]
 
     @property
+    def along(self) -> Axis:
+        """What varies along a curve, in words: the learning rate, unless a table has another axis."""
+        return named_axis(self.runs)
+
+    @property
     def axis(self) -> str:
-        """The name of what varies along a curve, which is the learning rate unless a table has another axis."""
-        return axis_name(self.runs)
+        """The name of what varies along a curve; empty where curves have one point."""
+        return "" if self.along == NO_AXIS else self.along.name
 
     def __repr__(self) -> str:
         return f"<Study: {self._extent()}>"
@@ -345,26 +351,29 @@ class Study(NamedTuple):
         numbers = {"run": len(self.runs), **{name: self.points[name].nunique() for name in ("arm", "size", "seed")}}
         counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
         lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
-        rates = "learning rate " + first_to_last(map(format_value, (lr.min(), lr.max())))
-        return in_terms_of(self.axis, ", ".join([counts[0], *lost, *counts[1:], rates]))
+        ends = f"{self.along.name} {first_to_last(map(format_value, (lr.min(), lr.max())))}"
+        return ", ".join([counts[0], *lost, *counts[1:], *[ends] * (self.along != NO_AXIS)])
 
     def _repr_html_(self) -> str:
         """What notebooks display: a row per arm and size."""
-        curves = [curve for _, curve in self.points.groupby("curve", sort=False)]
-        table = pd.DataFrame(
-            {
-                "arm": self.curves["arm"],
-                "parameters": self.curves["size"].map(count),
-                "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
-                "best LR": self.curves["best_lr"].map(span),
+        axis, curves = self.along, [curve for _, curve in self.points.groupby("curve", sort=False)]
+        columns = {
+            "arm": self.curves["arm"],
+            "parameters": self.curves["size"].map(count),
+            "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
+        }
+        about = ABOUT_LOSSES
+        if axis != NO_AXIS:
+            columns |= {
+                f"best {axis.short}": self.curves["best_lr"].map(span),
                 "sensitivity": self.curves["total"].map(lambda interval: interval.bare),
-                "instability part": self.curves["above"].map(lambda interval: interval.bare),
-                "unstable LRs": list(map(_unstable_lrs, curves)),
-                "seeds": [curve["seed"].nunique() for curve in curves],
+                axis.above: self.curves["above"].map(lambda interval: interval.bare),
+                f"unstable {axis.short}{'s' * (axis == LEARNING_RATE)}": list(map(_unstable_lrs, curves)),
             }
-        ).to_html(index=False, border=0, max_rows=MOST_ROWS)
-        page = f"<p>{self._extent()}</p>\n{table}\n<p>{ABOUT_NUMBERS.format(self.window)}</p>"
-        return in_terms_of(self.axis, page)
+            about += f" {ABOUT_CURVES.format(axis=axis, window=self.window)}"
+        columns["seeds"] = [curve["seed"].nunique() for curve in curves]
+        table = pd.DataFrame(columns).to_html(index=False, border=0, max_rows=MOST_ROWS)
+        return f"<p>{html.escape(self._extent())}</p>\n{table}\n<p>{html.escape(about)}</p>"
 
 
 def _unstable_lrs(curve: pd.DataFrame) -> str:

@@ -340,6 +340,7 @@ def _predict(arguments: list[str]) -> None:
 
 
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
+    from lab.analysis.curves import named_axis
     from lab.analysis.forecast import at_size, report
     from lab.studies.numbers.limits import read_limits
 
@@ -351,7 +352,7 @@ def _predict_at(records: Records, size: str | None, lr: str | None, window: Wind
     if as_json:
         _say_json(at_size.plain(found, parameters, rate, public))
     else:
-        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, public)
+        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, named_axis(records.runs), public)
         say("\n".join([*lines, *report.said_of_experts(records)]))
 
 

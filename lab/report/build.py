@@ -23,7 +23,7 @@ from lab.analysis.forecast import fits, optimum
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
-from lab.analysis.text import count, format_value, in_terms_of, listed, plain_text
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, format_value, listed, plain_text
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
@@ -70,12 +70,12 @@ def summary(study: Study, difference: float | None = None) -> str:
     The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``.
     """
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
-    named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
-    lines = [*plain_text(table.rename(columns=lambda name: in_terms_of(study.axis, str(name)))), *named]
+    named = [] if study.window == WINDOW else [f"Sensitivity over the {study.along.values} from {study.window}."]
+    lines = [*plain_text(table), *named]
     if is_imported(study.records) and (compared := answer(study).contrasts) and compared[0].differences:
         beside = contrasts.table(compared).assign(**tested(compared[0]))
         lines += ["", compared[0].title(), *plain_text(beside), power_of_difference(compared[0], difference), ""]
-    return in_terms_of(study.axis, "\n".join([*lines, *notes(study)]))
+    return "\n".join([*lines, *notes(study)])
 
 
 def make_report(
@@ -143,8 +143,7 @@ def write_report(
         *_cautions(study),
         *_provenance(study, paths),
     ]
-    page = in_terms_of(study.axis, html.document(title, body, question, reloads=bool(growth)))
-    files.write_text(out / "report.html", page)
+    files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
     study_name = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
     return Report(out / "report.html", study_name, question, str(reply), counts, thumbnail)
@@ -203,11 +202,13 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
 
 def _laws(study: Study) -> Iterator[Markup]:
     """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
-    laws = optimum.fit_laws(study.records, study.points) if is_imported(study.records) and study.axis else []
+    if not is_imported(study.records) or study.along == NO_AXIS:
+        return
+    laws = optimum.fit_laws(study.records, study.points)
     for law in laws:
-        yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
+        yield html.paragraph(f"{optimum.LAW.format(axis=study.along)}: {law}.", "lead")
     if laws:
-        yield html.paragraph(fits.ABOUT["law"], "note")
+        yield html.paragraph(fits.ABOUT["law"].format(axis=study.along), "note")
 
 
 def _partial(study: Study) -> Iterator[Markup]:
@@ -227,13 +228,13 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
     """Yield sections of the figures that apply, each also written as a file; files of other figures are removed."""
     first, arms, drawn = first_figures(), study.points["arm"].nunique(), 0
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
-        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
+        title, file = first_line(FIGURES[name]), out / "figures" / f"{name}.svg"
         if drawn and arms > MOST_ARMS:
             files.remove(file, within=out)
             continue
         try:
             drawing = FIGURES[name](study.records, study.points, study.window)
-            svg = in_terms_of(study.axis, layout.svg(drawing, name))
+            svg = layout.svg(drawing, name)
         except NothingToDrawError:
             files.remove(file, within=out)
             continue
@@ -241,9 +242,10 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             files.remove(file, within=out)
             shown = html.paragraph(_fault(fault), "warning")
         else:
+            title = drawing.caption.split("\n")[0]
             files.write_text(file, svg, within=out)
             shown, drawn = html.figure(svg, drawing.caption, html.savers(name)), drawn + 1
-        yield html.section(title, shown, folded=drawn > 1)
+        yield html.section(title.rstrip("."), shown, folded=drawn > 1)
     if arms > MOST_ARMS:
         yield html.paragraph(
             f"With {arms} arms only one figure is drawn; of a board, lab leaderboard --html draws each arm."
@@ -290,7 +292,8 @@ def _extent(study: Study) -> str:
             common=switches_text(sorted(shared), ()) if shared else "",
             size_name=size_name(study.records),
             sizes=list(map(count, sorted(points["size"].unique()))) if has_sizes else [],
-            lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.axis else [],
+            axis=study.along,
+            lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.along != NO_AXIS else [],
             seeds=points["seed"].nunique(),
             steps=list(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
             window="" if study.window == WINDOW else study.window,
@@ -313,8 +316,9 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities_as_text(study))
         by_seed = _csv(out, "sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        about = html.paragraph(NOTES["sensitivity"].format(study.window), "note")
-        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, about, folded=folded)
+        about = NOTES["sensitivity"].format(axis=study.along, window=study.window)
+        title = "Learning-rate sensitivity" if study.along == LEARNING_RATE else capitalized(study.along.sensitivity)
+        yield html.section(title, sensitivities, by_seed, html.paragraph(about, "note"), folded=folded)
         folded = True
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
@@ -323,8 +327,11 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
             parts = shown, _csv(out, "differences"), html.paragraph(NOTES["differences"], "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
     yield from _optima(study)
-    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(NOTES["losses"], "note")
-    yield html.section("Final loss by learning rate", *parts, folded=folded)
+    title, about = "Final loss", NOTES["losses"]
+    if study.along != NO_AXIS:
+        title, about = f"{title} by {study.along.name}", f"{about} {NOTES['unstable'].format(axis=study.along)}"
+    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(about, "note")
+    yield html.section(title, *parts, folded=folded)
     lost = tables.lost(study)
     if len(lost):
         yield html.section("Runs that failed or diverged", html.table(lost), folded=True)
@@ -332,11 +339,11 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
 
 def _optima(study: Study) -> Iterator[Markup]:
     """Yield a section that says whether the best learning rate of imported runs transfers."""
-    if not is_imported(study.records) or not study.axis:
+    if not is_imported(study.records) or study.along == NO_AXIS:
         return
-    if len(table := optimum.transfer_table(study.points)):
-        about = html.paragraph(fits.ABOUT["transfer"], "note")
-        yield html.section(optimum.TRANSFER, html.table(table), about, folded=True)
+    if len(table := optimum.transfer_table(study.points, study.along)):
+        about = html.paragraph(fits.ABOUT["transfer"].format(axis=study.along), "note")
+        yield html.section(optimum.TRANSFER.format(axis=study.along), html.table(table), about, folded=True)
 
 
 def _csv(out: Path, *names: str) -> Markup:

@@ -9,10 +9,9 @@ import pandas as pd
 from lab.analysis.curves import axis_of, configs, differing, idle_parameters, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
-from lab.analysis.text import UNDEFINED, count, format_value, span
+from lab.analysis.text import NO_AXIS, UNDEFINED, count, format_value, span
 
-# Names of the parts of sensitivity, for readers and CSV files.
-PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
+# The parts of sensitivity in CSV files.
 PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
 OUTCOME_MARKS = {"": "", "unstable": " *", "diverged": " †"}
 
@@ -46,6 +45,11 @@ def _untrained(study: Study) -> pd.Series:
     return pd.Series(index.isin(untrained(study.points)), study.curves.index)
 
 
+def _part_names(study: Study) -> dict[str, str]:
+    """The names of the parts of sensitivity for readers."""
+    return {"total": "sensitivity", "below": study.along.below, "above": study.along.above}
+
+
 def sensitivities_as_text(study: Study) -> pd.DataFrame:
     """``sensitivities`` for readers: intervals as mean and half width, learning rates as ranges over seeds."""
     curves = study.curves
@@ -53,8 +57,8 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
         {
             "arm": curves["arm"],
             "parameters": _sizes(study, curves),
-            **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
-            "best LR": curves["best_lr"].map(span),
+            **{name: curves[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
+            f"best {study.along.short}": curves["best_lr"].map(span),
             "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
             "n": curves["total"].map(lambda interval: interval.n),
         }
@@ -80,7 +84,7 @@ def differences_as_text(study: Study) -> pd.DataFrame:
             "first arm": pairs["first"],
             "minus second arm": pairs["second"],
             "parameters": pairs["size"].map(count),
-            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
+            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
             "n": pairs["total"].map(lambda interval: interval.n),
         }
     )
@@ -94,7 +98,8 @@ def losses(study: Study) -> pd.DataFrame:
 
 def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
-    rows, lrs = [], {lr: format_value(lr) if study.axis else "loss" for lr in sorted(study.points["lr"].unique())}
+    has_axis, rows = study.along != NO_AXIS, []
+    lrs = {lr: format_value(lr) if has_axis else "loss" for lr in sorted(study.points["lr"].unique())}
     for _, runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
         row = {"arm": runs["arm"].iloc[0], "parameters": _sizes(study, runs.head(1)).item()}
@@ -136,7 +141,7 @@ def lost(study: Study) -> pd.DataFrame:
         "run": failed["id"],
         "arm": failed["intervention"],
         "parameters": parameters(failed),
-        "LR": failed[axis_of(study.runs)] if study.axis else [UNDEFINED] * len(failed),
+        "LR": [UNDEFINED] * len(failed) if study.along == NO_AXIS else failed[axis_of(study.runs)],
         "seed": failed["seed"],
         "outcome": failed["status"],
         "final loss": failed["final_val_loss"],
@@ -144,7 +149,8 @@ def lost(study: Study) -> pd.DataFrame:
         "reason": failed["reason"],
     }
     columns = {name: [*cells, *failed_cells[name]] for name, cells in diverged_cells.items()}
-    return pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
+    table = pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
+    return table.drop(columns="LR") if study.along == NO_AXIS else table.rename(columns={"LR": study.along.short})
 
 
 def arms(study: Study) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import lab.analysis.forecast.sizes as sizes
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, finite, format_value, listed, plain_text
+from lab.analysis.text import Axis, count, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
@@ -127,16 +127,16 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
 
 
 def lines_of(
-    found: list[AtSize], size: float, lr: float | None, line_length: int, public: Crossing = UNKNOWN
+    found: list[AtSize], size: float, lr: float | None, line_length: int, axis: Axis, public: Crossing = UNKNOWN
 ) -> list[str]:
-    """What the forecasts say at a size, as lines of text.
+    """What the forecasts of curves along an axis say at a size, as lines of text.
 
     Args:
         public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
     """
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
-    place = f"{count(size)} parameters" + (f" and learning rate {format_value(lr)}" if lr else "")
+    place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
     beyond = (
         f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {fits.ABOUT['not_covered']}"
         if decades > 0
@@ -145,7 +145,7 @@ def lines_of(
     lines = textwrap.wrap(f"At {place}, {'an extrapolation ' if decades > 0 else ''}{beyond}", line_length)
     for quantity in dict.fromkeys(row.quantity for row in found):
         rows = [row for row in found if row.quantity == quantity]
-        lines += ["", quantity, *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
+        lines += ["", sizes.named(quantity, axis), *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
     if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
         sentence = (
             "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "

@@ -17,10 +17,10 @@ from lab.analysis.curves import configs, differing, setting_name
 from lab.analysis.grouping import arm_labels
 from lab.analysis.sensitivity import capped, optima
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
-from lab.analysis.text import count, format_value
+from lab.analysis.text import LEARNING_RATE, Axis, count, format_value
 from lab.records.store import Records
 
-TRANSFER, LAW = "Does the best learning rate transfer?", "Law of the best learning rate"
+TRANSFER, LAW = "Does the best {axis.name} transfer?", "Law of the best {axis.name}"
 FEWEST_SPARE = 2  # curves beyond the coefficients of a law
 
 
@@ -79,7 +79,7 @@ def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
     return f"{' '.join(powers)}, from {len(logs)} curves{left_out}; they scatter by a factor of {scatter:.2f}"
 
 
-def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
+def transfer_table(points: pd.DataFrame, axis: Axis = LEARNING_RATE) -> pd.DataFrame:
     """What happens if the best learning rate of the smallest size of an arm is used at its largest.
 
     A row for each arm with two sizes or more and three learning rates that both ends ran. A shift is that of log10 of
@@ -108,7 +108,7 @@ def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
                 "arm": str(arm),
                 "from": count(sizes[0]),
                 "to": count(sizes[1]),
-                "best LR": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
+                f"best {axis.short}": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
                 "shift in steps": f"{'at least ' if at_edge else ''}{shift.mean / step:+.2f}",
                 "could have seen": f"{unseen:.2f}",
                 "cost": cost.bare,

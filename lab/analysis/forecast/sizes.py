@@ -15,11 +15,11 @@ import pandas as pd
 
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.optimum as optimum
-from lab.analysis.curves import axis_name, points
+from lab.analysis.curves import named_axis, points
 from lab.analysis.forecast.fits import Line, slope_text
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
-from lab.analysis.text import count, in_terms_of, listed, plain_text
+from lab.analysis.text import Axis, capitalized, count, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records.store import Records
 
@@ -91,14 +91,14 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
     Raises:
         RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
     """
-    observed = observe(records, window)
+    observed, axis = observe(records, window), named_axis(records.runs)
     lines, scored = [], False
     for quantity in (LR, SENSITIVITY, ETA_DIV):
         forecasts = _forecasts(observed, quantity)
-        over = f", over learning rates from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
-        lines.append(f"{quantity}{over}")
+        over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
+        lines.append(f"{named(quantity, axis)}{over}")
         lines += plain_text(pd.DataFrame(starmap(_row, forecasts.items()))) if forecasts else []
-        for sentence in _cautions(quantity, observed, forecasts):
+        for sentence in _cautions(quantity, axis, observed, forecasts):
             lines += textwrap.wrap(sentence, line_length)
         lines.append("")
         scored |= bool(forecasts)
@@ -110,17 +110,25 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
             raise RequestError(f"no forecast: {why}")
         lines = [f"No forecast: {why}."]
     legend = textwrap.wrap(fits.ABOUT["sizes"], line_length) if scored else []
-    return [in_terms_of(axis_name(records.runs), line) for line in [*lines, *legend, *place]]
+    return [*lines, *legend, *place]
 
 
 def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     """Whether the best learning rate transfers, and its law, as lines; empty if neither can be told."""
-    ended, lines = judge(points(records.runs)), list[str]()
-    if len(table := optimum.transfer_table(ended)):
-        lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(fits.ABOUT["transfer"], line_length)]
+    ended, axis, lines = judge(points(records.runs)), named_axis(records.runs), list[str]()
+    if len(table := optimum.transfer_table(ended, axis)):
+        about = textwrap.wrap(fits.ABOUT["transfer"].format(axis=axis), line_length)
+        lines += ["", optimum.TRANSFER.format(axis=axis), *plain_text(table), *about]
     if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW, *laws, *textwrap.wrap(fits.ABOUT["law"], line_length)]
+        lines += ["", optimum.LAW.format(axis=axis), *laws]
+        lines += textwrap.wrap(fits.ABOUT["law"].format(axis=axis), line_length)
     return lines
+
+
+def named(quantity: str, axis: Axis) -> str:
+    """The name of a quantity of curves along an axis."""
+    of_axis = {LR: f"Best {axis.name}", SENSITIVITY: f"{capitalized(axis.sensitivity)} (nats/token)"}
+    return of_axis.get(quantity, quantity)
 
 
 def plain(records: Records, window: Window) -> list[dict[str, Any]]:
@@ -163,10 +171,12 @@ def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
     return row
 
 
-def _cautions(quantity: str, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
+def _cautions(quantity: str, axis: Axis, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
     text = html.render(
         "size_forecast.txt",
-        quantity=quantity,
+        axis=axis,
+        is_best=quantity == LR,
+        is_limit=quantity == ETA_DIV,
         fewest=FEWEST_SIZES,
         unscored=[arm for arm in observed["arm"].unique() if arm not in forecasts],
         missing=int(observed[quantity].isna().sum()),
