@@ -368,6 +368,15 @@ def test_the_law_of_the_optimum_is_found(
     assert "Law of the best learning rate: size^-0.80 [" in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.parametrize("name", ["curve", "lr"])
+def test_a_law_holds_whatever_its_numbers_are_called(name: str) -> None:
+    frame = scaling_law().rename(columns={"lr": "warmup", "D": name})
+    read = from_frame(frame, size="N", loss="smooth loss", best_over="bs", axis="warmup")
+    (law,) = optimum.fit_laws(read.records, read.points)
+    powers = dict(re.findall(r"(\w+)\^(\S+)", law))
+    assert (powers["size"], powers[name]) == ("-0.80", "0.30")
+
+
 def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, output_of: OutputOf) -> None:
     """The optimum falls by two steps of the grid from the small size to the large one, in each of three seeds."""
     rows = [

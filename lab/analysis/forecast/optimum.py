@@ -7,7 +7,7 @@ the grid and the seeds could have shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -39,18 +39,19 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     curve_of_run, curves = configs(cards)
     values = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
     names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
-    numbers = {
-        setting_name(key, names): dict(zip(cards["id"], (curves[curve][key] for curve in curve_of_run), strict=True))
-        for key in names
-    }
-    table = points.assign(**{name: points["id"].map(values).astype(float) for name, values in numbers.items()})
+    # under columns that no point has, since a setting may be called lr or curve
+    columns = {f"setting {key}": setting_name(key, names) for key in names}
+    table = points.copy()
+    for key, column in zip(names, columns, strict=True):
+        of_run = dict(zip(cards["id"], (curves[curve][key] for curve in curve_of_run), strict=True))
+        table[column] = points["id"].map(of_run).astype(float)
     arms = table.groupby(table["id"].map(arm_labels(records.runs, names)), sort=False)
-    laws = {str(arm): _law(runs, ["size", *numbers]) for arm, runs in arms}
+    laws = {str(arm): _law(runs, {"size": "size", **columns}) for arm, runs in arms}
     return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
 
 
-def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
-    """The law of one arm; empty if fewer than two numbers vary independently, or too few curves have an optimum."""
+def _law(runs: pd.DataFrame, names: Mapping[str, str]) -> str:
+    """The law of one arm in columns by ``names``; empty if fewer than two vary independently, or for want of optima."""
     seeds = runs.groupby(["curve", "seed"], sort=False)
     best = optima(runs)["best_lr_fine"].to_numpy()
     ends = seeds["lr"].agg(["min", "max"]).to_numpy()
@@ -58,7 +59,7 @@ def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
     chosen: list[str] = []
     logs = np.log10(seeds[list(names)].first().to_numpy())[is_inner]
     columns = [np.ones(len(logs))]
-    for position, name in enumerate(names):
+    for position, name in enumerate(names.values()):
         if np.linalg.matrix_rank(np.stack([*columns, logs[:, position]], axis=1)) > len(columns):
             columns.append(logs[:, position])
             chosen.append(name)
