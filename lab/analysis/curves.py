@@ -16,8 +16,8 @@ from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, TABLE
-from lab.records.store import Records
+from lab.records.run_table import AXIS
+from lab.records.store import ENTRIES, TABLE, Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
 SHAPE = ("model.head_width", "model.depth", "model.width")
@@ -219,7 +219,7 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 
 # Groups whose files have names that say what they are.
 CHOICES = ("arm", "data", "optimizer", "parametrization", "recipe", "schedule")
-LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
+LR, EPSILON = "optimizer.lr", "optimizer.eps"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
 # Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow
 # from others.

@@ -26,6 +26,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lab.analysis.text import listed
 from lab.cli import own_code
 from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
 from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
@@ -195,11 +196,14 @@ def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[in
     return found
 
 
-def plan(composed: Composed, request: Request, *, cautions: bool = True) -> SweepPlan:
+def plan(composed: Composed, request: Request, *, cautions: bool = True, by_any_probes: bool = False) -> SweepPlan:
     """Plan the sweep and print its ``cautions``; nothing is written.
 
+    Args:
+        by_any_probes: whether a run counts as recorded whatever probes observed it.
+
     Raises:
-        RequestError: a point is invalid, or the folder cannot take records.
+        RequestError: a point is invalid, the folder cannot take records, or its records lack what the request names.
     """
     from lab.sweeping import planner  # slow to load
 
@@ -213,7 +217,9 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
             shard=request.shard,
             is_local=is_local,
             slots=slots,
+            by_any_probes=by_any_probes,
         )
+    _check_measured(planned, request)
     if cautions:
         from lab.sweeping.cautions import find_cautions, find_single_rates
 
@@ -222,6 +228,24 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
         for line in find_single_rates([point.config for point in planned.requested]):
             _warn(line)
     return planned
+
+
+def _check_measured(planned: SweepPlan, request: Request) -> None:
+    """Say what the records of a request's runs lack.
+
+    Raises:
+        RequestError: the words or the file of the request ask for it themselves.
+    """
+    if not planned.unmeasured:
+        return
+    lacking = {what: asked_by for of_run in planned.unmeasured.values() for what, asked_by in of_run.items()}
+    runs = f"{planned.folder} has {len(planned.unmeasured)} of these runs without {listed(lacking)}"
+    keys = (word.key.split(".") for word in request.words)
+    named = {key[-1] for key in keys if key[0] == "probes"}
+    named |= {str(key) for content in request.files.values() for key in content.get("probes") or ()}
+    if "probes" in named or named & {*lacking.values()}:
+        raise RequestError(f"{runs}; to measure it give another out=, or else leave it out of probes")
+    _warn(f"{runs}; another out= measures it")
 
 
 def carry_out(request: Request) -> None:
@@ -237,7 +261,7 @@ def carry_out(request: Request) -> None:
         return
     if distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; run it without torchrun")
-    print_estimate(plan(composed, request), full=request.dry_run == "full")
+    print_estimate(plan(composed, request, by_any_probes=True), full=request.dry_run == "full")
 
 
 def print_estimate(plan: SweepPlan, *, full: bool) -> None:
@@ -259,7 +283,7 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     Raises:
         RequestError, SystemExit: see ``carry_out``.
     """
-    launcher, planned = composed.launcher, plan(composed, request)
+    launcher, planned = composed.launcher, plan(composed, request, by_any_probes=True)
     id_of = {id(point.tree): point.id for point in planned.requested}
     recipe_lrs = {
         id_of[tree]: lr for index, lr in composed.recipe_lrs.items() if (tree := id(composed.trees[index])) in id_of
@@ -389,7 +413,7 @@ def _monitor(plan: SweepPlan, name: str, screen: Screen | None) -> ProgressMonit
     from lab.sweeping.planner import training_flops
     from lab.training.recorder import fleet_label
 
-    folder, _, requested, mine, missing, fleets, _ = plan
+    folder, _, requested, mine, missing, fleets, *_ = plan
     labels = [fleet_label([point.config for point in fleet]) for fleet in fleets]
     sizes = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     if screen:

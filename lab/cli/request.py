@@ -9,7 +9,9 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -20,6 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
+from lab.core.printing import say
+from lab.core.schema import FORMER_KEYS, former_keys, key_now, with_keys_now
 from lab.core.shipped import data_folder, load, question, sweeps
 
 CONFIG_DIR = ("--config-dir", "-cd")
@@ -33,6 +37,8 @@ CHOSEN = ("intervention", "override /intervention")  # among defaults, the inter
 SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
 # Characters by which a choice of files could leave the config folders, or put a file into Hydra's own settings.
 ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
+# What comes before the key of a word, or of a choice among defaults, and the key.
+KEY_OF_WORD = re.compile(r"((?:override )?[+~/]*)([\w./-]*)")
 # A swept key: names joined by dots, or by slashes where a group lies in a group.
 SWEPT_KEY = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
 
@@ -101,11 +107,42 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         given.config_dir = Path(given.config_dir).absolute()
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
+    given.words = list(map(_now, given.words))
     for word in given.words:
         if not is_override(word):
             hint = f"; {word}=VALUE sets it" if word in known_keys() else ""
             raise RequestError(f"unknown word {word!r}; a request takes key=value and options such as --dry-run{hint}")
     return given
+
+
+def _now(word: str, where: str = "") -> str:
+    """A word, or a key of a file, with the name of now for its key; a former name is noted after ``where``."""
+    match = KEY_OF_WORD.match(word)
+    assert match
+    prefix, key = match.groups()
+    if (now := key_now(key)) != key:
+        say(f"lab: {where}{key} is now {now}", error=True)
+    return f"{prefix}{now}{word[match.end() :]}"
+
+
+def _with_keys_now(content: DictConfig, path: Path) -> DictConfig:
+    """A file in which keys have the names of now: its own, what it sweeps, chooses and changes at restarts."""
+    tree: Any = OmegaConf.to_container(content)
+    name = partial(_now, where=f"{path}: ")
+    for former in former_keys(tree):
+        name(former)
+    tree = dict(with_keys_now(tree))
+    for key in ("defaults", "restarts"):
+        entries = tree[key] if isinstance(tree.get(key), list) else []
+        for entry in (entry for entry in entries if isinstance(entry, dict)):
+            changed = {name(key): value for key, value in entry.items()}
+            entry.clear()
+            entry.update(changed)
+    with suppress(KeyError, TypeError, AttributeError):  # what is no mapping there is refused later
+        sweeper = tree["hydra"]["sweeper"]
+        sweeper["params"] = {name(key): value for key, value in sweeper["params"].items()}
+    renamed: DictConfig = OmegaConf.create(tree)
+    return renamed
 
 
 def is_override(word: str) -> bool:
@@ -317,7 +354,7 @@ def _read_yaml(path: Path) -> DictConfig:
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
     check_keys(OmegaConf.to_container(content), f"{path}: ")
-    return content
+    return _with_keys_now(content, path) if FORMER_KEYS else content
 
 
 def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:

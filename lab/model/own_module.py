@@ -33,11 +33,13 @@ class OwnModule:
     """What ``entry_of`` makes of a builder.
 
     Attributes:
+        is_of_user: that the fields follow from a user's code, so that all are recorded, see ``schema.recorded``.
         builder: makes the module of one run.
         takes: the argument of the builder for each part of the shape that it takes.
         watched: the names of the modules that probes hear.
     """
 
+    is_of_user: ClassVar = True
     builder: ClassVar[Callable[..., nn.Module]]
     takes: ClassVar[Mapping[str, str]]
     watched: ClassVar[Watched] = BY_SHAPE

@@ -45,6 +45,13 @@ class ProbesConfig:
         """Whether probes fire at ``step``: the first, every ``every``-th and the last of ``steps``."""
         return bool(self.names) and (step % self.every == 0 or step == steps - 1)
 
+    def missing_in(self, every: int, names: Iterable[str], steps: int) -> dict[str, str]:
+        """What these probes measure in so many steps and others do not, in words, and the field that asks for it."""
+        missing = {name: "names" for name in self.names if name not in {*names}}
+        if self.names and self.every % every and any(step % every for step in range(0, steps, self.every)):
+            missing[f"values every {self.every} steps"] = "every"
+        return missing
+
 
 class Listener:
     """Evaluates probes on the announcements of one step.

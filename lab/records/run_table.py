@@ -55,7 +55,6 @@ MOST_SHOWN = 8  # values of a setting that the mapping lists
 UNKNOWN_SIZE = 1  # of models whose size a table does not say
 ORIGIN = "imported from"
 LR = "optimizer.lr"
-TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 
 
@@ -124,7 +123,7 @@ def records_of(
             "data_fingerprint": "imported",
             "data_notes": PER_BYTE if unit == "bits_per_byte" else None,
             "intervention": "none",
-            TABLE: source,
+            store.TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
             "notes": ["; ".join(f"{name}: {word}" for name, word in row.items()) for row in words.to_dict("records")],
             **{column: values for column, (key, values) in optional.items() if found[key] is not None},
@@ -206,7 +205,7 @@ def _rows(identity: pd.DataFrame, losses: pd.Series[float], keep: str | None) ->
 
 def _exported(table: pd.DataFrame, source: str) -> Imported:
     """The records in a table that ``lab export --to csv`` wrote, with the settings that they were trained with."""
-    runs = store.declared(table.assign(versions=f"{ORIGIN} {source}", **{TABLE: source}))
+    runs = store.declared(table.assign(versions=f"{ORIGIN} {source}", **{store.TABLE: source}))
     mapping = [("records of the lab", f"every column keeps its meaning; {len(runs)} runs, without their probes")]
     return Imported(Records(runs, _metrics(table, runs.assign(steps=runs.get("steps", 0)), [])), mapping)
 
@@ -286,7 +285,7 @@ def _row(chosen: pd.Series[bool]) -> str:
 
 def _settings(table: pd.DataFrame, chosen: Sequence[str]) -> dict[str, pd.Series[Any]]:
     """The columns of settings, under keys that are none of the lab's."""
-    reserved = {*store.RUN_COLUMNS, LR, "seed", "steps", "out", "device", "folder", TABLE, AXIS}
+    reserved = {*store.RUN_COLUMNS, LR, "seed", "steps", "out", "device", "folder", store.TABLE, AXIS}
     ends = Counter(map(_last, chosen))
     arms = [name for name in chosen if is_arm(name)]
     # without dots, no setting of another trainer is taken for one of the lab

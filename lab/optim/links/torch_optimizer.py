@@ -37,6 +37,7 @@ class TorchOptimizer(Link):
     and skipped updates hold for it, too.
 
     Attributes:
+        is_of_user: as of ``OwnModule``.
         optimizer: the class.
         arguments: the argument of its constructor that each field gives: its name, and the place in a tuple if it is
             one of ``betas``.
@@ -45,6 +46,7 @@ class TorchOptimizer(Link):
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
     needs_whole_weights: ClassVar = True
+    is_of_user: ClassVar = True
     optimizer: ClassVar[type[torch.optim.Optimizer]]
     arguments: ClassVar[Mapping[str, tuple[str, int | None]]]
     defaults: ClassVar[Mapping[str, Any]]
