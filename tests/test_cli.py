@@ -350,7 +350,9 @@ def test_every_form_of_an_empty_result_is_printed_or_refused(
     monkeypatch.chdir(with_little)
     code, form = lab(*command.split()), EMPTY_RESULTS[command]
     out, error = capsys.readouterr()
-    assert (code, out, error.count("\n")) == (2, "", 1) if form == "refused" else (bool(out), error) == (True, "")
+    assert (code, error.count("\n")) == (2, 1) if form == "refused" else (bool(out), error) == (True, "")
+    if form == "refused":
+        assert json.loads(out)["verdict"] == "refused" if "--json" in command else out == ""
     assert code == 0 or "check" in command or form == "refused"
     if form == "json":
         json.loads(out)

@@ -53,6 +53,7 @@ OUTPUTS = {
     "lab check results/quickstart --baseline results/quickstart --json": ("check", 0),
     "lab claims --json": ("verdicts", 0),
     "lab watch docs/tables/their_run.log --json": ("alarms", 1),
+    "lab predict results/smoke --json": ("refusal", 2),
 }
 
 

@@ -40,10 +40,15 @@ def _sweep(arguments: list[str]) -> None:
     from lab.cli import request
     from lab.core import shipped
 
-    if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
+    if not arguments or not is_sweep(arguments[0]):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(shipped.sweeps())}")
     sweep, command = request.find_sweep(arguments[0]), request.command_line(sys.argv[1:])
     _carry_out(request.read_request(arguments[1:], command, name=sweep.stem, sweep=sweep))
+
+
+def is_sweep(word: str) -> bool:
+    """Whether a word may name a sweep, and is neither an option nor an override."""
+    return not word.startswith("-") and ("=" not in word or word.endswith(".yaml"))
 
 
 def _train(arguments: list[str]) -> None:
@@ -217,14 +222,16 @@ def _report(arguments: list[str]) -> None:
         report, summary = build.make_report(folders, window, _positive("--difference", given.difference))
         page, reports = report.page, [report]
         lines = [summary, *(f"card: {folder / 'card.html'}" for folder in folders if (folder / "card.html").is_file())]
+    reasons = [f"no report of {folder}: {reason}" for folder, reason in failures.items()]
     if given.json:
-        _say_json({"index": index, "reports": [report._asdict() for report in reports]})
+        answer = {"index": index, "reports": [report._asdict() for report in reports]}
+        _say_json(answer | ({"verdict": "refused", "reasons": reasons} if reasons else {}))
     else:
         say("\n".join([*lines, f"{'index' if index else 'report'}: {page}"]))
     if given.open:
         webbrowser.open(page.absolute().as_uri())
-    if failures:
-        raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
+    if reasons:
+        raise RequestError("; ".join(reasons))
 
 
 def _positive(option: str, given: str | None) -> float | None:
