@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder
 from lab.training.step import TrainingState, begin_readings, update_kept
 from sampling import few
-from small import configs, records, untimed
+from small import brief, configs, records, untimed
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
 NO_UPDATES = ("model.depth=1", "steps=12", "response=skip_update", "response.start=0")
@@ -292,6 +293,47 @@ def test_every_action_is_an_event() -> None:
         (6, 11, "reset", 0),
         (6, 11, "lr_factor", 0.5),
     ]
+
+
+def test_a_record_counts_all_that_its_events_tell_of() -> None:
+    """Of a run that goes back, skips batches and leaves out updates more than once, each by other numbers."""
+    made = control(fleet("seed=0"))
+    actions = {9: Action(rewind=4, skip=5), 13: Action(rewind=1), 15: Action(skip=2), 17: Action(rewind=9, skip=3)}
+    for iteration in range(20):
+        made.before_step()
+        made.readings["kept"].fill_(iteration not in (11, 12))
+        made.after_step()
+        if iteration in actions:
+            made.carry_out(0, actions[iteration])
+    (log,) = made.logs
+    rewinds, skips = (
+        [value for *_, name, value, _ in log.events if name == kind] for kind in ("rewind", "skip_batches")
+    )
+    assert len(set(rewinds)) == len(set(skips)) == 3
+    outcome = log.outcome()
+    assert outcome["rewound_steps"] == sum(rewinds)
+    assert outcome["skipped_batches"] == sum(skips) + 2
+    assert made.clock.step_r[0] == 20 - 2 - outcome["rewound_steps"]
+
+
+@pytest.mark.parametrize("response", [(), ("response=rewind_and_skip",)])
+def test_held_out_losses_at_both_ends_are_of_the_whole_text(response: tuple[str, ...]) -> None:
+    shared = ("model.depth=1", "steps=6", "schedule.warmup=2", "probes.every=1", "validation=whole", *response)
+    made = brief(Fleet(configs("seed=0", "seed=1", shared=shared)))
+    slices: list[torch.Tensor] = []
+    loss = made.evaluation.loss
+
+    def kept(*, whole: bool, **how: Any) -> torch.Tensor:
+        slices.extend([] if whole else [loss(whole=False)])
+        return loss(whole=whole, **how)
+
+    made.evaluation.loss = kept  # type: ignore[method-assign]
+    for run, (outcome, metrics, _) in enumerate(records(made)):
+        losses = [value for _, probe, _, value in metrics if probe == "val_loss"]
+        assert [losses[0], losses[-1]] == [outcome["loss_at_init"], outcome["final_val_loss"]]
+        of_slices = [float(loss_r[run]) for loss_r in slices]
+        assert losses[1:-1] == of_slices[-5:-1] if response else losses[1:-1] == of_slices
+        assert not {losses[0], losses[-1]} & {*of_slices}
 
 
 def test_bursts_spikes_and_endings_are_events() -> None:

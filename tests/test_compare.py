@@ -148,6 +148,21 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
     assert "step 100 of 400, and no sign for 1:00:00: killed, or cut off from this folder" in output
 
 
+@pytest.mark.parametrize(
+    ("verdict", "silence", "running", "missing"), [(None, 0, 2, 2), (None, 61, 0, 4), ("done", 0, 0, 4)]
+)
+def test_a_fleet_runs_from_its_first_sign_to_its_end_unless_it_falls_silent(
+    verdict: str | None, silence: float, running: int, missing: int, tmp_path: Path
+) -> None:
+    place, (plan, *names) = under_way(tmp_path)
+    plans.write_progress(place, plan, 1, plans.read_progress(place, plan)[1]._replace(verdict=verdict))
+    path = place / "plans" / f"{plan}.progress" / "1"
+    os.utime(path, (time.time() - silence, time.time() - silence))
+    status = read_status(place)
+    assert (status.finished, status.failed, status.running, status.missing) == (1, 1, running, missing)
+    assert [fleet.runs for fleet in status.fleets] == [] if verdict else [names[2:4]]
+
+
 def test_a_failed_run_that_trains_again_is_running(tmp_path: Path) -> None:
     place, (plan, *_) = under_way(tmp_path)
     plans.write_progress(place, plan, 0, plans.read_progress(place, plan)[1])
