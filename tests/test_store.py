@@ -268,6 +268,19 @@ def test_a_command_that_is_older_than_the_record_of_days_has_none(folder: Path) 
     }
 
 
+def test_of_commands_that_name_the_rate_of_a_recipe_the_one_given_last_counts(folder: Path) -> None:
+    for command, rate in (("lab a", 0.1), ("lab b", 0.2), ("lab a", 0.3)):
+        store.note_command(folder, command, recipe_lrs={"one": rate})
+    assert store.recipe_lrs(folder) == {"one": 0.3}
+    assert store.commands(folder) == ["lab a", "lab b"]
+
+
+def test_a_rate_of_a_recipe_that_no_run_can_have_is_none(folder: Path) -> None:
+    rates = {"none": 0.0, "negative": -0.1, "endless": math.inf, "broken": math.nan, "small": 1e-300}
+    store.note_command(folder, "lab a", recipe_lrs=rates)
+    assert store.recipe_lrs(folder) == {"small": 1e-300}
+
+
 def test_events_of_an_attempt_that_failed_are_gone_with_it(folder: Path) -> None:
     store.write_run(folder, {"id": "a", "status": "failed"}, [], [(1, 1, "spike", 9.0, "")])
     leave(folder, "a")
