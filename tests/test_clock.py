@@ -391,3 +391,17 @@ def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
     made.after_step()
     assert made.has_ended
     assert made.logs[0].ending == "stalled"
+
+
+def test_a_run_stalls_after_twenty_overflows_at_the_floor_of_its_loss_scale() -> None:
+    readings = begin_readings(1, torch.device("cpu"))
+    state = TrainingState({}, {}, torch.zeros(1), readings, ())
+    made = Control(configs("seed=0", shared=("steps=300", "response=skip_update")), state, lambda run, name: None)
+    readings["kept"].fill_(0)
+    endings = []
+    for overflows in range(1, 21):
+        readings["at_floor"].fill_(overflows)
+        made.after_step()
+        endings.append(made.logs[0].ending)
+    assert endings == ["none"] * 19 + ["stalled"]
+    assert made.has_ended

@@ -40,6 +40,11 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert math.isnan(metrics["value"][1])
 
 
+def test_a_step_that_a_run_made_again_is_there_twice(folder: Path) -> None:
+    store.write_run(folder, {"id": "a", "status": "finished"}, [(3, "train_loss", "", 2.0)] * 2)
+    assert store.gather(folder).metrics["value"].tolist() == [2.0, 2.0]
+
+
 def test_tables_whose_text_has_either_type_are_read_together(tmp_path: Path) -> None:
     table = pd.DataFrame({"id": pd.array(["a", None], dtype="string"), "step": [0, 1]})
     texts = pyarrow.Table.from_pandas(table, preserve_index=False)
