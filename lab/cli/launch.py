@@ -32,6 +32,7 @@ from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.core.own_failures import OWN_CODE
 from lab.core.printing import say
 from lab.core.shipped import at_scale
 from lab.records import leases, plans, store
@@ -495,7 +496,28 @@ def _gather_and_report(plan: SweepPlan, elsewhere: int, *, is_single: bool) -> N
         runs = store.read(folder).runs
         say(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
     if failed:
+        if failed == len(mine):
+            refuse_own_code(failures(folder, mine))
         raise SystemExit(1)
+
+
+def failures(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """Why runs failed, by id, of these that did."""
+    records = store.find(folder)
+    runs = records.runs.set_index("id")[["status", "reason"]] if records else pd.DataFrame()
+    cards = runs.to_dict("index")
+    every = {name: cards.get(name, {"status": "failed", "reason": "its job died"}) for name in ids}
+    return {name: str(card["reason"]) for name, card in every.items() if card["status"] == "failed"}
+
+
+def refuse_own_code(reasons: Mapping[str, str], context: str = "") -> None:
+    """Refuse a request if it is the user's own code that failed in all runs that did, whose ``failures`` these are.
+
+    Raises:
+        RequestError: it is; the message names the first failure.
+    """
+    if all(reason.startswith(OWN_CODE) for reason in reasons.values()):
+        raise RequestError(f"{context}{next(iter(reasons.values()))}")
 
 
 def _report(folder: Path) -> str:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
+from lab.core.own_failures import OwnCodeError, is_installed, own_failure, place_in_own_code, source_file
+from lab.core.printing import say
 from lab.core.registry import LINKS, MODELS, Registry
 
 KINDS = ("model", "optimizer")
@@ -217,8 +219,11 @@ def _installed(name: str) -> ModuleType:
     """A module of an installed package."""
     try:
         return importlib.import_module(name)
-    except ImportError as fault:
-        raise RequestError(f"{name} cannot be imported: {fault}") from None
+    except (Exception, SystemExit) as fault:
+        place = place_in_own_code(fault, None)
+        raise RequestError(
+            f"{name} cannot be imported{place and f' at {place}'}: {type(fault).__name__}: {fault}"
+        ) from None
 
 
 @cache
@@ -232,6 +237,6 @@ def _imported(path: Path, text: str) -> ModuleType:
     sys.modules[module.__name__] = module  # in which dataclasses look up their types
     try:
         specification.loader.exec_module(module)
-    except Exception as fault:
-        raise RequestError(f"{path} cannot be imported: {type(fault).__name__}: {fault}") from None
+    except (Exception, SystemExit) as fault:
+        raise OwnCodeError(f"{path.name} cannot be imported: it fails{own_failure(fault, module)}") from None
     return module
