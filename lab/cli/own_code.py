@@ -76,22 +76,42 @@ def read(kind: str, given: Any, probes: Mapping[str, str] = MappingProxyType({})
     return own._replace(words=[*own.words, "hydra/launcher=basic"])  # other processes cannot import an object
 
 
+def read_options(given: Namespace) -> list[OwnCode]:
+    """The code that the options ``--model``, ``--optimizer`` and ``--probe`` name; prints what must be known of it.
+
+    Raises:
+        RequestError: see ``read`` and ``read_probes``, or there is a probe without a model.
+    """
+    probes = read_probes(given.probe)
+    if probes and not given.model:
+        raise RequestError("--probe names modules of a model of your own; give it with --model")
+    code = [read(kind, path, probes) for kind in KINDS if (path := getattr(given, kind))]
+    for own in code:
+        if own.remark:
+            say(f"lab: {own.remark}", error=True)
+    return code
+
+
 def is_code(given: Any) -> bool:
-    """Whether a value names code, or is code, rather than choosing a file of ``conf/``."""
-    return not isinstance(given, str) or ":" in given or given.endswith(("Config", ".json", ".py"))
+    """Whether a value names code, or is code, rather than choosing files of ``conf/``."""
+    if not isinstance(given, str):
+        return callable(given)
+    return ":" in given or given.endswith(("Config", ".json", ".py"))
 
 
-def words_for_jobs(code: Sequence[OwnCode]) -> list[str]:
-    """The override by which jobs, in processes of their own, learn what to register; none if there is nothing."""
-    entries = [
+Entries = Sequence[Sequence[str]]  # of code of the user's own: its kind, where it is, and patterns of probes
+
+
+def entries_for_jobs(code: Sequence[OwnCode]) -> list[list[str]]:
+    """What jobs, in processes of their own, must register; nothing of objects."""
+    return [
         [own.kind, own.source, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
         for own in code
         if own.source
     ]
-    return [f"+own_code={json.dumps(entries)}"] if entries else []
 
 
-def register(entries: Sequence[Sequence[Any]]) -> None:
+def register(entries: Entries) -> None:
     """Register, in the process of a job, what the request registered.
 
     Raises:

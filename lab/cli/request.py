@@ -51,7 +51,7 @@ class Request:
         is_single: whether it is a single run, and the values that a sweep file sweeps are left out.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
-        job_words: overrides that each job gets besides its fleet.
+        own_code: what each job registers, see ``own_code.entries_for_jobs``.
     """
 
     words: Sequence[Word] = ()
@@ -63,7 +63,7 @@ class Request:
     is_single: bool = False
     command: str = ""
     question: str = ""
-    job_words: Sequence[str] = ()
+    own_code: Sequence[Sequence[str]] = ()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,7 +20,7 @@ from rich.text import Text
 from lab.analysis.curves import parameters
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode, words_for_jobs
+from lab.cli.own_code import OwnCode, entries_for_jobs
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
@@ -140,7 +140,7 @@ def read_plan(
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
     given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
-    request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
+    request = replace(_as_the_file_says(request), own_code=entries_for_jobs(code))
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
@@ -591,8 +591,9 @@ def dry_run(plan: Plan) -> None:
     composed, trees = launch.compose(plan.request), compose_settings(plan.request, list(dict.fromkeys(settings)))
     every = [tree for of_setting in trees.values() for tree in of_setting]
     planned = launch.plan(composed._replace(trees=every), plan.request, cautions=False)
-    say(f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended:")
-    launch.print_estimate(planned, full=False)
+    best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
+    say(f"{plan.recipe}, {best}:")
+    launch.print_estimate(planned, plan.request)
 
 
 def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Setting, list[Tree]]:
