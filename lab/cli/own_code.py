@@ -7,11 +7,12 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
@@ -155,8 +156,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
         name, builder, text = huggingface_builder(given)
         remark = SHRUNK.format(name=name)
     else:
-        builder, text = _object(given, "")
-        name, remark = builder.__name__, ""
+        (builder, text, name), remark = _found(given, ""), ""
     entry = entry_of(builder, name, Watched(**probes))
     text += json.dumps(dict(probes)) if probes else ""  # other probes make other records
     _register(MODELS, name, entry)
@@ -179,9 +179,8 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     from lab.core.roles import Role
     from lab.optim.links.torch_optimizer import link_of
 
-    optimizer, text = _object(given, "torch.optim")
-    link = link_of(optimizer)
-    name = link.__name__
+    optimizer, text, name = _found(given, "torch.optim")
+    link = link_of(optimizer, name)
     _register(LINKS, name, link)
     takes_all = link.roles == tuple(Role)
     chain = ["clip", name, "peak", "schedule"] if takes_all else ["clip", name, "adam", "peak", "schedule"]
@@ -203,22 +202,29 @@ _READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model
 
 def _register(registry: Registry[Any], name: str, entry: Any) -> None:
     """Register an entry; the same code may be read again."""
+    if not name.isascii():
+        raise RequestError(f"{name!r} cannot be a key of a config; give it a name of letters from a to z")
     if name in registry and not hasattr(registry[name], "source"):
         raise RequestError(f"the lab has a {registry.kind} called {name!r}; give yours another name")
     registry.replace(name, entry)
 
 
-def _object(given: Any, package: str) -> tuple[Any, str]:
-    """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself; and its code.
+class _Found(NamedTuple):
+    """What a request names: the class or the function, the text on which ids of runs depend, and its name."""
+
+    code: Any
+    text: str
+    name: str
+
+
+def _found(given: Any, package: str) -> _Found:
+    """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself.
 
     Raises:
         RequestError: there is no such file or module, or it cannot be imported, or does not define the name.
     """
     if not isinstance(given, str):
-        try:
-            return given, inspect.getsource(given)
-        except (OSError, TypeError):  # typed at a prompt, or built in
-            return given, getattr(given, "__qualname__", "")
+        return _found_object(given, package)
     path, colon, name = given.rpartition(":")
     if path.endswith(".py"):
         if not Path(path).is_file():
@@ -226,13 +232,56 @@ def _object(given: Any, package: str) -> tuple[Any, str]:
         text = read_text(Path(path))
         module = _imported(Path(path).resolve(), text)
     elif colon or (package and not name.endswith(".py")):
-        module, text = _installed(path or package), path
+        module, text = _installed(path or package), "" if path == package else path
     else:
         raise RequestError(f"{given!r} must be FILE.py:NAME or MODULE:NAME")
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
-    return getattr(module, name), text
+    return _Found(getattr(module, name), text, name)
+
+
+def _found_object(given: Any, package: str) -> _Found:
+    """A class or a function, with the text and the name that it has on the command line, where it can stand there."""
+    name = getattr(given, "__name__", "")
+    if not name.isidentifier():
+        raise RequestError(f"{given!r} has no name; give a class or a function of yours")
+    home = vars(sys.modules.get(given.__module__, object))
+    name = name if home.get(name) is given else next((key for key, value in home.items() if value is given), name)
+    file = source_file(given)
+    if is_installed(file):
+        parts = given.__module__.split(".")
+        modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        module = next((path for path in modules if getattr(sys.modules.get(path), name, None) is given), modules[-1])
+        return _Found(given, "" if module == package else module, name)
+    text = read_text(Path(file)) if Path(file).is_file() else ""
+    beside = [value for value in home.values() if getattr(value, "__module__", None) == given.__module__]
+    if text and {*_acts([given, *beside])} <= {*_acts_in(compile(text, file, "exec", dont_inherit=True))}:
+        return _Found(given, text, name)
+    # defined at a prompt, in a cell or in a function, or the file has changed since
+    numbers = {key: value for key, value in vars(given).items() if key[:2] != "__" and isinstance(value, int | float)}
+    return _Found(given, repr([numbers, *_acts([given])]), name)
+
+
+def _acts(values: Iterable[Any]) -> list[str]:
+    """What each function among these, or of a class among these, does."""
+    each = [vars(value).values() if isinstance(value, type) else [value] for value in values]
+    codes = [inspect.unwrap(value).__code__ for of_one in each for value in of_one if inspect.isfunction(value)]
+    return [repr(_instructions(code)) for code in codes if code.co_filename != "<string>"]  # as of dataclasses
+
+
+def _acts_in(code: CodeType) -> Iterator[str]:
+    """What each function in the code of a file does."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield repr(_instructions(inner))
+            yield from _acts_in(inner)
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    """What a function does, without where it stands."""
+    constants = [_instructions(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return [code.co_name, code.co_code, code.co_names, code.co_varnames, constants]
 
 
 def _installed(name: str) -> ModuleType:
