@@ -42,6 +42,7 @@ class OwnCode(NamedTuple):
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
         probes: patterns of the names of the modules that probes hear, by kind.
+        rate: the learning rate that the author of an optimizer gives it; empty of a model.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class OwnCode(NamedTuple):
     fixed: Sequence[str] = ()
     source: str = ""
     probes: Mapping[str, str] = MappingProxyType({})
+    rate: str = ""
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
@@ -194,7 +196,8 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
-    return OwnCode("optimizer", name, words, [f"optimizer.{key}" for key in numbers], remark)
+    settings = [f"optimizer.{key}" for key in numbers]
+    return OwnCode("optimizer", name, words, settings, remark, rate=f"optimizer.lr={link.usual_lr!r}")
 
 
 _READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model, "optimizer": _optimizer}

@@ -17,13 +17,15 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from lab.cli import own_code
 from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.cli.own_code import OwnCode
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
 from lab.core.shipped import data_folder, load, question, sweeps
 
 CONFIG_DIR = ("--config-dir", "-cd")
-OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
+OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
@@ -82,6 +84,9 @@ def _parser() -> _Parser:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--config-dir", "-cd", nargs="?", const="")
     parser.add_argument("--dry-run", default="", choices=["summary", "full"])
+    parser.add_argument("--model")
+    parser.add_argument("--optimizer")
+    parser.add_argument("--probe", action="append", default=[])
     return parser
 
 
@@ -114,7 +119,13 @@ def is_override(word: str) -> bool:
 
 
 def read_request(
-    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, is_single: bool = False
+    arguments: Sequence[str],
+    command: str,
+    *,
+    name: str,
+    sweep: Path | None = None,
+    is_single: bool = False,
+    code: Sequence[OwnCode] = (),
 ) -> Request:
     """Read and check the arguments of a request.
 
@@ -124,11 +135,17 @@ def read_request(
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
         is_single: whether it is a single run unless ``-m`` is given.
+        code: a model and an optimizer of the user's own, besides those that options name.
 
     Raises:
         RequestError: the request cannot be carried out.
     """
     given = read_options(arguments)
+    code = [*code, *own_code.read_options(given)]
+    for own in code:
+        given.words = own.with_settings(given.words)
+        if own.rate and not sweep:
+            given.words = [own.rate, *given.words]
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     files = {"sweeps": content} if sweep else {}
     texts, shard = [f"sweeps={GIVEN}"] * bool(sweep), "1/1"
@@ -156,7 +173,8 @@ def read_request(
     show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
     asked = question(read_text(sweep)) if sweep else ""
     is_single = is_single and not given.multirun
-    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    entries = own_code.entries_for_jobs(code)
+    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked, entries)
 
 
 def find_sweep(name: str) -> Path:
