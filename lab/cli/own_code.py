@@ -125,10 +125,16 @@ def register(entries: Entries) -> None:
 
 
 def _absolute(given: str) -> str:
-    path, colon, name = given.rpartition(":")
-    if Path(path if colon else given).exists():
-        return f"{Path(path).resolve()}:{name}" if colon else str(Path(given).resolve())
-    return given
+    """Where jobs, which may start in another folder, find a file or a config; names of modules stay."""
+    path, _, name = given.rpartition(":")
+    if path.endswith(".py"):
+        return f"{Path(path).resolve()}:{name}"
+    return str(Path(given).resolve()) if _is_config_file(given) else given
+
+
+def _is_config_file(given: str) -> bool:
+    """Whether a path is that of a config of transformers, or of its folder."""
+    return given.endswith(".json") or Path(given, "config.json").is_file()
 
 
 def read_probes(given: Sequence[str]) -> dict[str, str]:
@@ -154,7 +160,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     from lab.model.own_module import entry_of, huggingface_builder
     from lab.model.watched import Watched
 
-    if isinstance(given, str) and (given.endswith(("Config", ".json")) or Path(given, "config.json").is_file()):
+    if isinstance(given, str) and ":" not in given and (given.endswith("Config") or _is_config_file(given)):
         name, builder, text = huggingface_builder(given)
         remark = SHRUNK.format(name=name)
     else:
