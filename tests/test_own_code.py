@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lab import run_config
 from lab.__main__ import main
 from lab.cli import own_code
 from lab.cli.stress import read_plan
 from lab.core.errors import RequestError
 from lab.core.hooks import listening
-from lab.core.registry import LINKS
+from lab.core.registry import LINKS, MODELS
 from lab.core.schema import stack
 from lab.model.config import ModelConfig
 from lab.model.custom import CustomModel, check_custom_model
@@ -26,7 +29,11 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
+from lab.sweeping.job import train_fleet
+from lab.sweeping.planner import points
+from lab.training.building import check_own_code
 from pieces import CPU, optimizer
+from small import tree
 from sweeping import OutputOf
 from test_optim import at, draw, noise, walk
 
@@ -70,11 +77,9 @@ class NoRate(Memory):
 
 
 @pytest.fixture(autouse=True)
-def _links() -> Iterator[None]:
-    known = dict(LINKS._entries)
-    yield
-    LINKS._entries.clear()
-    LINKS._entries.update(known)
+def _entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (LINKS, MODELS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def own(kind: Any, *runs: dict[str, float]) -> Optimizer:
@@ -337,6 +342,242 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     (first, sgd), (second, nadam) = links
     assert (sgd, nadam) == ((torch.optim.SGD,), (torch.optim.NAdam,))
     assert first.words != second.words
+
+
+# A model and an optimizer in files of their own, with places for what goes wrong, which is in the line "# here".
+MODEL = """
+import sys, torch
+from torch import nn
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("backward")  {function}
+
+class Mine(nn.Module):
+    def __init__(self, vocab_size, n_embd):
+        super().__init__()
+        self.embedding, self.head, self.calls = nn.Embedding(vocab_size, n_embd), nn.Linear(n_embd, vocab_size), 0
+        {init}
+    def hook(self, *gradients):
+        raise ValueError("in a hook")  {hook}
+    def forward(self, idx):
+        self.calls += 1
+        {before}
+        logits = self.head(self.embedding(idx))
+        {after}
+        return logits
+"""
+OPTIMIZER = """
+import sys, torch
+from collections import deque
+
+class Mine(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3{arguments}):
+        super().__init__(params, {{"lr": lr}})
+        {init}
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["n"] = n = state.get("n", 0) + 1
+                {step}
+                p.sub_(group["lr"] * p.grad)
+"""
+HERE = "# here"
+
+
+def written(template: str, **parts: str) -> int:
+    """Write ``mine.py`` with these parts; returns the number of the line that is marked, 0 without one."""
+    nothing = dict.fromkeys(("function", "hook", "arguments"), "") | dict.fromkeys(
+        ("init", "before", "after", "step"), "pass"
+    )
+    text = template.format(**nothing | parts)
+    Path("mine.py").write_text(text)
+    return next((number for number, line in enumerate(text.splitlines(), 1) if HERE in line), 0)
+
+
+def tree_of(kind: str, *words: str) -> dict[str, Any]:
+    """The config tree of a small run with the code in ``mine.py``."""
+    code = own_code.read(kind, "mine.py:Mine")
+    return tree(*code.with_settings([*words, "steps=6", "probes=none"]))
+
+
+def refusal_of(kind: str) -> str:
+    with pytest.raises(RequestError) as refusal:
+        check_own_code(run_config(tree_of(kind)))
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"before": f"raise ValueError('two\\nlines')  {HERE}"}, "ValueError: two lines"),
+        ({"before": f"sys.exit(0)  {HERE}"}, "SystemExit: 0"),
+        ({"after": f"logits = logits.view(1, 2, 3)  {HERE}"}, "RuntimeError: shape"),
+        ({"init": f"self.heads = {{}}['heads']  {HERE}"}, "KeyError: 'heads'"),
+        ({"init": f"raise SystemExit  {HERE}"}, "SystemExit"),
+        ({"init": f"self.large = nn.Parameter(torch.empty(10**16))  {HERE}"}, "RuntimeError: "),
+        ({"init": f"raise MemoryError  {HERE}"}, "MemoryError"),
+        ({"hook": HERE, "init": "self.head.register_full_backward_hook(self.hook)"}, "ValueError: in a hook"),
+        ({"hook": HERE, "after": "logits.requires_grad and logits.register_hook(self.hook)"}, "ValueError: in a hook"),
+        ({"function": HERE, "after": "logits = Fails.apply(logits)"}, "ArithmeticError: backward"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_a_model_raises_is_told_in_a_line_with_its_place(parts: dict[str, str], said: str) -> None:
+    line = written(MODEL, **parts)
+    assert refusal_of("model").startswith(f"custom model Mine fails at mine.py:{line}: {said}")
+    assert "\n" not in refusal_of("model")
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("logits = logits.mean()", r"makes \(\) of tokens"),
+        ("logits = logits[:, :-1]", r"makes \(2, 11, 256\) of tokens"),
+        ("yield logits", "makes generator of tokens"),
+        ("logits = [logits]", "makes list of tokens"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_model_that_makes_something_else_is_refused_with_its_place(after: str, said: str) -> None:
+    written(MODEL, after=after)
+    assert re.search(rf"^custom model Mine {said} .* \(mine.py:13\)$", refusal_of("model"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Mine:\n    def __init__(self, vocab_size): pass", "builds Mine, not a torch.nn.Module (mine.py:1)"),
+        ("def Mine(vocab_size):\n    yield", "builds generator, not a torch.nn.Module (mine.py:1)"),
+        ("from torch import nn\ndef Mine(vocab_size):\n    return nn.Identity()", "has no parameters (mine.py:2)"),
+        ("Mine = 3", "Mine is no function or class"),
+        ("from torch import nn\nMine = nn.Linear(2, 2)", "Mine takes no vocabulary"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_no_model_is_refused(text: str, said: str) -> None:
+    Path("mine.py").write_text(text)
+    assert said in refusal_of("model")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("import torch\ndef Mine(:", "mine.py:2", "SyntaxError: "),
+        ("\n\nimport a_package_that_nobody_has", "mine.py:3", "ModuleNotFoundError: No module named 'a_package"),
+        ("import sys\nsys.exit(0)", "mine.py:2", "SystemExit: 0"),
+        ("def inner():\n    1 / 0\ninner()", "mine.py:2", "ZeroDivisionError: "),
+        ("import json\njson.loads('x')", "mine.py:2", "JSONDecodeError: "),
+        ("import broken_beside", "broken_beside.py:1", "SyntaxError: "),
+    ],
+)
+@pytest.mark.parametrize("kind", own_code.KINDS)
+@pytest.mark.usefixtures("here")
+def test_a_file_that_cannot_be_imported_is_told_in_a_line(kind: str, text: str, place: str, said: str) -> None:
+    Path("broken_beside.py").write_text("def (:")
+    Path("mine.py").write_text(text)
+    assert f"mine.py cannot be imported: it fails at {place}: {said}" in refusal_of(kind)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"step": f"raise ValueError('no step')  {HERE}"},
+            "Mine fails in its first steps at mine.py:{}: ValueError: no",
+        ),
+        ({"step": f"sys.exit(0)  {HERE}"}, "Mine fails in its first steps at mine.py:{}: SystemExit: 0"),
+        ({"init": f"raise KeyError('rank')  {HERE}"}, "the constructor of Mine fails at mine.py:{}: KeyError: 'rank'"),
+        ({"init": f"sys.exit()  {HERE}"}, "the constructor of Mine fails at mine.py:{}: SystemExit"),
+        ({"step": f"torch.empty(10**16)  {HERE}"}, "own code fails at mine.py:{}: RuntimeError: "),
+        ({"arguments": ", *, rank"}, "Mine takes 'rank', which has no default"),
+        ({"step": "p.grad.zero_()"}, "Mine moves no weight in its first 20 steps"),
+        ({"step": "p.grad.fill_(float('nan'))"}, "Mine makes weights that are not finite"),
+        ({"step": "p.mul_(torch.inf)"}, "Mine makes weights that are not finite"),
+        ({"step": "p.data, p.grad = p.data.half(), p.grad.half()"}, "Mine makes float16 ["),
+        ({"step": "p.data = p.data[:1]; p.grad = p.grad[:1]"}, "Mine makes float32 [1"),
+        ({"step": "state.setdefault('past', []).append(p.grad)"}, "Mine keeps something else with every step"),
+        ({"step": "state.setdefault('past', deque()).append(1.0)"}, "Mine keeps something else with every step"),
+        ({"step": "state['past'] = torch.zeros(n)"}, "Mine keeps something else with every step"),
+        ({"step": "state['past'] = torch.zeros(2).to((torch.float32, torch.float64)[n % 2])"}, "something else with"),
+        ({"step": "state['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
+        ({"step": "group['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
+        ({"step": "state['past'] = (p.grad,)"}, "/past as tuple, which no checkpoint can hold"),
+        ({"step": "state['past'] = p.grad.numpy()"}, "/past as ndarray, which no checkpoint can hold"),
+        ({"step": "state['past'] = {'deep': [object()]}"}, "/past/deep/0 as object, which no checkpoint can hold"),
+        ({"init": "self.k = 0", "step": "self.k += 1"}, "Mine changes its attribute k"),
+        ({"init": "self.past = {}", "step": "self.past[p] = p.grad"}, "Mine changes its attribute past"),
+        ({"init": "self.past = (torch.zeros(1), )", "step": "self.past[0].add_(1)"}, "Mine changes its attribute past"),
+        ({"step": "self.made_late = [n]"}, "Mine changes its attribute made_late"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_an_optimizer_that_fails_in_a_trial_is_refused_before_training(parts: dict[str, str], said: str) -> None:
+    line = written(OPTIMIZER, **parts)
+    told = refusal_of("optimizer")
+    assert said.format(line) in told
+    assert "\n" not in told
+    assert "mine.py:" in told or "rank" in parts.get("arguments", "")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"init": "self.past = list(params)", "step": "self.past"},  # its weights are no state
+        {"step": "state.setdefault('mode', 'warm'); state.setdefault('shape', (2, [3.0, None]))"},
+        {"step": "state['late'] = state.get('late', 0) + (n > 1)"},
+        {"step": "p.grad.mul_(n > 5)"},  # as RAdam, which moves nothing at first
+        {"step": "group['warm'] = n < 3"},
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_an_optimizer_may_keep_constants_and_begin_late(parts: dict[str, str]) -> None:
+    written(OPTIMIZER, **parts)
+    check_own_code(run_config(tree_of("optimizer")))
+
+
+LATE = [
+    ("model", {"before": f"if self.calls > 6: raise ValueError('late')  {HERE}"}, "at mine.py:{}: ValueError: late"),
+    ("model", {"before": f"if self.calls > 6: sys.exit(0)  {HERE}"}, "at mine.py:{}: SystemExit: 0"),
+    ("model", {"before": f"if self.calls > 6: raise KeyboardInterrupt  {HERE}"}, "at mine.py:{}: KeyboardInterrupt"),
+    ("model", {"before": f"assert len(idx) < 3, 'batch'  {HERE}"}, "at mine.py:{}: AssertionError: batch"),
+    ("model", {"after": "logits = logits[:2]"}, ": Mine makes (2, 12, 256) of tokens ("),
+    ("optimizer", {"step": f"if n == 5: raise ValueError('fifth')  {HERE}"}, "at mine.py:{}: ValueError: fifth"),
+    ("optimizer", {"step": f"if n == 5: sys.exit(0)  {HERE}"}, "at mine.py:{}: SystemExit: 0"),
+    ("optimizer", {"step": f"if n == 5: raise MemoryError('mine')  {HERE}"}, "at mine.py:{}: MemoryError: mine"),
+    ("optimizer", {"step": "if n == 5: p.data, p.grad = p.double(), p.grad.double()"}, ": Mine makes float64 ["),
+    ("optimizer", {"step": "if n == 5: state['late'] = p.grad"}, "/late only after its first steps (mine.py:5)"),
+    (
+        "optimizer",
+        {"step": "state['past'] = torch.zeros(2 if n < 5 else 1)"},
+        "/past in its state, which was float32 [2]",
+    ),
+    ("optimizer", {"step": "n == 5 and state.clear()"}, "Mine no longer keeps weight/"),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts", "said"), LATE)
+@pytest.mark.usefixtures("as_in_training", "briefly")
+def test_code_that_fails_in_a_job_is_the_reason_of_its_runs(
+    here: Path, kind: str, parts: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a traceback; an interrupt that no person can have sent is theirs, too."""
+    monkeypatch.setattr("signal.getsignal", lambda _: signal.SIG_IGN)  # as in a process of its own
+    line = written(MODEL if kind == "model" else OPTIMIZER, **parts)
+    fleet, notes = points([tree_of(kind, f"seed={seed}") for seed in range(2)]), list[str]()
+    monkeypatch.setattr("lab.sweeping.progress.ProgressWriter.note", lambda _, text: notes.append(text))
+    assert not train_fleet(here, "plan", 0, {point.id: point.config for point in fleet})
+    reasons = set(store.read(here).runs["reason"])
+    assert len(reasons) == 1
+    assert reasons.pop().startswith("own code fails")
+    assert said.format(line) in store.read(here).runs["reason"][0]
+    assert not [note for note in notes if "Traceback" in note]
 
 
 @pytest.mark.extras
