@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
+import pickle
 import re
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from lab import run_config
 from lab.__main__ import main
 from lab.cli import own_code
-from lab.cli.stress import read_plan
+from lab.cli.compose import parse
+from lab.cli.stress import Plan, make_card, read_plan
 from lab.core.errors import RequestError
+from lab.core.files import quoted, text_digest
 from lab.core.hooks import listening
 from lab.core.registry import LINKS, MODELS
 from lab.core.schema import stack
 from lab.model.config import ModelConfig
 from lab.model.custom import CustomModel, check_custom_model
-from lab.model.own_module import entry_of, huggingface_builder
-from lab.model.watched import Watched
+from lab.model.own_module import entry_of, huggingface_builder, shrunk
+from lab.model.watched import BY_SHAPE, Ear, Heard, Watched
 from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
 from lab.sweeping.job import train_fleet
+from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points
 from lab.training.building import check_own_code
 from pieces import CPU, optimizer
@@ -116,21 +126,156 @@ def test_a_run_has_the_same_bits_alone_and_in_company_and_a_rate_of_zero_moves_n
         assert torch.equal(before_last[name], together[name])
 
 
-def test_it_goes_on_from_its_tensors_in_another_process() -> None:
-    gradients, rate_r = noise(6, 1), torch.ones(1, dtype=torch.float64)
-    whole = walk(own(Memory, {"lr": 0.1}), gradients, rate_r.expand(6, 1))
-    weights, state = draw(100), None
+class Everything(torch.optim.Optimizer):
+    """Keeps state of every form, of weights and of all together, has two modes, and is linear in nothing."""
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.5, 0.9), order: int = 2, sign: bool = False
+    ) -> None:
+        assert 0 < lr < 1
+        assert isinstance(order, int)
+        assert isinstance(sign, bool)
+        super().__init__(params, {"lr": lr, "betas": betas, "order": order, "sign": sign, "warm": True, "note": "a"})
+        self.is_training = False
+
+    def train(self) -> None:
+        self.is_training = True
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert self.is_training
+        together = self.state.setdefault("together", {"count": 0})  # type: ignore[arg-type, call-overload]
+        together["count"] += 1
+        for group in self.param_groups:
+            group["warm"] = together["count"] < 4
+            slow, fast = group["betas"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                state.setdefault("means", {"past": [torch.zeros_like(weight) for _ in range(group["order"])]})
+                state.setdefault("last", torch.zeros_like(weight, dtype=torch.float32))
+                past = state["means"]["past"]
+                past.insert(0, slow * past.pop() + weight.grad)
+                direction = sum(past).sign() if group["sign"] else sum(past) + 0.1 * state["last"]
+                state["last"].copy_(fast * direction)
+                boost = 2.0 if group["warm"] else 1.0
+                weight.mul_(1 - group["lr"] ** 2).sub_(boost * group["lr"] * direction / math.sqrt(together["count"]))
+
+
+class Stateless(torch.optim.Optimizer):
+    """Counts its steps where no optimizer should, for the test."""
+
+    steps: ClassVar[list[int]] = []
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.steps.append(1)
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(self.param_groups[0]["lr"] * weight.grad)
+
+
+def by_hand(
+    kind: Any, run: dict[str, Any], gradients: Sequence[dict[str, Tensor]], rates: Sequence[float], weights: Any
+) -> dict[str, Tensor]:
+    """What an ordinary loop with a scheduler makes of the weights of one run, the first of each tensor."""
+    theirs = {name: nn.Parameter(weight[0].clone()) for name, weight in weights.items()}
+    betas = {"betas": (run["beta1"], run["beta2"])} if "beta1" in run else {}
+    given = {key: value for key, value in run.items() if key not in ("lr", "beta1", "beta2")}
+    torchs = kind(list(theirs.values()), **betas, **given)
+    if hasattr(torchs, "train"):
+        torchs.train()
+    for gradient, rate in zip(gradients, rates, strict=True):
+        for group in torchs.param_groups:
+            group["lr"] = run["lr"] * rate
+        for name, weight in theirs.items():
+            weight.grad = gradient[name][0].clone()
+        with torch.no_grad():
+            torchs.step()
+    return {name: weight.detach() for name, weight in theirs.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"),
+    [
+        (Everything, [{"lr": 0.3}, {"lr": 30.0, "beta1": 0.3, "beta2": 0.7, "order": 3, "sign": False}]),
+        (Everything, [{"lr": 0.3, "sign": True}]),
+        (Memory, [{"lr": 0.1, "momentum": 0.5}, {"lr": 2.0, "order": 4}]),
+        (torch.optim.SGD, [{"lr": 0.1, "momentum": 0.0}, {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.1}]),
+        (torch.optim.NAdam, [{"lr": 0.1, "beta1": 0.8, "beta2": 0.9}]),
+    ],
+)
+def test_a_run_is_what_an_ordinary_loop_with_a_scheduler_makes(kind: Any, runs: list[dict[str, Any]]) -> None:
+    """Of runs with other numbers, which keep other state, too."""
+    gradients, rates = noise(8, len(runs)), [1.0, 0.7, 0.5, 0.5, 0.2, 0.1, 0.05, 0.01]
+    shape_sr = torch.tensor(rates, dtype=torch.float64)[:, None].expand(-1, len(runs))
+    ours = walk(own(kind, *runs), gradients, shape_sr)
+    for run, numbers in enumerate(runs):
+        of_run = [{name: value[run : run + 1] for name, value in gradient.items()} for gradient in gradients]
+        for name, weight in by_hand(kind, numbers, of_run, rates, draw(100 + run)).items():
+            torch.testing.assert_close(ours[name][run], weight, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [Memory, Everything, Stateless, torch.optim.Adam])
+def test_it_goes_on_from_its_tensors_in_another_process(kind: Any) -> None:
+    """Also where a run has diverged meanwhile: what a fresh optimizer keeps is found without its weights."""
+    gradients, rate_r = noise(6, 2), torch.ones(2, dtype=torch.float64)
+    gradients[1]["query"][1] = math.nan
+    whole = walk(own(kind, {"lr": 0.1}, {"lr": 0.1}), gradients, rate_r.expand(6, 2))
+    weights, state = draw(100, 101), None
     for part in (gradients[:3], gradients[3:]):
-        chain = own(Memory, {"lr": 0.1})  # as a new process would build it
+        chain = own(kind, {"lr": 0.1}, {"lr": 0.1})  # as a new process would build it
         fresh = chain.begin(weights)
         if state:
             for link, tensors in state.items():
-                assert fresh[link].keys() == tensors.keys()
+                assert {name: tensor.shape for name, tensor in fresh[link].items()} == {
+                    name: tensor.shape for name, tensor in tensors.items()
+                }
         state = state or fresh
         for step, gradient in enumerate(part):
             chain.step(gradient, state, at(step, weights, rate_r))
     for name, weight in whole.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [Memory, Everything, torch.optim.Adam])
+def test_a_run_whose_state_is_reset_has_a_fresh_optimizer_and_its_neighbour_none(kind: Any) -> None:
+    gradients, rate_r = noise(6, 2), torch.ones(2, dtype=torch.float64)
+    chain, weights, numbers = own(kind, {"lr": 0.1}, {"lr": 0.1}), draw(100, 101), {"lr": 0.1}
+    state = chain.begin(weights)
+    for step, gradient in enumerate(gradients):
+        if step == 3:
+            at_reset = {name: weight.clone() for name, weight in weights.items()}
+            for link, tensors in chain.begin(weights).items():  # as the response adam_reset does
+                for name, tensor in tensors.items():
+                    state[link][name][0].copy_(tensor[0])
+        chain.step(gradient, state, at(step, weights, rate_r))
+    first = [{name: value[:1] for name, value in gradient.items()} for gradient in gradients[3:]]
+    second = [{name: value[1:] for name, value in gradient.items()} for gradient in gradients]
+    for name, weight in by_hand(kind, numbers, first, [1.0] * 3, at_reset).items():
+        torch.testing.assert_close(weights[name][0], weight, rtol=1e-10, atol=1e-10)
+    for name, weight in by_hand(kind, numbers, second, [1.0] * 6, draw(101)).items():
+        torch.testing.assert_close(weights[name][1], weight, rtol=1e-10, atol=1e-10)
+
+
+def test_a_trial_leaves_random_numbers_weights_and_gradients_alone() -> None:
+    torch.manual_seed(5)
+    before, weights = torch.get_rng_state(), draw(100)
+    chain = own(Everything, {"lr": 0.1})
+    state = chain.begin(weights)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(not tensor.any() for tensor in state["Everything"].values())
+    for name, weight in draw(100).items():
         assert torch.equal(weights[name], weight)
+        assert weights[name].grad is None
+
+
+def test_each_step_of_a_run_is_one_of_its_optimizer() -> None:
+    chain, weights, rate_r = own(Stateless, {"lr": 0.1}, {"lr": 0.2}), draw(100, 101), torch.ones(2)
+    state = chain.begin(weights)
+    Stateless.steps.clear()
+    for step, gradient in enumerate(noise(3, 2)):
+        chain.step(gradient, state, at(step, weights, rate_r))
+    assert len(Stateless.steps) == 3 * 2
 
 
 @pytest.mark.parametrize(
@@ -282,6 +427,141 @@ def test_both_modules_of_a_block_have_a_place_of_their_own() -> None:
     assert {"block0.attn", "block0.other", "block1.attn", "block1.other"} <= places
 
 
+class Does(nn.Module):
+    """A part of parts that does what it is told."""
+
+    def __init__(self, act: Callable[[Tensor], Any], parts: int = 1) -> None:
+        super().__init__()
+        self.act, self.parts = act, nn.Sequential(*(nn.Identity() for _ in range(parts)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(x)
+
+
+class Also(Does):
+    """Of another class."""
+
+
+class Stack(nn.Module):
+    """Lists of parts; the last list computes, its first part on the input."""
+
+    def __init__(self, *lists: Sequence[nn.Module]) -> None:
+        super().__init__()
+        for number, parts in enumerate(lists):
+            setattr(self, f"list{number}", nn.ModuleList(parts))
+        self.last = lists[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.last:
+            x = out[0] if isinstance(out := part(x), tuple) else out
+        return x
+
+
+ROWS, LENGTH = 2, 5
+INPUT = torch.randn(ROWS, LENGTH, 12, generator=torch.Generator().manual_seed(0))
+SQUARE = torch.randn(ROWS, 3, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1))
+Q, K = (torch.randn(ROWS, heads, LENGTH, 4, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2))
+
+
+def heard_in(module: nn.Module, watched: Watched = BY_SHAPE) -> Heard:
+    _, heard = Ear(module, watched).listen(lambda: module(INPUT), INPUT.shape[:2])
+    return heard
+
+
+def attending(query: Tensor, key: Tensor, **how: Any) -> Callable[[Tensor], Tensor]:
+    """A part with torch's attention."""
+
+    def act(x: Tensor) -> Tensor:
+        nn.functional.scaled_dot_product_attention(query, key, key, **how)
+        return x
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (attending(Q, K, enable_gqa=True), Q @ K[:, [0, 0, 0, 1, 1, 1]].mT / 2),
+        (attending(Q, K[:, :1], enable_gqa=True), Q @ K[:, :1].mT / 2),
+        (attending(Q, Q, scale=1.0), Q @ Q.mT),
+        (attending(Q, Q, scale=0.0), 0 * Q @ Q.mT),
+        (attending(Q, K, scale=0.1, enable_gqa=True), 0.1 * Q @ K.repeat_interleave(3, 1).mT),
+        (attending(Q.flatten(0, 1), Q.flatten(0, 1)), Q @ Q.mT / 2),
+        (lambda x: [x, torch.softmax(SQUARE, -1)][0], SQUARE),
+        (lambda x: [x, nn.functional.softmax(SQUARE, dim=-1)][0], SQUARE),
+        (lambda x: [x, SQUARE.flatten(0, 1).softmax(2)][0], SQUARE),
+        (lambda x: [x, SQUARE.softmax(-1), (2 * SQUARE).softmax(-1)][0], SQUARE),  # the first counts
+        (lambda x: [x, torch.softmax(input=SQUARE, dim=-1)][0], SQUARE),
+        (lambda x: [x, nn.functional.scaled_dot_product_attention(key=Q, value=Q, query=2 * Q)][0], Q @ Q.mT),
+        (lambda x: [x, SQUARE[..., 1:].softmax(-1), SQUARE.softmax(-1)][0], SQUARE),
+        (lambda x: [x, x.softmax(-1), SQUARE[:, 0].softmax(-1), SQUARE[:1].softmax(-1), SQUARE.softmax(-1)][0], SQUARE),
+        (lambda x: (SQUARE, x), SQUARE),  # what a part makes itself
+        (lambda x: [x, SQUARE[0].softmax(-1), SQUARE.flatten(0, 1)[:5].softmax(-1)][0], None),
+        (lambda x: x, None),
+    ],
+)
+def test_the_scores_of_a_block_are_what_its_first_softmax_over_the_window_takes(
+    act: Callable[[Tensor], Any], expected: Tensor | None
+) -> None:
+    heard = heard_in(nn.Sequential(Stack([Does(act), Does(lambda x: x)])) if expected is not SQUARE else Watcher(act))
+    assert [*heard.scores] == ([] if expected is None else ["block0"])
+    if expected is not None:
+        torch.testing.assert_close(heard.scores["block0"], expected)
+
+
+class Watcher(Stack):
+    """As a stack, and goes on with its input whatever its part makes."""
+
+    def __init__(self, act: Callable[[Tensor], Any]) -> None:
+        super().__init__([Does(act)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        super().forward(x)
+        return x
+
+
+def test_what_is_outside_of_blocks_is_not_heard_and_a_model_without_any_is_heard_whole() -> None:
+    inside = Stack([Does(lambda x: x)])
+    assert not heard_in(nn.Sequential(Does(lambda x: [x, SQUARE.softmax(-1)][0]), inside)).scores
+    alone = heard_in(Does(lambda x: [x, SQUARE.softmax(-1)][0]))
+    assert [*alone.scores] == [""]
+    assert not alone.blocks
+
+
+def test_blocks_are_the_longest_list_of_parts_of_one_class_that_have_parts() -> None:
+    one, two = [Does(lambda x: 2 * x)], [Does(lambda x: x + 1) for _ in range(2)]
+    leaves = [nn.Linear(12, 12) for _ in range(4)]
+    mixed = [Does(lambda x: x), Also(lambda x: x), Does(lambda x: x)]
+    for lists in ([one, two], [leaves, one, two], [mixed, two]):
+        heard = heard_in(Stack(*lists))
+        assert torch.equal(heard.blocks["block0"], INPUT + 1)
+        assert torch.equal(heard.blocks["block1"], INPUT + 1 + 1)
+    assert [*heard_in(Stack(two, one)).blocks] == []  # the longer one is not called
+    assert [*heard_in(Stack(leaves)).blocks] == []
+
+
+@pytest.mark.parametrize(
+    ("act", "is_heard"),
+    [
+        (lambda x: (x, None), True),
+        (lambda x: x.transpose(0, 1), False),
+        (lambda x: x[0], False),
+        (lambda x: x[..., None], False),
+    ],
+)
+def test_the_stream_is_the_first_output_of_a_block_where_it_has_its_shape(act: Any, is_heard: bool) -> None:
+    assert [*heard_in(Watcher(act)).blocks] == ["block0"] * is_heard
+
+
+def test_nobody_listens_after_a_forward_pass() -> None:
+    module = Watcher(lambda x: [x, SQUARE.softmax(-1)][0])
+    ear = Ear(module, BY_SHAPE)
+    first, second = (ear.listen(lambda: module(INPUT), INPUT.shape[:2])[1] for _ in range(2))
+    module(2 * INPUT)
+    assert torch.equal(first.blocks["block0"], second.blocks["block0"])
+    assert not [part for part in module.modules() if part._forward_hooks or part._forward_pre_hooks]
+
+
 def test_a_name_that_no_module_has_is_refused_with_the_nearest() -> None:
     entry: Any = entry_of(Attending, "Attending", Watched(attn="blocks.*.atn"))
     with pytest.raises(RequestError, match=r"Attending has no module 'blocks.\*.atn'; nearest: .*blocks.0.attn"):
@@ -325,6 +605,156 @@ def test_memory_that_runs_out_is_no_reason_to_call_a_module_run_by_run() -> None
 def test_a_builder_that_cannot_be_called_is_refused(build: Any, word: str) -> None:
     with pytest.raises(RequestError, match=word):
         entry_of(build, "mine")
+
+
+ODD = ModelConfig("odd", 24, 3, 4)  # six heads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("vocabulary, width, depth, heads, head_width, seq_len", (11, 24, 3, 6, 4, 7)),
+        ("vocab_size, d_model, n_layer, n_head, head_dim, block_size", (11, 24, 3, 6, 4, 7)),
+        ("n_vocab, n_embd, n_layers, n_heads, n_ctx", (11, 24, 3, 6, 7)),
+        ("num_tokens, hidden_size, num_layers, num_heads, max_seq_len", (11, 24, 3, 6, 7)),
+        ("max_position_embeddings, vocab_size, dim, num_hidden_layers, num_attention_heads", (7, 11, 24, 3, 6)),
+        ("vocab_size, *args, scale=0.5, tied=True, kind='a', other=None, **kwargs", (11, (), 0.5, True, "a", None, {})),
+    ],
+)
+def test_a_builder_gets_the_shape_by_every_name_of_published_code(arguments: str, given: tuple[Any, ...]) -> None:
+    names: dict[str, Any] = {}
+    returned = re.sub(r"=[^,]*|\*", "", arguments)
+    exec(f"def build({arguments}): return ({returned})", names)
+    entry: Any = entry_of(names["build"], "mine")
+    assert entry().build(ODD, 11, 7) == given
+
+
+def test_the_numbers_switches_and_texts_of_a_builder_are_its_keys() -> None:
+    def build(vocab_size: int, scale: float = 0.5, tied: bool = True, kind: str = "a", other: Any = None) -> Any:
+        """Made for the test."""
+        return scale, tied, kind, other
+
+    entry: Any = entry_of(build, "mine")
+    assert entry.__name__ == "mine"
+    assert entry.__doc__ == "Made for the test."
+    assert {field.name: field.type for field in fields(entry)} == {
+        **{"source": "str", "scale": float, "tied": bool},
+        "kind": str,
+    }
+    assert entry(scale=2.0, kind="b").build(ODD, 11, 7) == (2.0, True, "b", None)
+
+
+class Config:
+    """A config of transformers, as far as it is read: some of its names are its own."""
+
+    attribute_map: ClassVar = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}
+
+    def __init__(self, **values: Any) -> None:
+        self.values = {"vocab_size": 50_000, "n_embd": 96, "n_layer": 12, **values}
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Config:
+        return cls(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "small"),
+    [
+        ({}, {"vocab_size": 11, "n_embd": 24, "n_layer": 3}),  # and no key that it lacks
+        ({"max_position_embeddings": 2048, "use_cache": True}, {"max_position_embeddings": 7, "use_cache": False}),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, {"num_attention_heads": 6, "num_key_value_heads": 1}),
+        ({"num_attention_heads": 32, "num_key_value_heads": 16}, {"num_key_value_heads": 3}),
+        ({"num_attention_heads": 32, "num_key_value_heads": 1}, {"num_key_value_heads": 1}),
+        ({"num_attention_heads": 32, "num_key_value_heads": 32}, {"num_key_value_heads": 6}),
+        ({"num_attention_heads": 32, "num_key_value_heads": None}, {"num_key_value_heads": 6}),
+        ({"head_dim": 128, "v_head_dim": 64, "qk_rope_head_dim": None}, {"head_dim": 4, "v_head_dim": 4}),
+        ({"intermediate_size": 384}, {"intermediate_size": 96}),
+        ({"intermediate_size": 4 * 70}, {"intermediate_size": 72}),  # a multiple of 8
+        ({"moe_intermediate_size": 96, "q_lora_rank": 64}, {"moe_intermediate_size": 24, "q_lora_rank": 16}),
+        ({"shared_expert_intermediate_size": 192, "kv_lora_rank": 4}, {"shared_expert_intermediate_size": 48}),
+        ({"kv_lora_rank": 4, "q_lora_rank": None}, {"kv_lora_rank": 8, "q_lora_rank": None}),
+        ({"num_experts": 64, "num_local_experts": 4}, {"num_experts": 8, "num_local_experts": 4}),
+        ({"n_routed_experts": 256}, {"n_routed_experts": 8}),
+        ({"n_routed_experts": None, "num_experts": 0}, {"n_routed_experts": None, "num_experts": 0}),
+        (
+            {"attention_dropout": 0.1, "resid_pdrop": 0.2, "drop_path": 1},
+            {"attention_dropout": 0.0, "resid_pdrop": 0.0},
+        ),
+        ({"drop_path": 1, "rope_theta": 1e6}, {"drop_path": 1, "rope_theta": 1e6}),
+        ({"pad_token_id": 3, "eos_token_id": 4, "bos_token_id": 5}, dict.fromkeys(("pad_token_id", "eos_token_id"))),
+        ({"layer_types": ["a", "b", "c", "d"]}, {"layer_types": ["a", "b", "c"]}),
+        ({"layer_types": ["a", "b"]}, {"layer_types": ["a", "b", "b"]}),
+        ({"layer_types": None}, {"layer_types": None}),
+    ],
+)
+def test_a_config_is_shrunk_with_its_ratios_and_its_kinds_of_layers(values: Any, small: dict[str, Any]) -> None:
+    made = shrunk(Config(**values), 11, 24, 3, 6, 4, 7).to_dict()
+    assert {key: made[key] for key in small} == small
+    assert {*made} == {*Config(**values).to_dict()}
+    assert made["vocab_size"] == 11
+
+
+def test_a_config_without_a_width_cannot_be_shrunk() -> None:
+    with pytest.raises(RequestError, match="hidden_size in Config"):
+        shrunk(Config(n_embd=None), 11, 24, 3, 6, 4, 7)
+
+
+@pytest.fixture
+def transformers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for the package, which need not be installed."""
+
+    def fail(**_: Any) -> Any:
+        raise KeyError("model_type")
+
+    class MineConfig(Config):
+        def to_json_string(self) -> str:
+            return json.dumps(self.values)
+
+    built = SimpleNamespace(from_config=lambda config, **how: (config.values, how))
+    auto = SimpleNamespace(for_model=lambda **values: MineConfig(**values) if "n_embd" in values else fail())
+    package = SimpleNamespace(
+        MineConfig=MineConfig, BrokenConfig=fail, AutoConfig=auto, AutoModelForCausalLM=built, Other=None
+    )
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    return package
+
+
+@pytest.mark.usefixtures("transformers", "here")
+def test_a_config_is_given_by_its_class_its_file_or_the_folder_of_it() -> None:
+    Path("config.json").write_text('{"n_embd": 48}')
+    for given, width in (("MineConfig", 96), ("config.json", 48), (".", 48)):
+        name, build, text = huggingface_builder(given)
+        assert (name, json.loads(text)["n_embd"]) == ("Mine", width)
+        values, how = build(11, 24, 3, 6, 4, 7)
+        assert (values["n_embd"], values["vocab_size"]) == (24, 11)
+        assert how == {"attn_implementation": "eager"}
+        assert own_code.read("model", given).remark.startswith("Mine is shrunk")
+    absolute = str(Path("config.json").resolve())
+    assert own_code.entries_for_jobs([own_code.read("model", "config.json")]) == [["model", absolute]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("MinConfig", "nearest: MineConfig"),
+        ("XyzzyConfig", "nearest: LlamaConfig, Qwen3Config, GPT2Config"),
+        ("BrokenConfig", "BrokenConfig cannot be made without arguments.*KeyError: 'model_type'"),
+        ("broken.json", "broken.json is no config of transformers: JSONDecodeError"),
+        ("other.json", "other.json is no config of transformers.*KeyError: 'model_type'"),
+        ("list.json", "list.json is no config of transformers: TypeError"),
+        ("absent.json", "absent.json is no config of transformers"),
+    ],
+)
+@pytest.mark.usefixtures("transformers", "here")
+def test_a_config_that_cannot_be_made_is_refused_in_a_line(given: str, said: str) -> None:
+    for name, text in (("broken", "{"), ("other", '{"model_type": "nope"}'), ("list", "[1]")):
+        Path(f"{name}.json").write_text(text)
+    with pytest.raises(RequestError, match=said) as refusal:
+        own_code.read("model", given)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_key_of_its_own_is_known(here: Path, output_of: OutputOf) -> None:
@@ -578,6 +1008,213 @@ def test_code_that_fails_in_a_job_is_the_reason_of_its_runs(
     assert reasons.pop().startswith("own code fails")
     assert said.format(line) in store.read(here).runs["reason"][0]
     assert not [note for note in notes if "Traceback" in note]
+
+
+TINY = ("data=synthetic", "validation=short", "model.width=16", "model.head_width=8", "seq_len=12", "batch_size=4")
+TINY += ("steps=6", "seed=0", "hydra/launcher=basic")
+
+
+@pytest.mark.usefixtures("here", "briefly")
+def test_a_run_that_own_code_ends_is_told_in_a_line(output_of: OutputOf) -> None:
+    line = written(OPTIMIZER, step=f"if n == 5: raise ValueError('fifth')  {HERE}")
+    told = output_of("train", "--optimizer", "mine.py:Mine", *TINY, "out=out", code=2)
+    assert told == f"lab: own code fails at mine.py:{line}: ValueError: fifth\n"
+
+
+@pytest.mark.usefixtures("here", "briefly")
+def test_a_crash_test_whose_runs_all_failed_by_own_code_has_no_card(output_of: OutputOf) -> None:
+    line = written(MODEL, before=f"assert len(idx) < 3, 'large'  {HERE}")
+    told = output_of("stress", "--model", "mine.py:Mine", *TINY, "--tests", "lr_x10", "out=out", code=2).splitlines()
+    failure = f"own code fails at mine.py:{line}: AssertionError: large"
+    assert told[-1].endswith(f" has no card, since 6 of 6 runs failed: {failure}")
+    assert not [word for word in told if "Traceback" in word]
+    assert not list(Path("out").rglob("card.*"))
+
+
+@pytest.mark.usefixtures("here", "briefly")
+def test_a_crash_test_whose_runs_failed_otherwise_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lab.training.fleet.Fleet.step", None)
+    written(MODEL)
+    assert main(["stress", "--model", "mine.py:Mine", *TINY, "--tests", "lr_x10", "out=out"]) == 1
+    told = capsys.readouterr().err
+    assert told.endswith(" has no card, since 6 of 6 runs failed: TypeError: 'NoneType' object is not callable\n")
+    assert "Traceback" in told
+
+
+@pytest.mark.usefixtures("here")
+def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depth that it refuses is no reason to refuse the card."""
+    plans = list[Plan]()
+    monkeypatch.setattr("lab.cli.stress._card_of_possible_tests", plans.append)
+    line = written(MODEL.replace("n_embd)", "n_embd, n_layer)"), init=f"assert n_layer < 8, 'too deep'  {HERE}")
+    code = [own_code.read("model", "mine.py:Mine")]
+    make_card(read_plan(TINY, "lab stress", names=["lr_x10", "depth"], code=code))
+    assert [test.name for test in plans[0].tests] == ["lr_x10"]
+    assert [f"fails at mine.py:{line}: AssertionError: too deep" in why for why in plans[0].left_out.values()] == [True]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", own_code.KINDS)
+def test_a_dry_run_tries_own_code_in_a_process_that_reads_it_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is sent there can be pickled."""
+    answers = list[Any]()
+
+    def in_another_process(work: Any, arguments: Any, slots: Any) -> list[JobEnd]:
+        for sent in map(pickle.dumps, arguments):
+            registry = LINKS if kind == "optimizer" else MODELS
+            registry._entries.pop("Mine")
+            answers.append(work(*pickle.loads(sent)))
+        return [JobEnd(0, False, 1.0, answer) for answer in answers]
+
+    monkeypatch.setattr("lab.sweeping.dry_run.run_jobs", in_another_process)
+    monkeypatch.setattr("lab.sweeping.dry_run.ENOUGH", 1e-9)
+    written(MODEL if kind == "model" else OPTIMIZER)
+    words = ["train", f"--{kind}", "mine.py:Mine", *TINY, "out=out", "--dry-run"]
+    assert main(words) == 0
+    assert "about" in capsys.readouterr().out
+    written(
+        MODEL if kind == "model" else OPTIMIZER, before="assert len(idx) < 3, 'large'", step="assert n < 4, 'fourth'"
+    )
+    assert main(words) == 2
+    said = {"model": "AssertionError: large", "optimizer": "AssertionError: fourth"}[kind]
+    assert re.search(rf"cannot be tried here: own code fails at mine.py:\d+: {said}", capsys.readouterr().err)
+    assert not Path("out").exists()
+
+
+ALIASES = """
+import functools, torch
+
+def make(base):
+    class optimizer(base):
+        pass
+    return optimizer
+
+class Plain(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step()
+
+Mine, Other = make(torch.optim.SGD), Plain
+Short = lambda vocab_size: model(vocab_size)
+
+def model(vocab_size):
+    return torch.nn.Embedding(vocab_size, vocab_size)
+
+Part = functools.partial(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("optimizer", "Mine"), ("optimizer", "Plain"), ("optimizer", "Other"), ("model", "Short"), ("model", "Part")],
+)
+@pytest.mark.usefixtures("here")
+def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:
+    Path("mine.py").write_text(ALIASES)
+    code = own_code.read(kind, f"mine.py:{name}")
+    plan = read_plan([], "lab stress", code=[code])
+    assert plan.recipe == {"model": name, "optimizer": f"the default recipe trained by {name}"}[kind]
+    assert plan.folder == Path("runs/stress", name)
+    config = run_config(tree(*code.words))
+    assert (config.optimizer.name if kind == "optimizer" else next(iter(config.guest))) == name
+
+
+def source_of(kind: str, given: Any) -> tuple[str, str]:
+    """The name of code, and the digest on which ids depend."""
+    code = own_code.read(kind, given)
+    return code.name, re.search(r"source=(\w+)", " ".join(code.words))[1]  # type: ignore[index]
+
+
+@pytest.fixture
+def theirs(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of ``mine.py``, as a script of the user's imports it."""
+    Path("mine.py").write_text(ALIASES)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield importlib.import_module("mine")
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("optimizer", "Mine"), ("optimizer", "Plain"), ("model", "model")])
+def test_an_object_finds_the_runs_of_its_file(theirs: Any, kind: str, name: str) -> None:
+    assert source_of(kind, getattr(theirs, name)) == source_of(kind, f"mine.py:{name}")
+
+
+@pytest.mark.parametrize("given", [torch.optim.NAdam, "NAdam", "torch.optim:NAdam"])
+def test_an_optimizer_of_torch_finds_its_runs_however_it_is_given(given: Any) -> None:
+    assert source_of("optimizer", given) == ("NAdam", text_digest(""))
+
+
+def test_an_object_that_is_no_longer_that_of_its_file_finds_other_runs(theirs: Any) -> None:
+    of_file = source_of("optimizer", "mine.py:Plain")
+    theirs.Plain.step = lambda self, closure=None: None
+    patched = source_of("optimizer", theirs.Plain)
+    Path("mine.py").write_text(ALIASES.replace("super().step()", "None"))
+    changed = source_of("optimizer", theirs.Mine)  # what it needs of the file may have changed, too
+    inside = source_of("optimizer", theirs.make(torch.optim.SGD))
+    assert inside[0] == "optimizer"
+    assert len({of_file, patched, changed, inside, source_of("optimizer", "mine.py:Plain")}) == 5
+
+
+def test_a_class_of_a_notebook_finds_its_runs_until_what_it_does_changes() -> None:
+    cell = (
+        "import torch\nclass Mine(torch.optim.SGD):\n    k = {}\n    def step(self, closure=None):\n        return {}"
+    )
+
+    def defined(text: str) -> tuple[str, str]:
+        cell = {"__name__": "__main__"}
+        exec(compile(text, f"<cell {len(text)}>", "exec"), cell)
+        return source_of("optimizer", cell["Mine"])
+
+    first = defined(cell.format(1, 2))
+    assert first == defined("\n\n" + cell.format(1, 2))
+    assert len({first, defined(cell.format(1, 3)), defined(cell.format(2, 2))}) == 3
+
+
+@pytest.mark.usefixtures("here", "unreported", "briefly")
+def test_train_takes_own_code_in_python_as_on_the_command_line(theirs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    import lab
+
+    for kind, name in (("optimizer", "Plain"), ("model", "model")):
+        words = [word for word in TINY if not word.startswith("hydra")]
+        assert main(["train", f"--{kind}", f"mine.py:{name}", *words, "out=out"]) == 0
+        assert "1 trained, 0 already there" in capsys.readouterr().out
+        lab.train(*words, out="out", **{kind: getattr(theirs, name)})
+        assert "0 trained, 1 already there" in capsys.readouterr().out
+    runs = store.read(Path("out")).runs
+    assert set(runs["optimizer.name"]) == {"Plain", "adamw"}
+    assert set(runs["guest"].dropna()) == {"model"}
+
+
+@pytest.mark.parametrize("command", [["train"], ["sweep", "quickstart"]])
+@pytest.mark.usefixtures("here")
+def test_train_and_sweep_take_own_code_with_its_keys(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The rate is its author's, where no sweep gives others."""
+    written(OPTIMIZER, arguments="=2e-3, k=3")
+    Path("mine.py").write_text(Path("mine.py").read_text().replace("lr=1e-3=2e-3", "lr=2e-3"))
+    assert main([*command, "--optimizer", "mine.py:Mine", "optimizer.k=5", "--cfg", "job"]) == 0
+    chosen = OmegaConf.create(capsys.readouterr().out).optimizer
+    assert (chosen.name, list(chosen.chain), chosen.k) == ("Mine", ["clip", "Mine", "peak", "schedule"], 5)
+    assert chosen.lr == (2e-3 if command == ["train"] else 3e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py", "two words.py", "ünï.py", 'it\'s "quoted".py', "$dollar{x}=1.py", "back\\slash.py"]
+)
+@pytest.mark.usefixtures("here")
+def test_jobs_find_a_file_of_any_name(name: str) -> None:
+    """As a launcher passes it: in the words of a job."""
+    Path(name).write_text(ALIASES)
+    entries = own_code.entries_for_jobs(
+        [own_code.read("optimizer", f"{name}:Mine"), own_code.read("optimizer", "NAdam")]
+    )
+    (word,) = parse([f"+own_code={quoted(json.dumps(entries))}"])
+    LINKS._entries.clear()
+    own_code.register(json.loads(str(word.value)))
+    assert {"Mine", "NAdam"} <= {*LINKS}
 
 
 @pytest.mark.extras
