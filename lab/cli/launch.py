@@ -220,6 +220,8 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
     if cautions:
         from lab.sweeping.cautions import find_cautions, find_single_rates
 
+        for line in request.remarks:
+            _warn(line)
         for line in find_cautions([point.config for point in planned.missing]):
             _warn(line)
         for line in find_single_rates([point.config for point in planned.requested]):

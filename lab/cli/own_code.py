@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
 from lab.core.own_failures import OwnCodeError, is_installed, own_failure, place_in_own_code, source_file
-from lab.core.printing import say
 from lab.core.registry import LINKS, MODELS, Registry
 
 KINDS = ("model", "optimizer")
@@ -80,7 +79,7 @@ def read(kind: str, given: Any, probes: Mapping[str, str] = MappingProxyType({})
 
 
 def read_options(given: Namespace) -> list[OwnCode]:
-    """The code that the options ``--model``, ``--optimizer`` and ``--probe`` name; prints what must be known of it.
+    """The code that the options ``--model``, ``--optimizer`` and ``--probe`` name.
 
     Raises:
         RequestError: see ``read`` and ``read_probes``, or there is a probe without a model.
@@ -88,11 +87,7 @@ def read_options(given: Namespace) -> list[OwnCode]:
     probes = read_probes(given.probe)
     if probes and not given.model:
         raise RequestError("--probe names modules of a model of your own; give it with --model")
-    code = [read(kind, path, probes) for kind in KINDS if (path := getattr(given, kind))]
-    for own in code:
-        if own.remark:
-            say(f"lab: {own.remark}", error=True)
-    return code
+    return [read(kind, path, probes) for kind in KINDS if (path := getattr(given, kind))]
 
 
 def is_code(given: Any) -> bool:

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -54,6 +54,7 @@ class Request:
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
         own_code: what each job registers, see ``own_code.entries_for_jobs``.
+        remarks: what the user must know of their own code, once it is known that it can be trained.
     """
 
     words: Sequence[Word] = ()
@@ -66,6 +67,12 @@ class Request:
     command: str = ""
     question: str = ""
     own_code: Sequence[Sequence[str]] = ()
+    remarks: Sequence[str] = ()
+
+    def with_code(self, code: Sequence[OwnCode]) -> Request:
+        """The request with a model and an optimizer of the user's own, which its words choose."""
+        remarks = [own.remark for own in code if own.remark]
+        return replace(self, own_code=own_code.entries_for_jobs(code), remarks=remarks)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -173,8 +180,8 @@ def read_request(
     show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
     asked = question(read_text(sweep)) if sweep else ""
     is_single = is_single and not given.multirun
-    entries = own_code.entries_for_jobs(code)
-    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked, entries)
+    request = Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    return request.with_code(code)
 
 
 def find_sweep(name: str) -> Path:

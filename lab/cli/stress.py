@@ -20,7 +20,7 @@ from rich.text import Text
 from lab.analysis.curves import parameters
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode, entries_for_jobs
+from lab.cli.own_code import OwnCode
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_request
 from lab.core import files
@@ -140,7 +140,7 @@ def read_plan(
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
     given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
-    request = replace(_as_the_file_says(request), own_code=entries_for_jobs(code))
+    request = _as_the_file_says(request).with_code(code)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
     out = next(word.value for word in request.words if word.key == "out")
