@@ -42,6 +42,7 @@ from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points
 from lab.training.building import check_own_code
+from lab.training.building import heard_in as places_heard_in
 from pieces import CPU, optimizer
 from small import tree
 from sweeping import OutputOf
@@ -733,7 +734,7 @@ def test_a_config_is_given_by_its_class_its_file_or_the_folder_of_it() -> None:
         assert how == {"attn_implementation": "eager"}
         assert own_code.read("model", given).remark.startswith("Mine is shrunk")
     absolute = str(Path("config.json").resolve())
-    assert own_code.entries_for_jobs([own_code.read("model", "config.json")]) == [["model", absolute]]
+    assert own_code.entries_for_jobs([own_code.read("model", "config.json")])[0][:2] == ["model", absolute]
 
 
 @pytest.mark.parametrize(
@@ -1044,6 +1045,13 @@ def test_a_crash_test_whose_runs_failed_otherwise_says_why(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_model_that_fails_while_probes_listen_is_refused_in_a_line() -> None:
+    line = written(MODEL, before=f"assert idx.any(), 'zeros'  {HERE}")
+    with pytest.raises(RequestError, match=f"own code fails at mine.py:{line}: AssertionError: zeros"):
+        places_heard_in(run_config(tree_of("model")))
+
+
+@pytest.mark.usefixtures("here")
 def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """A depth that it refuses is no reason to refuse the card."""
     plans = list[Plan]()
@@ -1215,6 +1223,15 @@ def test_jobs_find_a_file_of_any_name(name: str) -> None:
     LINKS._entries.clear()
     own_code.register(json.loads(str(word.value)))
     assert {"Mine", "NAdam"} <= {*LINKS}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_job_that_finds_another_text_does_not_train_it() -> None:
+    Path("mine.py").write_text(ALIASES)
+    entries = own_code.entries_for_jobs([own_code.read("optimizer", "mine.py:Mine")])
+    Path("mine.py").write_text(ALIASES + "\n")
+    with pytest.raises(RequestError, match=r"mine.py:Mine changed since these runs were planned"):
+        own_code.register(entries)
 
 
 @pytest.mark.extras

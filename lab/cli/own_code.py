@@ -37,6 +37,7 @@ class OwnCode(NamedTuple):
         name: by which configs choose it.
         words: overrides that do so.
         settings: further keys of a config that may be given.
+        digest: of its text, on which ids of runs depend.
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
@@ -48,6 +49,7 @@ class OwnCode(NamedTuple):
     name: str
     words: Sequence[str]
     settings: Sequence[str]
+    digest: str
     remark: str = ""
     fixed: Sequence[str] = ()
     source: str = ""
@@ -97,13 +99,13 @@ def is_code(given: Any) -> bool:
     return ":" in given or given.endswith(("Config", ".json", ".py"))
 
 
-Entries = Sequence[Sequence[str]]  # of code of the user's own: its kind, where it is, and patterns of probes
+Entries = Sequence[Sequence[str]]  # of code of the user's own: its kind, where it is, its digest, patterns of probes
 
 
 def entries_for_jobs(code: Sequence[OwnCode]) -> list[list[str]]:
     """What jobs, in processes of their own, must register; nothing of objects."""
     return [
-        [own.kind, own.source, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
+        [own.kind, own.source, own.digest, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
         for own in code
         if own.source
     ]
@@ -113,10 +115,11 @@ def register(entries: Entries) -> None:
     """Register, in the process of a job, what the request registered.
 
     Raises:
-        RequestError: a file is no longer there, or no longer defines the name.
+        RequestError: a file is no longer there, no longer defines the name, or has changed since.
     """
-    for kind, source, *probes in entries:
-        _READ[kind](source, read_probes(probes))
+    for kind, source, digest, *probes in entries:
+        if _READ[kind](source, read_probes(probes)).digest != digest:
+            raise RequestError(f"{source} changed since these runs were planned; the same command trains it as it is")
 
 
 def _absolute(given: str) -> str:
@@ -167,11 +170,13 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
+    digest = text_digest(text)
     return OwnCode(
         "model",
         name,
-        [f"+guest.{name}.source={text_digest(text)}", "intervention=[]", *([PROBED] if probes else [])],
+        [f"+guest.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
         settings,
+        digest,
         remark,
         [f"model.{part}" for part in fixed],
         probes=probes,
@@ -187,18 +192,18 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     _register(LINKS, name, link)
     takes_all = link.roles == tuple(Role)
     chain = ["clip", name, "peak", "schedule"] if takes_all else ["clip", name, "adam", "peak", "schedule"]
-    numbers = {**({} if takes_all else OF_ADAM), **link.defaults}
+    numbers, digest = {**({} if takes_all else OF_ADAM), **link.defaults}, text_digest(text)
     words = [
         "optimizer=sgd",
         f"optimizer.name={name}",
         f"optimizer.chain=[{','.join(chain)}]",
         "~optimizer.weight_decay",
-        f"++optimizer.source={text_digest(text)}",
+        f"++optimizer.source={digest}",
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
     settings = [f"optimizer.{key}" for key in numbers]
-    return OwnCode("optimizer", name, words, settings, remark, rate=f"optimizer.lr={link.usual_lr!r}")
+    return OwnCode("optimizer", name, words, settings, digest, remark, rate=f"optimizer.lr={link.usual_lr!r}")
 
 
 _READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model, "optimizer": _optimizer}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -103,12 +105,19 @@ def check_own_code(config: RunConfig) -> None:
     for phase in config.phases:
         for name in _own_optimizers(phase):
             model = build_model(phase, 1)
-            try:
+            with _refusing_own_failures(config):
                 phase.optimizer.begin_link(name, model.weights(), model.roles())
-            except Exception as fault:
-                if isinstance(fault, RequestError) or not (failure := failure_of_own_code(fault, config)):
-                    raise
-                raise OwnCodeError(failure) from None
+
+
+@contextmanager
+def _refusing_own_failures(config: RunConfig) -> Iterator[None]:
+    """Within the block, what the user's own code raises becomes a line."""
+    try:
+        yield
+    except (Exception, SystemExit) as fault:
+        if isinstance(fault, RequestError) or not (failure := failure_of_own_code(fault, config)):
+            raise
+        raise OwnCodeError(failure) from None
 
 
 def failure_of_own_code(fault: BaseException, config: RunConfig) -> str:
@@ -143,10 +152,15 @@ def _watched(entry: Any) -> Watched:
 
 
 def heard_in(config: RunConfig) -> Watched | None:
-    """The names of the modules that probes hear of the custom model of a run; None without one."""
+    """The names of the modules that probes hear of the custom model of a run; None without one.
+
+    Raises:
+        RequestError: it fails while probes listen, or no module has a name to be watched.
+    """
     for entry in config.guest.values():
         vocabulary = config.data.entry.open().vocabulary
-        return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+        with _refusing_own_failures(config):
+            return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
     return None
 
 
