@@ -494,6 +494,7 @@ def attending(query: Tensor, key: Tensor, **how: Any) -> Callable[[Tensor], Tens
         (lambda x: [x, SQUARE.softmax(-1), (2 * SQUARE).softmax(-1)][0], SQUARE),  # the first counts
         (lambda x: [x, torch.softmax(input=SQUARE, dim=-1)][0], SQUARE),
         (lambda x: [x, nn.functional.scaled_dot_product_attention(key=Q, value=Q, query=2 * Q)][0], Q @ Q.mT),
+        (lambda x: [x, SQUARE[:, :, 1:].softmax(-1), SQUARE.softmax(-1)][0], SQUARE),
         (lambda x: [x, SQUARE[..., 1:].softmax(-1), SQUARE.softmax(-1)][0], SQUARE),
         (lambda x: [x, x.softmax(-1), SQUARE[:, 0].softmax(-1), SQUARE[:1].softmax(-1), SQUARE.softmax(-1)][0], SQUARE),
         (lambda x: (SQUARE, x), SQUARE),  # what a part makes itself
@@ -1028,6 +1029,7 @@ def test_a_crash_test_whose_runs_all_failed_by_own_code_has_no_card(output_of: O
     told = output_of("stress", "--model", "mine.py:Mine", *TINY, "--tests", "lr_x10", "out=out", code=2).splitlines()
     failure = f"own code fails at mine.py:{line}: AssertionError: large"
     assert told[-1].endswith(f" has no card, since 6 of 6 runs failed: {failure}")
+    assert "lab: Mine takes no depth, so it has the size that it is built with" in told
     assert not [word for word in told if "Traceback" in word]
     assert not list(Path("out").rglob("card.*"))
 
@@ -1186,15 +1188,14 @@ def test_a_class_of_a_notebook_finds_its_runs_until_what_it_does_changes() -> No
 def test_train_takes_own_code_in_python_as_on_the_command_line(theirs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     import lab
 
-    for kind, name in (("optimizer", "Plain"), ("model", "model")):
-        words = [word for word in TINY if not word.startswith("hydra")]
-        assert main(["train", f"--{kind}", f"mine.py:{name}", *words, "out=out"]) == 0
-        assert "1 trained, 0 already there" in capsys.readouterr().out
-        lab.train(*words, out="out", **{kind: getattr(theirs, name)})
-        assert "0 trained, 1 already there" in capsys.readouterr().out
-    runs = store.read(Path("out")).runs
-    assert set(runs["optimizer.name"]) == {"Plain", "adamw"}
-    assert set(runs["guest"].dropna()) == {"model"}
+    words = [word for word in TINY if not word.startswith("hydra")]
+    assert main(["train", "--optimizer", "mine.py:Plain", *words, "out=out"]) == 0
+    assert "1 trained, 0 already there" in capsys.readouterr().out
+    lab.train(*words, out="out", optimizer=theirs.Plain)
+    assert "0 trained, 1 already there" in capsys.readouterr().out
+    assert set(store.read(Path("out")).runs["optimizer.name"]) == {"Plain"}
+    requests = json.loads(Path("out", "requests.json").read_text())
+    assert any("--optimizer=Plain" in str(request) for request in requests)
 
 
 @pytest.mark.parametrize("command", [["train"], ["sweep", "quickstart"]])
