@@ -422,10 +422,12 @@ def test_attention_scores_are_heard_in_modules_of_a_name() -> None:
     assert [where for kind, where in heard if kind == "block_output"] == ["block0"]
 
 
-def test_both_modules_of_a_block_have_a_place_of_their_own() -> None:
-    heard, *_ = heard_of(Watched(attn="blocks.*.*"), fused=True)
+@pytest.mark.parametrize("pattern", ["blocks.*.*", "blocks.*", "*"])
+def test_both_modules_of_a_block_have_a_place_of_their_own(pattern: str) -> None:
+    """Scores are those of the innermost module that is watched."""
+    heard, *_ = heard_of(Watched(attn=pattern), fused=True)
     places = {where for kind, where in heard if kind == "scores"}
-    assert {"block0.attn", "block0.other", "block1.attn", "block1.other"} <= places
+    assert places == {"block0.attn", "block0.other", "block1.attn", "block1.other"}
 
 
 class Does(nn.Module):
@@ -523,8 +525,9 @@ class Watcher(Stack):
 
 
 def test_what_is_outside_of_blocks_is_not_heard_and_a_model_without_any_is_heard_whole() -> None:
-    inside = Stack([Does(lambda x: x)])
-    assert not heard_in(nn.Sequential(Does(lambda x: [x, SQUARE.softmax(-1)][0]), inside)).scores
+    inside, outside = Stack([Does(lambda x: x)]), Does(lambda x: [x, SQUARE.softmax(-1)][0])
+    for parts in ([inside, outside], [outside, inside]):
+        assert not heard_in(nn.Sequential(*parts)).scores
     alone = heard_in(Does(lambda x: [x, SQUARE.softmax(-1)][0]))
     assert [*alone.scores] == [""]
     assert not alone.blocks
@@ -674,6 +677,7 @@ class Config:
         ({"num_attention_heads": 32, "num_key_value_heads": None}, {"num_key_value_heads": 6}),
         ({"head_dim": 128, "v_head_dim": 64, "qk_rope_head_dim": None}, {"head_dim": 4, "v_head_dim": 4}),
         ({"intermediate_size": 384}, {"intermediate_size": 96}),
+        ({"n_embd": 48, "intermediate_size": 384}, {"intermediate_size": 192}),
         ({"intermediate_size": 4 * 70}, {"intermediate_size": 72}),  # a multiple of 8
         ({"moe_intermediate_size": 96, "q_lora_rank": 64}, {"moe_intermediate_size": 24, "q_lora_rank": 16}),
         ({"shared_expert_intermediate_size": 192, "kv_lora_rank": 4}, {"shared_expert_intermediate_size": 48}),
@@ -880,6 +884,27 @@ def test_what_a_model_raises_is_told_in_a_line_with_its_place(parts: dict[str, s
 def test_a_model_that_makes_something_else_is_refused_with_its_place(after: str, said: str) -> None:
     written(MODEL, after=after)
     assert re.search(rf"^custom model Mine {said} .* \(mine.py:13\)$", refusal_of("model"))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "return logits, None",
+        "return types.SimpleNamespace(loss=None, logits=logits)",
+        "return collections.namedtuple('Output', 'loss logits')(None, logits)",
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_logits_may_stand_in_an_output_as_published_code_makes_it(after: str) -> None:
+    written(f"import collections, types\n{MODEL}", after=after)
+    check_own_code(run_config(tree_of("model")))
+
+
+@pytest.mark.parametrize("after", ["logits = logits * torch.rand(1)", "logits = logits + 0 * torch.rand(1)"])
+@pytest.mark.usefixtures("here")
+def test_a_model_that_draws_at_random_is_refused_even_where_it_makes_no_difference(after: str) -> None:
+    written(MODEL, after=after)
+    assert "makes other logits of the same tokens the next time" in refusal_of("model")
 
 
 @pytest.mark.parametrize(
