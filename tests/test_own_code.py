@@ -172,6 +172,7 @@ class Stateless(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.steps.append(1)
         for weight in self.param_groups[0]["params"]:
+            weight.grad.mul_(2)
             weight.sub_(self.param_groups[0]["lr"] * weight.grad)
 
 
@@ -270,13 +271,15 @@ def test_a_trial_leaves_random_numbers_weights_and_gradients_alone() -> None:
         assert weights[name].grad is None
 
 
-def test_each_step_of_a_run_is_one_of_its_optimizer() -> None:
+def test_each_step_of_a_run_is_one_of_its_optimizer_on_gradients_of_its_own() -> None:
     chain, weights, rate_r = own(Stateless, {"lr": 0.1}, {"lr": 0.2}), draw(100, 101), torch.ones(2)
-    state = chain.begin(weights)
+    state, gradients = chain.begin(weights), noise(3, 2)
     Stateless.steps.clear()
-    for step, gradient in enumerate(noise(3, 2)):
+    for step, gradient in enumerate(gradients):
         chain.step(gradient, state, at(step, weights, rate_r))
     assert len(Stateless.steps) == 3 * 2
+    for gradient, expected in zip(gradients, noise(3, 2), strict=True):
+        assert all(torch.equal(gradient[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize(
@@ -422,10 +425,11 @@ def test_attention_scores_are_heard_in_modules_of_a_name() -> None:
     assert [where for kind, where in heard if kind == "block_output"] == ["block0"]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("pattern", ["blocks.*.*", "blocks.*", "*"])
-def test_both_modules_of_a_block_have_a_place_of_their_own(pattern: str) -> None:
+def test_both_modules_of_a_block_have_a_place_of_their_own(pattern: str, fused: bool) -> None:
     """Scores are those of the innermost module that is watched."""
-    heard, *_ = heard_of(Watched(attn=pattern), fused=True)
+    heard, *_ = heard_of(Watched(attn=pattern), fused=fused)
     places = {where for kind, where in heard if kind == "scores"}
     assert places == {"block0.attn", "block0.other", "block1.attn", "block1.other"}
 
@@ -988,7 +992,7 @@ def test_an_optimizer_that_fails_in_a_trial_is_refused_before_training(parts: di
     [
         {"init": "self.past = list(params)", "step": "self.past"},  # its weights are no state
         {"step": "state.setdefault('mode', 'warm'); state.setdefault('shape', (2, [3.0, None]))"},
-        {"step": "state['late'] = state.get('late', 0) + (n > 1)"},
+        {"step": "if n == 2: state['second'] = p.grad"},
         {"step": "p.grad.mul_(n > 5)"},  # as RAdam, which moves nothing at first
         {"step": "group['warm'] = n < 3"},
     ],
