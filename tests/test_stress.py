@@ -583,7 +583,7 @@ def test_two_recipes_are_put_side_by_side_and_each_keeps_its_own_folder(capsys: 
 @pytest.mark.usefixtures("here")
 def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     Path("mine.yaml").write_text("defaults: [override /model: d64]\nsteps: 300\nbatch_size: 8\n")
     assert main(["stress", "mine.yaml", "--dry-run", "--tests", "lr_x10"]) == 0
     config = plans[0].missing[0].config
@@ -596,7 +596,7 @@ def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: py
 @pytest.mark.usefixtures("here")
 def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
     assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
     assert not Path("card").exists()
@@ -606,7 +606,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 @pytest.mark.parametrize("words", few(COMMANDS, 1), ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     monkeypatch.setattr("sys.argv", words)
     assert main([*words[1:], "--dry-run"]) == 0
     assert plans[0].folder.parent == Path("runs/stress")

@@ -15,6 +15,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lab.cli import usage
 from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
@@ -61,7 +62,8 @@ def _train(arguments: list[str]) -> None:
 def _stress(arguments: list[str]) -> None:
     from lab.cli import own_code, request, stress
 
-    is_value = [before == "--probe" for before in ["", *arguments[:-1]]]  # and no override, though it has "="
+    values = [option for option, takes in usage.COMMANDS["stress"].parsed_options.items() if takes]
+    is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
     is_word = [request.is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
     words = list(compress(arguments, is_word))
     given = OptionParser("stress").read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
@@ -76,13 +78,7 @@ def _stress(arguments: list[str]) -> None:
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
-    probes = own_code.read_probes(given.probe)
-    if probes and not given.model:
-        raise RequestError("--probe names modules of a model of your own; give it with --model")
-    code = [own_code.read(kind, path, probes) for kind in own_code.KINDS if (path := getattr(given, kind))]
-    for own in code:
-        if own.remark:
-            say(f"lab: {own.remark}", error=True)
+    code = own_code.read_options(given)
     arms = given.arms.split(",") if given.arms else []
     if arms and given.cures not in (None, "all"):
         raise RequestError("--arms goes with --cures all")

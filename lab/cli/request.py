@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from lab.cli import own_code
 from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.cli.own_code import OwnCode
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
 from lab.core.printing import say
@@ -27,7 +29,7 @@ from lab.core.schema import FORMER_KEYS, former_keys, key_now, with_keys_now
 from lab.core.shipped import data_folder, load, question, sweeps
 
 CONFIG_DIR = ("--config-dir", "-cd")
-OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
+OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
@@ -57,7 +59,8 @@ class Request:
         is_single: whether it is a single run, and the values that a sweep file sweeps are left out.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
-        job_words: overrides that each job gets besides its fleet.
+        own_code: what each job registers, see ``own_code.entries_for_jobs``.
+        remarks: what the user must know of their own code, once it is known that it can be trained.
     """
 
     words: Sequence[Word] = ()
@@ -69,7 +72,13 @@ class Request:
     is_single: bool = False
     command: str = ""
     question: str = ""
-    job_words: Sequence[str] = ()
+    own_code: Sequence[Sequence[str]] = ()
+    remarks: Sequence[str] = ()
+
+    def with_code(self, code: Sequence[OwnCode]) -> Request:
+        """The request with a model and an optimizer of the user's own, which its words choose."""
+        remarks = [own.remark for own in code if own.remark]
+        return replace(self, own_code=own_code.entries_for_jobs(code), remarks=remarks)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,6 +97,9 @@ def _parser() -> _Parser:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--config-dir", "-cd", nargs="?", const="")
     parser.add_argument("--dry-run", default="", choices=["summary", "full"])
+    parser.add_argument("--model")
+    parser.add_argument("--optimizer")
+    parser.add_argument("--probe", action="append", default=[])
     return parser
 
 
@@ -151,7 +163,13 @@ def is_override(word: str) -> bool:
 
 
 def read_request(
-    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, is_single: bool = False
+    arguments: Sequence[str],
+    command: str,
+    *,
+    name: str,
+    sweep: Path | None = None,
+    is_single: bool = False,
+    code: Sequence[OwnCode] = (),
 ) -> Request:
     """Read and check the arguments of a request.
 
@@ -161,11 +179,17 @@ def read_request(
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
         is_single: whether it is a single run unless ``-m`` is given.
+        code: a model and an optimizer of the user's own, besides those that options name.
 
     Raises:
         RequestError: the request cannot be carried out.
     """
     given = read_options(arguments)
+    code = [*code, *own_code.read_options(given)]
+    for own in code:
+        given.words = own.with_settings(given.words)
+        if own.rate and not sweep:
+            given.words = [own.rate, *given.words]
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     files = {"sweeps": content} if sweep else {}
     texts, shard = [f"sweeps={GIVEN}"] * bool(sweep), "1/1"
@@ -193,7 +217,8 @@ def read_request(
     show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
     asked = question(read_text(sweep)) if sweep else ""
     is_single = is_single and not given.multirun
-    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    request = Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    return request.with_code(code)
 
 
 def find_sweep(name: str) -> Path:

@@ -20,7 +20,7 @@ from rich.text import Text
 from lab.analysis.curves import parameters
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode, words_for_jobs
+from lab.cli.own_code import OwnCode
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
 from lab.cli.request import Request, read_options, read_request
 from lab.core import files
@@ -160,7 +160,7 @@ def read_plan(
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
     given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
-    request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
+    request = _as_the_file_says(request).with_code(code)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed and a size may")
     out = next(word.value for word in request.words if word.key == "out")
@@ -318,8 +318,8 @@ class _Bench:
         """Train what is missing of these settings.
 
         Raises:
-            RequestError: a run is invalid, or the folder cannot take records.
-            SystemExit: with status 1 when a run failed.
+            RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+            SystemExit: with status 1 when a run failed otherwise.
         """
         request = self.plan.request
         trees = compose_settings(request, settings)
@@ -331,12 +331,15 @@ class _Bench:
         for setting, of_setting in trees.items():  # a tree that repeats another one is not among those requested
             self.ids[setting] = [id_of.get(id(tree)) or points([tree])[0].id for tree in of_setting]
         launch.train_missing(planned, self.composed.launcher, request, screen=self.progress)
+        runs = {run for setting in settings for run in self.ids[setting]}
+        if failed := launch.failures(self.plan.folder, sorted(runs)):
+            context = f"{self.plan.recipe} has no card, since {len(failed)} of {len(runs)} runs failed: "
+            launch.refuse_own_code(failed, context)
+            say(f"lab: {context}{next(iter(failed.values()))}", error=True)
+            raise SystemExit(1)
         records = store.read(self.plan.folder)
         self.done = outcomes(records, self.ids)
         self.parameters = parameters(records.runs.set_index("id"))
-        if set(settings) - set(self.done):
-            say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
-            raise SystemExit(1)
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""
@@ -375,8 +378,8 @@ def make_card(plan: Plan) -> Card:
     """Train what is missing and make the card, with its page and its JSON beside the records.
 
     Raises:
-        RequestError: a run is invalid, or the folder cannot take records.
-        SystemExit: with status 1 when a run failed.
+        RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+        SystemExit: with status 1 when a run failed otherwise.
     """
     return _card_of_possible_tests(_without_impossible_tests(plan))
 
@@ -468,23 +471,30 @@ def _say_what_is_heard(tree: Tree) -> None:
     from lab.training.config import run_config
 
     if heard := heard_in(run_config(tree)):
-        missing = "nowhere; --probe {}=NAMES names modules"
-        places = [names or missing.format(kind) for kind, names in heard._asdict().items()]
-        say("lab: attention logits are heard in {}; the residual stream after {}".format(*places), error=True)
+        attention, stream = (
+            f"{word} {names}" if names else f"nowhere; --probe {kind}=NAMES names modules"
+            for word, (kind, names) in zip(("in", "after"), heard._asdict().items(), strict=True)
+        )
+        say(f"lab: attention logits are heard {attention}; the residual stream {stream}", error=True)
 
 
 def _first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Setting, Tree], dict[Setting, str]]:
     """The config tree of the first seed of each setting that can be trained, and why the others cannot."""
-    from lab.training.config import run_config  # slow to load
+    from lab.training.building import check_own_code  # slow to load
+    from lab.training.config import run_config
+    from lab.training.identity import static_key
 
     own = [word for word in request.words if not word.is_setting]
-    trees, refusals = dict[Setting, Tree](), dict[Setting, str]()
+    trees, refusals, shapes = dict[Setting, Tree](), dict[Setting, str](), set[str]()
     with hydra_configs(request.files):
         composer = Composer(request.config_dir)
         for setting in settings:
             try:
                 tree = trees_of_setting(composer, own, setting, request.config_dir)[0]
-                run_config(tree)
+                config = run_config(tree)
+                if (shape := static_key(config)) not in shapes:
+                    check_own_code(config)
+                    shapes.add(shape)
                 trees[setting] = tree
             except RequestError as refusal:
                 refusals[setting] = str(refusal)
@@ -666,8 +676,9 @@ def dry_run(plan: Plan) -> None:
     composed, trees = launch.compose(plan.request), compose_settings(plan.request, list(dict.fromkeys(settings)))
     every = [tree for of_setting in trees.values() for tree in of_setting]
     planned = launch.plan(composed._replace(trees=every), plan.request, cautions=False)
-    say(f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended:")
-    launch.print_estimate(planned, full=False)
+    best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
+    say(f"{plan.recipe}, {best}:")
+    launch.print_estimate(planned, plan.request)
 
 
 def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Setting, list[Tree]]:

@@ -99,10 +99,12 @@ class _Scores(TorchFunctionMode):
     ) -> Any:
         given = kwargs or {}
         if self.inside and func is F.scaled_dot_product_attention:
-            query, key, *_ = args
+            query, key = (
+                args[place] if len(args) > place else given[name] for place, name in enumerate(("query", "key"))
+            )
             self._keep(self.inside[-1], _scores(query, key, given.get("scale")))
         elif self.inside and func in SOFTMAXES:
-            self._keep(self.inside[-1], args[0])
+            self._keep(self.inside[-1], args[0] if args else given["input"])
         return func(*args, **given)
 
     def _keep(self, place: str, scores: Any) -> None:

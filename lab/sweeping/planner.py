@@ -21,7 +21,7 @@ from lab.records import plans, store
 from lab.records.trackers import require
 from lab.sweeping.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweeping.local_jobs import Slot
-from lab.training.building import check_custom, check_ranks, mlp_parts
+from lab.training.building import check_own_code, check_ranks, mlp_parts
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
 from lab.training.identity import columns, identify, static_key
@@ -288,7 +288,7 @@ def plan_sweep(
         check_ranks(point.config)
         require(point.config.tracker.entry)
     for config in {point.shape: point.config for point in requested}.values():
-        check_custom(config)
+        check_own_code(config)
     if distributed.world_size() > 1:
         is_local, slots = True, [None] * distributed.local_world_size()
     hosts = {d: measure_host(d, slots) if is_local else Host() for d in {point.config.device for point in requested}}
