@@ -27,6 +27,7 @@ PACKAGES: dict[str, set[str]] = {
     "probes": {"core"},
     "interventions": {"core", "model"},
     "responses": {"core"},
+    "recording": {"core", "model", "probes"},
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
     "studies": {"core", "records", "analysis"},
