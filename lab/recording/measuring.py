@@ -19,7 +19,7 @@ from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from lab.recording.attention import Attending, Scores, evenly, hearing_transformers
 from lab.recording.parts import Parts
-from lab.recording.tally import Key, Tally
+from lab.recording.tally import OF_WEIGHTS, Key, Tally
 
 OF_BLOCK = (activations.block_rms, activations.block_kurtosis)
 OF_SAMPLED_BLOCK = (
@@ -28,7 +28,6 @@ OF_SAMPLED_BLOCK = (
 )
 OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
 OF_ROUTER = (routing.router_logit_max, routing.router_log_z, routing.router_entropy, routing.router_balance)
-OF_EXPERT = ("param_rms", "grad_rms", "update_rms")
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
@@ -265,7 +264,10 @@ class Measurement:
     @guarded
     def _after_backward(self) -> None:
         self.is_queued = False
-        scale = self.scaler.get_scale() if self.scaler else 1.0
+        scale = 1.0
+        if self.scaler and self.scaler.is_enabled():
+            scale = self.scaler.get_scale()
+            self.tally.kept[Key("loss_scale")] = [(torch.tensor(scale), 1.0)]
         for name, weight in self.weights().items():
             if (gradient := _whole_or_shard(weight.grad)) is not None:
                 key = Key("unclipped", self.parts.where[name], name)
@@ -328,7 +330,7 @@ class Measurement:
         """Keep a number of a weight, and of each expert that it holds or belongs to."""
         place = self.parts.where[name]
         self.tally.add(Key(of, place, name), value[name], measured.numel())
-        if of not in OF_EXPERT:
+        if of not in OF_WEIGHTS:
             return
         if name in self.parts.expert:
             self.tally.add(

@@ -15,17 +15,11 @@ from lab.core import distributed
 
 # How a number is combined over micro-batches, ranks and shards of a tensor: as the root of a mean square, the largest,
 # or a sum; otherwise as a mean.
+OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
 ROOTS = (
-    "block_rms",
-    "output_logit_rms",
-    "grad_rms",
-    "param_rms",
-    "update_rms",
-    "step_rms",
-    "moment_ratio",
-    "unclipped",
+    *(*OF_WEIGHTS, *(f"expert_{name}" for name in OF_WEIGHTS)),
+    *("block_rms", "output_logit_rms", "step_rms", "moment_ratio", "unclipped"),
 )
-ROOTS = (*ROOTS, "expert_grad_rms", "expert_param_rms", "expert_update_rms")
 LARGEST = ("attention_logit_max", "router_logit_max")
 SUMS = ("expert_load",)
 # Of the tensors of a part the largest number counts; otherwise they are combined as before.

@@ -1,0 +1,618 @@
+"""A recorder overhears any training loop: its numbers are those of the lab's probes, and training keeps its bits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lab
+from lab import Fleet
+from lab.analysis.events.logs import read_logs
+from lab.core.errors import RequestError
+from lab.core.registry import MODELS
+from lab.recording import attention, measuring
+from lab.recording import recorder as recording
+from lab.recording.attention import sampled
+from lab.training.loop import train
+from lab.training.recorder import Recorder
+from small import configs
+from test_engine import compiles
+
+VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 23, 16, 2, 3, 10
+Row = dict[str, Any]
+
+
+class Attention(nn.Module):
+    """Causal attention by a fused kernel, with keys shared by two heads of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.kv_proj = nn.Linear(WIDTH, WIDTH, bias=False)  # the gradient of a key's bias is nothing but rounding
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k, v = self.kv_proj(x).unflatten(-1, (2, 1, -1)).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Experts(nn.Module):
+    """Two of four experts for each token, each an MLP of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k = 2
+        self.router = nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, chosen = self.router(x).softmax(-1).topk(self.top_k)
+        outputs = torch.stack([expert(x) for expert in self.experts], -2)
+        return (share[..., None] * outputs.gather(-2, chosen[..., None].expand(*chosen.shape, WIDTH))).sum(-2)
+
+
+class Block(nn.Module):
+    def __init__(self, mlp: Callable[[], nn.Module], *, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.mlp, self.dropout = Attention(), mlp(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class Model(nn.Module):
+    """A small Transformer as people write them."""
+
+    def __init__(
+        self,
+        mlp: Callable[[], nn.Module] = dense,
+        *,
+        vocabulary: int = VOCABULARY,
+        dropout: float = 0.0,
+        is_checkpointed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.layers = nn.ModuleList(Block(mlp, dropout=dropout) for _ in range(DEPTH))
+        self.norm, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x)
+        return self.lm_head(self.norm(x))
+
+
+def built(**options: Any) -> Model:
+    torch.manual_seed(0)
+    return Model(**options)
+
+
+def batch(step: int, rows: int = 4) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def run(
+    model: nn.Module,
+    out: Path | None,
+    steps: int = 3,
+    *,
+    every: int = 1,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    called: Callable[[Tensor], Tensor] | None = None,
+) -> list[Row]:
+    """Train, recorded if there is a file; the rows that were written, without the first, which says what was found."""
+    made = optimizer(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, made, every=every, out=out) if out else None
+    torch.manual_seed(1)
+    for step in range(steps):
+        loss = loss_of(model if called is None else called, batch(step))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        made.step()
+        made.zero_grad()
+        if recorder:
+            recorder.step(loss)
+    if recorder:
+        recorder.close()
+    return written(out)[1:] if out and out.exists() else []
+
+
+def written(out: Path) -> list[Row]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def same(ours: Row, theirs: Row, rel: float = 1e-5) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=rel, abs=1e-9), name
+
+
+# against the lab
+
+
+NAMES = [
+    *("train_loss", "grad_norm", "grad_norm_clipped", "grad_rms", "param_rms", "update_rms", "eps_ratio"),
+    *("grad_below_eps", "moment_ratio", "moment_outliers", "grad_underflow_fp16", "grad_underflow_e4m3"),
+    *("grad_underflow_mx", "block_rms", "block_kurtosis", "block_underflow_e4m3", "block_underflow_mx"),
+    *("block_overflow_fp16", "block_overflow_mx", "attention_logit_max", "output_logit_mean", "output_logit_rms"),
+    *("log_z", "log_z_square"),
+]
+OF_FLEET = ("probes.every=1", f"probes.names=[{','.join(NAMES)}]", "steps=4", "schedule=constant", "schedule.warmup=0")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The model of these tests as one of a fleet."""
+
+    def build(self, shape: Any, vocabulary: int) -> nn.Module:
+        return Model(vocabulary=vocabulary)
+
+
+def test_every_number_is_that_of_the_labs_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._entries, "recorded", Recorded)
+    recipe = (
+        "intervention=[]",
+        "optimizer.weight_decay=0",
+        "optimizer.clip=0.1",
+        "optimizer.lr=1e-2",
+        "optimizer.eps=1e-5",
+    )
+    (config,) = configs("", shared=("+guest.recorded={}", *OF_FLEET, *recipe))
+    fleet, model = Fleet([config]), Model(vocabulary=256)
+    model.load_state_dict({name: weight[0].detach().clone() for name, weight in fleet.state.weights.items()})
+    betas = (config.optimizer.links["adam"].beta1, config.optimizer.links["adam"].beta2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas, eps=1e-5, weight_decay=0)
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "probes.jsonl")
+    for step in range(config.steps):
+        tokens = fleet.feed.loader.batch(step)[0]
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    tape = Recorder(fleet)
+    for result in train(fleet):
+        tape.keep(result)
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    part = {name: f"block{name.split('.')[1]}" if name.startswith("layers") else "" for name in sizes}
+    part |= {"embedding.weight": "embedding", "norm.weight": "other", "norm.bias": "other", "lm_head.weight": "head"}
+    theirs = defaultdict[tuple[int, str, str], list[tuple[float, int]]](list)
+    for step, name, where, value in tape.runs()[0].metrics:
+        theirs[step, {"train_loss": "loss"}.get(name, name), part.get(where, where)].append(
+            (value, sizes.get(where, 1))
+        )
+    rows = {row["step"]: row for row in written(tmp_path / "probes.jsonl")[1:]}
+    assert len({name for _, name, _ in theirs}) == len(NAMES)
+    for (step, name, where), numbers in theirs.items():
+        total = sum(size for _, size in numbers)
+        if name in ("grad_rms", "param_rms"):
+            expected = math.sqrt(sum(value**2 * size for value, size in numbers) / total)
+        elif name in ("update_rms", "eps_ratio", "moment_ratio"):
+            expected = max(value for value, _ in numbers)
+        else:
+            expected = sum(value * size for value, size in numbers) / total
+        found = rows[step][f"{name}/{where}" if where else name]
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-7), (step, name, where)
+
+
+# the forward pass, however it is made
+
+
+@torch.no_grad()
+def attention_of(model: Model, tokens: Tensor) -> list[tuple[float, float]]:
+    """The largest score and the mean entropy of each block, with all scores written out."""
+    found = []
+    x = model.embedding(tokens)
+    for layer in model.layers:
+        y = layer.attention_norm(x)
+        q = layer.attention.q_proj(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k = layer.attention.kv_proj(y).chunk(2, -1)[0][:, None]
+        scores = 0.3 * q @ k.transpose(-1, -2) + torch.full((LENGTH, LENGTH), -math.inf).triu(1)
+        weights = scores.softmax(-1)
+        found.append((float(scores.max()), float(-(weights * weights.clamp(min=1e-30).log()).sum(-1).mean())))
+        x = layer(x)
+    return found
+
+
+def test_scores_of_a_fused_kernel_are_those_written_out(tmp_path: Path) -> None:
+    (row,) = run(built(), tmp_path / "probes.jsonl", 1)
+    for number, (largest, entropy) in enumerate(attention_of(built(), batch(0)[:, :-1])):
+        assert row[f"attention_logit_max/block{number}"] == pytest.approx(largest, rel=1e-5)
+        assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
+    assert row["attention_logit_max"] == max(row[f"attention_logit_max/block{number}"] for number in range(DEPTH))
+    assert row["attention_entropy"] == min(row[f"attention_entropy/block{number}"] for number in range(DEPTH))
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool
+) -> Tensor:  # pretends to be the kernel of a package, which has no other way in
+    return F.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, scale=softmax_scale
+    ).transpose(1, 2)
+
+
+def by_a_foreign_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    mixed = torch.ops.flash_attn._flash_attn_forward(*(x.transpose(1, 2) for x in (q, k, v)), 0.0, 0.5, True)
+    return mixed.transpose(1, 2)
+
+
+def by_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (0.5 * q @ k.mT).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+
+def by_products_of_all_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.baddbmm(torch.where(mask, 0.0, -1e38), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.5)
+    return (F.softmax(scores, dim=-1) @ v.flatten(0, 1)).view_as(q)
+
+
+def by_a_mask_of_truths(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, False, scale=0.5)
+
+
+def by_an_added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.where(mask, 0.0, -math.inf)[None, None], scale=0.5)
+
+
+KERNELS = (by_a_foreign_kernel, by_softmax, by_products_of_all_heads, by_a_mask_of_truths, by_an_added_mask)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_is_heard_whatever_computes_it(kernel: Callable[..., Tensor], tmp_path: Path) -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def split(self, x: Tensor) -> Any:
+            return self.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = kernel(*self.split(x), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
+            return x + mixed.detach().transpose(1, 2).flatten(2) + self.qkv(x)[..., :WIDTH]
+
+    class Numbered(nn.Module):
+        """Blocks that stand in no list."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+            self.block_0, self.block_1 = nn.Sequential(Attending()), nn.Sequential(Attending())
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.block_1(self.block_0(self.embedding(tokens))))
+
+    torch.manual_seed(0)
+    model = Numbered()
+    x, largest = model.embedding(batch(0)[:, :-1]).detach(), []
+    for block in (model.block_0, model.block_1):
+        q, k, _ = block[0].split(x)
+        largest.append((0.5 * q @ k.mT + torch.full((LENGTH, LENGTH), -math.inf).triu(1)).max().item())
+        x = block(x)
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert [row[f"attention_logit_max/block{number}"] for number in range(2)] == pytest.approx(largest, rel=1e-5)
+
+
+def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
+    q, k = torch.zeros(9, 1, 200, 4), torch.zeros(9, 1, 200, 4)
+    q[..., 0], k[:, :, 7, 0] = 1.0, 50.0
+    scores, weights = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
+    assert scores.shape == (1, 4, 1, 64, 200)
+    assert scores.max() == 25.0
+    assert weights[0, 0, 0, -1].argmax() == 7
+    q[-1, :, -1], k[-1] = 3.0, 100.0  # the last query of the last row is always among them
+    assert sampled({"query": q, "key": k}, "bhtk").scores_rbhts.max() == 600.0
+
+
+# training is what it was
+
+
+def trained_weights(make: Callable[[], tuple[nn.Module, Callable[[Tensor], Tensor]]], out: Path | None) -> list[Tensor]:
+    model, called = make()
+    run(model, out, 4, every=2, called=called)
+    return [weight.detach() for weight in model.parameters()]
+
+
+def eager() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = built(dropout=0.1)
+    return model, model
+
+
+def compiled(backend: str = "eager") -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model: Any = torch.compile(built(dropout=0.1), backend=backend)
+    return model, model
+
+
+def compiled_in_place() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = built(dropout=0.1)
+    model.compile(backend="eager")
+    return model, model
+
+
+def compiled_by_block() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = built(dropout=0.1)
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    return model, model
+
+
+def checkpointed() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = built(dropout=0.1, is_checkpointed=True)
+    return model, model
+
+
+WAYS = (
+    *(eager, compiled, checkpointed),
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (compiled_in_place, compiled_by_block)),
+)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
+@pytest.mark.parametrize("make", WAYS)
+def test_training_keeps_its_bits_and_the_numbers_do_not_depend_on_how_it_is_run(
+    make: Callable[[], tuple[nn.Module, Callable[[Tensor], Tensor]]], tmp_path: Path
+) -> None:
+    """Dropout draws random numbers, so a pass more or less would show."""
+    deaf, heard = trained_weights(make, None), trained_weights(make, tmp_path / "probes.jsonl")
+    assert all(map(torch.equal, deaf, heard))
+    trained_weights(eager, tmp_path / "eager.jsonl")
+    ours, theirs = (written(tmp_path / f"{name}.jsonl") for name in ("probes", "eager"))
+    assert ours[0] == theirs[0]
+    assert [row["step"] for row in ours[1:]] == [0, 1, 2, 3]
+    assert all("attention_logit_max/block1" in row for row in ours[1::2])
+    assert [set(row) for row in ours[2::2]] == [{"step", "loss"}] * 2
+    for our, their in zip(ours[1:], theirs[1:], strict=True):
+        same(our, their)
+
+
+@pytest.mark.slow
+@compiles
+def test_a_model_that_is_really_compiled_keeps_its_bits_and_is_compiled_once(tmp_path: Path) -> None:
+    deaf = trained_weights(lambda: compiled("inductor"), None)
+    frames = dict(torch._dynamo.utils.counters["frames"])
+    heard = trained_weights(lambda: compiled("inductor"), tmp_path / "probes.jsonl")
+    assert all(map(torch.equal, deaf, heard))
+    assert dict(torch._dynamo.utils.counters["frames"]) == frames
+    assert "attention_logit_max/block2" in written(tmp_path / "probes.jsonl")[1]
+
+
+def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path: Path) -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=3, out=tmp_path / "probes.jsonl")
+
+    def hooks() -> int:
+        of_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        return of_modules + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+    counts = []
+    for step in range(5):
+        counts.append(hooks())
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+    assert [count > 0 for count in counts] == [True, False, False, True, False]
+
+
+def test_an_evaluation_in_between_is_not_measured(tmp_path: Path) -> None:
+    rows = []
+    for is_evaluated in (False, True):
+        model, out = built(), tmp_path / f"{is_evaluated}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        if is_evaluated:
+            with torch.no_grad():
+                model(batch(9, rows=2)[:, :-1])
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+        rows.append(written(out)[1])
+    assert rows[0] == rows[1]
+
+
+def test_micro_batches_count_together(tmp_path: Path) -> None:
+    """Means over micro-batches of equal size are those of the whole batch; gradients are sums already."""
+    rows = []
+    for parts in (1, 2):
+        model, out = built(mlp=Experts), tmp_path / f"{parts}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        losses = [loss_of(model, rows_bt) / parts for rows_bt in batch(0).chunk(parts)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        recorder.step(sum(losses))
+        rows.append(written(out)[1])
+    uneven = [name for name in rows[0] if name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance"))]
+    for row in rows:
+        for name in uneven:
+            del row[name]
+    same(rows[1], rows[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_and_a_loss_scale_are_seen_through(dtype: torch.dtype, tmp_path: Path) -> None:
+    rows = []
+    for is_mixed in (False, True):
+        model, out = built(), tmp_path / f"{is_mixed}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=is_mixed and dtype == torch.float16)
+        recorder = lab.record(model, optimizer, every=1, out=out, scaler=scaler)
+        with torch.autocast("cpu", dtype, enabled=is_mixed):
+            loss = loss_of(model, batch(0))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        recorder.step(loss)
+        rows.append(written(out)[1])
+    full, mixed = rows
+    assert full["grad_norm"] > 0.5
+    assert full["grad_norm_clipped"] == pytest.approx(0.1, rel=1e-4) == mixed["grad_norm_clipped"]
+    for name in ("grad_norm", "attention_logit_max/block1", "block_rms/block2", "param_rms/block0", "update_rms"):
+        assert mixed[name] == pytest.approx(full[name], rel=0.03), name
+    assert mixed.get("loss_scale") == (2.0**12 if dtype == torch.float16 else None)
+
+
+@pytest.mark.parametrize("spoiled", ["forward", "optimizer", "writing"])
+def test_a_failure_of_the_recorder_ends_it_and_not_training(
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "folder" / "probes.jsonl"
+    out.parent.mkdir()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("planted")
+
+    if spoiled == "forward":
+        monkeypatch.setattr(attention, "evenly", fail)
+    elif spoiled == "optimizer":
+        monkeypatch.setattr(measuring.updates, "param_rms", fail)
+    else:
+        monkeypatch.setattr(recording, "_write", fail)
+    model = built()
+    run(model, out, 3, every=2)
+    deaf = built()
+    run(deaf, None, 3)
+    assert all(map(torch.equal, model.parameters(), deaf.parameters()))
+    (warning,) = caplog.records
+    assert "planted" in warning.getMessage()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not torch._C._len_torch_function_stack()
+
+
+# experts and optimizers
+
+
+def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
+    model, (row,) = built(mlp=Experts), run(built(mlp=Experts), tmp_path / "probes.jsonl", 1)
+    inputs = []
+    for layer in model.layers:
+        layer.mlp.router.register_forward_hook(lambda _, __, logits: inputs.append(logits.detach()))
+    loss_of(model, batch(0)).backward()
+    for number, logits_bte in enumerate(inputs):
+        counts = logits_bte.topk(2).indices.flatten().bincount(minlength=4).tolist()
+        assert row[f"expert_load/block{number}"] == counts
+        assert row[f"expert_load_max/block{number}"] == pytest.approx(max(counts) / (sum(counts) / 4))
+        assert row[f"dead_experts/block{number}"] == sum(count < 0.1 * sum(counts) / 4 for count in counts)
+        assert row[f"router_logit_max/block{number}"] == pytest.approx(float(logits_bte.max()), rel=1e-5)
+        assert row[f"router_log_z/block{number}"] == pytest.approx(float(logits_bte.logsumexp(-1).mean()), rel=1e-5)
+        experts = [torch.cat([w.flatten() for w in e.parameters()]) for e in model.layers[number].mlp.experts]
+        rms = [float(weights.detach().square().mean().sqrt()) for weights in experts]
+        assert row[f"expert_param_rms/block{number}"] == pytest.approx(rms, rel=1e-5)
+        assert len(row[f"expert_grad_rms/block{number}"]) == len(row[f"expert_update_rms/block{number}"]) == 4
+    assert row["expert_load_max"] == max(row[f"expert_load_max/block{number}"] for number in range(DEPTH))
+
+
+class Scaled(torch.optim.SGD):
+    """An optimizer that is unknown to the recorder."""
+
+
+def test_the_update_of_any_optimizer_is_seen_in_the_weights(tmp_path: Path) -> None:
+    weights = [weight.detach().clone() for weight in built().lm_head.parameters()]
+    model = built()
+    (row,) = run(model, tmp_path / "probes.jsonl", 1, optimizer=Scaled)
+    step = (weights[0] - model.lm_head.weight.detach()) / 1e-2
+    assert row["update_rms/head"] == pytest.approx(float(step.square().mean().sqrt()), rel=1e-4)
+    assert row["update_ratio/head"] == pytest.approx(float(1e-2 * step.norm() / weights[0].norm()), rel=1e-4)
+    assert "moment_ratio" not in row
+    assert "eps_ratio" not in row
+    assert "updates, of a sample of weights" in written(tmp_path / "probes.jsonl")[0]["found"]
+
+
+def test_several_optimizers_share_a_model(tmp_path: Path) -> None:
+    model = built()
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim == 2]
+    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
+    optimizers = [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-3)]
+    recorder = lab.record(model, optimizers, every=1, out=tmp_path / "probes.jsonl")
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    recorder.step(loss)
+    row = written(tmp_path / "probes.jsonl")[1]
+    assert row["update_rms/head"] == pytest.approx(1, rel=0.01)  # the first step of Adam
+    assert 0.01 < row["update_rms/block0"] < 2
+    assert row["grad_norm"] == pytest.approx(row["grad_norm_clipped"], rel=1e-6)
+
+
+# what is written
+
+
+def test_a_run_that_goes_on_adds_to_its_file(tmp_path: Path) -> None:
+    out, model = tmp_path / "probes.jsonl", built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for first_step in (0, 3):
+        recorder = lab.record(model, optimizer, every=2, out=out, first_step=first_step)
+        for step in range(first_step, first_step + 4):
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            optimizer.step()
+            recorder.step(loss)
+        recorder.close()
+    rows = written(out)
+    assert [row["step"] for row in rows if "step" in row] == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "grad_norm" in row] == [0, 2, 4, 6]
+
+
+def test_the_lab_reads_what_was_recorded(tmp_path: Path) -> None:
+    run(built(), tmp_path / "probes.jsonl", 30, every=10)
+    (log,) = read_logs(tmp_path / "probes.jsonl").runs
+    assert log.step_n.tolist() == list(range(30))
+    measured = {"grad_norm", "lr", "attention_logit_max", "update_rms", "eps_ratio", "output_logit"}
+    assert measured <= log.columns.keys()
+    assert np.isfinite(log.columns["attention_logit_max"]).nonzero()[0].tolist() == [0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"model": torch.zeros(2)}, "Tensor"),
+        ({"optimizer": "adam"}, "str"),
+        ({"model": nn.GELU()}, "no weight"),
+        ({"every": 0}, "every=0"),
+        ({"out": "absent/probes.jsonl"}, "absent"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, tmp_path: Path) -> None:
+    model = built()
+    options = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "out": tmp_path / "probes.jsonl"}
+    with pytest.raises(RequestError, match=named):
+        lab.record(**{**options, **given})
+    assert not list(tmp_path.iterdir())
