@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -616,3 +617,104 @@ def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, t
     with pytest.raises(RequestError, match=named):
         lab.record(**{**options, **given})
     assert not list(tmp_path.iterdir())
+
+
+# models of transformers
+
+SMALL = {
+    **{"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24},
+    **{"max_position_embeddings": 32, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+ROUTED = {**GROUPED, "num_experts_per_tok": 2}
+CONFIGS = {
+    "GPT2": {**SMALL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "Llama": GROUPED,
+    "Qwen3": GROUPED,
+    "Gemma2": {**GROUPED, "sliding_window": 5, "attn_logit_softcapping": 20.0, "query_pre_attn_scalar": 2},
+    "Mixtral": {**ROUTED, "num_local_experts": 4},
+    "Olmoe": {**ROUTED, "num_experts": 4, "head_dim": 4},
+}
+
+
+def built_by_transformers(name: str, implementation: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return model
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("kernel", ["sdpa", "foreign"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_of_transformers_are_measured_as_if_all_were_written_out(
+    name: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    if (name, kernel) == ("Gemma2", "sdpa"):
+        kernel = "eager"  # torch's kernel takes no cap
+    plain = built_by_transformers(name, "eager")
+    module = sys.modules[type(plain).__module__]
+
+    def foreign(*args: Any, **kwargs: Any) -> Any:  # as the function of a package that no one can look into
+        with torch._C.DisableTorchFunction():
+            return module.eager_attention_forward(*args, **kwargs)
+
+    transformers.AttentionInterface.register("foreign", foreign)
+    transformers.AttentionMaskInterface.register("foreign", transformers.masking_utils.eager_mask)
+    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(3))
+    scores, softmax = [], F.softmax
+
+    def spy(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        scores.extend([x] if x.ndim == 4 else [])
+        return softmax(x, *args, **kwargs)
+
+    monkeypatch.setattr(F, "softmax", spy)
+    truth = plain(tokens, output_attentions=True, output_hidden_states=True, labels=tokens)
+    monkeypatch.undo()
+    model = built_by_transformers(name, kernel)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "probes.jsonl")
+    loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    header, row = written(tmp_path / "probes.jsonl")
+    assert header["not_found"] == []
+    assert row["loss"] == pytest.approx(truth.loss.item(), rel=1e-5)
+    log_z = truth.logits.logsumexp(-1)
+    assert row["log_z"] == pytest.approx(log_z.mean().item(), rel=1e-5)
+    assert row["output_logit_rms"] == pytest.approx(truth.logits.square().mean().sqrt().item(), rel=1e-5)
+    cap = CONFIGS[name].get("attn_logit_softcapping")
+    for number, weights in enumerate(truth.attentions):
+        entropy = torch.special.entr(weights).sum(-1).mean().item()
+        assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
+        largest = scores[number].max().double()
+        largest = cap * torch.atanh(largest / cap) if cap else largest
+        assert row[f"attention_logit_max/block{number}"] == pytest.approx(largest.item(), rel=1e-4 if cap else 1e-5)
+    for number, hidden in enumerate(truth.hidden_states[1:-1]):  # the last has passed the final norm
+        assert row[f"block_rms/block{number}"] == pytest.approx(hidden.square().mean().sqrt().item(), rel=1e-5)
+        kurtosis = hidden.pow(4).mean() / hidden.square().mean() ** 2
+        assert row[f"block_kurtosis/block{number}"] == pytest.approx(kurtosis.item(), rel=1e-5)
+    plain.zero_grad()
+    truth.loss.backward()
+    gradients = [weight.grad.flatten() for weight in plain.parameters()]
+    assert row["grad_norm"] == pytest.approx(torch.cat(gradients).norm().item(), rel=1e-4)
+    if "num_experts_per_tok" in CONFIGS[name]:
+        routed = plain(tokens, output_router_logits=True).router_logits
+        for number, logits in enumerate(routed):
+            counts = logits.topk(2).indices.flatten().bincount(minlength=4).tolist()
+            assert row[f"expert_load/block{number}"] == counts
+            assert row[f"router_logit_max/block{number}"] == pytest.approx(logits.max().item(), rel=1e-5)
+            assert row[f"router_entropy/block{number}"] == pytest.approx(
+                torch.special.entr(logits.softmax(-1)).sum(-1).mean().item(), rel=1e-5
+            )
+            stacked = [w for n, w in plain.named_parameters() if f"layers.{number}." in n and ".experts." in n]
+            of_first = torch.cat([weight[0].flatten() for weight in stacked])
+            assert row[f"expert_param_rms/block{number}"][0] == pytest.approx(
+                of_first.square().mean().sqrt().item(), rel=1e-5
+            )
