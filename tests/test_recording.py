@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,7 +31,10 @@ from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs
 from test_engine import compiles
+from test_ranks import ENVIRONMENT, TORCHRUN
 
+HERE = Path(__file__).parent
+SHARES = ("grad_below", "grad_underflow", "moment_outliers")  # where rounding may decide on an entry
 VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 23, 16, 2, 3, 10
 Row = dict[str, Any]
 
@@ -617,6 +621,28 @@ def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, t
     with pytest.raises(RequestError, match=named):
         lab.record(**{**options, **given})
     assert not list(tmp_path.iterdir())
+
+
+# several ranks
+
+
+@pytest.mark.slow
+def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+    words = [*TORCHRUN, str(HERE / "recording_on_ranks.py"), str(tmp_path)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    alone = run(built(mlp=Experts), tmp_path / "alone.jsonl", 3, every=2)
+    for how in ("ddp", "fsdp"):
+        header, *rows = written(tmp_path / f"{how}.jsonl")
+        assert header["not_found"] == []
+        assert [row["step"] for row in rows] == [0, 1, 2]
+        for ours, theirs in zip(rows, alone, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
+                if not name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance", *SHARES)):
+                    assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
+    assert not (tmp_path / "failing.jsonl").exists()
+    assert done.stderr.count("lab.record has ended, and training goes on") == 2
 
 
 # models of transformers

@@ -291,7 +291,7 @@ class Measurement:
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
             if "eps" in group:
                 self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
-                self._add(name, "eps_ratio", updates.eps_ratio({name: g}, group["eps"]), g)
+                self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
             for measure in OF_SAMPLED_GRADIENT:
                 self._add(name, measure.__name__, measure({name: _sample(g)}), g)
             if not _is_adam(optimizer, group):

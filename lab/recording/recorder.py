@@ -173,6 +173,12 @@ class Recorder:
 
 def _columns(known: Mapping[Key, Known], sizes: Mapping[str, int], lr: float | None) -> dict[str, Any]:
     """The columns of a row: of the whole model, then of each of its parts as ``NAME/PART``, lists of its experts."""
+    ratios = dict[Key, Known]()  # of whole tensors, not of the shards of a rank
+    for key, eps in known.items():
+        if key.name == "eps":
+            rms = known[key._replace(name="grad_rms")].value
+            ratios[key._replace(name="eps_ratio")] = Known(eps.value / rms, 1.0) if rms else Known(math.nan, 0.0)
+    known = {**{key: number for key, number in known.items() if key.name != "eps"}, **ratios}
     experts = of_experts(known)
     loads = experts.get("expert_load", {})
     found = {name: {place: number.value for place, number in of.items()} for name, of in of_places(known).items()}
