@@ -13,6 +13,7 @@ from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
+from lab.analysis.recordings.recording import is_recording
 from lab.core import files
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 from lab.studies.alarms.words import next_look, rounded_level, sentence
@@ -85,6 +86,12 @@ def watch(
     notes = [*notes, *(note for source in sources for note in source.notes)]
     alarms = [(log, event) for log in logs for event in events[log.name]]
     causes, departed = _causes(logs, events, [source.runs for source in sources])
+    recorded = None
+    if is_recording(path):
+        from lab.analysis.recordings.words import report
+
+        recorded = report(path, [event for _, event in alarms], levels)
+    alarmed = bool(alarms) or bool(recorded and recorded.alarms)
     if as_json:
         plain = [
             plain_event(log, event)
@@ -94,8 +101,9 @@ def watch(
         ]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
+        output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
-        return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
+        return [json.dumps(output, indent=1, allow_nan=False)], alarmed
     if alarms:
         from lab.studies.alarms import pages  # loads what draws
 
@@ -112,8 +120,10 @@ def watch(
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
+    lines += recorded.lines if recorded else []
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
-    return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
+    number = len(alarms) + (recorded.alarms if recorded else 0)
+    return [*lines, f"{number} alarm{'s' * (number != 1)} in {runs}"], alarmed
 
 
 def _causes(
