@@ -81,7 +81,7 @@ class Measurement:
         else:
             self._hook_passes(self.hooks)
         for optimizer in optimizers:
-            self.hooks.callback(optimizer.register_step_pre_hook(lambda its, *_: self._before_update(its)).remove)
+            self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(lambda its, *_: self._after_update(its)).remove)
 
     def end(self) -> None:
@@ -277,6 +277,20 @@ class Measurement:
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained, by name."""
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Measure before an update; of one with a closure, in which the gradients are made, after that."""
+        (*rest, closure) = args if len(args) > 1 else (*args, kwargs.get("closure"))
+        if closure is None:
+            self._before_update(optimizer)
+            return None
+
+        def measured() -> Any:
+            loss = closure()
+            self._before_update(optimizer)
+            return loss
+
+        return (*rest, measured), {key: value for key, value in kwargs.items() if key != "closure"}
 
     @guarded
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:

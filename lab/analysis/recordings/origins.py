@@ -102,7 +102,7 @@ def _stretches(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(int(rows[a]), int(rows[b])) for a, b in zip(firsts, lasts, strict=True)] if len(rows) else []
 
 
-def origins(recording: Recording, rises: Sequence[Rise], spikes: Iterable[Event]) -> dict[Event, list[Rise]]:
+def rises_before(recording: Recording, rises: Sequence[Rise], spikes: Iterable[Event]) -> dict[Event, list[Rise]]:
     """Of each loss spike the rises that may tell where it began: those since the last spike, and not too long ago.
 
     The model is measured now and then, so a rise that is seen at the first measurement of a spike counts, too.

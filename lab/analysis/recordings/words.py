@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
-from lab.analysis.recordings.origins import Reach, Rise, find_rises, origins, quantities, reaches
+from lab.analysis.recordings.origins import Reach, Rise, find_rises, quantities, reaches, rises_before
 from lab.analysis.recordings.recording import read_recording
 from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
@@ -37,7 +37,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
         raise RequestError(f"{path} cannot be read as a recording: {error}") from None
     name, every = path.name, recording.header.get("every", 1)
     rises = find_rises(recording)
-    begun = origins(recording, rises, [event for event in events if event.kind == "spike"])
+    begun = rises_before(recording, rises, [event for event in events if event.kind == "spike"])
     told = {rise for of_spike in begun.values() for rise in of_spike}
     alarms = [rise for rise in rises if rise not in told and quantities()[rise.quantity]["alarm"]]
     coming = reaches(recording, levels)
