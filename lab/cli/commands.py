@@ -355,6 +355,15 @@ def _watch(arguments: list[str]) -> None:
     raise SystemExit(watching.watch(OptionParser("watch").read(arguments)))
 
 
+def _selftest(arguments: list[str]) -> None:
+    from lab.cli import selftest
+
+    given = OptionParser("selftest").read(arguments)
+    if given.folders:
+        raise RequestError(f"lab selftest takes no {str(given.folders[0])!r}")
+    raise SystemExit(selftest.selftest(given.json))
+
+
 def _claims(arguments: list[str]) -> None:
     from lab.core import files, shipped
     from lab.report import scoreboard
@@ -549,6 +558,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "watch": _watch,
+    "selftest": _selftest,
     "claims": _claims,
     "leaderboard": _leaderboard,
     "check": _check,

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     machine.configure_process()
-    if distributed.world_size() > 1:
+    if distributed.world_size() > 1 and arguments[:1] != ["selftest"]:  # which each rank carries out
         _on_ranks(arguments)
     return _coded(lambda: _dispatch(arguments))
 

@@ -95,6 +95,11 @@ def find_rises(recording: Recording) -> list[Rise]:
     return [rise for _, rise in sorted(found, key=lambda pair: (pair[1].step, -pair[0]))]
 
 
+def first_rows(risen_m: NDArray[np.bool_]) -> list[int]:
+    """The rows at which rises begin; rows closer than ``MERGE`` belong to one."""
+    return [first for first, _ in _stretches(np.flatnonzero(risen_m))]
+
+
 def _stretches(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
     """First and last of rows that are closer than ``MERGE`` together."""
     ends = np.flatnonzero(np.diff(rows) >= MERGE)
