@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 import traceback
-import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -19,7 +18,6 @@ from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,6 +216,8 @@ def _report(arguments: list[str]) -> None:
     else:
         say("\n".join([*lines, f"{'index' if index else 'report'}: {page}"]))
     if given.open:
+        import webbrowser
+
         webbrowser.open(page.absolute().as_uri())
     if failures:
         raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
@@ -269,6 +269,8 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None,
 
 def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
     """Write the report of each folder, as many at once as there are cores; the reason for a folder that has none."""
+    from lab.sweeping.local_jobs import run_jobs
+
     slots = [None] * min(machine.cores(), len(folders))
     ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
     return {

@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 from lab.cli import commands, interrupt, usage
@@ -74,6 +73,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
         say(usage.overview())
         raise SystemExit(DONE if word else REFUSED)
     if word in ("--version", "version"):
+        from importlib.metadata import version
+
         say(f"instability-lab {version('instability-lab')}")
         return
     if word in ("-sc", "--shell-completion"):

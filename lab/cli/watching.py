@@ -27,9 +27,6 @@ LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
 
 def watch(given: argparse.Namespace) -> int:
     """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
-    from lab.analysis.events.following import Follower
-    from lab.studies.alarms import watching
-
     if len(given.folders) != 1:
         raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
     path = given.folders[0]
@@ -41,7 +38,11 @@ def watch(given: argparse.Namespace) -> int:
     if given.follow:
         if given.replay:
             raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
+        from lab.analysis.events.following import Follower
+
         return _follow(Follower(path, columns, bits, levels), given.on_alarm, as_json=given.json)
+    from lab.studies.alarms import watching
+
     replays = [Path(log) for log in given.replay]
     lines, alarmed = watching.watch(
         path, replays=replays, mantissa_bits=bits, columns=columns, levels=levels, as_json=given.json

@@ -16,7 +16,6 @@ from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
-from lab.studies.alarms.words import next_look, rounded_level, sentence
 
 
 class Found(NamedTuple):
@@ -92,6 +91,9 @@ def watch(
 
         recorded = report(path, [event for _, event in alarms], levels)
     alarmed = bool(alarms) or bool(recorded and recorded.alarms)
+    if alarms:  # what words and pages need takes long to load
+        from lab.studies.alarms import pages
+        from lab.studies.alarms.words import next_look, sentence
     if as_json:
         plain = [
             plain_event(log, event)
@@ -104,9 +106,6 @@ def watch(
         output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], alarmed
-    if alarms:
-        from lab.studies.alarms import pages  # loads what draws
-
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
@@ -158,6 +157,8 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
     """An alarm as values for JSON."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
+        from lab.studies.alarms.words import rounded_level
+
         facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
