@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -21,7 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 import lab
 from lab import Fleet
+from lab.__main__ import main
+from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.recording import read_recording
 from lab.core.errors import RequestError
 from lab.core.registry import MODELS
 from lab.recording import attention, measuring
@@ -31,6 +35,7 @@ from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs
 from test_engine import compiles
+from test_gates_page import SCHEMA
 from test_ranks import ENVIRONMENT, TORCHRUN
 
 HERE = Path(__file__).parent
@@ -643,6 +648,116 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
                     assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
     assert not (tmp_path / "failing.jsonl").exists()
     assert done.stderr.count("lab.record has ended, and training goes on") == 2
+
+
+# what a recording tells
+
+
+EVERY, LAST, SPIKE = 10, 4000, 3030
+QUANTITIES = {"moment_ratio": 1.0, "update_rms": 0.2, "update_ratio": 1e-3, "grad_rms": 1e-3, "block_kurtosis": 3.0}
+
+
+def planted(out: Path, *, rises: bool = True, is_grown: bool = True) -> Path:
+    """A recording of three blocks: from step 3000 on the update of block1 is too large, then block2, then the loss.
+
+    The largest attention logit of block0 grows by 5 in 1,000 steps, and noise is a tenth of that.
+    """
+    random = np.random.default_rng(0)
+    rows: list[Row] = [{"recorder": "0", "every": EVERY, "blocks": {}, "not_found": ["output logits"]}]
+    for step in range(LAST + 1):
+        row = {"step": step, "loss": 3 + 4 / math.sqrt(step + 10) + random.normal(0, 0.02)}
+        if rises and SPIKE <= step < SPIKE + 60:
+            row["loss"] += 1.5
+        if step % EVERY == 0:
+            for name, usual in QUANTITIES.items():
+                for number in range(3):
+                    factor = 4.0 if rises and number and 2990 + 10 * number <= step < 3100 else 1.0
+                    is_one = name == ("update_ratio" if number == 1 else "grad_rms")
+                    value = usual * float(np.exp(random.normal(0, 0.03))) * (factor if is_one else 1.0)
+                    row[f"{name}/block{number}"] = value
+                row[name] = max(row[f"{name}/block{number}"] for number in range(3))
+            row["attention_logit_max/block0"] = 10 + 0.005 * step * is_grown + random.normal(0, 0.5)
+            row["attention_logit_max/block1"] = 8 + random.normal(0, 0.5)
+            row["attention_logit_max"] = max(row["attention_logit_max/block0"], row["attention_logit_max/block1"])
+            row["expert_load/block0"] = [1.0, 2.0]
+        rows.append(row)
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return out
+
+
+def watched(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["watch", *words])
+    return code, capsys.readouterr().out
+
+
+def test_where_a_spike_began_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = planted(tmp_path / "probes.jsonl")
+    code, text = watched(capsys, str(out))
+    assert code == 1
+    (line,) = [line for line in text.splitlines() if "first update_ratio of block1 rose" in line]
+    assert "at step 3000, 30 steps before the loss; then grad_rms of block2 at step 3010." in line
+    assert f"step {SPIKE}" in line
+    assert "not found in the model: output logits" in text
+    assert "no level known of" in text
+    _, text = watched(capsys, str(out), "--json")
+    content = json.loads(text)
+    jsonschema.validate(content, {**SCHEMA, "anyOf": [{"$ref": "#/$defs/alarms"}]})
+    (origin,) = content["recording"]["origins"]
+    assert [(rise["quantity"], rise["place"], rise["lead"]) for rise in origin["rises"]] == [
+        ("update_ratio", "block1", 30),
+        ("grad_rms", "block2", 20),
+    ]
+    assert [(rise["quantity"], rise["place"], rise["step"]) for rise in content["recording"]["rises"]] == [
+        ("update_ratio", "block1", 3000)
+    ]
+
+
+def test_a_calm_recording_raises_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = watched(capsys, str(planted(tmp_path / "probes.jsonl", rises=False)))
+    assert code == 0, text
+    assert "0 alarms" in text
+
+
+@pytest.mark.parametrize(("level", "grown"), [(40.0, True), (20.0, True), (40.0, False), (5.0, True)])
+def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = planted(tmp_path / "probes.jsonl", rises=False, is_grown=grown)
+    (tmp_path / "levels.json").write_text(json.dumps({"attention_logit_max": {"above": level}}))
+    _, text = watched(capsys, str(out), "--json", "--thresholds", str(tmp_path / "levels.json"))
+    recording = json.loads(text)["recording"]
+    (reach,) = recording["reaches"]
+    assert "attention_logit_max" not in recording["no_level"]
+    if level < 30:  # the last value is about 30
+        assert reach["step"] == reach["low"] == LAST
+    elif grown:
+        assert reach["place"] == "block0"
+        assert reach["low"] < 6000 < reach["high"]
+        assert reach["high"] - reach["low"] < 1500
+    else:
+        assert reach["high"] is None
+
+
+def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl", rises=False)
+    lines = out.read_text().splitlines()
+    again = [lines[0], *lines[2001:2501], '{"step": 2500, "lo']
+    out.write_text("\n".join([*lines[:3001], *again]))
+    recording = read_recording(out)
+    assert recording.step_m.tolist() == list(range(0, 2500, EVERY))
+    assert recording.places("moment_ratio") == ["block0", "block1", "block2"]
+    assert recording.columns["grad_rms", "block1"].shape == recording.step_m.shape
+
+
+def test_a_column_of_few_rows_raises_no_alarm_where_it_is_missing(tmp_path: Path) -> None:
+    """Rows without a gradient norm are no rows with one that is not a number."""
+    out = planted(tmp_path / "probes.jsonl", rises=False)
+    rows = [
+        row | ({"grad_norm": 1.0 + 0.01 * (row["step"] % 7)} if row.get("step", 1) % 100 == 0 else {})
+        for row in written(out)
+    ]
+    rows[3001] |= {"grad_norm": 9.0}
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows[1:]))
+    (log,) = read_logs(out).runs
+    assert [(event.kind, event.step) for event in detect(log)] == [("gradient_spike", 3000)]
 
 
 # models of transformers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,20 +79,38 @@ def risen(value_m: Numbers, *, falls: bool = False) -> NDArray[np.bool_]:
 
 
 def find_rises(recording: Recording) -> list[Rise]:
-    """All rises of a recording, in the order of their steps; of equal ones the farthest first."""
-    found = list[tuple[float, Rise]]()
+    """All rises in parts of the model, in the order of their steps; of equal ones the farthest first."""
+    found = [
+        rise
+        for name, known in quantities().items()
+        if known["tells"]
+        for place in recording.places(name)
+        for rise in _rises(recording, name, place)
+    ]
+    return sorted(found, key=lambda rise: (rise.step, -abs(math.log(rise.value / rise.usual))))
+
+
+def find_alarms(recording: Recording) -> list[Rise]:
+    """Rises, in the whole model, of the quantities that have earned an alarm, with the part that rose the farthest."""
+    found = list[Rise]()
     for name, known in quantities().items():
-        falls = bool(known.get("falls"))
-        for place in recording.places(name):
-            value_m = recording.columns[name, place]
-            usual_m, _ = before(value_m)
-            rows = np.flatnonzero(risen(value_m, falls=falls))
-            for first, last in _stretches(rows):
-                values = value_m[first : last + 1]
-                value, usual = float(np.nanmin(values) if falls else np.nanmax(values)), float(usual_m[first])
-                rise = Rise(name, place, int(recording.step_m[first]), value, usual)
-                found.append((abs(math.log(value / usual)) if usual > 0 else 0.0, rise))
-    return [rise for _, rise in sorted(found, key=lambda pair: (pair[1].step, -pair[0]))]
+        if known["alarm"] and (name, "") in recording.columns:
+            of_parts = [rise for place in recording.places(name) for rise in _rises(recording, name, place)]
+            for rise in _rises(recording, name, ""):
+                with_it = [part for part in of_parts if abs(part.step - rise.step) <= recording.header.get("every", 1)]
+                place = max(with_it, key=lambda part: part.value / part.usual).place if with_it else ""
+                found.append(rise._replace(place=place))
+    return sorted(found, key=lambda rise: rise.step)
+
+
+def _rises(recording: Recording, name: str, place: str) -> Iterator[Rise]:
+    falls = bool(quantities()[name].get("falls"))
+    value_m = recording.columns[name, place]
+    usual_m, _ = before(value_m)
+    for first, last in _stretches(np.flatnonzero(risen(value_m, falls=falls))):
+        values = value_m[first : last + 1]
+        value = float(np.nanmin(values) if falls else np.nanmax(values))
+        yield Rise(name, place, int(recording.step_m[first]), value, float(usual_m[first]))
 
 
 def first_rows(risen_m: NDArray[np.bool_]) -> list[int]:

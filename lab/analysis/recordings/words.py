@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
-from lab.analysis.recordings.origins import Reach, Rise, find_rises, quantities, reaches, rises_before
+from lab.analysis.recordings.origins import Reach, Rise, find_alarms, find_rises, quantities, reaches, rises_before
 from lab.analysis.recordings.recording import read_recording
-from lab.analysis.text import format_value, listed
+from lab.analysis.text import listed, number
 from lab.core.errors import RequestError
 
 MOST = 4  # rises that a line names
@@ -38,8 +38,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     name, every = path.name, recording.header.get("every", 1)
     rises = find_rises(recording)
     begun = rises_before(recording, rises, [event for event in events if event.kind == "spike"])
-    told = {rise for of_spike in begun.values() for rise in of_spike}
-    alarms = [rise for rise in rises if rise not in told and quantities()[rise.quantity]["alarm"]]
+    alarms = find_alarms(recording)
     coming = reaches(recording, levels)
     unknown = [of for of in quantities() if of not in levels and recording.places(of)]
     lines = [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
@@ -74,8 +73,12 @@ def _origin(spike: Event, rises: Sequence[Rise], every: int) -> str:
     return f"first {_rise(first)} at step {first.step}, {when}{then}. Look next at {_next(first)}."
 
 
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"
+def _short(value: float) -> str:
+    return number(float(f"{value:.3g}"))
+
+
+def _steps(steps: int) -> str:
+    return f"{steps} step{'s' * (steps != 1)}"
 
 
 def _where(rise: Rise | Reach) -> str:
@@ -84,7 +87,7 @@ def _where(rise: Rise | Reach) -> str:
 
 def _rise(rise: Rise) -> str:
     way = "fell" if quantities()[rise.quantity].get("falls") else "rose"
-    return f"{_where(rise)} {way} from {format_value(rise.usual)} to {format_value(rise.value)}"
+    return f"{_where(rise)} {way} from {_short(rise.usual)} to {_short(rise.value)}"
 
 
 def _next(rise: Rise) -> str:
@@ -92,8 +95,8 @@ def _next(rise: Rise) -> str:
 
 
 def _reach(reach: Reach) -> str:
-    now = f"{_where(reach)} is {format_value(reach.value)}"
-    level = format_value(reach.level)
+    now = f"{_where(reach)} is {_short(reach.value)}"
+    level = _short(reach.level)
     if reach.step == reach.low == reach.high:
         return f"{now}, beyond the level {level}"
     if math.isinf(reach.step):
