@@ -25,6 +25,7 @@ from lab import Fleet
 from lab.__main__ import main
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.following import GrowingRecording
 from lab.analysis.recordings.recording import read_recording
 from lab.core.errors import RequestError
 from lab.core.registry import MODELS
@@ -745,6 +746,21 @@ def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
     assert recording.step_m.tolist() == list(range(0, 2500, EVERY))
     assert recording.places("moment_ratio") == ["block0", "block1", "block2"]
     assert recording.columns["grad_rms", "block1"].shape == recording.step_m.shape
+
+
+def test_a_recording_is_followed_and_each_finding_told_once(tmp_path: Path) -> None:
+    lines = planted(tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    out, told = tmp_path / "probes.jsonl", []
+    out.write_text("")
+    (whole,) = read_logs(tmp_path / "whole.jsonl").runs
+    spikes = [event for event in detect(whole) if event.kind == "spike"]
+    recording = GrowingRecording(out, {})
+    for end in (2000, 3005, 3035, 3050, len(lines)):
+        out.write_text("".join(lines[:end]))
+        seen = [spike for spike in spikes if spike.step < end - 1]
+        told.append([(plain["step"], plain.get("quantity")) for _, plain in recording.poll(seen)])
+        assert not list(recording.poll(seen))
+    assert told == [[], [(3000, "update_ratio")], [(SPIKE, None)], [], []]
 
 
 def test_a_column_of_few_rows_raises_no_alarm_where_it_is_missing(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_run_that_learns_something_else_fails(
     failed = [check["name"] for check in content["checks"] if not check["passes"]]
     assert code == 1
     assert failed == ["training in fp32, repeats that differ"]
-    monkeypatch.setattr(selftest, "_losses", lambda words: dict.fromkeys(trained(words), float("nan")))
+    monkeypatch.setattr(selftest, "_losses", lambda _: dict.fromkeys(trained(words), float("nan")))
     code, content = said(capsys)
     failed = {check["name"] for check in content["checks"] if not check["passes"]}
     assert code == 1

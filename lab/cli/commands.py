@@ -363,7 +363,7 @@ def _selftest(arguments: list[str]) -> None:
     given = OptionParser("selftest").read(arguments)
     if given.folders:
         raise RequestError(f"lab selftest takes no {str(given.folders[0])!r}")
-    raise SystemExit(selftest.selftest(given.json))
+    raise SystemExit(selftest.check_machine(given.json))
 
 
 def _claims(arguments: list[str]) -> None:

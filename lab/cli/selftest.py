@@ -52,7 +52,7 @@ class Check(NamedTuple):
         return self.value <= self.bound
 
 
-def selftest(as_json: bool) -> int:
+def check_machine(as_json: bool) -> int:
     """Check this machine, and say which core, device or rank differs; returns 1 if a check fails, 0 if all pass."""
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     started = time.monotonic()

@@ -18,11 +18,21 @@ MOST = 4  # rises that a line names
 
 
 class Report(NamedTuple):
-    """Lines, values for JSON, and how many alarms there are among them."""
+    """What a recording says.
 
+    Attributes:
+        found: a line, and values for JSON, for where each spike began and for each alarm.
+        lines: for these and for all else.
+        plain: all of it as values for JSON.
+        alarms: how many alarms there are.
+        last: the last step at which the model was measured; -1 for none.
+    """
+
+    found: list[tuple[str, dict[str, Any]]]
     lines: list[str]
     plain: dict[str, Any]
     alarms: int
+    last: int
 
 
 def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> Report:
@@ -41,24 +51,26 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     alarms = find_alarms(recording)
     coming = reaches(recording, levels)
     unknown = [of for of in quantities() if of not in levels and recording.places(of)]
+    begins = [
+        {"step": spike.step, "rises": [_plain(rise) | {"lead": spike.step - rise.step} for rise in of_spike]}
+        for spike, of_spike in begun.items()
+    ]
+    told = [f"{name} step {spike.step}: {_origin(spike, of_spike, every)}" for spike, of_spike in begun.items()]
+    raised = [f"{name} step {rise.step}: {_rise(rise)}. Look next at {_next(rise)}." for rise in alarms]
     lines = [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
-    lines += [f"{name} step {spike.step}: {_origin(spike, of_spike, every)}" for spike, of_spike in begun.items()]
-    lines += [f"{name} step {rise.step}: {_rise(rise)}. Look next at {_next(rise)}." for rise in alarms]
-    lines += [f"{name}: {_reach(reach)}" for reach in coming]
+    lines += [*told, *raised, *(f"{name}: {_reach(reach)}" for reach in coming)]
     if unknown:
         lines.append(f"{name}: no level known of {listed(unknown)}; --thresholds FILE gives levels")
     plain = {
         "every": every,
         "not_found": recording.header.get("not_found", []),
-        "origins": [
-            {"step": spike.step, "rises": [_plain(rise) | {"lead": spike.step - rise.step} for rise in of_spike]}
-            for spike, of_spike in begun.items()
-        ],
+        "origins": begins,
         "rises": [_plain(rise) for rise in alarms],
         "reaches": [_plain(reach) for reach in coming],
         "no_level": unknown,
     }
-    return Report(lines, plain, len(alarms))
+    found = [*zip(told, begins, strict=True), *zip(raised, plain["rises"], strict=True)]
+    return Report(found, lines, plain, len(alarms), int(recording.step_m[-1]) if len(recording.step_m) else -1)
 
 
 def _origin(spike: Event, rises: Sequence[Rise], every: int) -> str:
