@@ -76,11 +76,7 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
                         say(found, error=as_json)
                 for line, plain in recording.poll(spikes):
                     is_new = True
-                    text = json.dumps(plain | {"text": line})
-                    say(text if as_json else line)
-                    if "quantity" in plain:
-                        raised += 1
-                        _hand_over(text, command)
+                    say(json.dumps(plain | {"text": line}) if as_json else line)
                 if not is_new:
                     if not follower.runs and not is_waiting:
                         say(f"{follower.fault()}; waiting for more", error=True)
@@ -103,11 +99,6 @@ def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     advice = next_look(alarm.log, alarm.event, {})
     plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text, "next": advice}, allow_nan=False)
     say(plain if as_json else f"{text}. Look next at {advice}.")
-    _hand_over(plain, command)
-
-
-def _hand_over(plain: str, command: str | None) -> None:
-    """Run the command of the user, if there is one, with an alarm on its standard input."""
     if not command:
         return
     try:

@@ -1,4 +1,4 @@
-"""Follows a recording that grows: where each spike began and each alarm, told once by a process."""
+"""Follows a recording that grows: where each loss spike began, told once by a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GrowingRecording:
 
     def __init__(self, path: Path, levels: Mapping[str, Level]) -> None:
         self.path, self.levels = path, levels
-        self.size, self.told = -1, set[tuple[int, str]]()
+        self.size, self.told = -1, set[int]()
 
     def poll(self, spikes: Sequence[Event]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield a line, and values for JSON, for what is new since the last call.
@@ -34,7 +34,6 @@ class GrowingRecording:
         self.size = size
         found = report(self.path, spikes, self.levels)
         for line, plain in found.found:
-            key = (plain["step"], plain.get("quantity", "origin"))
-            if key not in self.told and ("quantity" in plain or plain["step"] <= found.last):
-                self.told.add(key)
+            if plain["step"] not in self.told and plain["step"] <= found.last:
+                self.told.add(plain["step"])
                 yield line, plain

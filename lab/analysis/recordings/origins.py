@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.detectors import LEAD, Event
+from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
 from lab.analysis.recordings.recording import Recording
 from lab.core import shipped
@@ -78,68 +78,58 @@ def risen(value_m: Numbers, *, falls: bool = False) -> NDArray[np.bool_]:
     return found
 
 
-def find_rises(recording: Recording) -> list[Rise]:
-    """All rises in parts of the model, in the order of their steps; of equal ones the farthest first."""
-    found = [
-        rise
-        for name, known in quantities().items()
-        if known["tells"]
-        for place in recording.places(name)
-        for rise in _rises(recording, name, place)
-    ]
-    return sorted(found, key=lambda rise: (rise.step, -abs(math.log(rise.value / rise.usual))))
-
-
-def find_alarms(recording: Recording) -> list[Rise]:
-    """Rises, in the whole model, of the quantities that have earned an alarm, with the part that rose the farthest."""
-    found = list[Rise]()
-    for name, known in quantities().items():
-        if known["alarm"] and (name, "") in recording.columns:
-            of_parts = [rise for place in recording.places(name) for rise in _rises(recording, name, place)]
-            for rise in _rises(recording, name, ""):
-                with_it = [part for part in of_parts if abs(part.step - rise.step) <= recording.header.get("every", 1)]
-                place = max(with_it, key=lambda part: part.value / part.usual).place if with_it else ""
-                found.append(rise._replace(place=place))
-    return sorted(found, key=lambda rise: rise.step)
-
-
-def _rises(recording: Recording, name: str, place: str) -> Iterator[Rise]:
-    falls = bool(quantities()[name].get("falls"))
-    value_m = recording.columns[name, place]
-    usual_m, _ = before(value_m)
-    for first, last in _stretches(np.flatnonzero(risen(value_m, falls=falls))):
-        values = value_m[first : last + 1]
-        value = float(np.nanmin(values) if falls else np.nanmax(values))
-        yield Rise(name, place, int(recording.step_m[first]), value, float(usual_m[first]))
-
-
 def first_rows(risen_m: NDArray[np.bool_]) -> list[int]:
     """The rows at which rises begin; rows closer than ``MERGE`` belong to one."""
-    return [first for first, _ in _stretches(np.flatnonzero(risen_m))]
+    rows = np.flatnonzero(risen_m)
+    return [int(row) for row in rows[np.diff(rows, prepend=-MERGE) >= MERGE]]
 
 
-def _stretches(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """First and last of rows that are closer than ``MERGE`` together."""
-    ends = np.flatnonzero(np.diff(rows) >= MERGE)
-    firsts, lasts = np.concatenate([[0], ends + 1]), np.concatenate([ends, [len(rows) - 1]])
-    return [(int(rows[a]), int(rows[b])) for a, b in zip(firsts, lasts, strict=True)] if len(rows) else []
+def rises_before(recording: Recording, spikes: Iterable[Event]) -> dict[Event, list[Rise]]:
+    """Of each loss spike what had risen when it began, and since when, the earliest first, of equal ones the farthest.
 
-
-def rises_before(recording: Recording, rises: Sequence[Rise], spikes: Iterable[Event]) -> dict[Event, list[Rise]]:
-    """Of each loss spike the rises that may tell where it began: those since the last spike, and not too long ago.
-
-    The model is measured now and then, so a rise that is seen at the first measurement of a spike counts, too.
+    The model is measured now and then, so what has risen at the first measurement of a spike counts, too. What had
+    risen for a while and was usual again before the spike does not count: there are many quantities in many parts, and
+    some of them rise by chance.
     """
     found, end = dict[Event, list[Rise]](), -1
+    series = [(name, place) for name in quantities() for place in recording.places(name)]
+    risen_of = {key: risen(recording.columns[key], falls=_falls(key[0])) for key in series}
     for spike in sorted(spikes, key=lambda event: event.step):
-        row = int(np.searchsorted(recording.step_m, spike.step))
-        earliest = int(recording.step_m[max(0, row - LEAD)]) if len(recording.step_m) else 0
-        latest = int(recording.step_m[row]) if row < len(recording.step_m) else spike.step
-        found[spike] = [
-            rise for rise in rises if max(earliest, end) <= rise.step <= latest and quantities()[rise.quantity]["tells"]
+        after = int(np.searchsorted(recording.step_m, spike.step))
+        earliest = int(np.searchsorted(recording.step_m, end, side="right"))
+        of_spike = [
+            _rise(recording, key, rows)
+            for key, risen_m in risen_of.items()
+            if (rows := _lasting(risen_m, earliest, after))
         ]
+        found[spike] = sorted(of_spike, key=lambda rise: (rise.step, -abs(math.log(rise.value / rise.usual))))
         end = spike.end or spike.step
     return found
+
+
+def _lasting(risen_m: NDArray[np.bool_], earliest: int, after: int) -> range:
+    """The rows of a rise that lasts up to the measurement after a spike began, or the one before; empty without one.
+
+    A row that is not risen may lie between two that are.
+    """
+    last = next((row for row in (after, after - 1) if earliest <= row < len(risen_m) and risen_m[row]), None)
+    if last is None:
+        return range(0)
+    first = last
+    while first > earliest and risen_m[max(earliest, first - 2) : first].any():
+        first -= 1 if risen_m[first - 1] else 2
+    return range(first, last + 1)
+
+
+def _rise(recording: Recording, key: tuple[str, str], rows: range) -> Rise:
+    value_m = recording.columns[key]
+    values = value_m[rows.start : rows.stop]
+    farthest = float(np.nanmin(values) if _falls(key[0]) else np.nanmax(values))
+    return Rise(*key, int(recording.step_m[rows.start]), farthest, float(before(value_m)[0][rows.start]))
+
+
+def _falls(name: str) -> bool:
+    return bool(quantities()[name].get("falls"))
 
 
 def reaches(recording: Recording, levels: Mapping[str, Level]) -> list[Reach]:

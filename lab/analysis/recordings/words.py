@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
-from lab.analysis.recordings.origins import Reach, Rise, find_alarms, find_rises, quantities, reaches, rises_before
+from lab.analysis.recordings.origins import Reach, Rise, quantities, reaches, rises_before
 from lab.analysis.recordings.recording import read_recording
 from lab.analysis.text import listed, number
 from lab.core.errors import RequestError
@@ -21,17 +21,15 @@ class Report(NamedTuple):
     """What a recording says.
 
     Attributes:
-        found: a line, and values for JSON, for where each spike began and for each alarm.
+        found: a line, and values for JSON, for where each spike began.
         lines: for these and for all else.
         plain: all of it as values for JSON.
-        alarms: how many alarms there are.
         last: the last step at which the model was measured; -1 for none.
     """
 
     found: list[tuple[str, dict[str, Any]]]
     lines: list[str]
     plain: dict[str, Any]
-    alarms: int
     last: int
 
 
@@ -46,9 +44,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a recording: {error}") from None
     name, every = path.name, recording.header.get("every", 1)
-    rises = find_rises(recording)
-    begun = rises_before(recording, rises, [event for event in events if event.kind == "spike"])
-    alarms = find_alarms(recording)
+    begun = rises_before(recording, [event for event in events if event.kind == "spike"])
     coming = reaches(recording, levels)
     unknown = [of for of in quantities() if of not in levels and recording.places(of)]
     begins = [
@@ -56,21 +52,19 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
         for spike, of_spike in begun.items()
     ]
     told = [f"{name} step {spike.step}: {_origin(spike, of_spike, every)}" for spike, of_spike in begun.items()]
-    raised = [f"{name} step {rise.step}: {_rise(rise)}. Look next at {_next(rise)}." for rise in alarms]
     lines = [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
-    lines += [*told, *raised, *(f"{name}: {_reach(reach)}" for reach in coming)]
+    lines += [*told, *(f"{name}: {_reach(reach)}" for reach in coming)]
     if unknown:
         lines.append(f"{name}: no level known of {listed(unknown)}; --thresholds FILE gives levels")
     plain = {
         "every": every,
         "not_found": recording.header.get("not_found", []),
         "origins": begins,
-        "rises": [_plain(rise) for rise in alarms],
         "reaches": [_plain(reach) for reach in coming],
         "no_level": unknown,
     }
-    found = [*zip(told, begins, strict=True), *zip(raised, plain["rises"], strict=True)]
-    return Report(found, lines, plain, len(alarms), int(recording.step_m[-1]) if len(recording.step_m) else -1)
+    found = list(zip(told, begins, strict=True))
+    return Report(found, lines, plain, int(recording.step_m[-1]) if len(recording.step_m) else -1)
 
 
 def _origin(spike: Event, rises: Sequence[Rise], every: int) -> str:

@@ -90,7 +90,6 @@ def watch(
         from lab.analysis.recordings.words import report
 
         recorded = report(path, [event for _, event in alarms], levels)
-    alarmed = bool(alarms) or bool(recorded and recorded.alarms)
     if alarms:  # what words and pages need takes long to load
         from lab.studies.alarms import pages
         from lab.studies.alarms.words import next_look, sentence
@@ -105,7 +104,7 @@ def watch(
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
         output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
-        return [json.dumps(output, indent=1, allow_nan=False)], alarmed
+        return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
@@ -121,8 +120,7 @@ def watch(
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
     lines += recorded.lines if recorded else []
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
-    number = len(alarms) + (recorded.alarms if recorded else 0)
-    return [*lines, f"{number} alarm{'s' * (number != 1)} in {runs}"], alarmed
+    return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
 
 
 def _causes(
