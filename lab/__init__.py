@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.model.parametrization import Factors as Factors
     from lab.model.parametrization import Standard as Standard
     from lab.optim.links import Link as Link
-    from lab.recording import hf as hf
-    from lab.recording import lightning as lightning
     from lab.recording.recorder import record as record
     from lab.studies.stress.battery import add_stress_tests as add_stress_tests
     from lab.training.config import RunConfig as RunConfig
@@ -58,7 +56,6 @@ _MODULES = {
     "lab.data.packing": ("PackedCorpus",),
     "lab.model.parametrization": ("Factors", "Standard"),
     "lab.optim.links": ("Link",),
-    "lab.recording": ("hf", "lightning"),
     "lab.recording.recorder": ("record",),
     "lab.studies.stress.battery": ("add_stress_tests",),
     "lab.training.config": ("RunConfig", "run_config"),
@@ -68,11 +65,15 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [*_MODULE_OF]
 
 
+_CALLBACKS = ("hf", "lightning")  # modules that need a package of others
+
+
 def __getattr__(name: str) -> Any:
+    if name in _CALLBACKS:
+        return import_module(f"lab.recording.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    module = import_module(_MODULE_OF[name])
-    return getattr(module, name) if hasattr(module, name) else import_module(f"{module.__name__}.{name}")
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -8,12 +8,14 @@ import subprocess
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
 from lab.__main__ import main
 from lab.cli import selftest
 from lab.core import shipped
+from test_gates_page import SCHEMA
 from test_ranks import ENVIRONMENT, TORCHRUN
 
 
@@ -45,6 +47,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
 
 def test_a_sound_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
     code, content = said(capsys)
+    jsonschema.validate(content, {**SCHEMA, "anyOf": [{"$ref": "#/$defs/selftest"}]})
     assert (code, content["passes"], content["differing"]) == (0, True, [])
     names = {check["name"] for check in content["checks"]}
     assert {f"matmul in {name} against float64" for name in ("float32", "bfloat16", "float16")} <= names
