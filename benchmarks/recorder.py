@@ -1,9 +1,8 @@
 """What a recorder costs on a CPU, side by side with training without one: ``python benchmarks/recorder.py [ROUNDS]``.
 
-A model of width 512 and 24 blocks is trained with AdamW. In each round one step is plain, one is recorded, and one has
-a recorder that waits for its turn, in an order that changes from round to round, so that other load on the machine
-meets all of them. Printed are the medians over rounds, and the share of a step that recording every 100 steps adds.
-If trainscope is installed, a step with it, at its defaults, is timed, too.
+A model of width 512 and 24 blocks is trained with AdamW. In each round one step is plain and one is recorded, in an
+order that changes from round to round, so that other load on the machine meets both. Medians over rounds, and what
+recording every 100 steps adds to a step, go into the page. If trainscope is installed, it is timed, too.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 
 import lab
 
-WIDTH, BLOCKS, HEAD_WIDTH, VOCABULARY, ROWS, LENGTH = 512, 24, 64, 4096, 8, 128
+PAGE = Path(__file__).parents[1] / "docs" / "record_your_run.md"
+MARKS = ("<!-- recorder cost -->", "<!-- end of recorder cost -->")
+WIDTH, BLOCKS, HEAD_WIDTH, VOCABULARY, ROWS, LENGTH = 512, 24, 64, 4096, 4, 128
 EVERY = 100
 IDLE_CALLS = 1000  # of the recorder at steps that it does not record
 
@@ -95,11 +98,21 @@ def main(rounds: int) -> None:
     plain, recorded = median(seconds["plain"]), median(seconds["recorded"])
     share = ((recorded - plain) / EVERY + idle) / plain
     parameters = sum(weight.numel() for weight in model.parameters()) / 1e6
-    print(f"width {WIDTH}, {BLOCKS} blocks, {parameters:.0f}M parameters, {ROWS * LENGTH} tokens, {rounds} rounds")
-    print(f"plain step: {plain:.2f} s; recorded step: {recorded:.2f} s; waiting: {idle * 1e6:.1f} us")
-    print(f"recording every {EVERY} steps adds {share:.2%} of a step")
+    lines = [
+        f"On one core, for width {WIDTH} and {BLOCKS} blocks ({parameters:.0f}M parameters), a step of {ROWS * LENGTH} "
+        f"tokens took {plain:.1f} s, and {recorded:.1f} s where it was recorded (medians of {rounds} rounds, "
+        f"interleaved, on a machine with other load). At other steps `recorder.step` took {idle * 1e6:.0f} "
+        f"microseconds. So recording every {EVERY} steps adds {share:.2%} to a step."
+    ]
     if "trainscope" in seconds:
-        print(f"trainscope adds {median(seconds['trainscope']) / plain - 1:.1%} of each step")
+        more = median(seconds["trainscope"]) / plain - 1
+        lines.append(f"trainscope {version('trainscope')}, at its defaults, adds {more:.0%} to each step there.")
+    text = fill(" ".join(lines), 120)
+    print(text)
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 def with_trainscope(model: nn.Module, optimizer: torch.optim.Optimizer, rounds: int, folder: str) -> list[float]:

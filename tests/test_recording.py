@@ -874,3 +874,101 @@ def test_models_of_transformers_are_measured_as_if_all_were_written_out(
             assert row[f"expert_param_rms/block{number}"][0] == pytest.approx(
                 of_first.square().mean().sqrt().item(), rel=1e-5
             )
+
+
+# trainers of others
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_trainer_of_transformers_is_recorded(parts: int, tmp_path: Path) -> None:
+    """Its own losses and gradient norms are those recorded, whatever the number of micro-batches."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    data = [{"input_ids": (x := torch.randint(50, (12,))), "labels": x} for _ in range(48)]
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=5,
+        per_device_train_batch_size=8 // parts,
+        gradient_accumulation_steps=parts,
+        max_grad_norm=0.1,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = built_by_transformers("Llama", "sdpa")
+    if parts == 2:
+        model.gradient_checkpointing_enable()
+    trainer = transformers.Trainer(model, options, train_dataset=data, callbacks=[lab.hf.Recorder(every=2)])
+    trainer.train()
+    header, *rows = written(tmp_path / "probes.jsonl")
+    assert header["not_found"] == []
+    told = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [row["loss"] for row in rows] == pytest.approx([float(entry["loss"]) for entry in told], rel=1e-5)
+    norms = [float(entry["grad_norm"]) for entry in told]
+    assert [row["grad_norm"] for row in rows[::2]] == pytest.approx(norms[::2], rel=1e-5)
+    assert [row["grad_norm_clipped"] for row in rows[::2]] == pytest.approx([0.1] * 3, rel=1e-3)
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_trainer_of_lightning_is_recorded(parts: int, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Training(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = built()
+
+        def training_step(self, tokens: Tensor, _: int) -> Tensor:
+            return loss_of(self.model, tokens)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    rows_bt = [row for step in range(4) for row in batch(step)]
+    trainer = lightning.Trainer(
+        max_steps=4,
+        accumulate_grad_batches=parts,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        callbacks=[lab.lightning.Recorder(every=2)],
+    )
+    trainer.fit(Training(), torch.utils.data.DataLoader(rows_bt, batch_size=4 // parts))
+    _, *rows = written(tmp_path / "probes.jsonl")
+    alone = run(built(), tmp_path / "alone.jsonl", 4, every=2)
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone], rel=1e-4)
+    for ours, theirs in zip(rows[::2], alone[::2], strict=True):
+        for name in ("grad_norm", "grad_norm_clipped", "update_rms", "attention_logit_max/block1"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3), name
+
+
+def test_gradients_that_are_made_in_a_closure_are_measured(tmp_path: Path) -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "closure.jsonl")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        return loss
+
+    recorder.step(optimizer.step(closure))
+    (theirs,) = run(built(), tmp_path / "plain.jsonl", 1)
+    same(written(tmp_path / "closure.jsonl")[1], theirs)
+
+
+def test_importing_the_lab_loads_no_torch_until_it_records() -> None:
+    code = "import lab, sys; early = 'torch' in sys.modules; lab.record; sys.exit(early or 'torch' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
