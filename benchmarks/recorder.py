@@ -2,7 +2,7 @@
 
 A model of width 512 and 24 blocks is trained with AdamW. In each round one step is plain and one is recorded, in an
 order that changes from round to round, so that other load on the machine meets both. Medians over rounds, and what
-recording every 100 steps adds to a step, go into the page. If trainscope is installed, it is timed, too.
+recording every 100 steps adds to a step, go into the page.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -93,8 +91,6 @@ def main(rounds: int) -> None:
         for _ in range(IDLE_CALLS):
             waiting.step(loss)
         idle = (time.perf_counter() - started) / IDLE_CALLS
-        if find_spec("trainscope"):
-            seconds["trainscope"] = with_trainscope(model, optimizer, rounds, folder)
     plain, recorded = median(seconds["plain"]), median(seconds["recorded"])
     share = ((recorded - plain) / EVERY + idle) / plain
     parameters = sum(weight.numel() for weight in model.parameters()) / 1e6
@@ -104,26 +100,12 @@ def main(rounds: int) -> None:
         f"interleaved, on a machine with other load). At other steps `recorder.step` took {idle * 1e6:.0f} "
         f"microseconds. So recording every {EVERY} steps adds {share:.2%} to a step."
     ]
-    if "trainscope" in seconds:
-        more = median(seconds["trainscope"]) / plain - 1
-        lines.append(f"trainscope {version('trainscope')}, at its defaults, adds {more:.0%} to each step there.")
     text = fill(" ".join(lines), 120)
     print(text)
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     PAGE.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
-def with_trainscope(model: nn.Module, optimizer: torch.optim.Optimizer, rounds: int, folder: str) -> list[float]:
-    """Seconds of steps with trainscope at its defaults, of which every fifth measures activations."""
-    from trainscope import TrainScope
-    from trainscope.core.config import TrainScopeConfig
-
-    scope = TrainScope(model, optimizer, config=TrainScopeConfig(run_dir=folder)).attach()
-    times = [step_of(lambda loss: scope.step(loss.item()), model, optimizer) for _ in range(rounds)]
-    scope.detach()
-    return times
 
 
 if __name__ == "__main__":

@@ -334,11 +334,11 @@ def test_attention_is_heard_whatever_computes_it(kernel: Callable[..., Tensor], 
 
 def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
     q, k = torch.zeros(9, 1, 200, 4), torch.zeros(9, 1, 200, 4)
-    q[..., 0], k[:, :, 7, 0] = 1.0, 50.0
+    q[..., 0], k[:, :, 150, 0] = 1.0, 50.0
     scores, weights = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
     assert scores.shape == (1, 4, 1, 64, 200)
     assert scores.max() == 25.0
-    assert weights[0, 0, 0, -1].argmax() == 7
+    assert weights[0, 0, 0, -1].argmax() == 150
     q[-1, :, -1], k[-1] = 3.0, 100.0  # the last query of the last row is always among them
     assert sampled({"query": q, "key": k}, "bhtk").scores_rbhts.max() == 600.0
 
@@ -379,6 +379,20 @@ def compiled_by_block() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     return model, model
 
 
+class Wrapped(nn.Module):
+    """A module around the model that is never called itself, as in Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.compile(built(dropout=0.1), backend="eager")
+
+
+def compiled_inside() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = Wrapped()
+    return model, model.model
+
+
 def checkpointed() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     model = built(dropout=0.1, is_checkpointed=True)
     return model, model
@@ -386,7 +400,7 @@ def checkpointed() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
 
 WAYS = (
     *(eager, compiled, checkpointed),
-    *(pytest.param(make, marks=pytest.mark.slow) for make in (compiled_in_place, compiled_by_block)),
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (compiled_in_place, compiled_by_block, compiled_inside)),
 )
 
 
@@ -400,12 +414,32 @@ def test_training_keeps_its_bits_and_the_numbers_do_not_depend_on_how_it_is_run(
     assert all(map(torch.equal, deaf, heard))
     trained_weights(eager, tmp_path / "eager.jsonl")
     ours, theirs = (written(tmp_path / f"{name}.jsonl") for name in ("probes", "eager"))
-    assert ours[0] == theirs[0]
+    assert ours[0] | {"blocks": {}} == theirs[0] | {"blocks": {}}
     assert [row["step"] for row in ours[1:]] == [0, 1, 2, 3]
     assert all("attention_logit_max/block1" in row for row in ours[1::2])
     assert [set(row) for row in ours[2::2]] == [{"step", "loss"}] * 2
     for our, their in zip(ours[1:], theirs[1:], strict=True):
         same(our, their)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_afterwards_trains_on_and_is_not_heard(tmp_path: Path) -> None:
+    """The hooks of the first step are compiled away, and the compiled module is not the one that was given."""
+
+    def made() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        torch._dynamo.reset()
+        model, inner = built(dropout=0.1), []
+
+        def called(tokens: Tensor) -> Tensor:
+            inner[:] = inner or [torch.compile(model, backend="eager")]
+            return inner[0](tokens)
+
+        return model, called
+
+    assert all(map(torch.equal, trained_weights(made, None), trained_weights(made, tmp_path / "probes.jsonl")))
+    header, *rows = written(tmp_path / "probes.jsonl")
+    assert {"residual stream", "attention scores", "output logits"} <= set(header["not_found"])
+    assert all("grad_rms" in row for row in rows[::2])
 
 
 @pytest.mark.slow
@@ -661,7 +695,7 @@ QUANTITIES = {"moment_ratio": 1.0, "update_rms": 0.2, "update_ratio": 1e-3, "gra
 def planted(out: Path, *, rises: bool = True, is_grown: bool = True) -> Path:
     """A recording of three blocks: from step 3000 on the update of block1 is too large, then block2, then the loss.
 
-    The largest attention logit of block0 grows by 5 in 1,000 steps, and noise is a tenth of that.
+    From step 2000 on the largest attention logit of block0 grows by 10 in 1,000 steps, with noise of 0.5.
     """
     random = np.random.default_rng(0)
     rows: list[Row] = [{"recorder": "0", "every": EVERY, "blocks": {}, "not_found": ["output logits"]}]
@@ -679,7 +713,7 @@ def planted(out: Path, *, rises: bool = True, is_grown: bool = True) -> Path:
                     value = usual * float(np.exp(random.normal(0, 0.03))) * (factor if is_one else 1.0)
                     row[f"{name}/block{number}"] = value
                 row[name] = max(row[f"{name}/block{number}"] for number in range(3))
-            row["attention_logit_max/block0"] = 10 + 0.005 * step * is_grown + random.normal(0, 0.5)
+            row["attention_logit_max/block0"] = 10 + 0.01 * max(0, step - 2000) * is_grown + random.normal(0, 0.5)
             row["attention_logit_max/block1"] = 8 + random.normal(0, 0.5)
             row["attention_logit_max"] = max(row["attention_logit_max/block0"], row["attention_logit_max/block1"])
             row["expert_load/block0"] = [1.0, 2.0]
@@ -730,8 +764,8 @@ def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, caps
         assert reach["step"] == reach["low"] == LAST
     elif grown:
         assert reach["place"] == "block0"
-        assert reach["low"] < 6000 < reach["high"]
-        assert reach["high"] - reach["low"] < 1500
+        assert reach["low"] < 5000 < reach["high"]
+        assert reach["high"] - reach["low"] < 500
     else:
         assert reach["high"] is None
 

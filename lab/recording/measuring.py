@@ -39,7 +39,7 @@ def guarded(method: Function) -> Function:
 
     @wraps(method)
     def kept(self: Measurement, *args: Any, **kwargs: Any) -> None:
-        if self.fault:
+        if self.fault or torch.compiler.is_compiling():  # hooks of a module that was compiled with them
             return
         try:
             with torch.no_grad(), distributed.alone():
@@ -112,8 +112,10 @@ class Measurement:
             if module._compiled_call_impl is not None:  # hooks would be compiled with the module
                 call = module._compiled_call_impl
 
-                def compiled(*args: Any, call: Callable[..., Any] = call, **kwargs: Any) -> Any:
-                    self._shadow(*args, **kwargs)
+                def compiled(
+                    *args: Any, module: nn.Module = module, call: Callable[..., Any] = call, **kwargs: Any
+                ) -> Any:
+                    self._shadow(module, args, kwargs)
                     output = call(*args, **kwargs)
                     self._await_backward(output)
                     return output
@@ -121,22 +123,19 @@ class Measurement:
                 module._compiled_call_impl = compiled
                 self.hooks.callback(setattr, module, "_compiled_call_impl", call)
             else:
-                hook = module.register_forward_pre_hook(
-                    lambda _, args, kwargs: self._shadow(*args, **kwargs), with_kwargs=True
-                )
-                self.hooks.callback(hook.remove)
+                self.hooks.callback(module.register_forward_pre_hook(self._shadow, with_kwargs=True).remove)
                 hook = module.register_forward_hook(lambda _, __, output: self._await_backward(output))
                 self.hooks.callback(hook.remove)
             if _is_compiled(module):
                 return
 
-    def _shadow(self, *args: Any, **kwargs: Any) -> None:
+    def _shadow(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.is_shadow and torch.is_grad_enabled():
-            self._pass_alone(args, kwargs)
+            self._pass_alone(module, args, kwargs)
             self.is_shadow = False
 
     @guarded
-    def _pass_alone(self, args: Any, kwargs: Any) -> None:
+    def _pass_alone(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.is_shadow = True
         device = next(self.model.parameters()).device
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
@@ -146,11 +145,13 @@ class Measurement:
             ExitStack() as hooks,
         ):
             self._hook_passes(hooks)
-            self.model(*args, **kwargs)
+            module(*args, **kwargs)
         for buffer, value in buffers:
             buffer.copy_(value)
 
     def _enter(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.depth += 1
         if self.depth == 1:
             self._begin(torch.is_grad_enabled() or self.is_shadow)
@@ -164,6 +165,8 @@ class Measurement:
             self.passing.enter_context(Attending(self._hear_scores, lambda: self.shape if self.inside else None))
 
     def _leave(self, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.depth -= 1
         if self.depth == 0:
             self.passing.close()
