@@ -61,6 +61,7 @@ docs/guard_your_recipe
 docs/gates
 docs/which_batch_size
 docs/my_run_has_spiked
+docs/record_your_run
 docs/two_logs
 docs/low_precision
 docs/experts

@@ -85,7 +85,7 @@ def test_cards_are_what_the_schema_says() -> None:
 
 def test_every_output_of_the_schema_is_on_the_page() -> None:
     outputs = {entry["$ref"].rpartition("/")[2] for entry in SCHEMA["anyOf"]}
-    assert outputs == {name for name, _ in OUTPUTS.values()} | {"card", "pair"}
+    assert outputs == {name for name, _ in OUTPUTS.values()} | {"card", "pair", "selftest"}
     assert all(f"`{name}`" in PAGE for name in outputs)
 
 

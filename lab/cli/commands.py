@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 import traceback
-import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -20,7 +19,6 @@ from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,6 +223,8 @@ def _report(arguments: list[str]) -> None:
     else:
         say("\n".join([*lines, f"{'index' if index else 'report'}: {page}"]))
     if given.open:
+        import webbrowser
+
         webbrowser.open(page.absolute().as_uri())
     if reasons:
         raise RequestError("; ".join(reasons))
@@ -276,6 +276,8 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None,
 
 def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
     """Write the report of each folder, as many at once as there are cores; the reason for a folder that has none."""
+    from lab.sweeping.local_jobs import run_jobs
+
     slots = [None] * min(machine.cores(), len(folders))
     ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
     return {
@@ -363,6 +365,15 @@ def _watch(arguments: list[str]) -> None:
     from lab.cli import watching
 
     raise SystemExit(watching.watch(OptionParser("watch").read(arguments)))
+
+
+def _selftest(arguments: list[str]) -> None:
+    from lab.cli import selftest
+
+    given = OptionParser("selftest").read(arguments)
+    if given.folders:
+        raise RequestError(f"lab selftest takes no {str(given.folders[0])!r}")
+    raise SystemExit(selftest.check_machine(given.json))
 
 
 def _claims(arguments: list[str]) -> None:
@@ -584,6 +595,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "watch": _watch,
+    "selftest": _selftest,
     "claims": _claims,
     "leaderboard": _leaderboard,
     "check": _check,

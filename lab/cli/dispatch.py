@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 from lab.cli import commands, interrupt, usage
@@ -24,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     machine.configure_process()
-    if distributed.world_size() > 1:
+    if distributed.world_size() > 1 and arguments[:1] != ["selftest"]:  # which each rank carries out
         _on_ranks(arguments)
     return _coded(lambda: _dispatch(arguments), as_json=_asks_for_json(arguments))
 
@@ -91,6 +90,8 @@ def _dispatch(arguments: Sequence[str]) -> None:
         say(usage.overview())
         raise SystemExit(DONE if word else REFUSED)
     if word in ("--version", "version"):
+        from importlib.metadata import version
+
         say(f"instability-lab {version('instability-lab')}")
         return
     if word in ("-sc", "--shell-completion"):

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ from lab.core.errors import RequestError
 from lab.core.printing import say
 
 if TYPE_CHECKING:
+    from lab.analysis.events.detectors import Event
     from lab.analysis.events.following import Alarm, Follower
+    from lab.analysis.events.levels import Level
 
 PAUSE = 1.0  # seconds between two looks at a log that grows
 LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
@@ -27,9 +29,6 @@ LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
 
 def watch(given: argparse.Namespace) -> int:
     """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
-    from lab.analysis.events.following import Follower
-    from lab.studies.alarms import watching
-
     if len(given.folders) != 1:
         raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
     path = given.folders[0]
@@ -41,7 +40,11 @@ def watch(given: argparse.Namespace) -> int:
     if given.follow:
         if given.replay:
             raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
-        return _follow(Follower(path, columns, bits, levels), given.on_alarm, as_json=given.json)
+        from lab.analysis.events.following import Follower
+
+        return _follow(Follower(path, columns, bits, levels), levels, given.on_alarm, as_json=given.json)
+    from lab.studies.alarms import watching
+
     replays = [Path(log) for log in given.replay]
     lines, alarmed = watching.watch(
         path, replays=replays, mantissa_bits=bits, columns=columns, levels=levels, as_json=given.json
@@ -51,11 +54,14 @@ def watch(given: argparse.Namespace) -> int:
     return int(alarmed)
 
 
-def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
+def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None, *, as_json: bool) -> int:
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
     from lab.analysis.events.following import Alarm
+    from lab.analysis.recordings.following import GrowingRecording
 
     raised, is_waiting = 0, False
+    spikes: list[Event] = []
+    recording = GrowingRecording(follower.path, levels)
     try:
         with closing(follower), _interrupted_by_sigterm():
             while True:
@@ -64,9 +70,13 @@ def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
                     is_new = True
                     if isinstance(found, Alarm):
                         raised += 1
+                        spikes += [found.event] if found.event.kind == "spike" else []
                         _raise(found, command, as_json=as_json)
                     else:
                         say(found, error=as_json)
+                for line, plain in recording.poll(spikes):
+                    is_new = True
+                    say(json.dumps(plain | {"text": line}) if as_json else line)
                 if not is_new:
                     if not follower.runs and not is_waiting:
                         say(f"{follower.fault()}; waiting for more", error=True)

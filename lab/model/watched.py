@@ -142,10 +142,16 @@ def _first(output: Any) -> Any:
 
 
 def block_modules(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list."""
+    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list.
+
+    A list inside of another, as of the experts of a block, does not count.
+    """
     lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
     alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
-    return max(alike, key=len, default=[])
+    inside = {
+        id(part) for blocks in alike for block in blocks for child in block.children() for part in child.modules()
+    }
+    return max((blocks for blocks in alike if id(blocks[0]) not in inside), key=len, default=[])
 
 
 def _matching(module: nn.Module, pattern: str) -> dict[str, nn.Module]:

@@ -126,16 +126,24 @@ BOUNDS = {
 EVENTS = "events.parquet"
 STATUSES = ("finished", "diverged", "failed")
 
-NO_METRICS = pd.DataFrame(columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-NO_EVENTS = pd.DataFrame(columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
+
+def _empty(columns: Mapping[str, str]) -> pd.DataFrame:
+    """A table without rows."""
+    return pd.DataFrame(columns=list(columns)).astype(columns)
 
 
-class Records(NamedTuple):
-    """All runs of a folder: one row per run, one row per (run, step, probe, where), and one row per event."""
-
+class _Tables(NamedTuple):
     runs: pd.DataFrame
     metrics: pd.DataFrame
-    events: pd.DataFrame = NO_EVENTS
+    events: pd.DataFrame
+
+
+class Records(_Tables):
+    """All runs of a folder: one row per run, one row per (run, step, probe, where), and one row per event."""
+
+    def __new__(cls, runs: pd.DataFrame, metrics: pd.DataFrame, events: pd.DataFrame | None = None) -> Records:
+        # no default that is made where the module is loaded, which would load pandas
+        return super().__new__(cls, runs, metrics, _empty(EVENT_COLUMNS) if events is None else events)
 
     def of(self, ids: Collection[str]) -> Records:
         """Those of runs with these ids."""
@@ -400,8 +408,8 @@ def _in_parts(folder: Path) -> list[Records]:
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
     runs = pd.DataFrame(map(_with_keys_now, cards.values())) if cards else pd.DataFrame(columns=list(RUN_COLUMNS))
-    metrics = files.read_tables(metric_files) if cards else NO_METRICS
-    events = files.read_tables(event_files) if event_files else NO_EVENTS
+    metrics = files.read_tables(metric_files) if cards else _empty(METRIC_COLUMNS)
+    events = files.read_tables(event_files) if event_files else _empty(EVENT_COLUMNS)
     return [*gathered, Records(runs, metrics, events)]
 
 

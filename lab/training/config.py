@@ -16,6 +16,7 @@ import lab.interventions
 import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
+import lab.probes.formats
 import lab.probes.routing
 import lab.probes.updates
 import lab.records.trackers

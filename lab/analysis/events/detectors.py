@@ -118,7 +118,7 @@ def detect(
     """
     losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
     spans = {
-        kind: list(find(log.columns[column]) if find else losses)
+        kind: list(_in_known_rows(find, log.columns[column]) if find else losses)
         for kind, (column, find) in (KINDS | WATCHED).items()
         if column in log.columns
     }
@@ -166,6 +166,17 @@ def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     lead = step - int(log.step_n[early[0]]) if early else None
     end = None if span.end is None else int(log.step_n[span.end])
     return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
+
+
+def _in_known_rows(find: Callable[[Numbers], Iterator[Span]], value_n: Numbers) -> Iterator[Span]:
+    """What a detector finds, in the rows that have a value if these are fewer than half."""
+    known_n = np.flatnonzero(~np.isnan(value_n))
+    if 2 * len(known_n) >= len(value_n) or find is lasting_overflow:
+        yield from find(value_n)
+        return
+    for span in find(value_n[known_n]):
+        end = None if span.end is None else int(known_n[span.end])
+        yield span._replace(first=int(known_n[span.first]), last=int(known_n[span.last]), end=end)
 
 
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:

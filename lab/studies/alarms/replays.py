@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ class Cause(NamedTuple):
     cause: str
 
 
-Pair = tuple[pd.DataFrame, pd.DataFrame]
+Pair: TypeAlias = "tuple[pd.DataFrame, pd.DataFrame]"  # a text, since loading pandas takes long
 
 
 def _pair(log: Log, replay: Log) -> Pair:

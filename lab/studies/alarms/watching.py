@@ -13,9 +13,9 @@ from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
+from lab.analysis.recordings.recording import is_recording
 from lab.core import files
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
-from lab.studies.alarms.words import next_look, rounded_level, sentence
 
 
 class Found(NamedTuple):
@@ -85,6 +85,14 @@ def watch(
     notes = [*notes, *(note for source in sources for note in source.notes)]
     alarms = [(log, event) for log in logs for event in events[log.name]]
     causes, departed = _causes(logs, events, [source.runs for source in sources])
+    recorded = None
+    if is_recording(path):
+        from lab.analysis.recordings.words import report
+
+        recorded = report(path, [event for _, event in alarms], levels)
+    if alarms:  # what words and pages need takes long to load
+        from lab.studies.alarms import pages
+        from lab.studies.alarms.words import next_look, sentence
     if as_json:
         plain = [
             plain_event(log, event)
@@ -94,11 +102,9 @@ def watch(
         ]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
+        output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
-    if alarms:
-        from lab.studies.alarms import pages  # loads what draws
-
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
@@ -112,6 +118,7 @@ def watch(
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
+    lines += recorded.lines if recorded else []
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
 
@@ -148,6 +155,8 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
     """An alarm as values for JSON."""
     facts = event._asdict()
     if event.kind == "logit_rounding":
+        from lab.studies.alarms.words import rounded_level
+
         facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
