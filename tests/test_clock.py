@@ -336,18 +336,17 @@ def test_held_out_losses_at_both_ends_are_of_the_whole_text(response: tuple[str,
         assert not {losses[0], losses[-1]} & {*of_slices}
 
 
-def test_bursts_spikes_and_endings_are_events() -> None:
-    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30")))
-    watched, losses = control(run), [2.0] * 30 + [6.0, 7.0] + [2.0] * 8
-    for loss in losses:
+@pytest.mark.parametrize(("after", "end"), [(2.0, (33, "recovered", 7)), (6.5, (40, "stuck", 7))])
+def test_bursts_spikes_and_endings_are_events(after: float, end: tuple[int, str, float]) -> None:
+    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30", "burst.length=3")))
+    watched = control(run)
+    for loss in [2.0] * 30 + [6.0, 7.0, 6.0] + [after] * 7:
         watched.before_step()
         watched.readings["loss"].fill_(loss)
         watched.after_step()
-    assert [(step, kind, value) for step, _, kind, value, _ in watched.logs[0].events] == [
-        (30, "burst", 1),
-        (30, "spike", 6),
-        (32, "recovered", 7),
-    ]
+    events = [(step, kind, value) for step, _, kind, value, _ in watched.logs[0].events]
+    assert events == [(30, "burst", 1), (30, "spike", 6), end]
+    assert watched.logs[0].ending == end[1]
 
 
 @pytest.mark.slow
@@ -377,6 +376,53 @@ def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
     made.carry_out(0, Action(rewind=4))
     assert made.logs[0].ending == "recovered"
     assert [kind for _, _, kind, *_ in made.logs[0].events] == ["recovered", "rewind"]
+
+
+@pytest.mark.parametrize(("skip", "skipped"), [(2, 4), (7, 7)])
+def test_no_batch_comes_twice_where_only_new_ones_may(skip: int, skipped: int) -> None:
+    made = control(fleet("seed=0"))
+    for _ in range(10):
+        made.before_step()
+        made.after_step()
+    made.carry_out(0, Action(rewind=4, skip=skip, only_new=True))
+    assert made.clock.at(0) == (6, 6 + skipped)
+    assert made.logs[0].skipped_batches == skipped
+
+
+def test_a_factor_of_the_learning_rate_is_noted_where_it_changes() -> None:
+    made = control(fleet("seed=0"))
+    for factor in (0.5, 0.5, 0.25):
+        made.carry_out(0, Action(lr_factor=factor))
+    assert [(kind, value) for _, _, kind, value, _ in made.logs[0].events] == [("lr_factor", 0.5), ("lr_factor", 0.25)]
+
+
+def test_the_loss_of_an_update_left_out_counts_unless_it_overflowed() -> None:
+    made = control(fleet("seed=0"))
+    for kept, loss in ((1, 3.0), (0, 4.0), (0, math.inf), (1, 5.0)):
+        made.readings["kept"].fill_(kept)
+        made.readings["loss"].fill_(loss)
+        made.after_step()
+    assert made.logs[0].losses == [3.0, 4.0, 5.0]
+
+
+def test_a_resumed_run_compares_its_next_loss_with_what_was_usual() -> None:
+    shared = ("model.depth=1", "steps=12", "response=soft_lr_guard")
+    before, resumed = (control(Fleet(configs("seed=0", "seed=1", shared=shared))) for _ in range(2))
+    for loss in (3.0, 2.0):
+        before.before_step()
+        before.readings["loss"].copy_(torch.tensor([loss, 2 * loss]))
+        before.after_step()
+    resumed.restore(before.state())
+    usual_loss_r = resumed.readings["usual_loss"]
+    assert torch.equal(usual_loss_r, before.readings["usual_loss"])
+    assert 0 < usual_loss_r[0] < usual_loss_r[1] < math.inf
+
+
+def test_a_resumed_run_took_the_seconds_before_too() -> None:
+    recorder = Recorder(fleet("seed=0"))
+    recorder.keep(StepResult(0, 0, {}, torch.tensor([5.0])))
+    recorder.restore({**recorder.state(), "seconds": 1000.0})
+    assert recorder.runs()[0].outcome["wall_seconds"] >= 1000
 
 
 def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
