@@ -91,6 +91,12 @@ def test_going_back_without_skipping_repeats_the_losses() -> None:
     assert [event[:3] for event in ends[0].events] == [(6, 6, "rewind")]
 
 
+def test_a_run_that_ends_before_its_neighbour_is_measured_at_its_own_steps_alone() -> None:
+    shared = ("probes.every=1", "probes.names=[train_loss]")
+    for run in records(fleet("seed=0", "seed=1", actions={1: Action(rewind=4)}, shared=shared)):
+        assert [step for step, *_ in run.metrics] == [*range(16)]
+
+
 def test_skipped_batches_are_never_drawn() -> None:
     made, drawn = fleet("seed=0", actions={0: Action(rewind=4, skip=5)}), list[int]()
     batch = made.feed.loader.batch
