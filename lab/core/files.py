@@ -33,6 +33,7 @@ LARGEST_JSON = 32 * MIB
 LARGEST_FILE = 256 * MIB  # a table, a plan, a log
 MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
 MOST_COLUMNS = 2_000  # settings of a run and of all its interventions
+LFS_POINTER = "is a pointer of Git LFS and not the file itself; git lfs pull fetches that"
 
 
 def quoted(text: str | Path) -> str:
@@ -159,6 +160,11 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest // MIB} MiB", str(path))
     return content
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether the content of a file, or its beginning, is a pointer of Git LFS to a file that was not fetched."""
+    return content.startswith(b"version https://git-lfs.github.com/spec/")
 
 
 def read_text(path: Path) -> str:
