@@ -16,7 +16,7 @@ from lab.analysis.text import LEARNING_RATE, format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, TABLE
+from lab.records.run_table import AXIS, FOLLOWED, TABLE
 from lab.records.store import Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -223,7 +223,7 @@ LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
 # Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow
 # from others.
-FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens"}
+FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens", FOLLOWED}
 # Parameter counts within this ratio are one size: an intervention may add a few gains.
 GAINS_TOLERANCE = 1.05
 
@@ -235,6 +235,8 @@ def load(*folders: str | Path) -> Records:
         RequestError: a folder is absent, empty, or of another record version.
     """
     tables = [store.read(Path(folder)) for folder in folders]
+    if len(tables) == 1:
+        return tables[0]
     runs = pd.concat([table.runs.assign(folder=index) for index, table in enumerate(tables)], ignore_index=True)
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
     kept = [table.of(set(runs.loc[runs["folder"] == index, "id"])) for index, table in enumerate(tables)]

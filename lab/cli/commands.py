@@ -163,13 +163,15 @@ def _import(arguments: list[str]) -> None:
     command = shlex.join(["lab", "import", *arguments])
     is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
     runs = len(read.records.runs)
+    failed = int((read.records.runs["status"] == "failed").sum())
     if given.json:
         _say_json({"folder": out, "runs": runs, "is_new": is_new, "mapping": dict(read.mapping)})
         return
     width = max(len(meaning) for meaning, _ in read.mapping)
     for meaning, column in read.mapping:
         say(f"{meaning:{width}}  {column}")
-    say(f"{runs} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
+    left_out = f", {failed} left out" if failed else ""
+    say(f"{runs - failed} runs {'imported' if is_new else 'already there'}{left_out}; lab report {shlex.quote(out)}")
 
 
 def _measurements(log: Path) -> dict[str, pd.Series]:

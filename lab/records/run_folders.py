@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,18 @@ import yaml
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import event_files
-from lab.records.columns import USUAL_NAMES, column_of, end_of
+from lab.records.columns import GLUED, QUANTITIES, USUAL_NAMES, column_of, end_of
 from lab.records.table_files import flat, json_rows
 
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
+WITH_ARM = re.compile(rf"(.+)_({'|'.join([*USUAL_NAMES['lr'], *USUAL_NAMES['seed']])})")  # clip_lr, for clip and lr
+# Settings glued to their numbers, in names of which they are a part between signs: lr1e-3 of lr1e-3_seed1.
+PARTED = r"(?<![A-Za-z0-9]){}(?![A-Za-z0-9]|\.\d)"
+VALUE = r"(\d+(?:[.p]\d+)?(?:e-?\d+)?)"
+GLUE = re.compile(PARTED.format(rf"({'|'.join(sorted(GLUED, key=len, reverse=True))})[_-]?{VALUE}"), re.IGNORECASE)
+# What may mean something else unless every name has one: s1 for a seed, and 124M for a size.
+GLUE_OF_ALL = (re.compile(PARTED.format(r"(s)(\d+)")), re.compile(PARTED.format(r"()(\d+(?:\.\d+)?[kmbKMB])")))
+SHORT = {"s": "seed", "": "params"}
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
 LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
@@ -65,9 +73,10 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
     rows: dict[str, dict[str, Any]] = {}
     logs: dict[str, Series] = {}
     measured, unread = {"step"}, list[str]()
-    for name, (series, config) in (*_event_runs(folder), *_log_runs(folder, read_log, unread)):
-        settings = {**_pairs(name), **config}
-        row = {"folder": _without_pairs(name), "step": max(int(values.index[-1]) for values in series.values())}
+    runs = dict([*_event_runs(folder), *_log_runs(folder, read_log, unread)])
+    for (name, (series, config)), (pairs, rest) in zip(runs.items(), _settings_in([*runs]), strict=True):
+        settings = {**pairs, **config}
+        row = {"folder": rest, "step": max(int(values.index[-1]) for values in series.values())}
         logged = {tag: values for tag, values in series.items() if tag not in settings or not _is_lr(tag)}
         measured |= {*logged}
         ends = {tag: float(values.max() if _is_lr(tag) else values.iloc[-1]) for tag, values in logged.items()}
@@ -165,10 +174,36 @@ def _settings_beside(folder: Path) -> dict[str, Any]:
     return {name: _number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
 
 
-def _pairs(name: str) -> dict[str, str | float]:
-    """``clip/lr=0.01,seed=1 -> {lr: 0.01, seed: 1}``."""
-    pairs = [pair for part in re.split(r"[/,;&\s]+", name) for pair in PAIR.findall(part)]
-    return {key: _number_or_word(value) for key, value in pairs}
+def _settings_in(names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
+    """The settings in the name of each run, and what else tells it from the others.
+
+    ``clip/lr=0.01,seed=1`` has ``{lr: 0.01, seed: 1}`` and ``clip``, as ``clip_lr0.01_seed1`` has.
+    """
+    parts = [re.split(r"[/,;&\s]+", name) for name in names]
+    found = [{key: value for part in of_name for key, value in PAIR.findall(part)} for of_name in parts]
+    rests = [[PAIR.sub("", part) for part in of_name] for of_name in parts]
+    shared = set.intersection(*map(set, found)) if found else set()
+    for pairs, rest in zip(found, rests, strict=True):
+        for key in [*pairs]:
+            match = WITH_ARM.fullmatch(key)
+            if match and match[2] not in pairs and not (key in shared and key in QUANTITIES):
+                pairs[match[2]] = pairs.pop(key)
+                rest.append(match[1])
+    for pattern in (GLUE, *GLUE_OF_ALL):
+        glued = [[match for part in rest for match in pattern.findall(part)] for rest in rests]
+        if pattern is GLUE or all(len(matches) == 1 for matches in glued):
+            rests = [[pattern.sub("", part) for part in rest] for rest in rests]
+            for pairs, matches in zip(found, glued, strict=True):
+                for key, value in matches:
+                    pairs.setdefault({**GLUED, **SHORT}[key.lower()], re.sub(r"(?<=\d)p(?=\d)", ".", value))
+    words = [[word for part in rest if (word := re.sub(r"[_-]*[_-]", "_", part).strip("_"))] for rest in rests]
+    alike = set.intersection(*map(set, words)) if words else set()
+    own = [[word for word in of_name if word not in alike] for of_name in words]
+    told = own if all(own) else words
+    return [
+        ({key: _number_or_word(value) for key, value in pairs.items()}, " ".join(rest))
+        for pairs, rest in zip(found, told, strict=True)
+    ]
 
 
 def _number_or_word(value: Any) -> Any:
@@ -180,12 +215,6 @@ def _number_or_word(value: Any) -> Any:
     except ValueError:
         return value
     return int(number) if number.is_integer() and "e" not in value.lower() else number
-
-
-def _without_pairs(name: str) -> str:
-    """``clip/lr=0.01,seed=1 -> clip``."""
-    parts = [PAIR.sub("", part).strip("_-") for part in re.split(r"[/,;&\s]+", name)]
-    return " ".join(filter(None, parts))
 
 
 def _is_lr(tag: str) -> bool:
