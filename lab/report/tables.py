@@ -95,17 +95,17 @@ def losses(study: Study) -> pd.DataFrame:
 def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
     rows, lrs = [], {lr: format_value(lr) if study.axis else "loss" for lr in sorted(study.points["lr"].unique())}
-    for _, runs in study.points.groupby(["arm", "size"], sort=False):
+    for (arm, size), runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
-        row = {"arm": runs["arm"].iloc[0], "parameters": _sizes(study, runs.head(1)).item()}
-        rows.append(row | dict.fromkeys(lrs.values(), "") | cells)
-    return pd.DataFrame(rows)
+        rows.append({"arm": arm, "size": size} | dict.fromkeys(lrs.values(), "") | cells)
+    table = pd.DataFrame(rows)
+    return table.assign(size=_sizes(study, table)).rename(columns={"size": "parameters"})
 
 
 def _sizes(study: Study, rows: pd.DataFrame) -> pd.Series:
     """The size of each row in words, and with experts how many of its parameters act on a token."""
     idle = study.points["id"].map(idle_parameters(study.records.runs))
-    of_arm = idle.groupby([study.points["arm"], study.points["size"]]).first()
+    of_arm = idle[idle > 0].groupby([study.points["arm"], study.points["size"]]).first()
     words = []
     for arm, size in zip(rows["arm"], rows["size"], strict=True):
         without = int(of_arm.get((arm, size), 0))

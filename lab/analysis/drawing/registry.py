@@ -52,7 +52,7 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             arms = runs["arm"].unique()
-            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])]
+            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])] if len(arms) > MOST_ARMS else runs
             sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
             if len(shown) < len(runs):
                 sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")
