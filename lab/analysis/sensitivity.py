@@ -464,8 +464,8 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     arms, is_table = ended["arm"].nunique(), run_table.is_imported(records)
     if is_table and arms > MOST_ARMS:
         raise RequestError(
-            f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer with "
-            "fewer columns in --arm, or more in --best-over"
+            f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
+            "--arm names fewer columns, or --best-over more"
         )
     if axis not in (LR, "") and window == WINDOW:
         window = Window(ended["lr"].min(), ended["lr"].max())

@@ -147,9 +147,11 @@ def _is_called(name: str, usual: str, *, whole: bool = False) -> bool:
 
 
 def _may_be(cells: pd.Series[Any], key: str, usual: str) -> bool:
-    """Whether a column with a usual name can be a quantity: sizes are not all words, and N and D are large numbers."""
-    if key not in ("size", "tokens"):
+    """Whether a column with a usual name can be a quantity: one that is all words cannot, and N and D are large."""
+    if key not in ("size", "tokens", "axis"):
         return True
+    if pd.api.types.is_bool_dtype(cells):
+        return False
     numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore"), errors="coerce")
     return bool(numbers.notna().any()) and (not usual.isupper() or bool(numbers.min() >= FEWEST_OF_CAPITALS))
 

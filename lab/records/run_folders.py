@@ -31,6 +31,7 @@ SHORT = {"s": "seed", "": "params"}
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
 LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
 STRUCTURED = LOGS[:5]
+POINTER = 200  # bytes, of which a pointer of Git LFS has fewer
 
 Series = Mapping[str, "pd.Series[float]"]
 ReadLog = Callable[[Path], Series]
@@ -131,6 +132,9 @@ def _log_runs(folder: Path, read_log: ReadLog, unread: list[str]) -> Iterator[tu
 
 def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
     """The measurements in a log, and the settings that its rows repeat under ``config``."""
+    with files.open_file(log) as file:
+        if files.is_lfs_pointer(file.read(POINTER)):
+            raise ValueError(f"it {files.LFS_POINTER}")
     text = files.read_bytes(log).decode("utf-8-sig") if log.suffix in STRUCTURED else ""
     if log.suffix in (".csv", ".tsv"):
         table = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=text.partition("\n")[0].count))

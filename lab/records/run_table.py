@@ -199,22 +199,23 @@ def _quantities(
 
     A loss of exactly zero, which stands for none, is NaN.
     """
-    found = {key: column_of(table, key, getattr(columns, key)) for key in USUAL_NAMES if key != TOKENS}
     settings = (*(columns.arm or ()), *best_over, columns.axis)
+    free = table[[name for name in table if name not in settings]]
+    given = {key: getattr(columns, key) for key in USUAL_NAMES if key != TOKENS}
+    found = {key: column_of(free if name is None else table, key, name) for key, name in given.items()}
     found |= {key: None for key in found if key not in ("loss", "axis") and found[key] in settings}
     numbers = {key: _numbers(table, key, column) for key, column in found.items()}
-    is_the_rate, is_named = found["axis"] == found["lr"], found["axis"] in (*(columns.arm or ()), *best_over)
-    if is_the_rate or (columns.axis is None and (is_named or numbers["lr"].nunique() > 1)):
+    if found["axis"] == found["lr"] or (columns.axis is None and numbers["lr"].nunique() > 1):
         found["axis"] = None  # a multiplier is the axis where the learning rate itself does not vary
     _check(numbers, found)
     unit = columns.unit or UNIT_NAMES.get(re.split("_(?=ppl|bpb|perp)", end_of(str(found["loss"])))[-1], "nats")
     if unit not in LOSS_UNITS:
         raise RequestError(f"--unit: no unit {unit!r}; {nearest(unit, LOSS_UNITS)}")
     numbers["loss"] = numbers["loss"].mask(numbers["loss"] == 0)
-    if unit == "perplexity":
-        _refuse(numbers["loss"] <= 0, numbers["loss"], "the perplexity {:g} is not above 0")
     for key in ("loss", "initial_loss"):
         values = numbers[key]
+        if unit == "perplexity":
+            _refuse(values <= 0, values, "the perplexity {:g} is not above 0")
         numbers[key] = values.map(math.log) if unit == "perplexity" else values * LOSS_UNITS[unit]
     if found["lr"]:
         numbers["lr"] = _in_three_digits(numbers["lr"])

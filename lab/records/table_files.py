@@ -25,6 +25,7 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 # Numbers that Python prints as words, outside of quotes; a longer text is no mapping of Python's.
 NOT_A_NUMBER, INFINITE = (re.compile(rf"(?<![\w'\"]){word}(?![\w'\"])") for word in ("nan", "inf"))
 LONGEST_MAPPING = 10_000
+QUOTED_FORMULA = r"^'(?=[=+@-])"  # as ``files.csv_text`` writes a cell that a spreadsheet would run
 PARQUET = ".parquet"
 RULE = re.compile(r"(?=.*\|)(?=.*-)[\s|:-]+")  # |---|:--| below the head of a table of Markdown
 # Names of columns that are numbers, alone or with a word that says what they are; and of a first one, ``lr / width``.
@@ -77,7 +78,8 @@ def _csv(text: str) -> pd.DataFrame:
     """A table with commas, semicolons, tabs or bars, whichever its head has most of; all cells are text."""
     head = next(filter(str.strip, text.splitlines()), "")
     separator = max(",;\t|", key=head.count)
-    return _of_rows(row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(map(str.strip, row)))
+    rows = (row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(map(str.strip, row)))
+    return _of_rows([re.sub(QUOTED_FORMULA, "", cell) for cell in row] for row in rows)
 
 
 def _markdown(text: str) -> pd.DataFrame:

@@ -46,35 +46,37 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     values = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
     names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
     names.sort(key=lambda name: name == STEPS)  # they follow from tokens and batch, rather than these from them
-    numbers = {
-        setting_name(key, names): dict(zip(cards["id"], (curves[curve][key] for curve in curve_of_run), strict=True))
-        for key in names
-    }
-    table = points.assign(**{name: points["id"].map(values).astype(float) for name, values in numbers.items()})
-    arms = table.groupby(table["id"].map(arm_labels(records.runs, names)), sort=False)
+    settings = pd.DataFrame([curves[curve] for curve in curve_of_run], cards["id"])[names].astype(float)
+    numbers = settings.loc[points["id"]].set_axis([setting_name(key, names) for key in names], axis=1)
+    numbers = numbers.set_axis(points.index)
+    numbers.insert(0, "size", points["size"], allow_duplicates=True)
     known = run_table.followed(records)
-    laws = {str(arm): _law(runs, ["size", *numbers], known) for arm, runs in arms}
+    arms = points.groupby(points["id"].map(arm_labels(records.runs, names)), sort=False)
+    laws = {str(arm): _law(runs, numbers.loc[runs.index], known) for arm, runs in arms}
     return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
 
 
-def _law(runs: pd.DataFrame, names: Sequence[str], known: Sequence[str]) -> str:
+def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> str:
     """The law of one arm; empty if only one number varies, or too few curves have an optimum.
 
-    Those ``known`` follow from other numbers, as the import has said already.
+    The ``numbers`` of each run have a column each. Those ``known`` follow from others, as the import has said already.
     """
+    names = list(map(str, numbers))
     seeds = runs.groupby(["curve", "seed"], sort=False)
     best = optima(runs)["best_lr_fine"].to_numpy()
     ends = seeds["lr"].agg(["min", "max"]).to_numpy()
     is_inner = (best > ends[:, 0]) & (best < ends[:, 1])
-    logs = np.log10(seeds[list(names)].first().to_numpy())[is_inner]
-    chosen, follow = independent(logs, names)
+    first = [rows[0] for rows in seeds.indices.values()]
+    logs = np.log10(numbers.to_numpy(dtype=float)[first])[is_inner]
+    places, follow = independent(logs, names)
+    chosen = [names[place] for place in places]
     spare = len(logs) - len(chosen) - 1
     if spare < FEWEST_SPARE or len(chosen) < 2 - bool(follow):
         return ""
     left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
     if len(chosen) < 2:
         return f"none, since only {listed(chosen)} varies by itself; {left_out}"
-    x_nk = np.column_stack([np.ones(len(logs)), logs[:, [names.index(name) for name in chosen]]])
+    x_nk = np.column_stack([np.ones(len(logs)), logs[:, places]])
     y_n = np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
     variance = float(((y_n - x_nk @ fitted_k) ** 2).sum()) / spare
@@ -89,7 +91,7 @@ def _law(runs: pd.DataFrame, names: Sequence[str], known: Sequence[str]) -> str:
     return "; ".join(filter(None, [f"{' '.join(powers)}, from {len(logs)} curves{at_ends}", scatter, left_out]))
 
 
-def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[str], list[str]]:
+def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[int], list[str]]:
     """Tell columns that vary by themselves from those that follow from earlier ones.
 
     Args:
@@ -97,21 +99,22 @@ def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[str], list
         names: of the columns; the first of those that vary together varies by itself.
 
     Returns:
-        The names of the former, and those of the latter with what they follow from: ``steps (from tokens and batch)``.
+        The places of the former, and the names of the latter with what they follow from: ``steps (from tokens and
+        batch)``.
     """
-    chosen, follow = list[str](), list[str]()
+    chosen, follow = list[int](), list[str]()
     centred = logs - logs.mean(axis=0) if len(logs) else logs
-    for name, column in zip(names, centred.T, strict=True):
-        before = centred[:, [names.index(other) for other in chosen]]
+    for place, column in enumerate(centred.T):
+        before = centred[:, chosen]
         weights = np.linalg.lstsq(before, column, rcond=None)[0]
         if np.abs(column).max(initial=0) < CONSTANT:
             continue
         if np.linalg.norm(column - before @ weights) < LEAST_SHARE * np.linalg.norm(column):
             parts = np.linalg.norm(before * weights, axis=0) / np.linalg.norm(column)
-            sources = [other for other, part in zip(chosen, parts, strict=True) if part > LEAST_SHARE]
-            follow.append(f"{name} (from {listed(sources)})")
+            sources = [names[other] for other, part in zip(chosen, parts, strict=True) if part > LEAST_SHARE]
+            follow.append(f"{names[place]} (from {listed(sources)})")
         else:
-            chosen.append(name)
+            chosen.append(place)
     return chosen, follow
 
 
