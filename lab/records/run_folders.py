@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +15,10 @@ import yaml
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import event_files
-from lab.records.columns import GLUED, QUANTITIES, USUAL_NAMES, column_of, end_of
+from lab.records.columns import USUAL_NAMES, column_of, end_of
+from lab.records.run_names import number_or_word, settings_in
 from lab.records.table_files import flat, json_rows
 
-PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
-WITH_ARM = re.compile(rf"(.+)_({'|'.join([*USUAL_NAMES['lr'], *USUAL_NAMES['seed']])})")  # clip_lr, for clip and lr
-# Settings glued to their numbers, in names of which they are a part between signs: lr1e-3 of lr1e-3_seed1.
-PARTED = r"(?<![A-Za-z0-9]){}(?![A-Za-z0-9]|\.\d)"
-VALUE = r"(\d+(?:[.p]\d+)?(?:e-?\d+)?)"
-GLUE = re.compile(PARTED.format(rf"({'|'.join(sorted(GLUED, key=len, reverse=True))})[_-]?{VALUE}"), re.IGNORECASE)
-# What may mean something else unless every name has one: s1 for a seed, and 124M for a size.
-GLUE_OF_ALL = (re.compile(PARTED.format(r"(s)(\d+)")), re.compile(PARTED.format(r"()(\d+(?:\.\d+)?[kmbKMB])")))
-SHORT = {"s": "seed", "": "params"}
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
 LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
@@ -75,7 +67,7 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
     logs: dict[str, Series] = {}
     measured, unread = {"step"}, list[str]()
     runs = dict([*_event_runs(folder), *_log_runs(folder, read_log, unread)])
-    for (name, (series, config)), (pairs, rest) in zip(runs.items(), _settings_in([*runs]), strict=True):
+    for (name, (series, config)), (pairs, rest) in zip(runs.items(), settings_in([*runs]), strict=True):
         settings = {**pairs, **config}
         row = {"folder": rest, "step": max(int(values.index[-1]) for values in series.values())}
         logged = {tag: values for tag, values in series.items() if tag not in settings or not _is_lr(tag)}
@@ -141,7 +133,7 @@ def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
         found = [{str(name): cell for name, cell in cells.items() if isinstance(cell, str) and cell} for cells in table]
     else:
         found = [dict(flat(row)) for row in json_rows(text)]
-    rows = [{name: _number_or_word(value) for name, value in row.items()} for row in found]
+    rows = [{name: number_or_word(value) for name, value in row.items()} for row in found]
     if not rows:
         return read_log(log), {}
     steps = next((name for usual in USUAL_NAMES["steps"] for name in rows[-1] if end_of(name) == usual), None)
@@ -173,52 +165,9 @@ def _settings_beside(folder: Path) -> dict[str, Any]:
             raise RequestError(f"{path} cannot be read: {' '.join(str(fault).split())}") from None
         if isinstance(content, list):  # overrides of Hydra
             words = [str(word).lstrip("+").partition("=") for word in content]
-            content = {key: _number_or_word(value) for key, is_set, value in words if is_set}
+            content = {key: number_or_word(value) for key, is_set, value in words if is_set}
         settings |= dict(flat(content)) if isinstance(content, dict) else {}
-    return {name: _number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
-
-
-def _settings_in(names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
-    """The settings in the name of each run, and what else tells it from the others.
-
-    ``clip/lr=0.01,seed=1`` has ``{lr: 0.01, seed: 1}`` and ``clip``, as ``clip_lr0.01_seed1`` has.
-    """
-    parts = [re.split(r"[/,;&\s]+", name) for name in names]
-    found = [{key: value for part in of_name for key, value in PAIR.findall(part)} for of_name in parts]
-    rests = [[PAIR.sub("", part) for part in of_name] for of_name in parts]
-    shared = set.intersection(*map(set, found)) if found else set()
-    for pairs, rest in zip(found, rests, strict=True):
-        for key in [*pairs]:
-            match = WITH_ARM.fullmatch(key)
-            if match and match[2] not in pairs and not (key in shared and key in QUANTITIES):
-                pairs[match[2]] = pairs.pop(key)
-                rest.append(match[1])
-    for pattern in (GLUE, *GLUE_OF_ALL):
-        glued = [[match for part in rest for match in pattern.findall(part)] for rest in rests]
-        if pattern is GLUE or all(len(matches) == 1 for matches in glued):
-            rests = [[pattern.sub("", part) for part in rest] for rest in rests]
-            for pairs, matches in zip(found, glued, strict=True):
-                for key, value in matches:
-                    pairs.setdefault({**GLUED, **SHORT}[key.lower()], re.sub(r"(?<=\d)p(?=\d)", ".", value))
-    words = [[word for part in rest if (word := re.sub(r"[_-]*[_-]", "_", part).strip("_"))] for rest in rests]
-    alike = set.intersection(*map(set, words)) if words else set()
-    own = [[word for word in of_name if word not in alike] for of_name in words]
-    told = own if all(own) else words
-    return [
-        ({key: _number_or_word(value) for key, value in pairs.items()}, " ".join(rest))
-        for pairs, rest in zip(found, told, strict=True)
-    ]
-
-
-def _number_or_word(value: Any) -> Any:
-    """A number or a boolean as it is, and one in text as a number; else the text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    return int(number) if number.is_integer() and "e" not in value.lower() else number
+    return {name: number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
 
 
 def _is_lr(tag: str) -> bool:

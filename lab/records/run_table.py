@@ -39,10 +39,13 @@ from lab.records.columns import (
     end_of,
     followed_by,
     is_arm,
+    is_word,
     roles_of,
     short_name,
     spelled_out,
+    usual_column,
 )
+from lab.records.run_names import settings_in
 from lab.records.store import Records
 from lab.records.table_files import NO_NUMBERS, long, plain, with_point
 
@@ -76,7 +79,7 @@ RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER,
     store.RUN_COLUMNS, store.BOUNDS, store.DEFAULTS, store.EXCLUDED_FROM_ID, (ARM, TABLE, AXIS, FOLLOWED)
 )
 COLUMN = "column."  # before the key of such a setting
-TOKENS = "tokens"
+TOKENS, VARIANT = "tokens", "variant"
 FLAGS = ("diverged", "is_diverged", "has_diverged")
 
 
@@ -98,10 +101,11 @@ def records_of(
     Raises:
         RequestError: a column is absent, a row makes no sense, or two rows are one run.
     """
-    table, across = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
+    table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
     table = _last_of_trials(plain(table))
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
+    table, in_names = _with_settings_of_names(table, columns)
     best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
     found, numbers, unit = _quantities(table, columns, best_over)
     ends, states = _ends(table, found, numbers)
@@ -169,7 +173,7 @@ def records_of(
         key = keys[str(found["axis"])]
         runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
     table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
-    mapping = [*across, *_mapping(table, found, numbers, roles, steps_role, runs)]
+    mapping = [*read_from, *in_names, *_mapping(table, found, numbers, roles, steps_role, runs)]
     if unit != "nats":
         mapping.append(
             ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
@@ -190,6 +194,21 @@ def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
         by_end["trial_id"], keep="last"
     )
     return last.sort_index()
+
+
+def _with_settings_of_names(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
+    """The table with the learning rates and seeds that only the names of runs tell, and what was read from them."""
+    missing = [key for key in ("lr", "seed") if getattr(columns, key) is None and usual_column(table, key) is None]
+    for name in table if missing and columns.axis is None else ():
+        if _names_a_run(str(name)) and is_word(table[name]) and table[name].notna().all():
+            found = settings_in(list(map(str, table[name])))
+            keys = [key for key in found[0][0] if key not in table and all(key in pairs for pairs, _ in found)]
+            if {*keys} & {*missing}:
+                settings = pd.DataFrame([pairs for pairs, _ in found], table.index)[keys]
+                rest = f"{name} without settings" if VARIANT in table else VARIANT
+                table = table.join(settings).assign(**{rest: [word for _, word in found]})
+                return table, [(f"read from {name}", ", ".join([*keys, rest]))]
+    return table, []
 
 
 def _quantities(

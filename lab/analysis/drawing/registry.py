@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from lab.analysis.curves import axis_name, points
 from lab.analysis.grouping import ways_to_grow
-from lab.analysis.rendering import layout
+from lab.analysis.rendering import layout, marks
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import LEARNING_RATE, in_terms_of
@@ -64,6 +64,8 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
         @wraps(draw)
         def drawing_of_axis(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Drawing:
             figure, axis = drawing(records, runs, window), axis_name(records.runs)
+            if records.runs["loss_bigram"].isna().all():
+                figure.caption = figure.caption.replace(*marks.OF_TABLES)
             for text in figure.findobj(Text) if axis != LEARNING_RATE else ():
                 text.set_text(in_terms_of(axis, text.get_text()))
             return figure
