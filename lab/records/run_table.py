@@ -131,7 +131,9 @@ def records_of(
     if steps_role == ARM and identity[~is_left_out].duplicated().any():
         identity["steps"] = as_text(steps)
     numbers["steps"] = steps
-    rows = _rows(identity, numbers["loss"], is_left_out, "best" if best_over else columns.keep, table[others])
+    unnamed = [name for name in table if name in others or (name == found["steps"] and "steps" not in identity)]
+    called = identity.rename(columns={keys[name]: name for name in chosen})
+    rows = _rows(called, numbers["loss"], is_left_out, "best" if best_over else columns.keep, table[unnamed])
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     losses = numbers["loss"].map("{:.6g}".format).mask(is_left_out, ends)
     identity = identity.assign(source=source, loss=losses)
@@ -343,8 +345,9 @@ def _check(numbers: Mapping[str, pd.Series[float]], found: Mapping[str, str | fl
         _refuse(~numbers["axis"].between(0, high), numbers["axis"], f"{found['axis']} {{:g}} is not from 0 to {high:g}")
     _refuse(size <= 0, size, "the size {:g} is not above 0")
     for key in ("size", "seed", "steps"):
-        values = numbers[key].dropna()
-        _refuse((values != values.round()) | (values.abs() > LARGEST), values, f"{key} {{:g}} is no whole number")
+        values, place = numbers[key].dropna(), f" in {found[key]}" if isinstance(found[key], str) else ""
+        is_whole = (values == values.round()) & (values.abs() <= LARGEST)
+        _refuse(~is_whole, values, f"{key} {{:g}}{place} is no whole number")
     _refuse(numbers["steps"] < 0, numbers["steps"], "the steps {:g} are below 0")
 
 
