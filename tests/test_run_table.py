@@ -539,7 +539,7 @@ def test_the_law_of_the_optimum_is_found(
     assert re.search(r"best over +bs, \d+ of \d+ rows", said)
     read = study(tmp_path / "out")
     (law,) = optimum.fit_laws(read.records, read.points)
-    powers = re.findall(r"(\w+)\^(\S+) \[(\S+), (\S+)\]", law)
+    powers = re.findall(r"(\w+)\^(\S+) \[(\S+), (\S+)\]", law.text)
     assert [(name, float(power)) for name, power, *_ in powers] == [("size", -0.8), ("D", 0.3)]
     assert all(float(low) <= float(power) <= float(high) for _, power, low, high in powers)
     assert "size^-0.80 [" in output_of("predict", tmp_path / "out")

@@ -16,7 +16,7 @@ from lab.analysis.text import LEARNING_RATE, format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, FOLLOWED, TABLE
+from lab.records.run_table import AXIS, DERIVED, FOLLOWED, TABLE
 from lab.records.store import Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -372,7 +372,8 @@ def _sizes_of_shapes(ended: pd.DataFrame, counts: Sequence[int]) -> dict[int, in
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
     free = FREE - {LR} | {axis_of(runs)}
-    config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - free if key.split(".")[0] != "probes")
+    others = set(map(str, runs)) - set(store.RUN_COLUMNS) - free
+    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED))
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})

@@ -221,23 +221,27 @@ def roles_of(
     for arm_name in sorted(ranks, key=lambda name: ranks[name]):
         rest = [column for other, column in arms.items() if other != arm_name]
         if sources := followed_by(arms[arm_name], rest, design):
-            roles[arm_name] = f"{FOLLOWS}{' and '.join(sources)}"
+            roles[arm_name] = follows_text(sources)
             del arms[arm_name]
     kept = {name: NOTE if is_word(others[name]) else MEASURED for name in roles}
     return {name: kept[name] if role == NOT_NEEDED else role for name, role in roles.items()}
 
 
-def followed_by(column: pd.Series[Any], arms: Sequence[pd.Series[Any]], design: pd.DataFrame) -> list[str]:
-    """The names of the fewest columns that determine this one; none if nothing does.
+def follows_text(sources: Sequence[pd.Series[Any]]) -> str:
+    """That a column follows from these, ``follows from D and bs``."""
+    return f"{FOLLOWS}{' and '.join(str(source.name).removeprefix(BEST) for source in sources)}"
+
+
+def followed_by(column: pd.Series[Any], arms: Sequence[pd.Series[Any]], design: pd.DataFrame) -> list[pd.Series[Any]]:
+    """The fewest columns that determine this one; none if nothing does.
 
     A number follows from settings, the size, and what the best is taken over; a word follows from words only, since it
     may stand for more than a number that changes with it.
     """
-    sources = [(str(arm.name), arm) for arm in arms if is_word(arm) or not is_word(column)]
+    sources = [arm for arm in arms if is_word(arm) or not is_word(column)]
     if not is_word(column):
-        best = [str(name) for name in design if str(name).startswith(BEST)]
-        sources += [(name.removeprefix(BEST), design[name]) for name in ("size", *best)]
-    codes = pd.DataFrame({at: pd.factorize(values, use_na_sentinel=False)[0] for at, (_, values) in enumerate(sources)})
+        sources += [design[name] for name in design if name == "size" or str(name).startswith(BEST)]
+    codes = pd.DataFrame({at: pd.factorize(values, use_na_sentinel=False)[0] for at, values in enumerate(sources)})
     codes = codes.assign(own=pd.factorize(column, use_na_sentinel=False)[0]).drop_duplicates()
 
     def determine(places: Sequence[int]) -> bool:
@@ -249,7 +253,7 @@ def followed_by(column: pd.Series[Any], arms: Sequence[pd.Series[Any]], design: 
     for place in [*needed]:
         without = [other for other in needed if other != place]
         needed = without if determine(without) else needed
-    return [sources[place][0] for place in needed]
+    return [sources[place] for place in needed]
 
 
 def _name_of_trials(others: pd.DataFrame, roles: Mapping[str, str]) -> str | None:

@@ -38,6 +38,7 @@ from lab.records.columns import (
     column_of,
     end_of,
     followed_by,
+    follows_text,
     is_arm,
     is_word,
     roles_of,
@@ -73,6 +74,7 @@ LR = "optimizer.lr"
 TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 FOLDER = "folder"  # the column of what tells the paths of runs apart
+DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
 RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
@@ -126,7 +128,8 @@ def records_of(
     settings = {keys[name]: table[name] for name in chosen}
     alike = [numbers["size"], *settings.values(), *(table[name] for name in best_over)]
     steps = _whole_steps(numbers["steps"], found["steps"], is_cut, alike)
-    steps_role = _role_of_steps(steps, found["steps"], columns.arm, [table[name] for name in chosen], with_best)
+    given = [table[name] for name in chosen]
+    steps_role = _role_of_steps(steps, found["steps"], columns.arm, given, with_best)
     identity = pd.DataFrame({**design, **settings}).apply(as_text)
     if steps_role == ARM and identity[~is_left_out].duplicated().any():
         identity["steps"] = as_text(steps)
@@ -141,15 +144,14 @@ def records_of(
     words = table[[name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
     naming = [name for name in others if roles[name] == NAME or (roles[name] == ARM and _names_a_run(name))]
     names = as_text(table[naming[0]]) + ": " if naming else pd.Series("", table.index)
-    followed = {
-        name: role.removeprefix(FOLLOWS)
-        for name, role in {**roles, str(found["steps"]): steps_role}.items()
-        if role.startswith(FOLLOWS) and not role.startswith(f"{FOLLOWS}the ")
-    }
+    follow = [table[name] for name, role in roles.items() if role.startswith(FOLLOWS)]
+    follow += [steps.rename(found["steps"])] if steps_role.startswith(FOLLOWS) else []
+    derived, followed = _followers(follow, given, with_best)
     optional = {
         LR: numbers["lr"] if found["lr"] else None,
         "steps": steps if steps_role in (ARM, SHARED) else None,
-        FOLLOWED: "; ".join(f"{name} (from {sources})" for name, sources in followed.items()) or None,
+        FOLLOWED: "; ".join(followed) or None,
+        **derived,
     }
     runs = pd.DataFrame(
         {
@@ -287,8 +289,30 @@ def _role_of_steps(
     if arm is not None:
         return NOT_NAMED
     if sources := followed_by(steps.rename(column), settings, design):
-        return f"{FOLLOWS}{' and '.join(sources)}"
+        return follows_text(sources)
     return MEASURED if _is_logged(column) or steps.groupby(design["lr"]).nunique().max() == 1 else ARM
+
+
+def _followers(
+    columns: Sequence[pd.Series[Any]], settings: Sequence[pd.Series[Any]], design: pd.DataFrame
+) -> tuple[dict[str, pd.Series[Any]], list[str]]:
+    """Tell numbers that only seem to follow from others, by key, from texts on those that do.
+
+    Where each curve has other values of what a number follows from, anything would follow from them: whether it varies
+    by itself is for the law of the best learning rate to find out.
+    """
+    derived: dict[str, pd.Series[Any]] = {}
+    followed = list[str]()
+    curves = pd.concat([*settings, design["size"]], axis=1).drop_duplicates().index
+    for column in columns:
+        sources = followed_by(column, settings, design) if pd.api.types.is_numeric_dtype(column) else []
+        if not sources:
+            continue
+        if 2 * len(pd.concat(sources, axis=1).loc[curves].drop_duplicates()) > len(curves):
+            derived[f"{DERIVED}.{short_name(str(column.name)).replace('.', '/')}"] = column
+        elif [source.name for source in sources] != ["size"]:
+            followed.append(f"{column.name} ({follows_text(sources).removeprefix('follows ')})")
+    return derived, followed
 
 
 def _rows(

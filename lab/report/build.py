@@ -209,9 +209,10 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
 
 def _laws(study: Study) -> Iterator[Markup]:
     """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
-    laws = optimum.fit_laws(study.records, study.points) if is_imported(study.records) and study.axis else []
+    found = optimum.fit_laws(study.records, study.points) if is_imported(study.records) and study.axis else []
+    laws = [law for law in found if law.has_exponents]
     for law in laws:
-        yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
+        yield html.paragraph(f"{optimum.LAW}: {law.text}.", "lead")
     if laws:
         yield html.paragraph(fits.ABOUT["law"], "note")
 

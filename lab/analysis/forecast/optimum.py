@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,14 @@ STEPS = "steps"
 SAME_RATE = 1e-6  # decades between learning rates that are one
 
 
-def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
+class Law(NamedTuple):
+    """The law of the best learning rate of an arm in words; without exponents it says why there is none."""
+
+    text: str
+    has_exponents: bool
+
+
+def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
     """The laws of the best learning rate, of arms in which two or more numbers vary, model size among them.
 
     Each is a power law with the 95 % intervals of its exponents, the number of curves of all seeds that were fitted,
@@ -46,18 +54,20 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     values = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
     names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
     names.sort(key=lambda name: name == STEPS)  # they follow from tokens and batch, rather than these from them
-    settings = pd.DataFrame([curves[curve] for curve in curve_of_run], cards["id"])[names].astype(float)
-    numbers = settings.loc[points["id"]].set_axis([setting_name(key, names) for key in names], axis=1)
-    numbers = numbers.set_axis(points.index)
+    settings = pd.DataFrame([curves[curve] for curve in curve_of_run], cards["id"])[names]
+    derived = [name for name in map(str, cards) if name.startswith(f"{run_table.DERIVED}.") and (cards[name] > 0).all()]
+    numbers = pd.concat([settings, cards.set_index("id")[derived]], axis=1).astype(float).loc[points["id"]]
+    every = [*names, *derived]
+    numbers = numbers.set_axis([setting_name(key, every) for key in every], axis=1).set_axis(points.index)
     numbers.insert(0, "size", points["size"], allow_duplicates=True)
     known = run_table.followed(records)
     arms = points.groupby(points["id"].map(arm_labels(records.runs, names)), sort=False)
-    laws = {str(arm): _law(runs, numbers.loc[runs.index], known) for arm, runs in arms}
-    return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
+    laws = {str(arm): law for arm, runs in arms if (law := _law(runs, numbers.loc[runs.index], known))}
+    return [law._replace(text=f"{arm}: {law.text}") if len(arms) > 1 else law for arm, law in laws.items()]
 
 
-def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> str:
-    """The law of one arm; empty if only one number varies, or too few curves have an optimum.
+def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law | None:
+    """The law of one arm; None if only one number varies, or too few curves have an optimum.
 
     The ``numbers`` of each run have a column each. Those ``known`` follow from others, as the import has said already.
     """
@@ -72,10 +82,10 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> str
     chosen = [names[place] for place in places]
     spare = len(logs) - len(chosen) - 1
     if spare < FEWEST_SPARE or len(chosen) < 2 - bool(follow):
-        return ""
+        return None
     left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
     if len(chosen) < 2:
-        return f"none, since only {listed(chosen)} varies by itself; {left_out}"
+        return Law(f"none, since only {listed(chosen)} varies by itself; {left_out}", False)
     x_nk = np.column_stack([np.ones(len(logs)), logs[:, places]])
     y_n = np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
@@ -88,7 +98,8 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> str
     ]
     at_ends = f", {(~is_inner).sum()} left out" if not is_inner.all() else ""
     scatter = f"they scatter by a factor of {10 ** math.sqrt(variance):.2f}"
-    return "; ".join(filter(None, [f"{' '.join(powers)}, from {len(logs)} curves{at_ends}", scatter, left_out]))
+    fitted = f"{' '.join(powers)}, from {len(logs)} curves{at_ends}"
+    return Law("; ".join(filter(None, [fitted, scatter, left_out])), True)
 
 
 def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[int], list[str]]:

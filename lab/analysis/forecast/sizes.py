@@ -125,8 +125,10 @@ def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     ended, lines = judge(points(records.runs)), list[str]()
     if len(table := optimum.transfer_table(ended)):
         lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(fits.ABOUT["transfer"], line_length)]
-    if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW, *laws, *textwrap.wrap(fits.ABOUT["law"], line_length)]
+    laws = optimum.fit_laws(records, ended)
+    if lines or any(law.has_exponents for law in laws):
+        texts = [law.text for law in laws]
+        lines += ["", optimum.LAW, *texts, *textwrap.wrap(fits.ABOUT["law"], line_length)] if texts else []
     return lines
 
 
