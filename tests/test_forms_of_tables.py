@@ -179,8 +179,10 @@ def test_a_loss_of_a_run_that_failed_is_none(state: str) -> None:
 
 
 def test_a_run_that_failed_at_the_end_of_its_log_has_a_loss() -> None:
+    """Steps that were planned tell nothing of its end."""
     frame = states((3.1, "finished"), (3.2, "crashed"), (3.3, "crashed"), _step=[5000, 4990, 800])
     assert ends(frame) == ["finished", "finished", "failed"]
+    assert ends(frame.rename(columns={"_step": "max_steps"})) == ["finished", "failed", "failed"]
 
 
 def test_a_loss_of_zero_is_none_whatever_the_state_says() -> None:
@@ -259,6 +261,11 @@ def test_a_list_of_trials_is_a_table_of_arms(tmp_path: Path, output_of: OutputOf
 )
 def test_a_column_that_names_each_trial_names_its_arm(tmp_path: Path, text: str, arms: set[str]) -> None:
     assert arms_of(text, tmp_path) == arms
+
+
+def test_a_trial_that_was_tried_again_is_one_arm(tmp_path: Path) -> None:
+    again = TRIALS.replace("\t", ",").replace("aa04", "aa05")
+    assert arms_of(again, tmp_path) == {"aa01", "aa02", "aa05", "aa07"}
 
 
 def test_runs_of_one_arm_are_no_trials(tmp_path: Path) -> None:

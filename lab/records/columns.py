@@ -209,7 +209,7 @@ def roles_of(
     while (same := runs.duplicated(keep=False)).any() and (needed := _splitting(others[same], roles, runs[same])):
         roles[needed] = ARM
         runs[needed] = as_text(others[needed])
-    if runs.duplicated().any() and are_trials and (named := _name_of_trials(others, roles)):
+    if runs.duplicated().any() and are_trials and (named := _name_of_trials(others[~is_cut], roles)):
         roles = {name: NOT_NEEDED if role == ARM else role for name, role in before.items()} | {named: ARM}
     if ARM not in roles.values():  # arms whose seeds differ need no column to be told apart
         words = [name for name, role in roles.items() if role == NOT_NEEDED and is_word(others[name])]

@@ -10,6 +10,7 @@ from lab.analysis.curves import axis_of, configs, differing, idle_parameters, pa
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import UNDEFINED, count, format_value, span
+from lab.records.run_table import COLUMN
 
 # Names of the parts of sensitivity, for readers and CSV files.
 PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
@@ -157,14 +158,15 @@ def arms(study: Study) -> pd.DataFrame:
         own = [curve for key, curve in curves.items() if arm_of[key] == arm]
         values = {key: [_config_text(curve[key]) for curve in own] for key in differing(list(curves.values()))}
         rows.append({"arm": arm} | {key: ", ".join(dict.fromkeys(texts)) for key, texts in values.items()})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).rename(columns=lambda key: key.removeprefix(COLUMN))
 
 
 def shared_settings(study: Study) -> dict[str, str]:
     """Config values that all curves share, as text by dotted key; absent keys are left out."""
     curves = list(configs(study.records.runs[study.records.runs["status"] != "failed"])[1].values())
     same = set(curves[0]) - set(differing(curves))
-    return {key: format_value(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
+    present = {key: curves[0][key] for key in sorted(same) if curves[0][key] is not None}
+    return {key.removeprefix(COLUMN): format_value(value) for key, value in present.items()}
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:

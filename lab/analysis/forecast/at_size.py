@@ -68,7 +68,10 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
         RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
     if run_table.is_imported(records):
-        found = list(_of_table(records, size, window or WINDOW))
+        if not (found := list(_of_table(records, size, window or WINDOW))):
+            raise RequestError(
+                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by"
+            )
     elif window:
         raise RequestError(NO_WINDOW)
     else:
