@@ -171,6 +171,23 @@ def test_a_failed_run_that_trains_again_is_running(tmp_path: Path) -> None:
     assert status.reasons == {}
 
 
+def test_a_fleet_that_ended_or_fell_silent_is_not_running_whatever_it_left(tmp_path: Path) -> None:
+    place, (plan, *names) = under_way(tmp_path)
+    at_work = plans.read_progress(place, plan)[1]
+    plans.write_progress(place, plan, 1, at_work._replace(verdict="2 diverged"))
+    status = read_status(place)
+    assert (status.finished, status.failed, status.running, status.missing) == (1, 1, 0, 4)
+    assert status.fleets == []
+    assert sum(status.reasons.values()) == 1
+    plans.write_progress(place, plan, 0, at_work)
+    killed = place / "plans" / f"{plan}.progress" / "0"
+    for silent, running in ((59, 1), (61, 0), (3600, 0)):
+        os.utime(killed, (time.time() - silent, time.time() - silent))
+        status = read_status(place)
+        assert (status.running, status.failed, status.missing) == (running, 1 - running, 4)
+        assert [fleet.runs for fleet in status.fleets] == [names[:1]]
+
+
 def test_a_status_counts_the_runs_of_a_folder(tmp_path: Path, output_of: OutputOf) -> None:
     assert output_of("status", tmp_path, code=2) == f"lab: no runs and no plans in {tmp_path}\n"
     folder = planted.write(tmp_path / "done", list(planted.cards(arms=("z_loss",), widths=(32,), seeds=(0,))))

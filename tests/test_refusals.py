@@ -109,6 +109,9 @@ IMPORTS: list[tuple[pd.DataFrame, str, tuple[str, ...]]] = [
     (table(n_params=-1), "", ("row 1", "size", "-1")),
     (table(steps=-1), "", ("row 1", "steps", "-1")),
     (table(steps=[None, *[9] * 23]), "", ("row 1", "steps")),
+    (table(decay=-1.0), "--axis decay", ("row 1", "decay", "-1")),
+    (table(decay=math.inf), "--axis decay", ("row 1", "decay", "inf")),
+    (table(decay=None), "--axis decay", ("row 1", "decay", "empty")),
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -56,6 +57,8 @@ def axis_called(name: str) -> Axis:
     return Axis(name, name, f"values of {name}", name, sensitivity, NO_AXIS.below, NO_AXIS.above)
 
 
+# Of more words, or longer ones, a sentence lists the first ones and the number of the others.
+MOST_LISTED, LONGEST_LIST = 8, 400
 UNDEFINED = "\N{EM DASH}"  # the cell of a number that is not defined
 
 
@@ -121,6 +124,15 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
     """Words as a list in a sentence: ``a, b and c``."""
     *most, last = words
     return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
+def few(words: Iterable[str], others: str = "more") -> list[str]:
+    """Words for a list in a sentence; of many the first ones and how many ``others`` there are, ``[a, b, 20 more]``."""
+    every = list(words)
+    lengths = accumulate(len(word) + 2 for word in every)
+    shown = min(MOST_LISTED, max(1, sum(length <= LONGEST_LIST for length in lengths)))
+    is_short = len(every) <= MOST_LISTED + 1 and sum(len(word) + 2 for word in every) <= LONGEST_LIST
+    return every if is_short or len(every) == 1 else [*every[:shown], f"{len(every) - shown} {others}"]
 
 
 def plain_text(table: pd.DataFrame) -> list[str]:

@@ -166,13 +166,15 @@ def _import(arguments: list[str]) -> None:
     command = shlex.join(["lab", "import", *arguments])
     is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
     runs = len(read.records.runs)
+    failed = int((read.records.runs["status"] == "failed").sum())
     if given.json:
         _say_json({"folder": out, "runs": runs, "is_new": is_new, "mapping": dict(read.mapping)})
         return
     width = max(len(meaning) for meaning, _ in read.mapping)
     for meaning, column in read.mapping:
         say(f"{meaning:{width}}  {column}")
-    say(f"{runs} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
+    left_out = f", {failed} left out" if failed else ""
+    say(f"{runs - failed} runs {'imported' if is_new else 'already there'}{left_out}; lab report {shlex.quote(out)}")
 
 
 def _measurements(log: Path) -> dict[str, pd.Series]:
@@ -206,7 +208,9 @@ def _report(arguments: list[str]) -> None:
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
     index, failures = None, dict[Path, str]()
-    if len(folders) == 1 and (several := _results_folders(folders[0])):
+    several = _results_folders(folders[0]) if len(folders) == 1 else []
+    _note_damage(*(several or folders))
+    if several:
         ends = _write_reports(several, window)
         reports = [end for end in ends.values() if not isinstance(end, str)]
         failures = {folder: end for folder, end in ends.items() if isinstance(end, str)}
@@ -228,6 +232,17 @@ def _report(arguments: list[str]) -> None:
         webbrowser.open(page.absolute().as_uri())
     if reasons:
         raise RequestError("; ".join(reasons))
+
+
+def _note_damage(*folders: Path) -> None:
+    """Say which records of these folders are damaged, since the runs count as missing."""
+    from lab.analysis.text import few, listed
+    from lab.records import store
+
+    for folder in folders:
+        if names := store.damaged(folder):
+            runs = "1 run is" if len(names) == 1 else f"{len(names)} runs are"
+            say(f"lab: {folder}: {runs} damaged and left out: {listed(few(names))}", error=True)
 
 
 def _positive(option: str, given: str | None) -> float | None:
@@ -322,6 +337,7 @@ def _predict(arguments: list[str]) -> None:
         raise RequestError("predict from which folder? lab predict DIR")
     folder, window = given.folders[0], _window(given)
     records = load(folder)
+    _note_damage(folder)
     if given.size or given.lr:
         _predict_at(records, given.size, given.lr, window, as_json=given.json)
         return
@@ -458,7 +474,9 @@ def _export(arguments: list[str]) -> None:
     given = OptionParser("export").read(arguments)
     if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    say(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None))
+    said = export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None)
+    _note_damage(given.folders[0])
+    say(said)
 
 
 def _check(arguments: list[str]) -> None:
@@ -483,6 +501,7 @@ def _check(arguments: list[str]) -> None:
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
     comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
+    _note_damage(folder)
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
@@ -571,6 +590,7 @@ def _status(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("status of which folder? lab status DIR")
     status = read_status(given.folders[0])
+    _note_damage(given.folders[0])
     say(status.as_json() if given.json else "\n".join(status.lines()))
 
 

@@ -203,11 +203,31 @@ def open_folder(folder: Path, engine: str | None) -> None:
     """
     card = folder / "store.json"
     if check_version(folder) != engine or not card.exists():  # a folder that may only be read is left as it is
-        write_text(card, json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
+        _write_header(card, engine)
+
+
+def _write_header(card: Path, engine: str | None) -> None:
+    write_text(card, json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
+
+
+def _recorded_engines(folder: Path) -> set[str | None]:
+    """The engines with which intact runs of a folder were made; None of an imported run, and no engine without runs."""
+    engines = set[str | None]()
+    for part in parts.written(folder):
+        try:
+            runs = files.read_table(part.runs)
+        except Exception:  # a damaged file fails in many ways
+            return set()
+        column = runs["engine"] if "engine" in runs else pd.Series(None, runs.index, dtype=object)
+        engines |= {engine if engine in ENGINES else None for engine in column.unique()}
+    cards = filter(None, map(_card, _run_folders(folder).values()))
+    return engines | {card.get("engine") for card in cards}
 
 
 def check_version(folder: Path) -> str | None:
     """Refuse a folder whose records have another version; an empty or absent folder passes.
+
+    A ``store.json`` that was cut short is written anew, if the records say with which engine they were made.
 
     Returns:
         The engine given to ``open_folder``; None without one.
@@ -224,7 +244,12 @@ def check_version(folder: Path) -> str | None:
         if engine not in (None, *ENGINES):
             raise ValueError(engine)
     except (OSError, ValueError, KeyError, TypeError):
-        raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
+        version, engines = RECORD_VERSION, _recorded_engines(folder)
+        if len(engines) != 1:
+            raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
+        (engine,) = engines
+        with suppress(RequestError):  # of a folder that may only be read
+            _write_header(card, engine)
     if version != RECORD_VERSION:
         raise RequestError(
             f"{folder} holds records of version {version}, this lab writes version {RECORD_VERSION}; give another out="
@@ -504,6 +529,17 @@ def digest_of_tables(folder: Path) -> str | None:
     if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
         return None
     return digest([files.file_digest(path) for part in parts.written(folder) for path in part if path.exists()])
+
+
+def damaged(folder: Path) -> list[str]:
+    """The runs in ``runs/`` whose record is damaged, and which no table of the folder holds."""
+    gathered = parts.statuses(folder)
+    known = set().union(*gathered) if gathered else set()
+    return [
+        name
+        for name, path in _run_folders(folder).items()
+        if name not in known and (path / "run.json").exists() and _card(path) is None
+    ]
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:

@@ -23,7 +23,7 @@ from lab.analysis.forecast import fits, optimum
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
-from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, format_value, listed, plain_text
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
@@ -64,15 +64,16 @@ class Report(NamedTuple):
     thumbnail: Path | None
 
 
-def summary(study: Study, difference: float | None = None) -> str:
+def summary(study: Study, difference: float | None = None, reply: Answer | None = None) -> str:
     """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it.
 
-    The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``.
+    The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``, and ``reply`` is
+    the answer to its question, if it is known already.
     """
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
     named = [] if study.window == WINDOW else [f"Sensitivity over the {study.along.values} from {study.window}."]
     lines = [*plain_text(table), *named]
-    if is_imported(study.records) and (compared := answer(study).contrasts) and compared[0].differences:
+    if is_imported(study.records) and (compared := (reply or answer(study)).contrasts) and compared[0].differences:
         beside = contrasts.table(compared).assign(**tested(compared[0]))
         lines += ["", compared[0].title(), *plain_text(beside), power_of_difference(compared[0], difference), ""]
     return "\n".join([*lines, *notes(study)])
@@ -92,7 +93,8 @@ def make_report(
         RequestError: a folder cannot be read or written, all runs failed, or the window is invalid.
     """
     read = study(folders, window)
-    return write_report(read, folders, difference=difference), summary(read, difference)
+    reply = answer(read) if is_imported(read.records) else None
+    return write_report(read, folders, "", difference, reply), summary(read, difference, reply)
 
 
 def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
@@ -110,12 +112,16 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
 
 
 def write_report(
-    study: Study, folders: Sequence[str | Path], growth: str = "", difference: float | None = None
+    study: Study,
+    folders: Sequence[str | Path],
+    growth: str = "",
+    difference: float | None = None,
+    reply: Answer | None = None,
 ) -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
     The same records give the same bytes. For ``growth`` see ``make_growing_report``, for ``difference``
-    ``power_of_difference``.
+    ``power_of_difference``; ``reply`` is the answer to the question, if it is known already.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
@@ -124,7 +130,7 @@ def write_report(
     title = " and ".join(path.resolve().name for path in paths)
     evidence = read_evidence(out, study.records, _commands(paths))
     rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
-    reply = answer(study, evidence.sweeps, rows)
+    reply = reply or answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
     question, counts = " ".join(questions(paths)) or reply.subject, scoreboard.counts_of([row.word for row in claims])
     first, *others = [*_figures(study, out), Markup()]
@@ -202,11 +208,10 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
 
 def _laws(study: Study) -> Iterator[Markup]:
     """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
-    if not is_imported(study.records) or study.along == NO_AXIS:
-        return
-    laws = optimum.fit_laws(study.records, study.points)
+    found = optimum.fit_laws(study.records, study.points) if is_imported(study.records) else []
+    laws = [law for law in found if law.has_exponents and study.along != NO_AXIS]
     for law in laws:
-        yield html.paragraph(f"{optimum.LAW.format(axis=study.along)}: {law}.", "lead")
+        yield html.paragraph(f"{optimum.LAW.format(axis=study.along)}: {law.text}.", "lead")
     if laws:
         yield html.paragraph(fits.ABOUT["law"].format(axis=study.along), "note")
 
@@ -291,11 +296,11 @@ def _extent(study: Study) -> str:
             names=arms if len(arms) <= NAMED_ARMS else [],
             common=switches_text(sorted(shared), ()) if shared else "",
             size_name=size_name(study.records),
-            sizes=list(map(count, sorted(points["size"].unique()))) if has_sizes else [],
+            sizes=few(map(count, sorted(points["size"].unique()))) if has_sizes else [],
             axis=study.along,
             lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.along != NO_AXIS else [],
             seeds=points["seed"].nunique(),
-            steps=list(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
+            steps=few(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
             window="" if study.window == WINDOW else study.window,
         )
     )
@@ -322,8 +327,8 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
         folded = True
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
-            few = len(study.pairs) <= MOST_PAIRS
-            shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
+            is_short = len(study.pairs) <= MOST_PAIRS
+            shown = html.table(tables.differences_as_text(study)) if is_short else html.paragraph(many)
             parts = shown, _csv(out, "differences"), html.paragraph(NOTES["differences"], "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
     yield from _optima(study)

@@ -11,13 +11,12 @@ from lab.analysis.curves import axis_of, named_axis, significant
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import Study, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import LEARNING_RATE, NO_AXIS, arm_phrase, count, format_value, listed
+from lab.analysis.text import LEARNING_RATE, MOST_LISTED, NO_AXIS, arm_phrase, count, few, format_value, listed
 from lab.records.run_table import PER_BYTE, is_imported
 
 SAY = html.macros("findings.txt")  # a macro for each kind of sentence
 PART_SUBJECTS = {"total": LEARNING_RATE.sensitivity, "above": "The instability part"}
 MOST_GAPS = 4  # most kinds of gaps that are named one by one
-MOST_NAMES = 8  # most arms that a sentence names
 
 
 def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
@@ -93,16 +92,21 @@ def _gaps(study: Study) -> Iterator[str]:
         curves_by_gap = {}
     for missing, names in curves_by_gap.items():
         yield str(SAY.gap(axis, missing, window, names))
+    lacking = 0
     for (arm, size), curve in curves:
         rates = curve.groupby("seed")["lr"].nunique()
         for seed in rates.index[rates < curve["lr"].nunique()]:
             if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
-                yield str(SAY.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
+                lacking += 1
+                if lacking <= MOST_LISTED:
+                    yield str(SAY.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
+    if lacking > MOST_LISTED:
+        yield str(SAY.more_gaps(axis, lacking - MOST_LISTED))
 
 
 def _missing(expected: pd.Series, ran: pd.Series) -> str:
     lrs = sorted(set(expected) - set(ran))
-    return listed(map(format_value, lrs)) if lrs else ""
+    return listed(few(map(format_value, lrs))) if lrs else ""
 
 
 def _of_curves(study: Study) -> Iterator[str]:
@@ -151,9 +155,8 @@ def _mostly_outside(study: Study) -> pd.MultiIndex:
 def _curve_names(curves: pd.DataFrame) -> str:
     """``a at 1k and 2k; b at 1k``; with many arms the first ones, and the number of others."""
     sizes = curves.groupby("arm", sort=False)["size"].agg(list)
-    names = [f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items()]
-    more = [f"{len(names) - MOST_NAMES} more arms"] if len(names) > MOST_NAMES + 1 else []
-    return "; ".join([*(names[:MOST_NAMES] if more else names), *more])
+    names = [f"{arm} at {listed(few(map(count, sizes_of_arm)))}" for arm, sizes_of_arm in sizes.items()]
+    return "; ".join(few(names, "more arms"))
 
 
 def _curve_name(arm: object, size: object) -> str:

@@ -10,6 +10,7 @@ from lab.analysis.curves import axis_of, configs, differing, idle_parameters, pa
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import NO_AXIS, UNDEFINED, count, format_value, span
+from lab.records.run_table import COLUMN
 
 # The parts of sensitivity in CSV files.
 PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
@@ -100,17 +101,17 @@ def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
     has_axis, rows = study.along != NO_AXIS, []
     lrs = {lr: format_value(lr) if has_axis else "loss" for lr in sorted(study.points["lr"].unique())}
-    for _, runs in study.points.groupby(["arm", "size"], sort=False):
+    for (arm, size), runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
-        row = {"arm": runs["arm"].iloc[0], "parameters": _sizes(study, runs.head(1)).item()}
-        rows.append(row | dict.fromkeys(lrs.values(), "") | cells)
-    return pd.DataFrame(rows)
+        rows.append({"arm": arm, "size": size} | dict.fromkeys(lrs.values(), "") | cells)
+    table = pd.DataFrame(rows)
+    return table.assign(size=_sizes(study, table)).rename(columns={"size": "parameters"})
 
 
 def _sizes(study: Study, rows: pd.DataFrame) -> pd.Series:
     """The size of each row in words, and with experts how many of its parameters act on a token."""
     idle = study.points["id"].map(idle_parameters(study.records.runs))
-    of_arm = idle.groupby([study.points["arm"], study.points["size"]]).first()
+    of_arm = idle[idle > 0].groupby([study.points["arm"], study.points["size"]]).first()
     words = []
     for arm, size in zip(rows["arm"], rows["size"], strict=True):
         without = int(of_arm.get((arm, size), 0))
@@ -163,14 +164,15 @@ def arms(study: Study) -> pd.DataFrame:
         own = [curve for key, curve in curves.items() if arm_of[key] == arm]
         values = {key: [_config_text(curve[key]) for curve in own] for key in differing(list(curves.values()))}
         rows.append({"arm": arm} | {key: ", ".join(dict.fromkeys(texts)) for key, texts in values.items()})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).rename(columns=lambda key: key.removeprefix(COLUMN))
 
 
 def shared_settings(study: Study) -> dict[str, str]:
     """Config values that all curves share, as text by dotted key; absent keys are left out."""
     curves = list(configs(study.records.runs[study.records.runs["status"] != "failed"])[1].values())
     same = set(curves[0]) - set(differing(curves))
-    return {key: format_value(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
+    present = {key: curves[0][key] for key in sorted(same) if curves[0][key] is not None}
+    return {key.removeprefix(COLUMN): format_value(value) for key, value in present.items()}
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:

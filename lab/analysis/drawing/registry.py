@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.analysis.curves import named_axis, points
 from lab.analysis.grouping import ways_to_grow
-from lab.analysis.rendering import layout, style
+from lab.analysis.rendering import layout, marks, style
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import LEARNING_RATE
@@ -53,7 +53,7 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             arms = runs["arm"].unique()
-            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])]
+            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])] if len(arms) > MOST_ARMS else runs
             sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
             if len(shown) < len(runs):
                 sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")
@@ -65,7 +65,10 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
         @wraps(draw)
         def along_axis(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Drawing:
             with style.drawn_along(named_axis(records.runs)):
-                return drawing(records, runs, window)
+                figure = drawing(records, runs, window)
+            if records.runs["loss_bigram"].isna().all():
+                figure.caption = figure.caption.replace(*marks.OF_TABLES)
+            return figure
 
         along_axis.__doc__ = (draw.__doc__ or "").format(axis=LEARNING_RATE)
         FIGURES.register(name)(along_axis)

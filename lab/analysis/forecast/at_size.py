@@ -16,7 +16,7 @@ import lab.analysis.forecast.sizes as sizes
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import Axis, count, finite, format_value, listed, plain_text
+from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
@@ -68,7 +68,10 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
         RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
     if run_table.is_imported(records):
-        found = list(_of_table(records, size, window or WINDOW))
+        if not (found := list(_of_table(records, size, window or WINDOW))):
+            raise RequestError(
+                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by"
+            )
     elif window:
         raise RequestError(NO_WINDOW)
     else:
@@ -154,12 +157,12 @@ def lines_of(
         lines += ["", *textwrap.wrap(sentence, line_length)]
     if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
         low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
+        arms = dict.fromkeys(row.arm for row in outside)
         lines += [
             "",
             *textwrap.wrap(
                 f"Learning rate {format_value(lr or 0)} is beyond those that ran, {format_value(low)} to "
-                f"{format_value(high)}, so no value is given for {listed(dict.fromkeys(row.arm for row in outside))}; "
-                "train some runs there.",
+                f"{format_value(high)}, so no value is given for {listed(few(arms))}; train some runs there.",
                 line_length,
             ),
         ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,9 @@ from lab.analysis.curves import named_axis, points
 from lab.analysis.forecast.fits import Line, slope_text
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
-from lab.analysis.text import Axis, capitalized, count, listed, plain_text
+from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text
 from lab.core.errors import RequestError
+from lab.records.run_table import UNKNOWN_SIZE
 from lab.records.store import Records
 
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
@@ -97,15 +97,22 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
         forecasts = _forecasts(observed, quantity)
         over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
         lines.append(f"{named(quantity, axis)}{over}")
-        lines += plain_text(pd.DataFrame(starmap(_row, forecasts.items()))) if forecasts else []
+        largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
+        rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
+        lines += plain_text(pd.DataFrame(rows)) if rows else []
         for sentence in _cautions(quantity, axis, observed, forecasts):
             lines += textwrap.wrap(sentence, line_length)
         lines.append("")
         scored |= bool(forecasts)
     place = _place_of_optimum(records, line_length)
     if not scored:
-        sizes = listed(map(count, sorted(observed["size"].unique())))
-        why = f"no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
+        sizes = sorted(observed["size"].unique())
+        given = (
+            f"{listed(few(map(count, sizes)))} parameters"
+            if sizes != [UNKNOWN_SIZE]
+            else "lab import --size names them"
+        )
+        why = f"no arm has a value at {FEWEST_SIZES} sizes ({given}), one of them to score it by"
         if not place:
             raise RequestError(f"no forecast: {why}")
         lines = [f"No forecast: {why}."]
@@ -119,8 +126,9 @@ def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     if len(table := optimum.transfer_table(ended, axis)):
         about = textwrap.wrap(fits.ABOUT["transfer"].format(axis=axis), line_length)
         lines += ["", optimum.TRANSFER.format(axis=axis), *plain_text(table), *about]
-    if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW.format(axis=axis), *laws]
+    laws = optimum.fit_laws(records, ended)
+    if laws and (lines or any(law.has_exponents for law in laws)):
+        lines += ["", optimum.LAW.format(axis=axis), *(law.text for law in laws)]
         lines += textwrap.wrap(fits.ABOUT["law"].format(axis=axis), line_length)
     return lines
 
@@ -153,21 +161,22 @@ def _forecasts(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]
     return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}
 
 
-def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
-    runs, line = forecast.runs, forecast.line
-    largest = runs["size"].max()
-    trials = int((runs["size"] == largest).sum())
+def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, str]:
+    """A row of the table of a quantity; its columns name sizes if all arms have the same ``largest`` one."""
+    runs, line, own = forecast.runs, forecast.line, forecast.runs["size"].max()
     row = {
         "arm": arm,
         "sizes": str(runs["size"].nunique()),
         "slope": slope_text(line),
-        f"error at {count(largest)}": f"{forecast.error:+.2f}",
+        **({} if largest else {"largest": count(own)}),
+        f"error at {count(largest) if largest else 'it'}": f"{forecast.error:+.2f}",
         "without growth": f"{forecast.unchanged:+.2f}",
-        "inside": "" if forecast.inside is None else f"{forecast.inside} of {trials}",
+        "inside": "" if forecast.inside is None else f"{forecast.inside} of {int((runs['size'] == own).sum())}",
     }
     for multiple in MULTIPLES:
-        middle, low, high = (10 ** float(end) for end in line.predict(multiple * largest))
-        row[f"{count(multiple * largest)} ({multiple}x)"] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
+        middle, low, high = (10 ** float(end) for end in line.predict(multiple * own))
+        name = f"{count(multiple * largest)} ({multiple}x)" if largest else f"{multiple}x"
+        row[name] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
     return row
 
 

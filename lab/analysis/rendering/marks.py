@@ -33,6 +33,8 @@ SENTENCES = {
     INTERVAL: "Bars are 95 % Student-t intervals over {seeds} seeds.",
     SEED: "A short line is a seed, since fewer than three seeds have no interval.",
 }
+# What the sentence on unstable runs says of a table, which does not tell the loss of a bigram model.
+OF_TABLES = ("ended worse than a bigram model of the text", "ended more than 0.3 above the best loss")
 # In the order of their entries in a key; intervals and seeds have none.
 KINDS = (RANGE, MIDDLE, *OUTCOMES, AT_INIT, BIGRAM)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from lab.analysis.forecast.fits import Crossing
-from lab.analysis.judging.evidence import LOST
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.analysis.sensitivity import LOST
 from lab.analysis.text import count, format_value, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.evidence import LOST
+from lab.analysis.sensitivity import LOST
 from lab.core import files
 
 HOME = Path(__file__).parent
