@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -544,6 +545,8 @@ def test_a_failure_of_the_recorder_ends_it_and_not_training(
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("planted")
 
+    # Hydra, in a test before this one, turns off every logger that is there
+    monkeypatch.setattr(logging.getLogger("lab"), "disabled", False)
     if spoiled == "forward":
         monkeypatch.setattr(attention, "evenly", fail)
     elif spoiled == "optimizer":
