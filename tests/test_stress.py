@@ -1553,3 +1553,82 @@ def test_a_number_without_a_value_says_so() -> None:
     assert bound.number == "at least 1.00 ± 0.50 nats"
     deep = Line(read_battery().tests["depth"], FAILS, at(0.5, 1.0, 1.5), False, 2)
     assert deep.number == "1.00 ± 0.50 nats, 2 of 3 seeds stuck"
+
+
+def test_a_recipe_of_a_file_is_called_by_the_name_of_the_file(here: Path) -> None:
+    Path("a").mkdir()
+    Path("a/mine.yaml").write_text("intervention: [rmsnorm]\n")
+    plan = read_plan(["recipe=a/mine.yaml", "steps=8"], "lab stress")
+    assert (plan.recipe, str(plan.folder)) == ("mine.yaml with steps=8", "runs/stress/mine.yaml_steps=8")
+    assert read_plan(["intervention=[]"], "lab stress").recipe == "the default recipe with intervention=[]"
+    assert read_plan([], "lab stress").folder.name == "default"
+    long = read_plan([f"optimizer.beta1=0.{'1' * 60}"], "lab stress").folder.name
+    assert len(long) == 67  # sixty characters, and a digest
+
+
+def test_a_model_of_ones_own_has_more_steps_whatever_trains_it(own_model: Callable[[str], own_code.OwnCode]) -> None:
+    def steps(*words: str, code: Sequence[own_code.OwnCode]) -> object:
+        return next(word.value for word in read_plan(words, "", code=code).request.words if word.key == "steps")
+
+    model, optimizer = own_model("GPT"), own_code.read("optimizer", "NAdam")
+    assert [steps(code=[model]), steps(code=[model, optimizer]), steps(code=[optimizer]), steps(code=[])] == [
+        *(400, 400, 200, 200)
+    ]
+    assert steps("steps=8", code=[model]) == 8
+
+
+def test_a_caveat_is_told_of_every_number_but_one_that_fails() -> None:
+    slow, tests = [2.6, 2.61, 2.62], [read_battery().tests["depth"]]
+
+    def told(stressed: Sequence[float]) -> list[str]:
+        made = card_of("", "", Path(), tests, stressed_by_depth(slow, stressed), read_battery())
+        return [f"{made.lines[0].verdict}: {note}" for note in made.notes() if "says nothing" in note]
+
+    assert [told(losses)[0].split(":")[0] for losses in ([2.2] * 3, [2.8, 2.81, 2.82], [2.2, 2.6, 2.9])] == [
+        *(NOT_JUDGED, WEAK, OPEN)
+    ]
+    assert told([3.2, 3.21, 3.22]) == []
+
+
+def test_a_note_says_what_a_change_takes_off_where_one_was_tried() -> None:
+    made, tried = card(planted(valley(rise=0.4))), of_depth([2.3] * 3)
+    untried = not_tried(tried.test, "b", "there is none")
+    shown = [
+        any(note.startswith("What a change takes off") for note in replace(made, cures=cures).notes())
+        for cures in (None, [], [untried], [tried], [tried, untried])
+    ]
+    assert shown == [False, False, False, True, True]
+
+
+def test_a_change_is_lost_by_its_mean_over_seeds() -> None:
+    test = read_battery().tests["lr_x10"]
+
+    def advised(own: Sequence[float], with_it: Sequence[float]) -> bool:
+        done = planted(lambda lr: list(own) if lr == 0.03 else [2.8, 2.8, 2.81])
+        trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
+        assert trial.best is not None
+        done |= {trial.stressed: table([2.4, 2.4, 2.41]), trial.best: table(with_it)}
+        return judge(test, [trial], done, 0.03)[0].is_advised
+
+    assert advised([2.3, 2.3, 2.4], [2.31, 2.31, 2.45])  # one seed ends above 2.4, the mean does not
+    assert not advised([2.38] * 3, [2.35, 2.41, 2.45])  # and here it does
+    assert advised([2.41] * 3, [2.42] * 3)  # the recipe was lost before
+
+
+def test_a_test_has_no_line_before_its_runs_are_there() -> None:
+    tolerance, tests = read_battery().tests["lr_tolerance"], read_battery().tests
+    assert measure(tolerance, {}, read_battery()) is None
+    flat = planted(lambda lr: [2.0] * SEEDS)
+    assert measure(tolerance, flat, read_battery()) is None  # its ends are missing
+    assert measure(tests["depth"], flat, read_battery()) is None
+    some = card_of("", "", Path(), list(tests.values()), planted(valley(rise=0.3)), read_battery())
+    assert [line.test.name for line in some.lines] == ["lr_tolerance", "lr_x10"]
+
+
+def test_a_trend_names_its_sizes_and_asks_for_a_learning_rate() -> None:
+    done = at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5)
+    trend = size_trend(done, SIZES, math.nan)
+    assert trend is not None
+    first, second, *_ = trend.sentences()
+    assert first.startswith("Headroom with size, 10k to 1M parameters: per decade of size, the tolerance changes by ")
+    assert second == "With optimizer.lr=LR, the card says at which size that learning rate would fail."
