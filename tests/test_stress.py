@@ -1282,6 +1282,7 @@ def test_the_ends_of_the_zones_belong_to_them() -> None:
     assert verdict_of(test, at(0.25, 0.5, 0.75)) == OPEN
     assert verdict_of(test, at(0.25, 0.375, 0.5)) == WEAK  # an interval as wide as the gap
     assert verdict_of(test, at(0.125, 0.375, 0.5)) == OPEN
+    assert verdict_of(test, at(0.25, 0.25, 0.5)) == OPEN  # it is not between the zones
     assert verdict_of(test, at(0.25, 0.375, 0.5), is_bound=True) == OPEN
     assert verdict_of(test, at(0.0, 0.1, 0.2), stuck=3) == PASSES  # only where stuck seeds count
     assert verdict_of(replace(test, counts_stuck=True), at(0.0, 0.1, 0.2), stuck=1) == FAILS
@@ -1632,3 +1633,16 @@ def test_a_trend_names_its_sizes_and_asks_for_a_learning_rate() -> None:
     first, second, *_ = trend.sentences()
     assert first.startswith("Headroom with size, 10k to 1M parameters: per decade of size, the tolerance changes by ")
     assert second == "With optimizer.lr=LR, the card says at which size that learning rate would fail."
+
+
+def test_without_a_terminal_each_test_is_told_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    made, progress = card(planted(valley(rise=0.2))), Progress("llama")
+    first, second = strips(made.lines[:1]), strips(made.lines[1:])
+    progress.add(made.lines[:1])
+    progress.add(made.lines[:1])
+    assert capsys.readouterr().err.splitlines() == list(first)
+    progress.add(made.lines)
+    progress.add(made.lines)
+    assert capsys.readouterr().err.splitlines() == list(second)
+    progress.end()
+    assert list(progress.lines) == ["lr_tolerance", "lr_x10"]
