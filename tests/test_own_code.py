@@ -1142,34 +1142,56 @@ def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatc
     assert [f"fails at mine.py:{line}: AssertionError: too deep" in why for why in plans[0].left_out.values()] == [True]
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("kind", own_code.KINDS)
-def test_a_dry_run_tries_own_code_in_a_process_that_reads_it_again(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever is sent there can be pickled."""
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trials of a dry run answer, in a process that knows no code of the user's own yet; all is pickled."""
     answers = list[Any]()
 
     def in_another_process(work: Any, arguments: Any, slots: Any) -> list[JobEnd]:
         for sent in map(pickle.dumps, arguments):
-            registry = LINKS if kind == "optimizer" else MODELS
-            registry._entries.pop("Mine")
+            for registry in (LINKS, MODELS):
+                registry._entries.pop("Mine", None)
             answers.append(work(*pickle.loads(sent)))
-        return [JobEnd(0, False, 1.0, answer) for answer in answers]
+        return [JobEnd(0, False, 1.0, answers[-1])] * len(slots)
 
     monkeypatch.setattr("lab.sweeping.dry_run.run_jobs", in_another_process)
     monkeypatch.setattr("lab.sweeping.dry_run.ENOUGH", 1e-9)
-    written(MODEL if kind == "model" else OPTIMIZER)
+    return answers
+
+
+@pytest.mark.parametrize("kind", own_code.KINDS)
+@pytest.mark.usefixtures("here", "answers")
+def test_a_dry_run_tries_own_code_in_another_process(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    template, said = {
+        "model": (MODEL, "AssertionError: large"),
+        "optimizer": (OPTIMIZER, "AssertionError: fourth"),
+    }[kind]
     words = ["train", f"--{kind}", "mine.py:Mine", *TINY, "out=out", "--dry-run"]
+    written(template)
     assert main(words) == 0
-    assert "about" in capsys.readouterr().out
-    written(
-        MODEL if kind == "model" else OPTIMIZER, before="assert len(idx) < 3, 'large'", step="assert n < 4, 'fourth'"
-    )
+    assert "FLOPs each, about" in capsys.readouterr().out
+    written(template, before="assert len(idx) < 3, 'large'", step="assert n < 4, 'fourth'")
     assert main(words) == 2
-    said = {"model": "AssertionError: large", "optimizer": "AssertionError: fourth"}[kind]
     assert re.search(rf"cannot be tried here: own code fails at mine.py:\d+: {said}", capsys.readouterr().err)
     assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_halves_a_fleet_for_which_own_code_has_no_memory(
+    answers: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = written(MODEL, before=f"if len(idx) > 2: raise MemoryError  {HERE}")
+    assert main(["train", "-m", "--model", "mine.py:Mine", *TINY, "seed=0,1", "out=out", "--dry-run"]) == 2
+    assert capsys.readouterr().err.endswith(f"own code fails at mine.py:{line}: MemoryError\n")
+    assert answers == [None, f"own code fails at mine.py:{line}: MemoryError"]
+
+
+@pytest.mark.usefixtures("here")
+def test_no_step_of_an_own_optimizer_can_be_traced() -> None:
+    written(OPTIMIZER)
+    for engine in ("captured", "compiled"):
+        with pytest.raises(RequestError, match=r"'Mine'.*engine=eager"):
+            run_config(tree_of("optimizer", f"engine={engine}"))
 
 
 ALIASES = """
