@@ -147,7 +147,8 @@ class Everything(torch.optim.Optimizer):
         together = self.state.setdefault("together", {"count": 0})  # type: ignore[arg-type, call-overload]
         together["count"] += 1
         for group in self.param_groups:
-            group["warm"] = together["count"] < 4
+            if together["count"] == 4:
+                group["warm"] = False
             slow, fast = group["betas"]
             for weight in group["params"]:
                 state = self.state[weight]
@@ -224,7 +225,7 @@ def test_it_goes_on_from_its_tensors_in_another_process(kind: Any) -> None:
     gradients[1]["query"][1] = math.nan
     whole = walk(own(kind, {"lr": 0.1}, {"lr": 0.1}), gradients, rate_r.expand(6, 2))
     weights, state = draw(100, 101), None
-    for part in (gradients[:3], gradients[3:]):
+    for part in (gradients[:4], gradients[4:]):
         chain = own(kind, {"lr": 0.1}, {"lr": 0.1})  # as a new process would build it
         fresh = chain.begin(weights)
         if state:
@@ -257,6 +258,21 @@ def test_a_run_whose_state_is_reset_has_a_fresh_optimizer_and_its_neighbour_none
         torch.testing.assert_close(weights[name][0], weight, rtol=1e-10, atol=1e-10)
     for name, weight in by_hand(kind, numbers, second, [1.0] * 6, draw(101)).items():
         torch.testing.assert_close(weights[name][1], weight, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("at", ["__init__", "step"])
+def test_memory_that_runs_out_in_an_optimizer_is_no_reason_to_blame_it_yet(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smaller fleet may have enough."""
+    chain = own(Memory, {"lr": 0.1})
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Memory, at, fail)
+    with pytest.raises(MemoryError):
+        chain.begin(draw(100))
 
 
 def test_a_trial_leaves_random_numbers_weights_and_gradients_alone() -> None:
@@ -299,6 +315,37 @@ def test_an_optimizer_of_matrices_leaves_the_others_to_adam() -> None:
     assert "Muon" in chain.links_of("matrix")
     assert "adam" not in chain.links_of("matrix")
     assert "Muon" not in chain.links_of("gain")
+
+
+def test_the_numbers_switches_and_texts_of_an_optimizer_are_its_keys() -> None:
+    given = list[Any]()
+
+    class Keys(torch.optim.SGD):
+        """Made for the test."""
+
+        def __init__(
+            self,
+            weights: Any,
+            lr: float = 2e-3,
+            betas: tuple[float, ...] = (0.5, 0.6, 0.7),
+            eps: float = 1.0,
+            order: int = 3,
+            flag: bool = False,
+            mode: str = "a",
+            other: Any = None,
+            pair: tuple[int, int] = (1, 2),
+        ) -> None:
+            given[:] = [betas, eps, order, flag, mode, other, pair]
+            super().__init__(weights, lr)
+
+    link = link_of(Keys)
+    assert link.__doc__ == "Made for the test."
+    assert [field.name for field in fields(link)] == [
+        *("lr", "source", "eps", "order", "flag", "mode", "beta1", "beta2", "beta3")
+    ]
+    own(Keys, {"lr": 0.1, "beta2": 0.9, "order": 5.0, "flag": True, "mode": "b", "eps": 2}).begin(draw(0))  # type: ignore[dict-item]
+    assert given == [(0.5, 0.9, 0.7), 2.0, 5, True, "b", None, (1, 2)]
+    assert [type(given[1]), type(given[2])] == [float, int]
 
 
 class Recurrent(nn.Module):
@@ -960,7 +1007,7 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_line(kind: str, text: str, 
         ({"arguments": ", *, rank"}, "Mine takes 'rank', which has no default"),
         ({"step": "p.grad.zero_()"}, "Mine moves no weight in its first 20 steps"),
         ({"step": "p.grad.fill_(float('nan'))"}, "Mine makes weights that are not finite"),
-        ({"step": "p.mul_(torch.inf)"}, "Mine makes weights that are not finite"),
+        ({"step": "if p.ndim < 2: p.mul_(torch.inf)"}, "Mine makes weights that are not finite"),
         ({"step": "p.data, p.grad = p.data.half(), p.grad.half()"}, "Mine makes float16 ["),
         ({"step": "p.data = p.data[:1]; p.grad = p.grad[:1]"}, "Mine makes float32 [1"),
         ({"step": "state.setdefault('past', []).append(p.grad)"}, "Mine keeps something else with every step"),
@@ -994,6 +1041,7 @@ def test_an_optimizer_that_fails_in_a_trial_is_refused_before_training(parts: di
         {"step": "state.setdefault('mode', 'warm'); state.setdefault('shape', (2, [3.0, None]))"},
         {"step": "if n == 2: state['second'] = p.grad"},
         {"step": "p.grad.mul_(n > 5)"},  # as RAdam, which moves nothing at first
+        {"step": "p.grad.mul_(p.ndim > 1)"},
         {"step": "group['warm'] = n < 3"},
     ],
 )
@@ -1094,34 +1142,56 @@ def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatc
     assert [f"fails at mine.py:{line}: AssertionError: too deep" in why for why in plans[0].left_out.values()] == [True]
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("kind", own_code.KINDS)
-def test_a_dry_run_tries_own_code_in_a_process_that_reads_it_again(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever is sent there can be pickled."""
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What trials of a dry run answer, in a process that knows no code of the user's own yet; all is pickled."""
     answers = list[Any]()
 
     def in_another_process(work: Any, arguments: Any, slots: Any) -> list[JobEnd]:
         for sent in map(pickle.dumps, arguments):
-            registry = LINKS if kind == "optimizer" else MODELS
-            registry._entries.pop("Mine")
+            for registry in (LINKS, MODELS):
+                registry._entries.pop("Mine", None)
             answers.append(work(*pickle.loads(sent)))
-        return [JobEnd(0, False, 1.0, answer) for answer in answers]
+        return [JobEnd(0, False, 1.0, answers[-1])] * len(slots)
 
     monkeypatch.setattr("lab.sweeping.dry_run.run_jobs", in_another_process)
     monkeypatch.setattr("lab.sweeping.dry_run.ENOUGH", 1e-9)
-    written(MODEL if kind == "model" else OPTIMIZER)
+    return answers
+
+
+@pytest.mark.parametrize("kind", own_code.KINDS)
+@pytest.mark.usefixtures("here", "answers")
+def test_a_dry_run_tries_own_code_in_another_process(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    template, said = {
+        "model": (MODEL, "AssertionError: large"),
+        "optimizer": (OPTIMIZER, "AssertionError: fourth"),
+    }[kind]
     words = ["train", f"--{kind}", "mine.py:Mine", *TINY, "out=out", "--dry-run"]
+    written(template)
     assert main(words) == 0
-    assert "about" in capsys.readouterr().out
-    written(
-        MODEL if kind == "model" else OPTIMIZER, before="assert len(idx) < 3, 'large'", step="assert n < 4, 'fourth'"
-    )
+    assert "FLOPs each, about" in capsys.readouterr().out
+    written(template, before="assert len(idx) < 3, 'large'", step="assert n < 4, 'fourth'")
     assert main(words) == 2
-    said = {"model": "AssertionError: large", "optimizer": "AssertionError: fourth"}[kind]
     assert re.search(rf"cannot be tried here: own code fails at mine.py:\d+: {said}", capsys.readouterr().err)
     assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_halves_a_fleet_for_which_own_code_has_no_memory(
+    answers: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = written(MODEL, before=f"if len(idx) > 2: raise MemoryError  {HERE}")
+    assert main(["train", "-m", "--model", "mine.py:Mine", *TINY, "seed=0,1", "out=out", "--dry-run"]) == 2
+    assert capsys.readouterr().err.endswith(f"own code fails at mine.py:{line}: MemoryError\n")
+    assert answers == [None, f"own code fails at mine.py:{line}: MemoryError"]
+
+
+@pytest.mark.usefixtures("here")
+def test_no_step_of_an_own_optimizer_can_be_traced() -> None:
+    written(OPTIMIZER)
+    for engine in ("captured", "compiled"):
+        with pytest.raises(RequestError, match=r"'Mine'.*engine=eager"):
+            run_config(tree_of("optimizer", f"engine={engine}"))
 
 
 ALIASES = """

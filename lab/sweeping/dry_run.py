@@ -101,7 +101,7 @@ def _run_trial_process(trees: Sequence[Mapping[str, Any]], register: Register) -
         return _run_trial(configs)
     except BaseException as error:  # of the user's own code any, since Ctrl-C does not reach this process
         own = failure_of_own_code(error, configs[0]) if configs else ""
-        if machine.is_out_of_memory(error) and not own:
+        if machine.is_out_of_memory(error) and not (own and len(configs) == 1):
             return None
         return (own or str(error) or type(error).__name__)[:1000]
 
