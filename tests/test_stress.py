@@ -922,6 +922,9 @@ class Mixture(GPT):
     def __init__(self, vocab_size, width):
         super().__init__(vocab_size, width)
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+    def forward(self, idx):
+        x = self.tokens(idx)
+        return self.head(x + sum(expert(x) for expert in self.experts) + self.blocks[0](x))
 """
 
 
