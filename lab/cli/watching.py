@@ -85,7 +85,7 @@ def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     from lab.studies.alarms.watching import plain_event
     from lab.studies.alarms.words import next_look, sentence
 
-    text = sentence(alarm.log, alarm.event)
+    text = sentence(alarm.log, alarm.event, is_growing=True)
     advice = next_look(alarm.log, alarm.event, {})
     plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text, "next": advice}, allow_nan=False)
     say(plain if as_json else f"{text}. Look next at {advice}.")

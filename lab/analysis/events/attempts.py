@@ -169,7 +169,7 @@ def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str
             current = _merged(current, part)
         elif _goes_on(current, part):
             logs.append(log_of(f"{_named(name, phase)} attempt {attempt}", current, bits, back))
-            back = WentBack(last, step, _lr(current, last), _lr(part, step))
+            back = WentBack(last, step, _lr(current, step), _lr(part, step))
             current = _merged(current.rows(current.step_n < step), part)
             attempt += 1
         else:
@@ -204,7 +204,9 @@ def _goes_on(before: Table, part: Table) -> bool:
 
 
 def _lr(table: Table, step: int) -> float:
-    return float(table.known("lr").get(step, math.nan)) if "lr" in table.columns else math.nan
+    """The learning rate at a step, between those that were logged; NaN if none was."""
+    rates = table.known("lr") if "lr" in table.columns else pd.Series(dtype=float)
+    return float(np.interp(step, rates.index, rates)) if len(rates) else math.nan
 
 
 def log_of(name: str, table: Table, bits: float, back: WentBack | None = None) -> Log:

@@ -21,7 +21,8 @@ from lab.core.spike_trigger import STALLED_FOR
 from lab.core.windows import FEWEST, MERGE, Numbers, before
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
-GRADIENT_RISE, MEMORY = 5.0, 0.99
+# Among the first rows it exceeds the largest so far by as much; the very first, so many, are not judged.
+GRADIENT_RISE, MEMORY, FIRST_NORMS = 5.0, 0.99, 5
 # A gradient norm that is not finite in so many rows in a row is no skipped step, if it was logged in earlier rows.
 LASTING = 3
 # A gradient norm drifts if the median of so many rows stays above the smallest such median before it by this factor,
@@ -38,15 +39,16 @@ HELD = 5
 # Experts collapse if the most loaded one takes this many times its share, or if the balancing loss exceeds its smallest
 # median over ``HELD`` rows by this factor, in so many measurements in a row.
 COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
-# An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
-LEAD = 100
+# An alarm counts as a warning of a loss spike if it begins at most this many measurements before it; and so does a
+# gradient norm that stays above the median before it by this factor up to the spike, with single rows below.
+LEAD, NORM_LEAD = 100, 2.5
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
 LABELS: dict[str, dict[str, str]] = shipped.load(Path(__file__).with_name("kinds.yaml"))
 
 
 class WentBack(NamedTuple):
-    """Training went back from the last step of an attempt to an earlier one, perhaps at another learning rate."""
+    """Training went back from the last step of an attempt to an earlier one, at learning rates of that earlier step."""
 
     last: int
     step: int
@@ -86,8 +88,8 @@ class Event(NamedTuple):
         run: name of the log.
         step: training step at which it begins.
         kind: a key of ``LABELS``, such as ``spike``, or ``level_COLUMN`` beyond a level, which is then the ``usual``
-            value; ``restart`` where training went back, with the learning rates before and after it as ``usual`` and
-            ``value``.
+            value; ``restart`` where training went back, with the learning rates that the first and the second
+            attempt have at this step as ``usual`` and ``value``.
         ending: ``recovered``, ``stuck``, ``diverged``, ``isolated``, ``anew``, ``stalled``, or ``none`` while there is
             none; see ``Rise``.
         end: the step of the ending; None without one.
@@ -132,9 +134,9 @@ def detect(
     spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
     rows = {row for span in overflows for row in range(span.first, span.last + 1)}
     spans["gradient_spike"] = [span for span in spans.get("gradient_spike", []) if span.first not in rows]
-    warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
+    warnings = [span.first for kind, found in spans.items() if kind != "spike" for span in found]
     events = [
-        (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
+        (span.first, _event(log, kind, span, [*warnings, *norm_leads(log, span.first)] if kind == "spike" else []))
         for kind, found in spans.items()
         for span in found
     ]
@@ -163,16 +165,30 @@ def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
     step = int(log.step_n[span.first])
-    lead = step - int(log.step_n[early[0]]) if early else None
+    lead = step - int(log.step_n[min(early)]) if early else None
     end = None if span.end is None else int(log.step_n[span.end])
     return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
+
+
+def norm_leads(log: Log, row: int) -> list[int]:
+    """The row from which on the gradient norm has risen by ``NORM_LEAD``, up to this row; empty if it has not."""
+    if "grad_norm" not in log.columns:
+        return []
+    norm_n = log.columns["grad_norm"][: row + 1]
+    has_risen_n = norm_n > NORM_LEAD * before(norm_n)[0]
+    first = row
+    while first and has_risen_n[max(0, first - 2) : first].any():
+        first -= 1 if has_risen_n[first - 1] else 2
+    return [first] if first < row else []
 
 
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
     """Gradient norms above ``GRADIENT_RISE`` times their running mean, which is frozen during an event."""
     mean, seen, first, last = math.nan, 0, -1, -1
+    largest = np.fmax.accumulate(np.concatenate([[-math.inf], norm_n]))
     for row, norm in enumerate(norm_n):
         high = seen >= FEWEST and not norm <= GRADIENT_RISE * mean
+        high = high or (FIRST_NORMS <= seen < FEWEST and GRADIENT_RISE * largest[row] < norm)
         if high and math.isnan(norm) and not np.isfinite(norm_n[row:]).any() and first < 0:
             return
         if high:

@@ -132,9 +132,9 @@ def _causes(
         if len(twins) > 1:
             causes |= {spike: twin_cause(spike, log, twins) for spike in spikes}
         else:
-            replay = twins[0].log if twins else None
-            causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
-            if cause := departure(log, twins[0] if twins else None, events[log.name]):
+            twin = twins[0] if twins else None
+            causes |= {spike: spike_cause(log, twin, spike) for spike in spikes}
+            if cause := departure(log, twin, events[log.name]):
                 departed.append(cause)
         departed += [Cause(log.name, twin.parting, "other_batches") for twin in twins if twin.parting is not None]
     return causes, departed

@@ -18,18 +18,23 @@ from lab.analysis.text import format_value
 ALIKE_ROWS = 3
 # The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
 AT_PEAK, JUMP = 0.95, 1.5
+# Learning rates of two attempts at a step are the same within this share, since they may be written with few digits.
+SAME_RATE = 0.01
 # Where the norm is not finite, the loss still falls or not by the medians of so many rows at both ends.
 ENDS = 10
 
 
-def sentence(log: Log, event: Event) -> str:
-    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
-    return f"{event.run} step {event.step}: {what_happened(log, event)}"
+def sentence(log: Log, event: Event, *, is_growing: bool = False) -> str:
+    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``.
+
+    The end of a log that ``is_growing`` is not that of the run.
+    """
+    return f"{event.run} step {event.step}: {what_happened(log, event, is_growing=is_growing)}"
 
 
-def what_happened(log: Log, event: Event) -> str:
+def what_happened(log: Log, event: Event, *, is_growing: bool = False) -> str:
     """``sentence`` without the run and the step."""
-    is_finite = math.isfinite(event.value)
+    lr_known = math.isfinite(event.value) and math.isfinite(event.usual)
     text = html.render(
         "alarm.txt",
         log=log,
@@ -37,8 +42,13 @@ def what_happened(log: Log, event: Event) -> str:
         name=label_of(event.kind),
         level_of=LEVEL,
         window=WINDOW,
-        is_finite=is_finite,
-        lr_differs=is_finite and math.isfinite(event.usual) and event.value != event.usual,
+        is_growing=is_growing,
+        is_finite=math.isfinite(event.value),
+        has_no_usual=math.isnan(event.usual),
+        steps=int(log.step_n[-1]) - event.step,
+        lr_known=lr_known,
+        lr_differs=lr_known and not math.isclose(event.value, event.usual, rel_tol=SAME_RATE),
+        crossing=_at(log, event),
         level=rounded_level,
         format_name=format_name,
         rows_until=_rows_until,
@@ -69,6 +79,16 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         return LABELS[event.kind]["next"]
     if event.ending in _AFTER_ENDING:
         return _AFTER_ENDING[event.ending]
+    if event.ending == "recovered":
+        return _before_spike(log, event, events)
+    if math.isnan(event.usual):
+        return "the first batch, the initialization and the number format, since no row before was sound"
+    condition = "if it does not come back" if event.ending == "none" else "since it did not come back"
+    return f"{_before_spike(log, event, events)}; {condition}, go back to a checkpoint before step {event.step}"
+
+
+def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
+    """What comes before a loss spike, as far as the log and other runs show it."""
     row = int(np.searchsorted(log.step_n, event.step))
     others = [of_run for run, of_run in events.items() if run != event.run]
     near = float(np.median(np.diff(log.step_n))) * ALIKE_ROWS if len(log.step_n) > 1 else 0.0
@@ -85,7 +105,8 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         return f"the learning rate, which changes there from {format_value(lr_n[row - 1])} to {format_value(lr_n[row])}"
     if event.ending == "diverged" and log.note:
         return "the number format and the loss scale, since the gradient or the loss overflowed"
-    if lr_n[row] >= AT_PEAK * np.nanmax(lr_n, initial=-math.inf):
+    peak = AT_PEAK * np.nanmax(lr_n, initial=-math.inf)
+    if lr_n[row] >= peak > np.nanmin(lr_n[: row + 1], initial=math.inf):
         return f"the learning rate, which is at its peak there, {format_value(lr_n[row])}"
     return (
         f"the batches just before step {event.step}; a second run of these steps, with --replay, tells data from chance"
@@ -101,6 +122,12 @@ _AFTER_LOSS = {
     True: "whether updates are skipped, since the loss still falls; the format of gradients and the loss scale",
     False: "the weights, since the loss no longer falls: go back to a checkpoint before this step",
 }
+
+
+def _at(log: Log, event: Event) -> float:
+    """The value of its column at the first step of an alarm; NaN for a restart."""
+    column = column_of(event.kind)
+    return float(log.columns[column][np.searchsorted(log.step_n, event.step)]) if column else math.nan
 
 
 def _rows_until(log: Log, event: Event) -> int:
