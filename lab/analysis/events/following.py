@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.attempts import Column, log_of, table_of
+from lab.analysis.events.attempts import Column, is_near, log_of, table_of
 from lab.analysis.events.detectors import LEAD, Event, Log, detect, norm_leads
 from lab.analysis.events.growing_log import open_log
 from lab.analysis.events.levels import Level
@@ -46,6 +46,7 @@ class _Run:
         self.watch = TrendWatch()
         self.columns: dict[str, Column] = defaultdict(Column)
         self.first = -1  # the first step
+        self.offset = 0  # steps of earlier passes over the data, after each of which they begin anew
         self.rows = 0  # number of losses read
         self.last = -1  # step of the last one
         self.open = dict[str, str]()  # the last known ending of each raised spike that has not recovered, by its step
@@ -56,7 +57,11 @@ class _Run:
     def add(self, rows: Iterable[Row]) -> Iterator[tuple[NDArray[np.int64], Numbers]]:
         """Keep measurements; yields the losses among them in pieces of increasing steps, for the trend."""
         steps, losses = list[int](), list[float]()
-        for row in rows:
+        for logged in rows:
+            if LOSS in logged.values and self._begins_pass(logged):
+                apart = self.last - self.columns[LOSS].steps[-2]
+                self.offset = self.last + apart - logged.step
+            row = logged._replace(step=logged.step + self.offset)
             for name, value in row.values.items():
                 column = self.columns[name]
                 column.rewind(row.step)
@@ -80,6 +85,11 @@ class _Run:
             self.first = row.step if self.first < 0 else self.first
             self.last, self.rows = row.step, self.rows + 1
         yield np.array(steps, dtype=np.int64), np.array(losses)
+
+    def _begins_pass(self, row: Row) -> bool:
+        """Whether steps begin anew with this row, and the loss goes on."""
+        begins_anew = row.step <= self.first and row.step + self.offset < self.last
+        return begins_anew and is_near(np.array(self.columns[LOSS].values), np.array([row.values[LOSS]]))
 
     def state(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("watch", "columns")}

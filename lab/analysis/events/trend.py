@@ -64,7 +64,7 @@ SPACINGS = 16
 # and at least ``MERGE_ROWS`` rows.
 BACK, MERGE_STEPS, MERGE_ROWS = 2.0, 20, 5
 # It is stuck after ``PATIENCE_STEPS`` steps, and diverged after ``LOST_STEPS`` above the first loss; but each after as
-# many rows at least.
+# many rows at least, of which the end of a log needs fewer, ``EXPLODED_ROWS``.
 PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
 # Rows that are judged at once.
 BLOCK = 256
@@ -240,8 +240,12 @@ class TrendWatch:
             rise, losses = self.event.rise, [loss for _, loss in self.event.rows]
             since = min(len(losses) - EXPLODED_ROWS, int(np.argmax([*losses, -math.inf])))  # the peak
             has_exploded = since >= 0 and rise.peak > explosion(self.at_start)
-            if rise.ending == "none" and has_exploded and min(losses[since:]) > self._lost_above(rise.usual):
-                rise = rise._replace(ending="diverged", end=self.row, end_step=self.event.rows[-1][0])
+            if rise.ending == "none" and losses:
+                step = self.event.rows[-1][0]
+                if has_exploded and min(losses[since:]) > self._lost_above(rise.usual):
+                    rise = rise._replace(ending="diverged", end=self.row, end_step=step)
+                elif step - rise.step >= PATIENCE_STEPS and len(losses) >= EXPLODED_ROWS:
+                    rise = rise._replace(ending="stuck", end=self.row, end_step=step)
             yield rise
 
     def _spacing(self) -> float:
