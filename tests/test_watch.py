@@ -492,7 +492,9 @@ def test_log_z_counts_before_mean_logit_and_z_loss(tmp_path: Path, capsys: pytes
 def test_records_say_in_which_format_logits_are_rounded(precision: str, bits: int, alarms: int) -> None:
     (run,) = cards(arms=("z_loss",), widths=(32,), lrs=(1e-3,), seeds=(0,), precision=precision, mantissa_bits=bits)
     rows = [
-        (run["id"], n, probe, "", value) for n in STEPS for probe, value in (("train_loss", 2.0), ("log_z", -300.0))
+        (run["id"], n, probe, "", value)
+        for n in STEPS
+        for probe, value in (("train_loss", 2.0 + n % 2 / 100), ("log_z", -300.0))
     ]
     metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
     records = store.Records(planted.table([run]), metrics)

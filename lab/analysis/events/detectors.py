@@ -14,7 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.levels import LEVEL, Level
-from lab.analysis.events.trend import Span, loss_spikes
+from lab.analysis.events.log_reader import of_rewards
+from lab.analysis.events.trend import LEAST_RISE, Span, loss_spikes, rises
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
@@ -42,6 +43,9 @@ COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
 # An alarm counts as a warning of a loss spike if it begins at most this many measurements before it; and so does a
 # gradient norm that stays above the median before it by this factor up to the spike, with single rows below.
 LEAD, NORM_LEAD = 100, 2.5
+# Fewer rows in which nothing changes do not say that nothing is learned.
+IDLE_ROWS = 20
+SPIKE = "spike"
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
 LABELS: dict[str, dict[str, str]] = shipped.load(Path(__file__).with_name("kinds.yaml"))
@@ -79,6 +83,11 @@ class Log(NamedTuple):
     note: str = ""
     mantissa_bits: float = BF16
     went_back: WentBack | None = None
+
+    @property
+    def is_of_rewards(self) -> bool:
+        """Whether it is of reinforcement learning, where the loss says little and is in no unit."""
+        return of_rewards(self.columns)
 
 
 class Event(NamedTuple):
@@ -119,16 +128,19 @@ def detect(
         levels: of columns, beyond which an alarm is wanted as well.
     """
     losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
+    if log.is_of_rewards:  # the loss is a means of a gradient, and tells nothing as long as it is a number
+        losses = [span for span in losses if not math.isfinite(log.columns["loss"][span.first])]
     spans = {
         kind: list(find(log.columns[column]) if find else losses)
         for kind, (column, find) in (KINDS | WATCHED).items()
-        if column in log.columns
+        if column in log.columns and (find or kind == SPIKE)
     }
     spans |= {
         f"{LEVEL}{column}": list(_runs(level.passed(log.columns[column]), level.value))
         for column, level in levels.items()
         if column in log.columns
     }
+    spans |= dict(_of_rewards(log)) | {"nothing_learned": list(nothing_learned(log))}
     lost_n = ~np.isfinite(log.columns["loss"])
     overflows = spans.get("norm_not_finite", [])
     spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
@@ -149,6 +161,39 @@ def detect(
     return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
 
 
+def _of_rewards(log: Log) -> Iterator[tuple[str, list[Span]]]:
+    """Falls of the reward and rises of the KL divergence, above or below their trend."""
+    if log.is_of_rewards and "reward" in log.columns:
+        spans = rises(log.step_n, -log.columns["reward"])
+        yield "reward_fall", [_without_loss(span)._replace(usual=-span.usual) for span in spans]
+    if log.is_of_rewards and "kl" in log.columns:
+        yield "kl_growth", [_without_loss(span) for span in rises(log.step_n, log.columns["kl"], may_grow=True)]
+
+
+def _without_loss(span: Span) -> Span:
+    """A span whose ending says nothing of a loss at initialization."""
+    return span._replace(ending="stuck") if span.ending in ("diverged", "anew") else span
+
+
+def nothing_learned(log: Log) -> Iterator[Span]:
+    """The whole of a log in which the loss never changes, or does not fall and the gradient or the rate is 0."""
+    loss_n = log.columns["loss"]
+    if len(loss_n) >= IDLE_ROWS and np.isfinite(loss_n).all() and constants(log):
+        yield Span(0, len(loss_n) - 1, float(loss_n[0]))
+
+
+def constants(log: Log) -> dict[str, float]:
+    """What shows by never changing that nothing is learned; a norm or rate of 0 may be rounded if the loss falls."""
+    loss_n = log.columns["loss"]
+    first, last = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
+    falls = float(np.median(first) - np.median(last)) > LEAST_RISE and not log.is_of_rewards
+    found = {"loss": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
+    for name in () if falls else ("grad_norm", "lr"):
+        known_n = log.columns[name][~np.isnan(log.columns[name])] if name in log.columns else np.ones(1)
+        found |= {name: 0.0} if len(known_n) and not known_n.any() else {}
+    return found
+
+
 def label_of(kind: str) -> str:
     """What an alarm of this kind is called."""
     return f"level of {kind.removeprefix(LEVEL)}" if kind.startswith(LEVEL) else LABELS[kind]["name"]
@@ -161,7 +206,8 @@ def column_of(kind: str) -> str:
 
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     values = log.columns[column_of(kind)][span.first : span.last + 1]
-    farthest = np.nanmin if kind.startswith(LEVEL) and np.nanmax(values) < span.usual else np.nanmax
+    is_below = kind == "reward_fall" or (kind.startswith(LEVEL) and np.nanmax(values) < span.usual)
+    farthest = np.nanmin if is_below else np.nanmax
     largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
     step = int(log.step_n[span.first])
@@ -308,4 +354,7 @@ WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "router_collapse": ("expert_load_max", _lasts(lambda load_n: load_n > COLLAPSED_LOAD, 1.0)),
     "router_balance": ("router_balance", unbalanced),
     "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
+    "reward_fall": ("reward", None),  # and so are these, by the trend
+    "kl_growth": ("kl", None),
+    "nothing_learned": ("loss", None),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -201,6 +202,7 @@ class Follower:
         others = [event for event in detect(log, (), self.levels) if event.step >= since]
         new = [event for event in others if _key(event) not in self.raised]
         run.warnings = sorted({*run.warnings, *(event.step for event in new)})[-TAIL:]
+        rises = [rise for rise in rises if not (log.is_of_rewards and math.isfinite(rise.peak))]
         spikes = [_spike(log, rise, run.warnings) for rise in rises]
         for event in sorted([*new, *spikes], key=lambda each: each.step):
             if _key(event) not in self.raised:

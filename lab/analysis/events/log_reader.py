@@ -39,6 +39,8 @@ RARE = 5  # and one that occurs in so many times fewer than another is a summary
 # How well names fit: those that end with a usual one; averages and parts of a loss; names that come last; and where
 # lines hold ``400/3000`` without a name.
 ENDING, SECOND, PART, LAST, PROGRESS_RANK = 100, 100, 200, 400, 500
+# Two of these measurements, or the first alone, are those of reinforcement learning.
+OF_REWARDS = ("reward", "kl", "entropy")
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
@@ -162,6 +164,12 @@ def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, s
     if has_experts and is_open and found.get("log_z_square") == "z_loss":
         found["router_z"] = found.pop("log_z_square")  # so Megatron-LM calls the z-loss of its routers
     return found | {name: name for name in names if re.fullmatch(rf"{MICRO_BATCH}\d+", name)}
+
+
+def of_rewards(columns: Container[str]) -> bool:
+    """Whether columns are those of reinforcement learning, where the loss says little and is in no unit."""
+    known = [name in columns for name in OF_REWARDS]
+    return known[0] or sum(known) > 1
 
 
 def given_columns(text: str) -> dict[str, str]:
@@ -449,10 +457,9 @@ class LogReader:
 
     def _parts(self, losses: Sequence[str]) -> list[str]:
         """The losses of which none is known to be the whole, of training that is no reinforcement learning."""
-        has_whole = (
-            LOSS in self.given or not losses or not is_part(losses[0]) or "reward" in usual_columns(self.names, {})
-        )
-        return [] if has_whole or len(losses) == 1 else list(losses)
+        if LOSS in self.given or len(losses) < 2 or not is_part(losses[0]) or of_rewards(usual_columns(self.names, {})):
+            return []
+        return list(losses)
 
     def _values(self, name: str) -> list[float]:
         is_loss = self.has_held_out and rank_of(LOSS, name) is not None
@@ -536,9 +543,12 @@ class LogReader:
     def chosen(self) -> str:
         """Which names were taken for the step, the loss and the others, and in which unit the loss is."""
         step = f"step {self.columns[STEP]!r}" if STEP in self.columns else "no step, so that rows count"
-        others = [f"{column} '{self.columns[column]}'" for column in ("grad_norm", "lr") if column in self.columns]
-        unit = self.unit if self.unit == "nats" else f"{self.unit}, converted to nats"
-        return ", ".join([step, f"loss '{self.columns[LOSS]}' in {unit}", *others])
+        shown = ("grad_norm", "lr", *OF_REWARDS)
+        others = [f"{column} '{self.columns[column]}'" for column in shown if column in self.columns]
+        unit = f" in {self.unit}" if self.unit == "nats" else f" in {self.unit}, converted to nats"
+        if of_rewards(self.columns):
+            unit = " of reinforcement learning, judged only where it is not finite"
+        return ", ".join([step, f"loss '{self.columns[LOSS]}'{unit}", *others])
 
     def _rank_of_loss(self, name: str) -> int:
         return rank_of(LOSS, name) or 0

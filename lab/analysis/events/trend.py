@@ -66,6 +66,8 @@ BACK, MERGE_STEPS, MERGE_ROWS = 2.0, 20, 5
 # It is stuck after ``PATIENCE_STEPS`` steps, and diverged after ``LOST_STEPS`` above the first loss; but each after as
 # many rows at least, of which the end of a log needs fewer, ``EXPLODED_ROWS``.
 PATIENCE_STEPS, PATIENCE_ROWS, LOST_STEPS, LOST_ROWS = 300, 30, 100, 20
+# A measurement in another unit is scaled to noise of so many nats, but at least to this share of its range.
+NOISE, LEAST_NOISE = 0.02, 0.005
 # Rows that are judged at once.
 BLOCK = 256
 RUNS = 64  # that are judged at once, few enough for the processor's cache
@@ -146,7 +148,8 @@ class _Lost(NamedTuple):
 class TrendWatch:
     """Follows the loss of one log, in pieces of any length, and finds its spikes, in memory of fixed size."""
 
-    def __init__(self) -> None:
+    def __init__(self, steepest: float = 0.0) -> None:
+        self.steepest = steepest  # the largest slope that a trend may have
         self.history = np.empty((0, WIDTH))
         self.row = -1
         self.at_start = math.inf
@@ -269,7 +272,7 @@ class TrendWatch:
         step_n, loss_n = step_n[:piece], loss_n[:piece]
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
-        both = measured(self.history, step_n, loss_n, spacing, unjudged)
+        both = measured(self.history, step_n, loss_n, spacing, unjudged, self.steepest)
         rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing)
         high_nk = rise_nk > allowed_nk
         if self.event:  # rows no higher than the calm level do not belong to the event
@@ -343,7 +346,7 @@ class TrendWatch:
         if self.event.is_early and len(rows) <= FEWEST // 2:
             step_n, loss_n = (np.array(column) for column in zip(*rows, strict=True))
             _, unjudged, spacing = _same_spacing(self.history[:, STEP], step_n)
-            self.history = measured(self.history, step_n, loss_n, spacing, unjudged)
+            self.history = measured(self.history, step_n, loss_n, spacing, unjudged, self.steepest)
             self.history[-len(rows) :, CALM] = np.minimum(loss_n, usual)
             self.event.rows = []
 
@@ -383,7 +386,7 @@ class TrendWatch:
         assert self.event is not None
         ended = self.event.rise._replace(ending=ending, end=self.row, end_step=step)
         step_n, loss_n = (np.array(column) for column in zip(*self.event.rows, strict=True))
-        self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing())
+        self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing(), steepest=self.steepest)
         if ending != "anew":
             self.lost.append(_Lost(ended, self.event.scale, self.event.calm, self.event.slope))
         self.event = None
@@ -423,12 +426,17 @@ def axis(step_n: Numbers) -> Numbers:
 
 
 def measured(
-    history: Numbers, step_n: NDArray[np.int64], loss_n: Numbers, spacing: float, unjudged: int = 0
+    history: Numbers,
+    step_n: NDArray[np.int64],
+    loss_n: Numbers,
+    spacing: float,
+    unjudged: int = 0,
+    steepest: float = 0.0,
 ) -> Numbers:
     """The history and the rows after it ``[n, WIDTH]``: of each row its line, and by how much means missed the line.
 
     Means of the ``unjudged`` first rows are taken at all scales, since the spacing to come is unknown. Losses and
-    history may have leading axes, of runs with the same steps.
+    history may have leading axes, of runs with the same steps. No slope is larger than ``steepest``.
     """
     new = np.full((*loss_n.shape, WIDTH), math.nan)
     new[..., STEP], new[..., LOSS], new[..., CALM] = step_n, loss_n, loss_n
@@ -438,7 +446,7 @@ def measured(
     row_n = np.arange(max(known, FEWEST // 2 - 1), rows)
     rows_of_line = min(max(LEAST_ROWS, round(LINE_STEPS / spacing)), MOST_ROWS)
     through_n = np.clip(np.round(YOUNG * (row_n + 1)), FEWEST // 2, rows_of_line).astype(np.int64)
-    both[..., row_n, LEVEL:MISSES] = lines(loss_and_place[1], loss_and_place[0], row_n, through_n)
+    both[..., row_n, LEVEL:MISSES] = lines(loss_and_place[1], loss_and_place[0], row_n, through_n, steepest)
     scales = scales_at(spacing)
     for index, scale in enumerate(SCALES):
         begin, end = max(known, scale), rows if index < scales else known + unjudged
@@ -450,8 +458,10 @@ def measured(
     return both
 
 
-def lines(place: Numbers, loss: Numbers, row_n: NDArray[np.int64], through_n: NDArray[np.int64]) -> Numbers:
-    """Level at 0, slope and shift ``[n, 3]`` of lines through the losses; their slopes are never positive.
+def lines(
+    place: Numbers, loss: Numbers, row_n: NDArray[np.int64], through_n: NDArray[np.int64], steepest: float = 0.0
+) -> Numbers:
+    """Level at 0, slope and shift ``[n, 3]`` of lines through the losses; their slopes are at most ``steepest``.
 
     The shift moves a line up to the last rows if these lie above it; otherwise, after a sudden fall of the loss, the
     line would lie far too low.
@@ -469,7 +479,7 @@ def lines(place: Numbers, loss: Numbers, row_n: NDArray[np.int64], through_n: ND
     earlier_nw = np.maximum(row_nw - apart_n[:, None], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes_nw = (loss_nw - loss[..., earlier_nw]) / (place_nw - place[..., earlier_nw])
-    slope_n = np.minimum(_median_of_last(slopes_nw, age_w, through_n - apart_n), 0.0)
+    slope_n = np.minimum(_median_of_last(slopes_nw, age_w, through_n - apart_n), steepest)
     rest_nw = loss_nw - slope_n[..., None] * place_nw
     level_n = _median_of_last(rest_nw, age_w, through_n)
     shift_n = np.maximum(_median_of_last(rest_nw, age_w, np.minimum(through_n, RECENT)) - level_n, 0.0)
@@ -635,19 +645,38 @@ def loss_spikes(step_n: NDArray[np.int64], loss_n: Numbers) -> tuple[Span, ...]:
     return _loss_spikes(step_n.astype(np.int64).tobytes(), loss_n.astype(np.float64).tobytes())
 
 
+def rises(step_n: NDArray[np.int64], value_n: Numbers, *, may_grow: bool = False) -> list[Span]:
+    """The rises of a measurement in any unit above its trend, found as loss spikes are; it is scaled by its noise.
+
+    Args:
+        step_n: increasing steps.
+        value_n: the measurement; rows where it is NaN do not count.
+        may_grow: whether its trend may be a growth.
+    """
+    row_n = np.flatnonzero(np.isfinite(value_n))
+    known_n = value_n[row_n]
+    if len(known_n) < FEWEST_ROWS:
+        return []
+    noise = NORMAL * float(np.median(np.abs(np.diff(known_n, 2)))) / math.sqrt(6)
+    unit = max(noise, LEAST_NOISE * float(np.ptp(known_n))) / NOISE
+    watch = TrendWatch(math.inf if may_grow else 0.0)
+    found = [*watch.add(step_n[row_n], known_n / unit), *watch.finish()] if unit else []
+    spans = {rise.first: rise.span for rise in found}.values()
+    return [_at_rows(span, row_n)._replace(usual=span.usual * unit) for span in spans]
+
+
+def _at_rows(span: Span, row_n: NDArray[np.int64]) -> Span:
+    """A span of some of the rows of a log, in rows of the log."""
+    end = None if span.end is None else int(row_n[span.end])
+    return span._replace(first=int(row_n[span.first]), last=int(row_n[span.last]), end=end)
+
+
 @lru_cache(maxsize=512)  # several claims and figures read the same runs
 def _loss_spikes(steps: bytes, losses: bytes) -> tuple[Span, ...]:
     step_n, loss_n, watch = np.frombuffer(steps, np.int64), np.frombuffer(losses, np.float64), TrendWatch()
     row_n = _logged(loss_n)
-    rises = {rise.first: rise for rise in [*watch.add(step_n[row_n], loss_n[row_n]), *watch.finish()]}
-    spans = [rise.span for rise in rises.values()]
-    if len(row_n) == len(loss_n):
-        return tuple(spans)
-    rows = row_n.tolist()
-    return tuple(
-        span._replace(first=rows[span.first], last=rows[span.last], end=None if span.end is None else rows[span.end])
-        for span in spans
-    )
+    found = {rise.first: rise for rise in [*watch.add(step_n[row_n], loss_n[row_n]), *watch.finish()]}
+    return tuple(_at_rows(rise.span, row_n) for rise in found.values())
 
 
 def _logged(loss_n: Numbers) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from lab.analysis.events.detectors import KINDS, LABELS, Event, Log
+from lab.analysis.events.detectors import KINDS, LABELS, WATCHED, Event, Log, column_of
 from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import capitalized
@@ -50,6 +50,10 @@ def file_name(name: str) -> str:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
+    if event.kind in WATCHED:
+        columns.setdefault(column_of(event.kind), LABELS[event.kind]["axis"])
+    if log.is_of_rewards:
+        columns["loss"] = "loss"
     if event.kind == "parting":
         columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
@@ -60,8 +64,8 @@ def event_figure(log: Log, event: Event) -> Sheet:
     sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
     for panels, shown in zip(facets, views.values(), strict=True):
         for axes, column in zip(panels, columns, strict=True):
-            is_loss = column == "loss" or column in HELD_OUT_LABELS
-            _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_loss)
+            is_linear = column in ("loss", "reward", *HELD_OUT_LABELS)
+            _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_linear)
         panels[-1].set_xlabel("step")
         panels[-1].locator_params(axis="x", nbins=3)
     return sheet

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, column_of, label_of
+from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, column_of, constants, label_of
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.events.levels import LEVEL
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import html
-from lab.analysis.text import format_value
+from lab.analysis.text import format_value, listed
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3
@@ -53,6 +53,7 @@ def what_happened(log: Log, event: Event, *, is_growing: bool = False) -> str:
         format_name=format_name,
         rows_until=_rows_until,
         rows_after=_rows_after,
+        nothing_learned=_nothing_learned,
     )
     return text.strip()
 
@@ -128,6 +129,12 @@ def _at(log: Log, event: Event) -> float:
     """The value of its column at the first step of an alarm; NaN for a restart."""
     column = column_of(event.kind)
     return float(log.columns[column][np.searchsorted(log.step_n, event.step)]) if column else math.nan
+
+
+def _nothing_learned(log: Log) -> str:
+    """What never changes."""
+    names = {"loss": "the loss", "grad_norm": "the gradient norm", "lr": "the learning rate"}
+    return listed([f"{names[name]} is {value:.4g}" for name, value in constants(log).items()])
 
 
 def _rows_until(log: Log, event: Event) -> int:
