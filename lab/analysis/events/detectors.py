@@ -46,6 +46,7 @@ LEAD, NORM_LEAD = 100, 2.5
 # Fewer rows in which nothing changes do not say that nothing is learned.
 IDLE_ROWS = 20
 SPIKE = "spike"
+UNRECOVERED = ("stuck", "diverged")  # endings of a loss that did not come back
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
 LABELS: dict[str, dict[str, str]] = shipped.load(Path(__file__).with_name("kinds.yaml"))
