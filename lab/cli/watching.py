@@ -30,8 +30,14 @@ def watch(given: argparse.Namespace) -> int:
     from lab.analysis.events.following import Follower
     from lab.studies.alarms import watching
 
-    if len(given.folders) != 1:
+    if not given.folders:
         raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
+    if len(given.folders) > 1:
+        first, second, *_ = given.folders
+        raise RequestError(
+            f"lab watch takes one folder or log; lab watch {first} --replay {second} tells the cause of its spikes by "
+            f"another run of its steps, and lab compare {first} {second} shows what lies between two logs"
+        )
     path = given.folders[0]
     columns = given_columns(given.columns) if given.columns else {}
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None

@@ -112,7 +112,12 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     logs, notes = _read_all(paths)
     if len(logs) < 2:
         raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
-    first, *others = logs
+    return compared(logs, notes, margin)
+
+
+def compared(logs: Sequence[Log], notes: Sequence[str] = (), margin: float | None = None) -> ComparedLogs:
+    """Logs that were read already, under names that may be the same, compared with the first of them."""
+    first, *others = _distinct(logs)
     events = {log.name: detect(log) for log in (first, *others)}
     pairs = []
     for other in others:
@@ -120,7 +125,7 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
         found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
         lost = _lost_at(events[first.name]), _lost_at(events[other.name])
         pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing), lost))
-    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
+    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), list(notes))
 
 
 def _lost_at(events: Sequence[Event]) -> int | None:
@@ -172,7 +177,7 @@ def follow_siblings(paths: Sequence[Path]) -> Siblings:
     Raises:
         RequestError: a path cannot be read, there are fewer than two siblings, or they have too few steps in common.
     """
-    run, *siblings = _read_all(paths)[0]
+    run, *siblings = _distinct(_read_all(paths)[0])
     if len(siblings) < 2:
         raise RequestError("--siblings needs a run and at least two siblings: lab compare LOG LOG LOG [...] --siblings")
     found = departure(run, siblings)
@@ -191,7 +196,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[list[Log], list[str]]:
         more, remarks = _read(path)
         logs += more
         notes += remarks
-    return _distinct(logs), notes
+    return logs, notes
 
 
 def _shared_events(first: Log, pairs: Sequence[Pair], events: Mapping[str, Sequence[Event]]) -> Iterator[SharedEvent]:

@@ -63,6 +63,7 @@ def watch(
     """Find the alarms of a results folder or of logs, and write a page for each run that has some, unless ``as_json``.
 
     Pages go into ``alarms/`` in the folder, or into ``NAME.alarms/`` beside the log; of standard input there is none.
+    With replays, each page has another beside it, which compares the two.
 
     Args:
         path: the folder or the log.
@@ -84,11 +85,12 @@ def watch(
     sources = [read_logs(replay) for replay in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
     alarms = [(log, event) for log in logs for event in events[log.name]]
-    causes, departed = _causes(logs, events, [source.runs for source in sources])
+    twins = [source.runs for source in sources]
+    causes, departed = _causes(logs, events, twins)
     if as_json:
         plain = [
             plain_event(log, event)
-            | {"text": sentence(log, event), "next": next_look(log, event, events)}
+            | {"text": sentence(log, event), "next": next_look(log, event, events, causes.get(event, ""))}
             | ({"cause": causes.get(event)} if replays else {})
             for log, event in alarms
         ]
@@ -97,18 +99,24 @@ def watch(
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     if alarms:
-        from lab.studies.alarms import pages  # loads what draws
+        from lab.studies.alarms import pages, two_logs, two_logs_page  # load what draws
 
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
         if events[log.name]:
             page = folder / f"{pages.file_name(log.name)}.html"
+            beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
             if str(path) != STANDARD_INPUT:
-                files.write_text(page, pages.page(log, events), within=folder.parent)
+                link = beside.name if beside else None
+                files.write_text(page, pages.page(log, events, causes, link), within=folder.parent)
+            if beside and str(path) != STANDARD_INPUT:
+                text = two_logs_page.page(two_logs.compared([log, *find_twins(log, logs, twins)]))
+                files.write_text(beside, text, within=folder.parent)
             for event in events[log.name]:
                 cause = _because(causes[event]) if event in causes else ""
-                lines.append(f"{sentence(log, event)}{cause}. Look next at {next_look(log, event, events)}.")
+                advice = next_look(log, event, events, causes.get(event, ""))
+                lines.append(f"{sentence(log, event)}{cause}. Look next at {advice}.")
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")

@@ -64,10 +64,14 @@ def rounded_level(log: Log, event: Event) -> float:
     return float(log.columns["output_logit"][during_n].max())
 
 
-def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
-    """What to look at next, decided by numbers in the log; it names no cause, since none was tested.
+def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]], cause: str = "") -> str:
+    """What to look at next, decided by numbers in the log; it names no cause that was not tested.
 
-    ``events`` are the alarms of each run that was watched beside it.
+    Args:
+        log: the log.
+        event: one of its alarms.
+        events: the alarms of each run that was watched beside it.
+        cause: of ``CAUSES``, the one that replays show; empty without a replay.
     """
     if event.kind.startswith(LEVEL):
         kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
@@ -81,14 +85,14 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
     if event.ending in _AFTER_ENDING:
         return _AFTER_ENDING[event.ending]
     if event.ending == "recovered":
-        return _before_spike(log, event, events)
+        return _before_spike(log, event, events, cause)
     if math.isnan(event.usual):
         return "the first batch, the initialization and the number format, since no row before was sound"
     condition = "if it does not come back" if event.ending == "none" else "since it did not come back"
-    return f"{_before_spike(log, event, events)}; {condition}, go back to a checkpoint before step {event.step}"
+    return f"{_before_spike(log, event, events, cause)}; {condition}, go back to a checkpoint before step {event.step}"
 
 
-def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
+def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]], cause: str) -> str:
     """What comes before a loss spike, as far as the log and other runs show it."""
     row = int(np.searchsorted(log.step_n, event.step))
     others = [of_run for run, of_run in events.items() if run != event.run]
@@ -109,9 +113,10 @@ def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]])
     peak = AT_PEAK * np.nanmax(lr_n, initial=-math.inf)
     if lr_n[row] >= peak > np.nanmin(lr_n[: row + 1], initial=math.inf):
         return f"the learning rate, which is at its peak there, {format_value(lr_n[row])}"
-    return (
-        f"the batches just before step {event.step}; a second run of these steps, with --replay, tells data from chance"
-    )
+    if cause == "not_batch":
+        return f"the state of the run before step {event.step}, since another run takes these batches without a spike"
+    replay = "" if cause else "; a second run of these steps, with --replay, tells data from chance"
+    return f"the batches just before step {event.step}{replay}"
 
 
 # By the ending of a loss spike.
