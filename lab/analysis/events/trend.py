@@ -56,8 +56,9 @@ EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 
 EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
-# Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance.
-GAP = 0.5
+# Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance. A loss that stayed
+# high comes back late if it falls to the level before, and lower by this share of the line's fall since.
+GAP, RETURN = 0.5, 0.25
 # The spacing of steps is the median of this many before.
 SPACINGS = 16
 # A spike is over when the mean over the rows of its scale is back within ``BACK`` deviations for ``MERGE_STEPS`` steps,
@@ -185,7 +186,7 @@ class TrendWatch:
             mean_n = sliding_window_view(loss_m, min(lost.scale, len(rows))).mean(-1)
             row_n = self.row - np.arange(len(mean_n))[::-1]
             fall_n = lost.slope * (axis(step_m[-len(mean_n) :]) - axis(np.array(lost.rise.step)))
-            back = np.flatnonzero((mean_n <= lost.calm + GAP * fall_n) & (row_n > lost.rise.last))
+            back = np.flatnonzero((mean_n <= lost.calm + RETURN * fall_n) & (row_n > lost.rise.last))
             if len(back):
                 row = int(row_n[back[0]])
                 yield lost.rise._replace(ending="recovered", end=row, end_step=rows[row - self.row - 1][0])
