@@ -56,8 +56,8 @@ EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 
 EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
-# Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance. A loss that stayed
-# high comes back late if it falls to the level before, and lower by this share of the line's fall since.
+# Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance. A loss that has
+# stayed high comes back late if it falls to the level before, and lower by this share of the fall of the line since.
 GAP, RETURN = 0.5, 0.25
 # The spacing of steps is the median of this many before.
 SPACINGS = 16
