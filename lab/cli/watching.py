@@ -29,8 +29,14 @@ LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
 
 def watch(given: argparse.Namespace) -> int:
     """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
-    if len(given.folders) != 1:
+    if not given.folders:
         raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
+    if len(given.folders) > 1:
+        first, second, *_ = given.folders
+        raise RequestError(
+            f"lab watch takes one folder or log; lab watch {first} --replay {second} tells the cause of its spikes by "
+            f"another run of its steps, and lab compare {first} {second} shows what lies between two logs"
+        )
     path = given.folders[0]
     columns = given_columns(given.columns) if given.columns else {}
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
@@ -92,10 +98,9 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
 
 def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     """Say an alarm, and hand it to the command of the user."""
-    from lab.studies.alarms.watching import plain_event
-    from lab.studies.alarms.words import next_look, sentence
+    from lab.studies.alarms.words import next_look, plain_event, sentence
 
-    text = sentence(alarm.log, alarm.event)
+    text = sentence(alarm.log, alarm.event, is_growing=True)
     advice = next_look(alarm.log, alarm.event, {})
     plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text, "next": advice}, allow_nan=False)
     say(plain if as_json else f"{text}. Look next at {advice}.")
