@@ -22,9 +22,10 @@ include_patterns = [
     "notebooks/*.ipynb",
     "results/*.md",
     "results/stress/cards.md",
+    "lab/studies/real_runs/README.md",
     "benchmarks/*.md",
 ]
-exclude_patterns = [".*", "build", "dist", "runs", "lab", "tests"]
+exclude_patterns = [".*", "build", "dist", "runs", "tests"]
 templates_path = ["_templates"]
 html_additional_pages = {"index": "index.html"}
 html_theme = "furo"
@@ -51,6 +52,7 @@ CONTENTS = """
 docs/before_you_launch
 docs/crash_test
 docs/your_numbers
+docs/held_to_real_runs
 docs/commands
 docs/data
 docs/your_own_sweep
@@ -59,6 +61,7 @@ docs/guard_your_recipe
 docs/gates
 docs/which_batch_size
 docs/my_run_has_spiked
+docs/record_your_run
 docs/two_logs
 docs/low_precision
 docs/experts
@@ -92,6 +95,7 @@ notebooks/14_experts
 :caption: Look it up
 results/README
 results/published_runs
+lab/studies/real_runs/README
 results/stress/cards
 docs/interventions/index
 docs/api

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.model.parametrization import Factors as Factors
     from lab.model.parametrization import Standard as Standard
     from lab.optim.links import Link as Link
+    from lab.recording.recorder import record as record
     from lab.studies.stress.battery import add_stress_tests as add_stress_tests
     from lab.training.config import RunConfig as RunConfig
     from lab.training.config import run_config as run_config
@@ -55,6 +56,7 @@ _MODULES = {
     "lab.data.packing": ("PackedCorpus",),
     "lab.model.parametrization": ("Factors", "Standard"),
     "lab.optim.links": ("Link",),
+    "lab.recording.recorder": ("record",),
     "lab.studies.stress.battery": ("add_stress_tests",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),
@@ -63,7 +65,12 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [*_MODULE_OF]
 
 
+_CALLBACKS = ("hf", "lightning")  # modules that need a package of others
+
+
 def __getattr__(name: str) -> Any:
+    if name in _CALLBACKS:
+        return import_module(f"lab.recording.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

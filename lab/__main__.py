@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from lab.cli import interrupt
+from lab.cli import interrupt, lazily
 
 # Python looks for garbage whenever this many more objects are alive.  Importing makes a million that all stay, and a
 # training step leaves no reference cycles, so the usual 700 costs half a second and frees nothing.
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         interrupt.handle()
         gc.set_threshold(GARBAGE_THRESHOLD)
+        lazily.import_lazily()
     code = interrupt.INTERRUPTED
     try:
         from lab.cli import dispatch  # here, since an interrupt may come while this is imported

@@ -57,8 +57,8 @@ def train(command: str, name: str, overrides: Sequence[str], folder: Path) -> Pa
 class Trained:
     """A folder of results, and the baseline to compare it with."""
 
-    def __init__(self, folder: Path, baseline: str | None, margin: float, strict: bool) -> None:
-        self.folder, self.baseline, self.margin, self.strict = folder, baseline, margin, strict
+    def __init__(self, folder: Path, baseline: str | None, margin: float, strict: bool, fail_on: str) -> None:
+        self.folder, self.baseline, self.margin, self.strict, self.fail_on = folder, baseline, margin, strict, fail_on
 
     @cached_property
     def checked(self) -> Comparison:
@@ -67,7 +67,8 @@ class Trained:
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        return guard.check(self.folder, Path(self.baseline), self.margin, self.strict)
+        comparison = guard.check(self.folder, Path(self.baseline), self.margin, self.strict)
+        return comparison._replace(fails_on_unclear=bool(self.fail_on))
 
     def check(self) -> None:
         """Compare with the baseline.
@@ -113,16 +114,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--lab-baseline", metavar="FILE", help="what `lab check --save` wrote, or a results folder")
     group.addoption("--lab-margin", metavar="5%", default="5%", help="part of the best loss that losses may rise by")
     group.addoption("--lab-strict", action="store_true", help="fail when anything has certainly changed at all")
+    group.addoption("--lab-fail-on", choices=["unclear"], default="", help="fail on what seeds leave open, too")
     group.addoption("--lab-out", metavar="DIR", help="keep records and page in this folder, one below it per sweep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the markers."""
     config.addinivalue_line(
-        "markers", "sensitivity(sweep, baseline, margin, strict, overrides): what the fixture sensitivity_curve trains"
+        "markers", "sensitivity(sweep, baseline, margin, strict, fail_on, overrides): what sensitivity_curve trains"
     )
     config.addinivalue_line(
-        "markers", "crash_test(recipe, baseline, margin, strict, overrides): what the fixture crash_card trains"
+        "markers", "crash_test(recipe, baseline, margin, strict, fail_on, overrides): what crash_card trains"
     )
 
 
@@ -148,7 +150,8 @@ def _marked(request: pytest.FixtureRequest, name: str) -> dict[str, Any]:
     marker = request.node.get_closest_marker(name)
     if marker and marker.args:
         subject = {"sensitivity": "sweep", "crash_test": "recipe"}[name]
-        raise pytest.UsageError(f"the marker `{name}` takes keys: {subject}=, baseline=, margin=, strict=, overrides=")
+        keys = f"{subject}=, baseline=, margin=, strict=, fail_on=, overrides="
+        raise pytest.UsageError(f"the marker `{name}` takes keys: {keys}")
     return dict(marker.kwargs) if marker else {}
 
 
@@ -159,9 +162,10 @@ def _trained(
     baseline: str | None = None,
     margin: str | None = None,
     strict: bool = False,
+    fail_on: str = "",
     overrides: Sequence[str] = (),
     **subject: str,
-) -> tuple[Path, str | None, float, bool]:
+) -> tuple[Path, str | None, float, bool, str]:
     """Train a sweep or crash-test a recipe, once per session; the options stand in for arguments that are not given."""
     from lab.analysis.guard.check import margin_of
 
@@ -172,6 +176,8 @@ def _trained(
     baseline = baseline or config.getoption("--lab-baseline")
     if not name:
         raise pytest.UsageError(f"no {what}; give --lab-{command} NAME|FILE, or {what}= in the marker")
+    if fail_on not in ("", "unclear"):
+        raise pytest.UsageError(f"fail_on= takes 'unclear', not {fail_on!r}")
     part = margin_of(margin or config.getoption("--lab-margin"))
     trained = config.stash.setdefault(TRAINED, {})
     key = (command, name, *overrides)
@@ -182,7 +188,8 @@ def _trained(
     result = trained[key]
     if isinstance(result, RegressionError):
         raise result
-    return result, baseline, part, strict or config.getoption("--lab-strict")
+    is_strict, fail_on = strict or config.getoption("--lab-strict"), fail_on or config.getoption("--lab-fail-on")
+    return result, baseline, part, is_strict, fail_on
 
 
 class _Guard(pytest.Item):

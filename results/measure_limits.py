@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -13,13 +14,16 @@ import pandas as pd
 
 import lab.analysis.forecast.fits as fits
 import lab.analysis.probe_values as probe_values
+import public_limits
 from lab.analysis.curves import load
+from lab.analysis.forecast.brackets import PowerLaw
 from lab.analysis.forecast.fits import Crossing, Line, Prediction
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.analysis.judging.evidence import ArmTables, Evidence, each_value_of, read_evidence, sizes_of, steps_of
 from lab.analysis.judging.quantities import log10, quantity
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records import store
 from lab.studies.batch_size.effects import critical_batches
@@ -38,42 +42,41 @@ def limits_text(results: Path) -> str:
     found = {
         name: measure(entry, results) for name, entry in shipped.load(FILE.with_name("risks.yaml"))["limits"].items()
     }
-    lines = [f"{name}: {{{', '.join(_entries(limit))}}}" for name, limit in found.items()]
+    lines = [f"{name}: {_flow(_known(limit))}" for name, limit in found.items()]
     return "\n".join(["# Written by `make results-readme` from the committed records.", *lines, ""])
 
 
-def _entries(limit: Limit) -> list[str]:
-    texts = [
-        f"sweep: {limit.sweep}",
-        f"seeds: {limit.seeds}",
-        f"sizes: {_numbers(limit.sizes)}",
-        f"steps: {_numbers(limit.steps)}",
-    ]
-    if not math.isnan(limit.tried[0]):
-        texts.append(f"tried: {_numbers(limit.tried)}")
-    if limit.level:
-        texts.append(f"level: {_numbers(limit.level)}")
-    if limit.line:
-        texts.append(f"line: {_line(limit.line)}")
-    if limit.lines:
-        texts.append(f"lines: {{{', '.join(f'{lr:g}: {_line(line)}' for lr, line in limit.lines.items())}}}")
-    if not math.isnan(limit.beyond):
-        texts.append(f"beyond: {limit.beyond:.4g}")
-    return texts
+def public_text() -> str:
+    """The content of the file on public runs."""
+    content = public_limits.public_content()
+    lines = ["# Written by `make results-readme` from lab/studies/real_runs.", f"ranges: {_flow(content['ranges'])}"]
+    lines.append("# By optimizer, how many runs a single change of a tuned recipe broke, and how many were tried.")
+    lines += ["changes:", *(f"  {optimizer}: {_flow(counts)}" for optimizer, counts in content["changes"].items())]
+    return "\n".join([*lines, ""])
 
 
-def _numbers(values: Sequence[float]) -> str:
-    return f"[{', '.join(_number(value) for value in values)}]"
+def _known(limit: Limit) -> dict[str, Any]:
+    """Its fields but for those that are empty or NaN."""
+    firsts = {name: value[0] if isinstance(value, tuple) else value for name, value in vars(limit).items()}
+    empty = [name for name, first in firsts.items() if first in (None, {}) or first != first]
+    return {name: value for name, value in vars(limit).items() if name not in empty}
 
 
-def _number(value: float) -> str:
-    return (
-        f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}" if not math.isfinite(value) else f"{value:.6g}"
-    )
-
-
-def _line(line: Line) -> str:
-    return f"{{{', '.join(f'{key}: {_number(value)}' for key, value in line._asdict().items())}}}"
+def _flow(value: Any) -> str:
+    """A value in the flow style of YAML, which takes a number with an exponent for text unless it has a point."""
+    if isinstance(value, Line | PowerLaw):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        keys = (key if isinstance(key, str) else f"{key:g}" for key in value)
+        return f"{{{', '.join(f'{key}: {_flow(each)}' for key, each in zip(keys, value.values(), strict=True))}}}"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_flow, value))}]"
+    if not math.isfinite(value):
+        return f"{'-' * (value < 0)}.{'inf' if math.isinf(value) else 'nan'}"
+    text = f"{value:.6g}"
+    return text if "." in text else text.replace("e", ".0e")
 
 
 def measure(entry: Mapping[str, Any], results: Path) -> Limit:
@@ -86,7 +89,8 @@ def measure(entry: Mapping[str, Any], results: Path) -> Limit:
     """
     kind, *_ = entry
     arguments = dict(entry)
-    return KINDS[kind](results, arguments.pop(kind), **arguments)
+    of = arguments.pop(kind)
+    return KINDS[kind](of, **arguments) if kind in PUBLIC_KINDS else KINDS[kind](results, of, **arguments)
 
 
 def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
@@ -97,22 +101,14 @@ def _forecast(results: Path, name: str, *, sweep: str, arm: str) -> Limit:
     steps = probe_values.updates(records.runs).loc[found.runs["id"]]
     return Limit(
         sweep,
+        _recipe(records.runs),
         found.runs["seed"].nunique(),
         (float(found.sizes[0]), float(found.sizes[-1])),
         (int(steps.min()), int(steps.max())),
         tried=(min(lines), max(lines)),
         lines=lines,
-        beyond=found.limit if chosen is LOGIT else math.nan,
+        beyond=float(f"{found.limit:.4g}") if chosen is LOGIT else math.nan,
     )
-
-
-def _trend(results: Path, of: str, *, claim: str, arm: int = 0) -> Limit:
-    """A number of curves over size, such as eta_div, of an arm of a claim."""
-    arms = _arms(results, claim)[arm]
-    table = quantity(arms, of)
-    values = table.melt(var_name="size").dropna()
-    line = fits.fit(values["size"], 10 ** values["value"].astype(float))
-    return _limit(arms, CLAIMS[claim].sweep, tried=(arms.lrs[0], arms.lrs[-1]), line=line)
 
 
 def _cost_of_rate(
@@ -207,15 +203,24 @@ def _growth(results: Path, of: str, *, claim: str, arm: Mapping[str, Any], lr: f
     return _limit(chosen, CLAIMS[claim].sweep, level=found, tried=(1, len(blocks)))
 
 
+PUBLIC_KINDS = ("failing_rate", "shortest_warm_up", "rounding_cost")
 KINDS: Mapping[str, Callable[..., Limit]] = {
     "forecast": _forecast,
-    "trend": _trend,
+    "failing_rate": public_limits.failing_rate,
+    "shortest_warm_up": public_limits.shortest_warm_up,
+    "rounding_cost": public_limits.rounding_cost,
     "cost_over_rates": _cost_of_rate,
     "cost_of_format": _cost_of_format,
     "cost_over_values": _cost_of_value,
     "critical_batch": _critical_batch,
     "growth": _growth,
 }
+
+
+def _recipe(runs: pd.DataFrame) -> str:
+    """The optimizers and the schedules of runs."""
+    optimizers, schedules = (listed(sorted(set(runs[key]))) for key in ("optimizer.name", "schedule.name"))
+    return f"{optimizers} with a {schedules} schedule"
 
 
 @cache
@@ -238,4 +243,4 @@ def _limit(arm: ArmTables, sweep: str, **found: Any) -> Limit:
     """A limit that was found in an arm of a sweep."""
     sizes, steps = sizes_of([arm]), steps_of([arm])
     ends = float(sizes[0]), float(sizes[-1])
-    return Limit(sweep, len(arm.seeds), ends, (steps[0], steps[-1]), **found)
+    return Limit(sweep, _recipe(arm.evidence.records.runs), len(arm.seeds), ends, (steps[0], steps[-1]), **found)

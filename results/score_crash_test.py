@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ from lab.analysis.forecast.sizes import make_forecast
 from lab.analysis.sensitivity import judge
 from lab.core import shipped
 from lab.studies.stress.battery import Battery, Spread
-from lab.studies.stress.lines import lines_of
+from lab.studies.stress.lines import NOT_JUDGED, lines_of
 from lab.studies.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
-from lab.studies.stress.reference import BOUNDS_SCORES, cell_text, columns_of
+from lab.studies.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values
 from lab.studies.stress.sizes import FAILING, TOLERANCE, values_by_size
 
 UNSTABLE = "unstable"
@@ -34,9 +35,10 @@ class Agreement(NamedTuple):
     Attributes:
         rule: the title of a test, or the rule of one bit.
         auc: the probability that it puts an unstable recipe behind a stable one; ties count half.
-        p: of no relation (Mann-Whitney, two-sided).
+        p: of no relation (Mann-Whitney, two-sided), exact: over all ways to call as many of the recipes unstable.
         stable: how many stable recipes there are.
         unstable: how many unstable ones.
+        unjudged: how many of them count with a number that their cards do not judge.
     """
 
     rule: str
@@ -44,6 +46,7 @@ class Agreement(NamedTuple):
     p: float
     stable: int
     unstable: int
+    unjudged: int = 0
 
 
 def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
@@ -81,15 +84,21 @@ def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Batte
     known = table[table["recipe"].isin(published)].set_index("recipe")
     is_unstable = known.index.map(published) == UNSTABLE
     scores = {test.title: known[name].map(test.share) for name, test in battery.tests.items() if name in known}
+    verdicts = {test.title: known[f"{name}_verdict"] for name, test in battery.tests.items() if name in known}
+    unjudged = {rule: int((of_rule == NOT_JUDGED).sum()) for rule, of_rule in verdicts.items()}
     scores["attention scores are bounded or not"] = pd.Series(
         [0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index
     )
     for rule, score in scores.items():
         behind, ahead = score[is_unstable].dropna(), score[~is_unstable].dropna()
-        test = scipy.stats.mannwhitneyu(behind, ahead)
-        yield Agreement(
-            rule, float(test.statistic) / len(behind) / len(ahead), float(test.pvalue), len(ahead), len(behind)
-        )
+        ranks = scipy.stats.rankdata([*behind, *ahead])
+        sums = np.array(
+            [sum(chosen) for chosen in itertools.combinations(ranks, len(behind))]
+        )  # the first is the found
+        auc = (sums[0] - len(behind) * (len(behind) + 1) / 2) / len(behind) / len(ahead)
+        away = abs(sums - sums.mean())
+        p = float((away >= away[0] - 1e-9).mean())
+        yield Agreement(rule, float(auc), p, len(ahead), len(behind), unjudged.get(rule, 0))
 
 
 def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, draws: int = 2000) -> dict[str, float]:
@@ -123,7 +132,8 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
     tests = [test for test in battery.tests.values() if test.name in table]
     heads = ["recipe", "published", *(f"{test.title}, {test.unit}" for test in tests)]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
-    for row in table.sort_values("lr_tolerance", ascending=False).to_dict("records"):
+    order = judged_values(table, "lr_tolerance").sort_values(ascending=False, kind="stable").index
+    for row in table.loc[order].to_dict("records"):
         cells = [cell_text(row, test.name) for test in tests]
         lines.append(f"| `{row['recipe']}` | {published.get(row['recipe'], '')} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -131,8 +141,10 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
 
 def agreement_markdown(found: Iterable[Agreement]) -> str:
     """How well each number orders the recipes, as a Markdown table."""
-    lines = ["| rule | AUC | p |", "|---|---|---|"]
-    lines += [f"| {agreement.rule} | {agreement.auc:.2f} | {agreement.p:.2g} |" for agreement in found]
+    lines = ["| rule | AUC | p | recipes | of which not judged |", "|---|---|---|---|---|"]
+    for agreement in found:
+        numbers = f"{agreement.auc:.2f} | {agreement.p:.2g} | {agreement.stable + agreement.unstable}"
+        lines.append(f"| {agreement.rule} | {numbers} | {agreement.unjudged or ''} |")
     return "\n".join(lines) + "\n"
 
 

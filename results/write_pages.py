@@ -13,19 +13,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import public_limits
+from lab.analysis.judging.rules import effect_text
 from lab.analysis.judging.verdicts import effects_of
-from lab.analysis.text import listed
+from lab.analysis.statistics import student_t
 from lab.core import shipped
 from lab.records import store
-from lab.report import scoreboard
+from lab.report import ruled, scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
 from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.matrix import read_matrix
 from lab.studies.leaderboard.text import headline
 from lab.studies.numbers.limits import FILE as LIMITS
+from lab.studies.numbers.limits import PUBLIC
 from lab.studies.numbers.numbers import read_numbers
-from lab.studies.numbers.page import NumbersPage, decades_text, limit_text, yours
+from lab.studies.numbers.page import NumbersPage, factors_text, limit_text, yours
+from lab.studies.real_runs.claims import STEP
 from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.lines import strips
@@ -33,7 +39,7 @@ from lab.studies.stress.measures import Outcomes
 from lab.studies.stress.reference import FILE as REFERENCE
 from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.studies.stress.sizes import SCORES
-from measure_limits import limits_text
+from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
@@ -52,7 +58,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote claims or the board.
 QUOTING = (
     *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
-    *("docs/crash_test.md", "docs/experts.md"),
+    *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -63,6 +69,8 @@ TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
 RECIPES = re.compile(r"(<!-- published recipes -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
+PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 NUMBERS = re.compile(r"-?[\d.e-]+ \[-?[\d.e-]+, -?[\d.e-]+\]")  # an effect and its interval
 
 
@@ -97,6 +105,38 @@ def quote(text: str, effects: Mapping[str, str], tally: str) -> str:
     text = SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
     text = EFFECT.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
     return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
+
+
+def quote_public_runs(text: str) -> str:
+    """The text of a page with the claims on public runs, and how well they are foretold, where it marks them."""
+    text = PUBLIC_RUNS.sub(lambda found: f"{found[1]}{_public_tables()[0]}\n{found[3]}", text)
+    return LEFT_OUT.sub(lambda found: f"{found[1]}{_public_tables()[1]}\n{found[3]}", text)
+
+
+@cache
+def _public_tables() -> tuple[str, str]:
+    """Claims on public runs, and how well their failing rates are foretold, as tables in Markdown."""
+    rows = ruled.judge_all("public runs")
+    scores = public_limits.held_out()
+    shares = ["inside", "costly among clear", "best among beyond"]
+    shown = scores.round(3).astype({"curves": int})
+    shown[shares] = (100 * shown[shares]).round().astype(int).astype(str) + " %"
+    return f"{ruled.markdown(ruled.table(rows))}\n\n{ruled.tally(rows)}", ruled.markdown(shown)
+
+
+def public_effects() -> dict[str, str]:
+    """``0.476 [0.264, 0.687]`` of each claim on public runs, by its name, of the law's exponents, and its errors."""
+    found = {row.rule.name: effect_text(*row.decision.shown[:3]) for row in ruled.judge_all("public runs")}
+    law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
+    found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
+    scores = public_limits.held_out().set_index("left out")
+    found["width_of_the_lab"] = f"{scores.loc['all but the lab', 'half width']:.2f}"
+    curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
+    steps = np.log10(curves["failing_lr"] / curves["edge_lr"]) / STEP
+    rise = student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)
+    found["rise_of_the_lab"] = effect_text(*rise[:3])
+    named = {"error_of_the_lab": "all but the lab", "error_by_size": "all but the lab, by size alone"}
+    return found | {name: f"{scores.loc[left_out, 'too high']:.2f}" for name, left_out in named.items()}
 
 
 @cache
@@ -137,6 +177,7 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text(RESULTS)
+    yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
@@ -144,10 +185,12 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab stress --params` says of four published runs, from limits that were
-measured on models of up to 394 thousand parameters, with what was published of each run beside it. Nothing was fitted
-to these runs, and four of them test nothing. What a verdict means, and what no small model can tell, is on the page
-[Your numbers](../docs/your_numbers.md).
+`make results-readme` writes this page: what `lab stress --params` says of four published runs, with what was published
+of each beside it. The limits were measured on models of the lab's of up to 394 thousand parameters, and on public runs
+of up to 537 million. Nothing was fitted to the runs below, and four of them test nothing. All of them lie two to six
+factors of two below the rate from which runs diverge early, and two of them failed nevertheless. So at these sizes,
+more than thirty times those that ran, the lab calls nothing clear. What a verdict means, and what no small model can
+tell, is on the page [Your numbers](../docs/your_numbers.md).
 """
 
 
@@ -161,17 +204,15 @@ def published_runs() -> Iterator[str]:
             "run": name,
             "learning rate": yours(row).removeprefix("lr="),
             "limit at its size": limit_text(row),
-            "decades to it": decades_text(row.decades),
+            "factors of two to it": factors_text(row.factors_of_two),
             "verdict": row.verdict,
             "published": runs[name]["published"],
         }
         for name, page in asked.items()
         for row in page.rows
-        if row.risk.limit == "costly_lr"
+        if row.risk.limit == "failing_lr"
     ]
     yield _markdown(rows)
-    unasked = [name for name in runs if name not in {row["run"] for row in rows}]
-    yield f"Of {listed(unasked)} this limit is not known, since it is that of AdamW.\n"
     for name, page in asked.items():
         run, size, *others = runs[name], *runs[name]["numbers"]
         yield f"## {name}\n"
@@ -243,11 +284,11 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
-    yield README, text
-    effects, tally = quotable(rows), next(scoreboard.tallies(rows))
+    yield README, quote_public_runs(text)
+    effects, tally = quotable(rows) | public_effects(), next(scoreboard.tallies(rows))
     for page in QUOTING:
         text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
-        yield HOME / page, quote_crash_test(quote_board(text))
+        yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
     yield from reference_files()
 
 

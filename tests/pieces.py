@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lab.optim.schedule
 import lab.probes.activations
+import lab.probes.formats
 import lab.probes.routing
 import lab.probes.updates
 import lab.training.config  # noqa: F401  (these fill the registries)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -353,7 +354,7 @@ def in_this_process(monkeypatch, undrawn):
     def run(work, arguments, slots, imports):
         return [JobEnd(0, False, 0.0, work(*each)) for each in arguments]
 
-    monkeypatch.setattr("lab.cli.commands.run_jobs", run)
+    monkeypatch.setattr("lab.sweeping.local_jobs.run_jobs", run)
 
 
 def broken(folders, *others):
@@ -382,6 +383,10 @@ def test_a_folder_that_fails_is_a_line_of_the_index(tmp_path, capsys, monkeypatc
     for name, reason in reasons.items():
         assert re.search(rf"no report of \S*{name}: .*{reason}", last)
         assert re.search(rf"<li>{name}: .*{reason}", index)
+    assert main(["report", str(tmp_path / "all"), "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert [Path(report["page"]).parent.name for report in answer["reports"]] == ["good"]
+    assert "; ".join(answer["reasons"]) == last.removeprefix("lab: ")
 
 
 @pytest.mark.slow

@@ -298,3 +298,32 @@ def test_the_best_learning_rate_is_never_unstable():
     ]
     judged = sensitivity.judge(study(cards)).set_index("lr")["outcome"]
     assert judged.to_dict() == {lr: "unstable" if lr > min(planted.LRS) else "" for lr in planted.LRS}
+
+
+@pytest.mark.parametrize(
+    ("losses", "at_init", "outcomes"),
+    [
+        ([3.1, 3.0, 3.2, 7.5, 7.8], math.nan, ["", "", "", "unstable", "unstable"]),
+        ([7.8, 3.1, 3.0, 3.29, 3.31], math.nan, ["", "", "", "", "unstable"]),  # only above the best one, and by 0.3
+        ([3.0, 3.1, 3.2, 3.15, 3.2], 3.12, ["", "", "unstable", "unstable", "unstable"]),
+        ([3.0, 3.1, math.nan, 3.6, 3.2], 9.0, ["", "", "diverged", "unstable", ""]),
+        ([7.7, 7.8, 7.75, 7.9, 7.6], math.nan, ["", "", "", "", ""]),
+    ],
+)
+def test_without_a_bigram_model_a_costly_run_is_unstable(losses, at_init, outcomes):
+    """Plateaus of a table: above the best learning rate, and 0.3 above its loss or above that at initialization."""
+    cards = list(planted.cards(arms=["none"], widths=[32], lrs=planted.LRS[:5], seeds=(0,)))
+    unknown = {"loss_bigram": math.nan, "loss_at_init": at_init}
+    runs = study([{**card, **unknown, "final_val_loss": loss} for card, loss in zip(cards, losses, strict=True)])
+    assert sensitivity.judge(runs)["outcome"].tolist() == outcomes
+    first = [lr for lr, outcome in zip(planted.LRS, outcomes, strict=False) if outcome]
+    assert sensitivity.per_seed(runs)["eta_div"].tolist() == pytest.approx(first[:1] or [math.nan], nan_ok=True)
+
+
+def test_where_the_loss_of_a_bigram_model_is_known_it_alone_decides():
+    cards = list(planted.cards(arms=["none"], widths=[32], lrs=planted.LRS[:4], seeds=(0,)))
+    losses = [2.0, 2.1, 2.5, 2.7]  # 2.5 is costly, and better than a bigram model
+    runs = study(
+        [{**card, "loss_bigram": 2.6, "final_val_loss": loss} for card, loss in zip(cards, losses, strict=True)]
+    )
+    assert sensitivity.judge(runs)["outcome"].tolist() == ["", "", "", "unstable"]

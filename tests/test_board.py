@@ -65,7 +65,7 @@ from lab.studies.leaderboard.matrix import (
     read_matrix,
 )
 from lab.studies.leaderboard.page import board_page
-from lab.studies.leaderboard.text import alike, headline, lines, unconfirmed
+from lab.studies.leaderboard.text import alike, as_csv, headline, lines, unconfirmed
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
@@ -478,6 +478,14 @@ def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.
     assert dict(table["verdict"]) == {arm: cells[arm]["verdict"] for arm in cells}
     assert main(["leaderboard", str(folder)]) == 0
     assert "cures " in capsys.readouterr().out
+
+
+def test_no_cell_of_the_board_as_csv_is_a_formula() -> None:
+    made = matrix(planted_board.tables())
+    rows = [replace(row, name=f"={row.name}") if row.name == "peri_ln" else row for row in made.rows]
+    arms = pd.read_csv(io.StringIO(as_csv(replace(made, rows=rows))))["arm"]
+    assert {"'=peri_ln", "sigma_reparam"} < set(arms)
+    assert not arms.str.startswith("=").any()
 
 
 def test_a_page_tells_of_every_arm_that_is_described() -> None:

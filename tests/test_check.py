@@ -6,18 +6,25 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import planted
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
+from lab.analysis.guard.compare import Change
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.studies.stress.battery import read_battery
+from lab.studies.stress.guard import BEST_LOSS, TEN_TIMES, compare_cards, read_card, smallest_change
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, write
 
 cards = partial(planted.cards, widths=(32,))
@@ -385,14 +392,194 @@ def test_a_card_is_guarded_as_curves_are(tmp_path: Path, run: Run) -> None:
     assert out.startswith("regression: ")
     assert "half the gap" in out.splitlines()[0]
     failed = ElementTree.parse(junit).getroot().iterfind("testcase[failure]")
-    names = ["planted, 41000 parameters: learning-rate tolerance", "planted, 41000 parameters: ten times the best LR"]
-    assert [case.get("name") for case in failed] == names
+    names = [TEN_TIMES, "learning-rate tolerance", "ten times the best LR"]
+    assert [case.get("name") for case in failed] == [f"planted, 41000 parameters: {name}" for name in names]
     assert "| regression |" in markdown.read_text()
     told = json.loads(run("check", worse, "--baseline", saved, "--json")[1])
     assert told["verdict"] == "regression"
-    assert [change["verdict"] for change in told["changes"]] == ["same", "regression", "regression"]
+    assert [change["verdict"] for change in told["changes"]] == ["same", "regression", "regression", "regression"]
     assert run("check", good, "--baseline", worse)[0] == 0  # it got better
     assert "seeds" in run("check", "--show", saved)[1]
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any], name: str = "edited") -> Path:
+    """A folder with a card like that of another one, with a change of its JSON."""
+    copied = Path(shutil.copytree(folder, folder.parent / name))
+    content = json.loads((copied / "card.json").read_text())
+    change(content)
+    (copied / "card.json").write_text(json.dumps(content))
+    return copied
+
+
+def changes_of(told: str) -> dict[str, dict[str, Any]]:
+    return {change["quantity"]: change for change in json.loads(told)["changes"]}
+
+
+def test_a_card_against_itself_is_the_same_and_rounding_changes_nothing(tmp_path: Path, run: Run) -> None:
+    def shifted(nats: float) -> Callable[[dict[str, Any]], None]:
+        def shift(content: dict[str, Any]) -> None:
+            for test in content["tests"]:
+                pairs = zip(test["seeds"], test["seed_numbers"], strict=True)
+                test["seeds"] = [value + nats * seed for value, seed in pairs]
+
+        return shift
+
+    good = card_folder(tmp_path / "good", 0.12)
+    (tmp_path / "one").mkdir()
+    alone = edited(card_folder(tmp_path / "one" / "card", 0.12, seeds=(3,)), lambda content: None)
+    rounded = edited(good, shifted(1e-5), "rounded")
+    for new, old in ((good, good), (alone, alone), (rounded, good)):
+        code, out, _ = run("check", new, "--baseline", old, "--fail-on", "unclear", "--json")
+        assert code == 0
+        found = changes_of(out)
+        assert {change["verdict"] for change in found.values()} == {"same"}
+        assert set(found) == {BEST_LOSS, TEN_TIMES, "learning-rate tolerance", "ten times the best LR"}
+    moved = changes_of(run("check", edited(good, shifted(1e-2), "moved"), "--baseline", good, "--json")[1])
+    assert moved["learning-rate tolerance"]["verdict"] == "unclear"  # its interval is that of a change again
+    others = card_folder(tmp_path / "others", 0.12, seeds=(7, 8, 9))
+    found = changes_of(run("check", others, "--baseline", good, "--json")[1])
+    assert found["learning-rate tolerance"]["high"] > 0  # equal numbers of other seeds are not the same runs
+
+
+def test_a_check_fails_on_what_its_seeds_leave_open_if_it_is_told_to(tmp_path: Path, run: Run) -> None:
+    good, rather = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "rather", 0.13)
+    assert run("check", rather, "--baseline", good)[0] == 0
+    junit = tmp_path / "junit.xml"
+    code, out, _ = run("check", rather, "--baseline", good, "--fail-on", "unclear", "--junit", junit)
+    assert code == 1
+    assert out.startswith("unclear: ")
+    assert "leave open" in out.splitlines()[0]
+    failed = [str(case.get("name")) for case in ElementTree.parse(junit).getroot().iterfind("testcase[failure]")]
+    assert [name.partition(": ")[2] for name in failed] == ["learning-rate tolerance"]
+    worse = card_folder(tmp_path / "worse", 0.35)
+    assert run("check", worse, "--baseline", good, "--fail-on", "unclear")[1].startswith("regression: ")
+
+
+def test_a_drift_that_may_lie_beyond_its_margin_is_undecided_and_one_within_is_not() -> None:
+    change = Change("q", "nats", "a", 1, 1.0, 1.1, 0.1, 0.05, 0.15, 0.12, 1.0, 0.5, 9, 0.01, "drift")
+    assert change.is_undecided
+    assert not change._replace(margin=0.2).is_undecided
+    assert change._replace(low=-0.15, high=-0.05).is_undecided
+    assert not change._replace(verdict="better").is_undecided
+    assert change._replace(verdict="unclear", margin=0.2).is_undecided
+    assert not change._replace(equivalence=math.nan).is_undecided  # an order of two arms has no margin of its own
+
+
+def test_a_baseline_names_the_smallest_change_that_its_seeds_can_show(tmp_path: Path, run: Run) -> None:
+    few, many = (card_folder(tmp_path / f"{n}", 0.12, seeds=range(n)) for n in (3, 12))
+    text = run("check", few, "--save", tmp_path / "few.json")[1]
+    assert "80%" in text
+    table = run("check", "--show", tmp_path / "few.json")[1]
+    assert table in text  # the same is said when it is saved
+    assert run("check", few, "--save", tmp_path / "few.json")[1].endswith(table)  # and when it is saved again
+    shown = {
+        n: dict(re.findall(r"^(.*?) {2,}.* ([\d.]+) worse$", run("check", "--show", folder)[1], re.MULTILINE))
+        for n, folder in ((3, few), (12, many))
+    }
+    assert list(shown[3]) == [BEST_LOSS, TEN_TIMES, "learning-rate tolerance", "ten times the best LR"]
+    assert re.findall(r"nats/token .* ([\d.]+) {2,}[\d.]+ worse$", table, re.MULTILINE) == ["0.1", "0.1"]  # 5 % of 2.01
+    assert all(float(shown[12][name]) < float(shown[3][name]) for name in shown[3])
+    # of cards whose true change is this, the check finds about 80 %
+    test, spread, random = (
+        read_battery().tests["lr_x10"],
+        read_battery().tests["lr_x10"].spread,
+        np.random.default_rng(0),
+    )
+    old = read_card(few)
+    draw = lambda shift: pd.Series(random.normal(shift, spread.sd, 3), index=range(3))  # noqa: E731
+    numbers = pd.Series(np.array([-1.0, 0.0, 1.0]) * spread.sd)
+    smallest = smallest_change(numbers, 0.1, spread)
+    found = 0
+    for _ in range(400):
+        before, now = (
+            old._replace(tests={"lr_x10": old.tests["lr_x10"]._replace(by_seed=draw(shift))}) for shift in (0, smallest)
+        )
+        found += compare_cards(before, now, 0.05).verdict == "regression"
+    assert test.gap / 2 == pytest.approx(0.1)
+    assert (
+        0.7 < found / 400 < 0.85
+    )  # a little less than 80 %, since three seeds sometimes spread so much that they count alone
+
+
+def test_a_card_without_a_baseline_fails_on_its_own_verdicts(tmp_path: Path, run: Run) -> None:
+    good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.5)
+    weak = edited(worse, lambda content: [test.update(verdict="weak") for test in content["tests"]], "weak")
+    open_ = edited(worse, lambda content: [test.update(verdict="open") for test in content["tests"]], "open")
+    codes = {
+        folder.name: [run("check", folder, "--fail-on", word)[0] for word in ("fails", "weak", "open")]
+        for folder in (good, weak, open_, worse)
+    }
+    assert codes == {"good": [0, 0, 0], "weak": [0, 1, 1], "open": [0, 0, 1], "worse": [1, 1, 1]}
+    assert "- ten times the best LR: fails" in run("check", worse, "--fail-on", "fails")[1]
+
+    def unjudge(content: dict[str, Any]) -> None:
+        content["is_judged"] = False
+        [test.update(verdict="not judged") for test in content["tests"]]
+
+    assert run("check", edited(worse, unjudge, "unjudged"), "--fail-on", "fails")[0] == 2
+    code, _, err = run("check", write(tmp_path / "curves", list(cards())), "--fail-on", "fails")
+    assert (code, "holds no card" in err) == (2, True)
+    (good / "card.json").write_text('{"tests": [3]}')
+    assert run("check", good, "--fail-on", "fails")[0] == 2
+
+
+def test_what_lowers_the_best_rate_is_found_at_the_rates_of_the_baseline(tmp_path: Path, run: Run) -> None:
+    """As a missing qk-norm does: relative to its own best learning rate, the recipe loses what it lost before."""
+    good = card_folder(tmp_path / "good", 0.12)
+
+    def lower(content: dict[str, Any]) -> None:
+        rates = sorted(map(float, content["curve"]))
+        losses = [content["curve"][str(lr)] for lr in rates]
+        shifted = [*losses[1:], {seed: loss + 0.24 for seed, loss in losses[-1].items()}]
+        content["curve"] = {str(lr): of_lr for lr, of_lr in zip(rates, shifted, strict=True)}
+        content["best_lr"] = 0.01
+        for seed in content["curve"]["0.3"]:
+            content["curve"]["0.3"][seed] += 0.1
+
+    code, out, _ = run("check", edited(good, lower), "--baseline", good, "--json")
+    assert code == 1
+    assert [name for name, change in changes_of(out).items() if change["verdict"] == "regression"] == [TEN_TIMES]
+    saved = tmp_path / "saved.json"
+    run("check", good, "--save", saved)
+    assert json.loads(saved.read_text())["curve"]["0.3"].keys() == {"0", "1", "2"}
+    assert run("check", edited(good, lower, "again"), "--baseline", saved)[0] == 1  # a baseline keeps the curve
+    fewer = edited(good, lambda content: content["curve"].pop("0.3"), "fewer")
+    assert "there is no run at 0.3 now" in run("check", fewer, "--baseline", good)[1]
+    older = edited(good, lambda content: content.pop("curve"), "older")
+    code, out, _ = run("check", good, "--baseline", older)
+    assert (code, "save it anew" in out) == (0, True)
+
+
+def test_a_missing_intervention_is_a_regression_of_a_card(tmp_path: Path, run: Run) -> None:
+    both = card_folder(tmp_path / "both", 0.12, arms=("qk_layernorm+z_loss", "peri_ln+qk_layernorm+z_loss"))
+    one = card_folder(tmp_path / "one", 0.12, arms=("z_loss",))
+    code, out, _ = run("check", one, "--baseline", both)
+    assert (code, "- planted: qk_layernorm is missing" in out) == (1, True)
+    assert "peri_ln" not in out  # which was a cure
+    assert run("check", both, "--baseline", one)[0] == 0
+    run("check", both, "--save", tmp_path / "both.json")
+    assert run("check", one, "--baseline", tmp_path / "both.json")[0] == 1
+
+
+def test_a_tolerance_that_is_a_lower_bound_now_is_no_regression(tmp_path: Path, run: Run) -> None:
+    good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.3)
+
+    def bound(content: dict[str, Any]) -> None:
+        content["tests"][0]["is_lower_bound"] = True
+
+    verdict = lambda new, old: changes_of(run("check", new, "--baseline", old, "--json")[1])[  # noqa: E731
+        "learning-rate tolerance"
+    ]["verdict"]
+    assert verdict(worse, good) == "regression"
+    assert verdict(edited(worse, bound, "bound now"), good) != "regression"
+    assert verdict(worse, edited(good, bound, "bound before")) == "regression"
+
+
+def test_a_number_that_says_nothing_is_not_better_than_it_was(tmp_path: Path, run: Run) -> None:
+    good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.5)
+    slow = edited(good, lambda content: content["tests"][1].update(caveat="it is slow"), "slow")
+    found = [changes_of(run("check", new, "--baseline", worse, "--json")[1]) for new in (good, slow)]
+    assert [of_new["ten times the best LR"]["verdict"] for of_new in found] == ["better", "drift"]
 
 
 def test_cards_that_cannot_be_compared_say_why(tmp_path: Path, run: Run) -> None:
@@ -406,9 +593,13 @@ def test_cards_that_cannot_be_compared_say_why(tmp_path: Path, run: Run) -> None
     (fewer / "card.json").write_text(json.dumps(content | {"tests": content["tests"][:1]}))
     code, out, _ = run("check", fewer, "--baseline", saved)
     assert (code, "ten times the best LR" in out) == (2, True)
-    for text in ("{}", '{"card_version": 9}', saved.read_text().replace("seed_numbers", "seed_names"), "[]"):
+    for text in ("{}", '{"card_version": 9}', "[]"):
         (tmp_path / "bad.json").write_text(text)
         assert run("check", good, "--baseline", tmp_path / "bad.json")[0] == 2
+    for key in ("seed_numbers", "losses_at_best_lr"):  # as of a card that was made before it had them
+        (tmp_path / "bad.json").write_text(saved.read_text().replace(key, "others", 1))
+        code, out, _ = run("check", good, "--baseline", tmp_path / "bad.json")
+        assert (code, "does not name the seeds" in out) == (2, True)
     assert run("check", write(tmp_path / "curves", list(cards())), "--baseline", saved)[0] == 2
 
 
@@ -420,3 +611,27 @@ def test_a_card_whose_recipe_no_longer_trains_is_a_regression_of_its_loss(tmp_pa
     code, out, _ = run("check", poor, "--baseline", good)
     assert (code, "no better than a bigram" in out) == (1, True)
     assert run("check", good, "--baseline", poor)[0] == 2
+
+
+def test_other_differences_of_two_cards_are_remarked(tmp_path: Path, run: Run) -> None:
+    good = card_folder(tmp_path / "good", 0.12)
+    facts = {"recipe": "renamed", "parameters": 42_000, "best_lr": 0.01}
+    told = run("check", edited(good, lambda content: content.update(facts)), "--baseline", good)[1]
+    assert "- the recipe is planted in the baseline, renamed now" in told
+    assert "- the model has 41,000 parameters in the baseline, 42,000 now" in told
+    assert "- the best learning rate is 0.03 in the baseline, 0.01 now" in told
+    fewer = edited(good, lambda content: content["tests"].pop(0), "fewer")
+    assert (
+        "- learning-rate tolerance was not compared, since the baseline lacks it"
+        in (run("check", good, "--baseline", fewer)[1])
+    )
+    assert not re.search(r"^- ", run("check", good, "--baseline", good)[1], re.MULTILINE)
+    empty = edited(good, lambda content: content["tests"][0].update(seeds=[], seed_numbers=[]), "empty")
+    assert "learning-rate tolerance" not in changes_of(run("check", empty, "--baseline", good, "--json")[1])
+    assert "no change" in run("check", "--show", empty)[1]
+    damaged = edited(good, lambda content: content["tests"][0].update(passes="much"), "damaged")
+    assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    (damaged / "card.json").write_text("{")
+    assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    alone, other = (card_folder(tmp_path / f"{seed}", 0.12, seeds=(seed,)) for seed in (3, 4))
+    assert f"- {BEST_LOSS} was not compared, for want of seeds" in run("check", other, "--baseline", alone)[1]

@@ -350,7 +350,27 @@ def test_every_form_of_an_empty_result_is_printed_or_refused(
     monkeypatch.chdir(with_little)
     code, form = lab(*command.split()), EMPTY_RESULTS[command]
     out, error = capsys.readouterr()
-    assert (code, out, error.count("\n")) == (2, "", 1) if form == "refused" else (bool(out), error) == (True, "")
+    assert (code, error.count("\n")) == (2, 1) if form == "refused" else (bool(out), error) == (True, "")
+    if form == "refused":
+        assert json.loads(out)["verdict"] == "refused" if "--json" in command else out == ""
     assert code == 0 or "check" in command or form == "refused"
     if form == "json":
         json.loads(out)
+
+
+def test_a_calm_log_is_watched_without_pandas_which_loads_when_it_is_used(tmp_path: Path) -> None:
+    log = tmp_path / "calm.csv"
+    log.write_text("step,loss\n" + "".join(f"{step},{2 + 1 / (step + 1):.4f}\n" for step in range(60)))
+    code = f"""
+import sys
+from lab.cli import lazily
+lazily.import_lazily()
+from lab.__main__ import main
+assert main(["watch", {str(log)!r}]) == 0
+assert "pandas.core" not in sys.modules
+import pandas as pd
+assert pd.DataFrame({{"a": [1]}}).equals(sys.modules["pandas"].DataFrame({{"a": [1]}}))
+assert pd.api.types.is_numeric_dtype(pd.Series([1.0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

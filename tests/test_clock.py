@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from lab.training.loop import StepResult, train
 from lab.training.recorder import Recorder
 from lab.training.step import TrainingState, begin_readings, update_kept
 from sampling import few
-from small import configs, records, untimed
+from small import brief, configs, records, untimed
 
 ARMED = ("model.depth=1", "steps=16", "schedule.warmup=2", "probes.every=4", "response=rewind_and_skip")
 NO_UPDATES = ("model.depth=1", "steps=12", "response=skip_update", "response.start=0")
@@ -88,6 +89,12 @@ def test_going_back_without_skipping_repeats_the_losses() -> None:
     assert ends[0].metrics == ends[1].metrics
     assert ends[0].outcome["rewound_steps"] == 4  # from 10 updates to the snapshot after 6
     assert [event[:3] for event in ends[0].events] == [(6, 6, "rewind")]
+
+
+def test_a_run_that_ends_before_its_neighbour_is_measured_at_its_own_steps_alone() -> None:
+    shared = ("probes.every=1", "probes.names=[train_loss]")
+    for run in records(fleet("seed=0", "seed=1", actions={1: Action(rewind=4)}, shared=shared)):
+        assert [step for step, *_ in run.metrics] == [*range(16)]
 
 
 def test_skipped_batches_are_never_drawn() -> None:
@@ -294,18 +301,58 @@ def test_every_action_is_an_event() -> None:
     ]
 
 
-def test_bursts_spikes_and_endings_are_events() -> None:
-    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30")))
-    watched, losses = control(run), [2.0] * 30 + [6.0, 7.0] + [2.0] * 8
-    for loss in losses:
+def test_a_record_counts_all_that_its_events_tell_of() -> None:
+    """Of a run that goes back, skips batches and leaves out updates more than once, each by other numbers."""
+    made = control(fleet("seed=0"))
+    actions = {9: Action(rewind=4, skip=5), 13: Action(rewind=1), 15: Action(skip=2), 17: Action(rewind=9, skip=3)}
+    for iteration in range(20):
+        made.before_step()
+        made.readings["kept"].fill_(iteration not in (11, 12))
+        made.after_step()
+        if iteration in actions:
+            made.carry_out(0, actions[iteration])
+    (log,) = made.logs
+    rewinds, skips = (
+        [value for *_, name, value, _ in log.events if name == kind] for kind in ("rewind", "skip_batches")
+    )
+    assert len(set(rewinds)) == len(set(skips)) == 3
+    outcome = log.outcome()
+    assert outcome["rewound_steps"] == sum(rewinds)
+    assert outcome["skipped_batches"] == sum(skips) + 2
+    assert made.clock.step_r[0] == 20 - 2 - outcome["rewound_steps"]
+
+
+@pytest.mark.parametrize("response", [(), ("response=rewind_and_skip",)])
+def test_held_out_losses_at_both_ends_are_of_the_whole_text(response: tuple[str, ...]) -> None:
+    shared = ("model.depth=1", "steps=6", "schedule.warmup=2", "probes.every=1", "validation=whole", *response)
+    made = brief(Fleet(configs("seed=0", "seed=1", shared=shared)))
+    slices: list[torch.Tensor] = []
+    loss = made.evaluation.loss
+
+    def kept(*, whole: bool, **how: Any) -> torch.Tensor:
+        slices.extend([] if whole else [loss(whole=False)])
+        return loss(whole=whole, **how)
+
+    made.evaluation.loss = kept  # type: ignore[method-assign]
+    for run, (outcome, metrics, _) in enumerate(records(made)):
+        losses = [value for _, probe, _, value in metrics if probe == "val_loss"]
+        assert [losses[0], losses[-1]] == [outcome["loss_at_init"], outcome["final_val_loss"]]
+        of_slices = [float(loss_r[run]) for loss_r in slices]
+        assert losses[1:-1] == of_slices[-5:-1] if response else losses[1:-1] == of_slices
+        assert not {losses[0], losses[-1]} & {*of_slices}
+
+
+@pytest.mark.parametrize(("after", "end"), [(2.0, (33, "recovered", 7)), (6.5, (40, "stuck", 7))])
+def test_bursts_spikes_and_endings_are_events(after: float, end: tuple[int, str, float]) -> None:
+    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30", "burst.length=3")))
+    watched = control(run)
+    for loss in [2.0] * 30 + [6.0, 7.0, 6.0] + [after] * 7:
         watched.before_step()
         watched.readings["loss"].fill_(loss)
         watched.after_step()
-    assert [(step, kind, value) for step, _, kind, value, _ in watched.logs[0].events] == [
-        (30, "burst", 1),
-        (30, "spike", 6),
-        (32, "recovered", 7),
-    ]
+    events = [(step, kind, value) for step, _, kind, value, _ in watched.logs[0].events]
+    assert events == [(30, "burst", 1), (30, "spike", 6), end]
+    assert watched.logs[0].ending == end[1]
 
 
 @pytest.mark.slow
@@ -337,6 +384,53 @@ def test_a_spike_from_which_training_goes_back_has_recovered() -> None:
     assert [kind for _, _, kind, *_ in made.logs[0].events] == ["recovered", "rewind"]
 
 
+@pytest.mark.parametrize(("skip", "skipped"), [(2, 4), (7, 7)])
+def test_no_batch_comes_twice_where_only_new_ones_may(skip: int, skipped: int) -> None:
+    made = control(fleet("seed=0"))
+    for _ in range(10):
+        made.before_step()
+        made.after_step()
+    made.carry_out(0, Action(rewind=4, skip=skip, only_new=True))
+    assert made.clock.at(0) == (6, 6 + skipped)
+    assert made.logs[0].skipped_batches == skipped
+
+
+def test_a_factor_of_the_learning_rate_is_noted_where_it_changes() -> None:
+    made = control(fleet("seed=0"))
+    for factor in (0.5, 0.5, 0.25):
+        made.carry_out(0, Action(lr_factor=factor))
+    assert [(kind, value) for _, _, kind, value, _ in made.logs[0].events] == [("lr_factor", 0.5), ("lr_factor", 0.25)]
+
+
+def test_the_loss_of_an_update_left_out_counts_unless_it_overflowed() -> None:
+    made = control(fleet("seed=0"))
+    for kept, loss in ((1, 3.0), (0, 4.0), (0, math.inf), (1, 5.0)):
+        made.readings["kept"].fill_(kept)
+        made.readings["loss"].fill_(loss)
+        made.after_step()
+    assert made.logs[0].losses == [3.0, 4.0, 5.0]
+
+
+def test_a_resumed_run_compares_its_next_loss_with_what_was_usual() -> None:
+    shared = ("model.depth=1", "steps=12", "response=soft_lr_guard")
+    before, resumed = (control(Fleet(configs("seed=0", "seed=1", shared=shared))) for _ in range(2))
+    for loss in (3.0, 2.0):
+        before.before_step()
+        before.readings["loss"].copy_(torch.tensor([loss, 2 * loss]))
+        before.after_step()
+    resumed.restore(before.state())
+    usual_loss_r = resumed.readings["usual_loss"]
+    assert torch.equal(usual_loss_r, before.readings["usual_loss"])
+    assert 0 < usual_loss_r[0] < usual_loss_r[1] < math.inf
+
+
+def test_a_resumed_run_took_the_seconds_before_too() -> None:
+    recorder = Recorder(fleet("seed=0"))
+    recorder.keep(StepResult(0, 0, {}, torch.tensor([5.0])))
+    recorder.restore({**recorder.state(), "seconds": 1000.0})
+    assert recorder.runs()[0].outcome["wall_seconds"] >= 1000
+
+
 def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
     readings = begin_readings(1, torch.device("cpu"))
     state = TrainingState({}, {}, torch.zeros(1), readings, ())
@@ -349,3 +443,17 @@ def test_a_run_stalls_after_a_hundred_updates_left_out_in_a_row() -> None:
     made.after_step()
     assert made.has_ended
     assert made.logs[0].ending == "stalled"
+
+
+def test_a_run_stalls_after_twenty_overflows_at_the_floor_of_its_loss_scale() -> None:
+    readings = begin_readings(1, torch.device("cpu"))
+    state = TrainingState({}, {}, torch.zeros(1), readings, ())
+    made = Control(configs("seed=0", shared=("steps=300", "response=skip_update")), state, lambda run, name: None)
+    readings["kept"].fill_(0)
+    endings = []
+    for overflows in range(1, 21):
+        readings["at_floor"].fill_(overflows)
+        made.after_step()
+        endings.append(made.logs[0].ending)
+    assert endings == ["none"] * 19 + ["stalled"]
+    assert made.has_ended

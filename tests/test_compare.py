@@ -148,12 +148,44 @@ def test_a_status_tells_what_is_there_failed_running_and_missing(
     assert "step 100 of 400, and no sign for 1:00:00: killed, or cut off from this folder" in output
 
 
+@pytest.mark.parametrize(
+    ("verdict", "silence", "running", "missing"), [(None, 0, 2, 2), (None, 61, 0, 4), ("done", 0, 0, 4)]
+)
+def test_a_fleet_runs_from_its_first_sign_to_its_end_unless_it_falls_silent(
+    verdict: str | None, silence: float, running: int, missing: int, tmp_path: Path
+) -> None:
+    place, (plan, *names) = under_way(tmp_path)
+    plans.write_progress(place, plan, 1, plans.read_progress(place, plan)[1]._replace(verdict=verdict))
+    path = place / "plans" / f"{plan}.progress" / "1"
+    os.utime(path, (time.time() - silence, time.time() - silence))
+    status = read_status(place)
+    assert (status.finished, status.failed, status.running, status.missing) == (1, 1, running, missing)
+    assert [fleet.runs for fleet in status.fleets] == [] if verdict else [names[2:4]]
+
+
 def test_a_failed_run_that_trains_again_is_running(tmp_path: Path) -> None:
     place, (plan, *_) = under_way(tmp_path)
     plans.write_progress(place, plan, 0, plans.read_progress(place, plan)[1])
     status = read_status(place)
     assert (status.finished, status.failed, status.running, status.missing) == (1, 0, 3, 2)
     assert status.reasons == {}
+
+
+def test_a_fleet_that_ended_or_fell_silent_is_not_running_whatever_it_left(tmp_path: Path) -> None:
+    place, (plan, *names) = under_way(tmp_path)
+    at_work = plans.read_progress(place, plan)[1]
+    plans.write_progress(place, plan, 1, at_work._replace(verdict="2 diverged"))
+    status = read_status(place)
+    assert (status.finished, status.failed, status.running, status.missing) == (1, 1, 0, 4)
+    assert status.fleets == []
+    assert sum(status.reasons.values()) == 1
+    plans.write_progress(place, plan, 0, at_work)
+    killed = place / "plans" / f"{plan}.progress" / "0"
+    for silent, running in ((59, 1), (61, 0), (3600, 0)):
+        os.utime(killed, (time.time() - silent, time.time() - silent))
+        status = read_status(place)
+        assert (status.running, status.failed, status.missing) == (running, 1 - running, 4)
+        assert [fleet.runs for fleet in status.fleets] == [names[:1]]
 
 
 def test_a_status_counts_the_runs_of_a_folder(tmp_path: Path, output_of: OutputOf) -> None:

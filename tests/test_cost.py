@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lab import Fleet, RunConfig
+from lab import Fleet
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.records import plans
 from lab.sweeping import dry_run, job
 from lab.sweeping.capacity import ENOUGH_ON_CPU, Host, bytes_asked, bytes_per_run, check_fits, measure_host, most_runs
 from lab.sweeping.dry_run import Cost, try_fleet
-from lab.sweeping.planner import points
+from lab.sweeping.planner import Point, points
 from lab.training.evaluation import PASS_TOKENS, VALIDATION_TOKENS, Evaluation
 from lab.training.loop import train
 from small import configs, tree
@@ -103,7 +103,7 @@ def test_tensors_take_what_was_counted(shape: str) -> None:
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="that device is here")
 def test_a_device_that_is_not_here_is_said_to_be_the_trouble() -> None:
     with pytest.raises(RequestError, match="cannot be tried here: device=mps is not available"):
-        try_fleet(configs("device=mps"), [None])
+        try_fleet(points([tree("device=mps")]), [None])
 
 
 def take(folder: Path, plan: str, answer: Connection) -> None:
@@ -124,7 +124,7 @@ def test_a_job_takes_the_memory_its_trial_took(tmp_path: Path) -> None:
     theirs.close()
     taken = ours.recv()
     process.join()
-    tried = try_fleet([point.config for point in fleet], [None])
+    tried = try_fleet(fleet, [None])
     assert tried
     assert tried.own + tried.shared == pytest.approx(taken, rel=0.3)
     assert tried.own > 2.5 * bytes_per_run(fleet[0].config)  # the twin that must differ: not of an empty process
@@ -140,7 +140,7 @@ def test_a_run_that_no_memory_holds_is_refused_after_its_trial() -> None:
 def test_of_a_fleet_that_no_memory_holds_a_half_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, tried = points([tree(f"seed={seed}") for seed in range(4)]), list[int]()
 
-    def attempt(fleet: Sequence[RunConfig], slots: Sequence[str | None]) -> Cost | None:
+    def attempt(fleet: Sequence[Point], slots: Sequence[str | None], register: object) -> Cost | None:
         tried.append(len(fleet))
         return Cost(60.0, 0.0, GIGABYTE, GIGABYTE) if len(fleet) == 1 else None
 
@@ -180,7 +180,7 @@ def test_the_largest_fleet_stands_for_all(at_once: int, monkeypatch: pytest.Monk
     """One run takes a minute to train, half a minute to start, and 1 GB besides the 1 GB that processes share."""
     asked, tried = points([tree(f"seed={seed}") for seed in range(5)]), list[tuple[int, int]]()
 
-    def attempt(fleet: Sequence[RunConfig], slots: Sequence[str | None]) -> Cost:
+    def attempt(fleet: Sequence[Point], slots: Sequence[str | None], register: object) -> Cost:
         tried.append((len(fleet), len(slots)))
         return Cost(60.0 * len(fleet), 30.0, GIGABYTE * len(fleet), GIGABYTE)
 

@@ -22,7 +22,7 @@ from lab.analysis.curves import name_arms
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS, MODELS
 from lab.model.custom import check_custom_model
-from lab.training.building import check_custom
+from lab.training.building import check_own_code
 from lab.training.identity import columns, run_id, static_key
 from sampling import few
 from small import configs, trained, tree
@@ -385,6 +385,8 @@ def test_a_module_with_nothing_amiss_passes(make: Callable[[], nn.Module]) -> No
 
 
 def test_a_request_is_rehearsed_at_its_own_length() -> None:
-    check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH}"))[0])
-    with pytest.raises(RequestError, match="custom model own fails: RuntimeError: The size of tensor a"):
-        check_custom(configs("", shared=(*PLAIN, f"seq_len={LENGTH + 1}"))[0])
+    check_own_code(configs("", shared=(*PLAIN, f"seq_len={LENGTH}"))[0])
+    with pytest.raises(
+        RequestError, match=r"custom model own fails at .*test_custom_models.py:\d+: RuntimeError: The size"
+    ):
+        check_own_code(configs("", shared=(*PLAIN, f"seq_len={LENGTH + 1}"))[0])

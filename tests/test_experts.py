@@ -16,10 +16,11 @@ from lab import Fleet, Predictions
 from lab.analysis.curves import idle_parameters
 from lab.core.distributed import copy_whole
 from lab.core.errors import RequestError
-from lab.core.hooks import collecting
+from lab.core.hooks import HookPoint, collecting
 from lab.core.registry import PROBES
 from lab.core.routing import Routing, gates, route, variation, within_capacity
-from lab.interventions.experts import learn_from_routes
+from lab.interventions.experts import begin_routing, learn_from_routes, routing_with
+from lab.model.config import ModelConfig
 from lab.model.loss import IGNORED, losses
 from lab.records import store
 from lab.sweeping.cautions import find_cautions
@@ -157,7 +158,14 @@ def test_capacity_drops_later_routes(places: int, dropped: float) -> None:
 
 @pytest.mark.parametrize(("factor", "places"), [(1, 2), (1.25, 3), (2, 4)])
 def test_capacity_is_a_multiple_of_the_fair_share(factor: float, places: int) -> None:
-    assert math.ceil(factor * intervention("experts", number=4, capacity=factor).fair_share(8)) == places
+    """Places are whole: a part of one is one."""
+    router = intervention("experts", number=4, capacity=factor).attach(
+        HookPoint("mlp_gate", "block0"), 1, ModelConfig("", 8, 2, 8)
+    )
+    with torch.no_grad():
+        router.weight.zero_()  # all eight tokens to the first expert
+        passed_rbtm = router(torch.ones(1, 1, 8, 4), torch.ones(1, 1, 8, 8))
+    assert passed_rbtm.ne(0).sum() == places
 
 
 @pytest.mark.parametrize("logits", [(16.05, 16.0), (8.02, 8.0)])
@@ -298,6 +306,30 @@ def test_jitter_and_bias_learn_from_training_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in fleet.state.links["router"].items())
     fleet.step(0)
     assert [name for name, tensor in fleet.state.links["router"].items() if torch.equal(tensor, before[name])] == []
+
+
+def test_no_jitter_reaches_the_held_out_loss() -> None:
+    noisy, plain = (Fleet(configs(f"intervention.experts.jitter={size}", shared=MIXED)) for size in (0.9, 0))
+    assert torch.equal(noisy.evaluation.loss(whole=False), plain.evaluation.loss(whole=False))
+
+
+def test_jitter_spreads_the_input_of_a_router_evenly_within_its_bounds() -> None:
+    """Anew for each run, each block and each update."""
+    change, blocks = intervention("experts", number=8, jitter=0.25), ["block0", "block1"]
+    kept, factors = begin_routing({"experts": change}, blocks, [1, 2], torch.zeros(1), with_load=False), []
+    for where in blocks * 2:
+        router = change.attach(HookPoint("mlp_gate", where), 2, ModelConfig("", 8, 2, 8))
+        with torch.no_grad(), routing_with(kept, is_training=True), collecting("router") as routes:
+            router.weight.copy_(torch.eye(8))
+            router(torch.ones(2, 4, 50, 8 * 32), torch.ones(2, 4, 50, 8))
+        factors += routes[where].logits_rbte
+        if where == blocks[-1]:
+            learn_from_routes(kept, {}, {})
+    for factor_bte in factors:
+        assert 0.75 <= factor_bte.min() < 0.76
+        assert 1.24 < factor_bte.max() <= 1.25
+        assert factor_bte.mean().item() == pytest.approx(1, abs=0.02)
+    assert torch.corrcoef(torch.stack(factors).flatten(1)).triu(1).abs().max() < 0.1
 
 
 @pytest.mark.slow

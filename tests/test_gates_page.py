@@ -18,7 +18,7 @@ from test_stress import card, planted, valley
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "gates.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"```sh\n([^`]*)\n```\n\n```json\n([^`]*)```", PAGE)
-CODES = {"predict": 0, "check": 0, "watch": 1}  # the log that is watched has a spike
+CODES = {"stress": 0, "predict": 0, "check": 0, "watch": 1}  # the log that is watched has a spike
 
 
 def is_in(shown: Any, printed: Any) -> bool:
@@ -53,6 +53,7 @@ OUTPUTS = {
     "lab check results/quickstart --baseline results/quickstart --json": ("check", 0),
     "lab claims --json": ("verdicts", 0),
     "lab watch docs/tables/their_run.log --json": ("alarms", 1),
+    "lab predict results/smoke --json": ("refusal", 2),
 }
 
 
@@ -84,7 +85,7 @@ def test_cards_are_what_the_schema_says() -> None:
 
 def test_every_output_of_the_schema_is_on_the_page() -> None:
     outputs = {entry["$ref"].rpartition("/")[2] for entry in SCHEMA["anyOf"]}
-    assert outputs == {name for name, _ in OUTPUTS.values()} | {"card", "pair"}
+    assert outputs == {name for name, _ in OUTPUTS.values()} | {"card", "pair", "selftest"}
     assert all(f"`{name}`" in PAGE for name in outputs)
 
 

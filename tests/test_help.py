@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -38,6 +39,27 @@ def test_help_is_a_word_as_well(capsys: pytest.CaptureFixture[str], output_of: O
     assert said(capsys, "help") == said(capsys, "--help")
     assert said(capsys, "help", "status") == said(capsys, "status", "--help") == said(capsys, "status", "-h")
     assert "nearest: status" in output_of("help", "stats", code=2)
+
+
+def test_help_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in usage.COMMANDS.keys() - {"sweep", "train"}:
+        example = shlex.split(usage.COMMANDS[word].example)
+        for words in (["--help", word], [word, "-h", *example], [word, *example, "--help"], [word, "--json", "--help"]):
+            assert said(capsys, *words) == usage.command_help(word) + "\n"
+    for words in (["sweep", "--help"], ["sweep", "seed=1", "--help"]):
+        assert said(capsys, *words) == usage.command_help("sweep") + "\n"
+    assert said(capsys, "sweep", "-h", "smoke", "seed=7") == said(capsys, "sweep", "smoke", "seed=7", "--help")
+    assert "  seed: 7" in said(capsys, "train", "--help", "seed=7").splitlines()
+
+
+def test_every_command_that_answers_in_json_refuses_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, command in usage.COMMANDS.items():
+        if "--json" in command.parsed_options:
+            assert main([word, "--bogus", "--json"]) == 2
+            out, error = capsys.readouterr()
+            assert json.loads(out) == {"verdict": "refused", "reasons": [error.strip().removeprefix("lab: ")]}
+            assert main([word, "--bogus"]) == 2
+            assert capsys.readouterr().out == ""
 
 
 def test_an_example_is_read_by_the_parser_of_its_command() -> None:

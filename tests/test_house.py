@@ -27,6 +27,7 @@ PACKAGES: dict[str, set[str]] = {
     "probes": {"core"},
     "interventions": {"core", "model"},
     "responses": {"core"},
+    "recording": {"core", "model", "probes"},
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
     "studies": {"core", "records", "analysis"},
@@ -43,7 +44,7 @@ ANALYSIS_FLOORS = [
     {"curves", "logit_rounding", "rendering"},
     {"sensitivity", "grouping"},
     {"drawing", "events"},
-    {"forecast", "judging", "guard"},
+    {"forecast", "judging", "guard", "recordings"},
     {"contrasts"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.

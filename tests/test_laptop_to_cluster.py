@@ -46,7 +46,7 @@ def test_each_command_is_understood(words: list[str], tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     Plugins.instance()
     monkeypatch.setattr("lab.core.machine.visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr("lab.sweeping.dry_run.try_fleet", lambda fleet, slots: Cost(1.0, 1.0, 1e9, 1e9))
+    monkeypatch.setattr("lab.sweeping.dry_run.try_fleet", lambda fleet, slots, register: Cost(1.0, 1.0, 1e9, 1e9))
     dry = [*words, *TOY, "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["lab", *dry])
     assert main(dry) == 0

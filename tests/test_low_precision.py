@@ -199,6 +199,34 @@ def test_all_three_products_round_their_operands(precision: str, gradients: str)
         assert (one - twin).abs().max() > 1e-2
 
 
+def in_nvfp4(x: Tensor, axis: int, *, squares: bool = False) -> Tensor:
+    """NVFP4 in blocks of 16 along an axis, or in squares along both; they are multiples of 16."""
+    blocks, along = split(x, axis, 16), (axis,)
+    if squares:
+        blocks, along = split(split(x, -1, 16), -3, 16), (-1, -3)
+    of_tensor = x.abs().amax((1, 2)).view(-1, *[1] * (blocks.ndim - 1))
+    return nv_blocks(blocks, nv_scales(blocks.abs().amax(along, keepdim=True), of_tensor)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_all_three_products_round_their_operands_in_nvfp4(has_weight: bool) -> None:
+    """A weight in squares, alike for both products; the gradient of a weight is that of mixed tokens, for outliers."""
+    draws = torch.Generator().manual_seed(4)
+    a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((64, 32), (32, 48), (64, 48)))
+    a[:, 5] *= 100
+    leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
+    ours = low_precision.low_precision_product(*leaves, made("nvfp4"), has_weight=has_weight)
+    rounded_b = [in_nvfp4(b, axis, squares=has_weight) for axis in (-2, -1)]
+    mix = hadamard if has_weight else lambda x: x
+    theirs = [
+        in_nvfp4(a, -1) @ rounded_b[0],
+        in_nvfp4(upstream, -1) @ rounded_b[1].mT,
+        in_nvfp4(mix(a), -2).mT @ in_nvfp4(mix(upstream), -2),
+    ]
+    for one, reference in zip([ours, *torch.autograd.grad(ours, leaves, upstream)], theirs, strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("precision", ["mxfp4", "nvfp4"])
 def test_fp4_is_near_the_product(precision: str) -> None:
     draws = torch.Generator().manual_seed(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import forecast, from_frame
-from lab.analysis.forecast import sizes
+from lab.analysis.forecast import at_size, optimum, sizes
+from lab.analysis.forecast.forecasts import GRADIENT, LOGIT
 from lab.analysis.sensitivity import WINDOW, Window
+from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
+from lab.studies.numbers.limits import read_limits
 from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)
@@ -109,6 +113,27 @@ def test_lab_predict_says_what_it_foretells_and_how_well(
     assert not (out / "figures").exists()
 
 
+def test_the_rate_from_which_public_runs_fail_stands_beside_a_forecast_of_the_same(output_of: OutputOf) -> None:
+    results = Path(__file__).parents[1] / "results"
+    text, rows = (output_of("predict", results / "logit_growth", "--size", "7B", *more) for more in ([], ["--json"]))
+    public = read_limits()["failing_lr"].at({"params": 7e9})
+    assert f"{public.middle:.3g} ({public.earliest:.3g} to {public.latest:.3g})" in " ".join(text.split())
+    said = {row["quantity"]: row["public_runs_fail_from_lr"]["value"] for row in json.loads(rows)}
+    assert said == {LOGIT.name: public.middle, GRADIENT.name: None}  # a gradient below epsilon is another failure
+
+
+def test_the_same_stands_beside_the_eta_div_of_a_table_and_nowhere_without_one() -> None:
+    def lines(frame: pd.DataFrame) -> str:
+        found = at_size.forecasts_at(from_frame(frame, initial_loss=9).records, 1e9, None)
+        return " ".join(
+            at_size.lines_of(found, 1e9, None, 120, LEARNING_RATE, read_limits()["failing_lr"].at({"params": 1e9}))
+        )
+
+    assert "Public runs" in lines(table())
+    calm = table()
+    assert "Public runs" not in lines(calm[calm["loss"].notna()])
+
+
 def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None:
     with pytest.raises(RequestError, match="no arm has a value at 3 sizes") as refusal:
         forecast.say(from_frame(table(which=SIZES[:1]), initial_loss=9).records)
@@ -130,3 +155,135 @@ def test_a_window_is_for_runs_of_a_table(options: list[str], output_of: OutputOf
     assert "--window goes with runs imported from a table" in output_of(
         "predict", quickstart, "--window", "1e-4", "1e-2", *options, code=2
     )
+
+
+def curves(**arms: dict[int, dict[float, float]]) -> pd.DataFrame:
+    """A run for each loss, by arm, size and learning rate."""
+    rows = [
+        {"arm": arm, "params": size, "lr": lr, "loss": loss}
+        for arm, sizes_of in arms.items()
+        for size, losses in sizes_of.items()
+        for lr, loss in losses.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+SMALL = {0.0005: 3.52, 0.001: 3.43, 0.002: 3.38, 0.004: 3.4}  # the best lies at 0.0023
+
+
+@pytest.mark.parametrize(
+    ("large", "cost"),
+    [
+        ({0.00025: 2.83, 0.0005: 2.79, 0.001: 2.81, 0.004: math.nan}, "unknown"),  # beside a run that diverged
+        ({0.00025: 2.83, 0.0005: 2.79, 0.001: 2.81, 0.004: 7.3}, "unknown"),  # beside a plateau
+        ({0.00025: 2.83, 0.0005: 2.79, 0.001: 2.81}, "unknown"),  # beyond what ran
+        ({0.00025: 2.83, 0.0005: 2.79, 0.001: 2.81, 0.004: 2.95}, "0.105"),
+        ({0.00025: 2.83, 0.0005: 2.79, 0.001: 2.81, 0.002: 2.85, 0.004: 2.9, 0.008: math.nan}, "0.071"),
+    ],
+)
+def test_a_cost_is_read_between_runs_that_trained(large: dict[float, float], cost: str) -> None:
+    frame = curves(a={1_000_000: SMALL, 16_000_000: large})
+    (row,) = optimum.transfer_table(from_frame(frame, initial_loss=8).points).to_dict("records")
+    assert row["cost"] == cost
+    assert row["n"] == (cost != "unknown")
+
+
+def test_a_learning_rate_that_ran_costs_what_it_did_however_steep_the_curve_is() -> None:
+    small = {0.001: 3.5, 0.01: 3.4, 0.1: 3.5}  # a parabola about 0.01
+    large = {0.0001: 3.2, 0.001: 3.0, 0.01: 3.9, 0.1: 7.0}
+    (row,) = optimum.transfer_table(from_frame(curves(a={10**6: small, 10**7: large})).points).to_dict("records")
+    assert row["cost"] == "0.900"
+
+
+def test_arms_that_differ_in_their_largest_size_share_a_table() -> None:
+    parabola = {0.001: 4.0, 0.01: 3.0, 0.1: 4.0}
+    frame = curves(
+        a=dict.fromkeys((10**6, 2 * 10**6, 4 * 10**6), parabola), b=dict.fromkeys((10**6, 10**7, 10**8), parabola)
+    )
+    lines = sizes.say(from_frame(frame).records, WINDOW, 200)
+    head, first, second = lines[1:4]
+    assert head.split()[3:7] == ["largest", "error", "at", "it"]
+    assert ("4M" in first, "100M" in second) == (True, True)
+    assert len({len(line.split("  ")) for line in (head, first, second)} | {1}) > 1
+    assert "nan" not in "\n".join(lines)
+
+
+ODD: dict[str, pd.DataFrame] = {
+    "no learning rate": pd.DataFrame({"arm": [*"abc"], "params": [1, 10, 100], "loss": [3.0, 2.9, 2.8]}),
+    "one run": pd.DataFrame({"lr": [0.1], "loss": [3.0]}),
+    "equal losses": pd.DataFrame({"lr": [0.1, 0.2, 0.3] * 3, "params": np.repeat([1, 10, 100], 3), "loss": 3.0}),
+    "all diverged": pd.DataFrame({"lr": [0.1, 0.2, 0.3] * 3, "params": np.repeat([1, 10, 100], 3), "loss": math.nan}),
+    "zero on the axis": pd.DataFrame(
+        {"wd": [0, 0.1, 0.2] * 3, "size": np.repeat([1, 10, 100], 3), "loss": [3.1, 3, 3.2] * 3}
+    ),
+    "named as a probe": curves(a=dict.fromkeys((10**6, 10**7, 10**8), SMALL)).assign(noise_scale=range(12)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_forecast_of_odd_tables_is_made_or_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ODD[name].to_csv(tmp_path / "a.csv", index=False)
+    options = ["--initial-loss", "9", *(["--axis", "wd"] if "axis" in name else [])]
+    assert main(["import", str(tmp_path / "a.csv"), f"out={tmp_path / 'out'}", *options]) == 0
+    for words in ([], ["--size", "7B"], ["--size", "7B", "--lr", "1e-3"], ["--json"]):
+        assert main(["predict", str(tmp_path / "out"), *words]) in (0, 2)
+    assert "fault of the lab" not in capsys.readouterr().err
+
+
+def law(**numbers: tuple[float, ...]) -> str:
+    """The law of curves in which these numbers vary together, place by place; the optimum falls with the first."""
+    curves_of = pd.DataFrame(numbers).assign(best=lambda runs: -2 - 0.3 * np.log10(runs.iloc[:, 0] / 1e8))
+    frame = curves_of.merge(pd.DataFrame({"place": np.arange(-5, 1, 0.5)}), how="cross")
+    frame = frame.assign(lr=10 ** frame["place"], loss=3 + (frame["place"] - frame["best"]) ** 2)
+    read = from_frame(frame.drop(columns=["place", "best"]))
+    found = optimum.fit_laws(read.records, read.points)
+    return found[0].text if found else ""
+
+
+TOKENS = tuple(tokens for tokens in (1e9, 4e9, 16e9) for _ in range(3))
+BATCH = (32, 128, 512) * 3
+
+
+def test_a_number_that_follows_from_others_has_no_exponent_and_is_named() -> None:
+    steps = tuple(round(tokens / batch / 2048) for tokens, batch in zip(TOKENS, BATCH, strict=True))
+    found = law(tokens=TOKENS, bs=BATCH, steps=steps)
+    assert "tokens^-0.30 [-0.30, -0.30]" in found
+    assert re.search(r"\bbs\^-?0\.00 ", found)
+    assert found.endswith("no exponent of its own: steps (from bs and tokens)")
+
+
+def test_numbers_that_are_nearly_collinear_are_found_at_a_sensible_tolerance() -> None:
+    """Within rounding or a few per cent the last of them is left out; what varies by itself stays."""
+    size = (1e8, 2e8, 4e8, 8e8, 16e8, 32e8)
+    for noise, is_left_out in ((1e-9, True), (1e-3, True), (0.02, True), (0.6, False)):
+        tokens = tuple(20 * n * (1 + noise * (-1) ** k) for k, n in enumerate(size))
+        batch = (32, 64, 64, 32, 32, 64)
+        found = law(flops=tuple(6 * n for n in size), tokens=tokens, bs=batch)
+        assert ("tokens^" not in found) == is_left_out, (noise, found)
+        assert ("no exponent of its own: tokens (from flops)" in found) == is_left_out
+        assert "bs^" in found
+
+
+def test_where_one_number_alone_varies_by_itself_there_is_no_law_and_it_is_said() -> None:
+    size = tuple(2.0**k * 1e8 for k in range(6))
+    found = law(flops=size, tokens=tuple(20 * n * (1 + 0.01 * (-1) ** k) for k, n in enumerate(size)))
+    assert found == "none, since only flops varies by itself; no exponent of its own: tokens (from flops)"
+
+
+def test_a_number_is_called_as_its_column_whatever_that_is() -> None:
+    """A column that is called as one of the curves is not taken for it."""
+    found = law(capped=(1e8, 2e8, 4e8, 8e8) * 2, curve=(1, 1, 1, 1, 10, 10, 10, 10))
+    assert re.search(r"capped\^-0\.30 .*curve\^-?0\.00 ", found)
+
+
+def test_long_lists_of_arms_are_cut() -> None:
+    parabola = {0.001: 3.1, 0.01: 3.0, 0.1: 3.1}
+    arms = {f"an arm with a long name, {number}": {10**6: parabola, 10**7: parabola} for number in range(40)}
+    lines = sizes.say(
+        from_frame(pd.concat([curves(**arms), curves(z=dict.fromkeys((1, 10, 100), parabola))])).records, WINDOW, 9999
+    )
+    cut = [line for line in lines if line.startswith("No forecast, since")]
+    assert {line.rpartition(" and ")[2] for line in cut} == {"32 more.", "33 more."}
+    assert max(map(len, cut)) < 500

@@ -20,6 +20,15 @@ from lab.interventions.loss_terms import ZLoss
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
 from lab.optim.links import Now
+from lab.probes.formats import (
+    block_overflow_fp16,
+    block_overflow_mx,
+    block_underflow_e4m3,
+    block_underflow_mx,
+    grad_underflow_e4m3,
+    grad_underflow_fp16,
+    grad_underflow_mx,
+)
 from lab.probes.listener import Listener, ProbesConfig, probe
 from lab.probes.updates import HeldOutLoss
 from pieces import intervention, model, optimizer, tokens, weights_of
@@ -100,6 +109,7 @@ class Told:
     gradients: dict[str, Tensor]
     clipped: dict[str, Tensor]
     direction: dict[str, Tensor]
+    second: dict[str, Tensor]
     held_out: dict[str, Tensor]
     curvature: Tensor
 
@@ -121,12 +131,12 @@ def by_hand(run: int) -> Told:
         gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
         norm = math.sqrt(sum(float((g * g).sum()) for g in gradients.values()))
         clipped = {name: g * min(1.0, CLIPS[run] / norm) for name, g in gradients.items()}
-        direction = {}
+        direction, second = {}, {}
         for name, g in clipped.items():
             mean[name] = BETA1 * mean[name] + (1 - BETA1) * g
             square[name] = BETA2 * square[name] + (1 - BETA2) * g * g
             m, v = mean[name] / (1 - BETA1 ** (step + 1)), square[name] / (1 - BETA2 ** (step + 1))
-            direction[name] = m / (v.sqrt() + EPS[run])
+            direction[name], second[name] = m / (v.sqrt() + EPS[run]), v
         held_out = held_out_gradients(weights)
         steps = {name: 0.5 * LR * each for name, each in direction.items()}
         after = held_out_gradients({name: weight - steps[name] for name, weight in weights.items()})
@@ -134,7 +144,7 @@ def by_hand(run: int) -> Told:
         curvature = bend / sum((step * mean[name]).sum() for name, step in steps.items()) / 38
         before = weights
         weights = {name: w - 0.5 * (LR * direction[name] + DECAY * w) for name, w in weights.items()}
-    return Told(seen, rows[:, 1:], bare, before, gradients, clipped, direction, held_out, curvature)
+    return Told(seen, rows[:, 1:], bare, before, gradients, clipped, direction, second, held_out, curvature)
 
 
 def held_out_gradients(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,6 +202,38 @@ def by_block(measure: Callable[..., Tensor], *seen: list[Tensor]) -> dict[str, T
     return dict(zip(BLOCKS, map(measure, *seen), strict=True))
 
 
+def below(numbers: dict[str, Tensor], limit: Callable[[str], Tensor | float]) -> dict[str, Tensor]:
+    return {name: (x.abs() < limit(name)).double().mean() for name, x in numbers.items()}
+
+
+def underflow(x: Tensor, fmt: str) -> Tensor:
+    """Entries nearer to zero than to the smallest number of a format, halves to zero."""
+    x = x.detach().float().reshape(-1, x.shape[-1])
+    if fmt == "mx":  # blocks of 32, a shorter row being one block
+        scale = torch.cat(
+            [2.0 ** (b.abs().amax(-1, keepdim=True).log2().floor() - 8).expand_as(b) for b in x.split(32, -1)], -1
+        )
+    else:
+        scale = x.abs().max() / 448 if fmt == "e4m3" else torch.tensor(2.0**-15)
+    return ((x != 0) & (x.abs() <= scale * 2.0**-10)).double().mean()
+
+
+def mx_overflow(x: Tensor) -> Tensor:
+    """Entries of a block of 32 that are 464 times its scale or more, 15 of 16 parts of the next power of two."""
+    x = x.detach().float().reshape(-1, x.shape[-1])
+    scale = 2.0 ** (x.abs().amax(-1, keepdim=True).log2().floor() - 8)
+    return (x.abs() >= 464 * scale).double().mean()
+
+
+def ranks(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: (w**2).sum() / torch.linalg.matrix_norm(w, 2) ** 2 for n, w in weights.items() if w.ndim == 2}
+
+
+def spectral_entropy(query_do: Tensor, key_do: Tensor) -> Tensor:
+    energy = torch.linalg.eigvalsh((query_do @ key_do.T) @ (query_do @ key_do.T).T).clamp(min=1e-300)
+    return -(energy / energy.sum() * (energy / energy.sum()).log()).sum()
+
+
 # What each probe should say of one run, by where.
 FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "train_loss": lambda told, run: {"": told.cross_entropy},
@@ -207,6 +249,26 @@ FORMULAS: dict[str, Callable[[Told, int], dict[str, Tensor]]] = {
     "key_norm": lambda told, run: by_block(mean_norm, told.seen.keys),
     "query_key_cosine": lambda told, run: by_block(cosine, told.seen.queries, told.seen.keys),
     "block_rms": lambda told, run: dict(zip(BLOCKS, map(rms, told.seen.outputs), strict=True)),
+    "block_kurtosis": lambda told, run: by_block(lambda x: (x**4).mean() / (x**2).mean() ** 2, told.seen.outputs),
+    "block_underflow_e4m3": lambda told, run: by_block(lambda x: underflow(x, "e4m3"), told.seen.outputs),
+    "block_underflow_mx": lambda told, run: by_block(lambda x: underflow(x, "mx"), told.seen.outputs),
+    "block_overflow_fp16": lambda told, run: by_block(lambda x: (x.abs() > 65519).double().mean(), told.seen.outputs),
+    "block_overflow_mx": lambda told, run: by_block(mx_overflow, told.seen.outputs),
+    **{
+        f"grad_underflow_{fmt}": lambda told, run, fmt=fmt: {n: underflow(g, fmt) for n, g in told.clipped.items()}
+        for fmt in ("fp16", "e4m3", "mx")
+    },
+    "grad_below_eps": lambda told, run: below(told.clipped, lambda name: EPS[run]),
+    "moment_ratio": lambda told, run: {
+        n: rms(torch.where(told.second[n] > 0, g / told.second[n].sqrt(), 0.0)) for n, g in told.clipped.items()
+    },
+    "moment_outliers": lambda told, run: {
+        n: (g**2 > 9 * told.second[n]).double().mean() for n, g in told.clipped.items()
+    },
+    "stable_rank": lambda told, run: ranks(told.weights),
+    "query_key_entropy": lambda told, run: {
+        b: spectral_entropy(told.weights[f"{b}.attention.query"], told.weights[f"{b}.attention.key"]) for b in BLOCKS
+    },
     "grad_norm": lambda told, run: {"": norm_of(told.gradients)},
     "grad_norm_clipped": lambda told, run: {"": norm_of(told.clipped)},
     "grad_rms": lambda told, run: {name: rms(g) for name, g in told.clipped.items()},
@@ -331,6 +393,23 @@ def test_entropy_of_even_attention() -> None:
     value_r = Steps(names=("attention_entropy",), changes={}, spoil=silence).run(1)[1][0]["attention_entropy", "block1"]
     even = sum(math.log(t + 1) for t in range(length)) / length
     assert value_r.tolist() == pytest.approx([even] * 3, rel=1e-12)
+
+
+def test_what_formats_would_lose_of_planted_numbers() -> None:
+    """A quarter of the entries of the first run are too small or too large for a format, none of the second."""
+    wide = torch.ones(2, 4, 32)
+    wide[0, 0] = 2.0**-26  # below half of the smallest number of fp16, and 2**-18 of the largest
+    for fmt in (grad_underflow_fp16, grad_underflow_e4m3):
+        assert fmt({"w": wide})["w"].tolist() == [0.25, 0.0]
+    assert grad_underflow_mx({"w": wide})["w"].tolist() == [0.0, 0.0]  # alone in its block, it has a scale of its own
+    mixed = wide.clone()
+    mixed[0, :, ::4] = 2.0**-19
+    assert block_underflow_mx(mixed)[0].item() == pytest.approx(0.25 * 3 / 4)
+    assert block_underflow_e4m3(mixed)[0].item() == pytest.approx(0.25 + 0.25 * 3 / 4)
+    wide[0, 0] = 65520.0
+    assert block_overflow_fp16(wide).tolist() == [0.25, 0.0]
+    wide[0, 1, :8], wide[0, 1, 8:] = 1.9, 1.7  # of 2, at most 1.75 fits and up to 1.8125 rounds to it
+    assert block_overflow_mx(wide).tolist() == [0.25 + 0.25 / 4, 0.0]
 
 
 def test_when_probes_fire() -> None:

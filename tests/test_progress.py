@@ -138,6 +138,12 @@ def test_time_left_counts_the_last_evaluation() -> None:
     assert standing(100, rate=0.0, verdict="done").share == 1
 
 
+def test_the_line_of_a_fleet_counts_runs_that_failed_and_says_why_once() -> None:
+    ends = [{"status": "finished", "final_val_loss": loss} for loss in (2.5, 2.0)]
+    ends += [{"status": "failed", "reason": "out of memory"}] * 2
+    assert fleet_summary([Run(end, []) for end in ends]) == "val loss 2.000..2.500, 2 failed, out of memory"
+
+
 def test_a_run_that_ends_worse_than_it_began_diverged(tmp_path: Path) -> None:
     """Its loss is finite; the line of its fleet, the header and the sketch still say the same."""
     ends = [{"status": "finished", "final_val_loss": 2.0}, {"status": "diverged", "final_val_loss": 9.0}]

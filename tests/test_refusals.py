@@ -6,6 +6,7 @@ file or value and, where the lab suggests one, the nearest valid choice. The wor
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import sys
@@ -45,7 +46,9 @@ def refusal(capsys: pytest.CaptureFixture[str], words: str) -> str:
         patch.setattr(sys, "argv", ["lab", *asked])
         code = main(asked)
     out, error = capsys.readouterr()
-    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert (code, error.count("\n")) == (2, 1), error
+    reasons = [error.strip().removeprefix("lab: ")]
+    assert json.loads(out)["reasons"] == reasons if "--json" in asked else out == ""
     assert written() == before
     return error
 
@@ -106,6 +109,9 @@ IMPORTS: list[tuple[pd.DataFrame, str, tuple[str, ...]]] = [
     (table(n_params=-1), "", ("row 1", "size", "-1")),
     (table(steps=-1), "", ("row 1", "steps", "-1")),
     (table(steps=[None, *[9] * 23]), "", ("row 1", "steps")),
+    (table(decay=-1.0), "--axis decay", ("row 1", "decay", "-1")),
+    (table(decay=math.inf), "--axis decay", ("row 1", "decay", "inf")),
+    (table(decay=None), "--axis decay", ("row 1", "decay", "empty")),
 ]
 
 

@@ -102,6 +102,11 @@ def test_a_group_that_may_be_empty_has_a_file_for_that() -> None:
 OF_ROUNDING = ("gradient_underflow", "saturation", "zero_gradients", "gain_octave", "gain_code")
 OF_ROUTERS = tuple(recipe("probes", "experts")["names"][4:])
 OF_DATA = ("noise_scale", "batch", "source_rows", "clean_val_loss")
+OF_RECORDER = (  # which records them by itself
+    *("block_kurtosis", "grad_below_eps", "moment_ratio", "moment_outliers", "stable_rank", "query_key_entropy"),
+    *(f"grad_underflow_{name}" for name in ("fp16", "e4m3", "mx")),
+    *("block_underflow_e4m3", "block_underflow_mx", "block_overflow_fp16", "block_overflow_mx"),
+)
 OF_UPDATES = (
     *("update_large", "update_bimodality", "update_descent_cosine", "update_curvature", "grad_lag_cosine"),
     "distance_from_init",
@@ -112,6 +117,8 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
     # others are of micro-batches, of low precision, or cost a pass over the weights
     assert sorted(recipe("probes", "all")["names"]) == sorted(
-        {*PROBES} - {"head_common_mode", "log_z_std", "loss_scale", *OF_DATA, *OF_UPDATES, *OF_ROUNDING, *OF_ROUTERS}
+        {*PROBES}
+        - {"head_common_mode", "log_z_std", "loss_scale"}
+        - {*OF_DATA, *OF_UPDATES, *OF_ROUNDING, *OF_ROUTERS, *OF_RECORDER}
     )
     assert recipe("probes", "none")["names"] == []

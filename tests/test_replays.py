@@ -116,13 +116,13 @@ def test_another_run_is_judged_only_as_long_as_it_has_the_same_batches(
     run = log(tmp_path / "log.csv", SPIKED + bump(2.0, 700) + bump(2.0, 900))
     replay = log(tmp_path / "replay.csv", parted)
     *spikes, (step, departs) = cause(tmp_path, run, replay, capsys)
-    assert spikes == [(at, "not_replayed") for at in (500, 700, 900)]
+    assert spikes == [(at, "other_batches") for at in (500, 700, 900)]
     assert departs == "other_batches"
     assert step == pytest.approx(200, abs=6)
     early = log(tmp_path / "early.csv", QUIET + bump(2.0, 100, 5) + bump(2.0, 700))
     assert [word for _, word in cause(tmp_path, early, replay, capsys)] == [
         "not_batch",
-        "not_replayed",
+        "other_batches",
         "other_batches",
     ]
     unrelated = log(tmp_path / "unrelated.csv", calm(78))

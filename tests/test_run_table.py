@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from matplotlib.text import Text
 
 from lab import main
-from lab.analysis import from_frame, study
+from lab.analysis import curves, from_frame, study
 from lab.analysis.forecast import optimum
 from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
@@ -148,6 +149,226 @@ def test_a_step_that_is_low_because_a_run_diverged_sets_nothing_apart() -> None:
     assert roles_of(frame, initial_loss="11")["not used: cut short where a run diverged"] == "epoch"
 
 
+# Columns whose names mean something to the lab, or to another column.
+NAMES = """
+tokens device out batch_size seq_len validation precision recipe guest probes engine source loss size rate steps table
+axis follows notes burst versions id spikes parameters intervention column curve outcome D/N tokens/param D.N config/x
+x.y.z 0 N D arm name
+"""
+
+
+def crossed(name: str, values: tuple[Any, Any], seeds: int = 2) -> pd.DataFrame:
+    """Two values of a column, each at three learning rates, of which the second costs half a nat."""
+    rows = [
+        {"learning_rate": lr, "val_loss": 3 + abs(place - 1) / 10 + cost / 2, "random_seed": seed, name: value}
+        for cost, value in enumerate(values)
+        for place, lr in enumerate(LRS[:3])
+        for seed in range(seeds)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_no_column_is_ignored_or_merged_whatever_its_name(name: str) -> None:
+    """Two values make two curves, or it is asked what the column is."""
+    for values in (("x", "y"), (2000, 4000)):
+        frame = crossed(name, values)
+        refusal, found = "", [run_table.records_of(frame, Columns(arm=[name]))]
+        try:
+            found.append(run_table.records_of(frame, Columns()))
+        except RequestError as fault:
+            refusal = str(fault)
+        assert name in refusal or len(found) == 2
+        for records, mapping in found:
+            points = curves.points(records.runs)
+            assert len(points) == 12
+            assert points.groupby(["arm", "size"])["loss"].nunique().tolist() == [2, 2]
+            assert any(name in text for _, text in mapping), mapping
+
+
+@pytest.mark.parametrize(
+    "names", [("a.b", "a/b"), ("config/wd", "wd"), ("params_wd", "config.wd"), ("arm", "method"), ("x", "column.x")]
+)
+def test_two_columns_of_like_names_are_two_settings(names: tuple[str, str]) -> None:
+    rows = [
+        {"lr": lr, "loss": 3 + cost, names[0]: one, names[1]: other}
+        for lr in LRS[:3]
+        for cost, (one, other) in enumerate((one, other) for one in "pq" for other in "rs")
+    ]
+    assert from_frame(pd.DataFrame(rows)).points.groupby("arm")["loss"].nunique().tolist() == [1, 1, 1, 1]
+
+
+def test_a_name_is_cut_at_no_slash_but_that_of_a_tracker() -> None:
+    arms = {
+        name: set(from_frame(crossed(name, (10, 20))).points["arm"]) for name in ("D/N", "config/x", "a/b/c", "o.wd")
+    }
+    assert arms == {
+        "D/N": {"D/N 10", "D/N 20"},
+        "config/x": {"x 10", "x 20"},
+        "a/b/c": {"a/b/c 10", "a/b/c 20"},
+        "o.wd": {"wd 10", "wd 20"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "is_size"),
+    [
+        *[(name, True) for name in ("N", "config/N", "non_embedding_params", "num_parameters", "Params", "d_model")],
+        *[(name, False) for name in ("D/N", "tokens/params", "tokens per N", "n", "loss/N", "N_layers")],
+    ],
+)
+def test_a_size_is_found_by_its_names_and_is_no_part_of_a_fraction(name: str, is_size: bool) -> None:
+    runs = runs_of(crossed(name, (100_000, 400_000)))
+    assert set(runs["parameters_without_embeddings"]) == ({100_000, 400_000} if is_size else {1})
+
+
+def test_a_number_called_n_that_is_small_is_no_size() -> None:
+    assert set(runs_of(crossed("N", (1, 2)))["parameters_without_embeddings"]) == {1}
+
+
+def test_a_word_that_names_sizes_follows_from_them_and_another_does_not() -> None:
+    frame = crossed("params", (70_000_000, 160_000_000))
+    of_size = dict(zip((70_000_000, 160_000_000), ("pythia-70m", "pythia-160m"), strict=True))
+    named = frame.assign(model=frame["params"].map(of_size))
+    assert roles_of(named)["not used: follows from the size"] == "model"
+    kinds = frame.assign(model=frame["params"].map({70_000_000: "dense", 160_000_000: "experts"}))
+    assert roles_of(kinds)["arm"] == "model (dense, experts)"
+
+
+def grid(**follow: Callable[[pd.DataFrame], Any]) -> pd.DataFrame:
+    """Sizes, tokens and batches that cross, with columns that follow from them."""
+    rows = [
+        {"lr": lr, "N": size, "D": tokens, "bs": batch, "loss": 3 + abs(place - 1) / 10 + batch / 1e4 + tokens / 1e11}
+        for size in (100_000_000, 400_000_000)
+        for tokens in (1_000_000_000, 4_000_000_000)
+        for batch in (32, 64, 128)
+        for place, lr in enumerate(LRS[:3])
+    ]
+    return pd.DataFrame(rows).assign(**follow)
+
+
+@pytest.mark.parametrize(
+    ("column", "role"),
+    [
+        ({"iters": lambda runs: runs["D"] // runs["bs"]}, "D and bs"),
+        ({"steps": lambda runs: runs["D"] // runs["bs"]}, "D and bs"),
+        ({"warmup": lambda runs: 1000 * runs["bs"]}, "bs"),
+        ({"flops": lambda runs: 6 * runs["N"] * runs["D"]}, "D and size"),
+        ({"min_loss": lambda runs: runs["N"] + runs["D"] * runs["bs"]}, "D, bs and size"),
+        ({"width": lambda runs: runs["N"] // 1000}, "the size"),
+        ({"min_lr": lambda runs: runs["lr"] / 10}, "the learning rate"),
+    ],
+)
+def test_a_column_that_follows_from_others_names_no_arm(column: dict[str, Any], role: str) -> None:
+    frame = grid(**column)
+    (name,) = column
+    read = from_frame(frame)
+    assert set(read.points["arm"]) == {
+        f"D {tokens}, bs {batch}" for tokens in (10**9, 4 * 10**9) for batch in (32, 64, 128)
+    }
+    said = roles_of(frame)
+    if name == "steps":
+        assert said["steps"].endswith("; follows from D and bs")
+    else:
+        assert said[f"not used: follows from {role.replace(', bs and size', ' and bs and size')}"] == name
+
+
+def test_a_word_follows_from_words_and_a_number_that_goes_with_it_from_the_word() -> None:
+    frame = crossed("optimizer", ("adam", "muon"))
+    tied = frame.assign(
+        qk_norm=frame["optimizer"] == "muon",
+        beta2=frame["optimizer"].map({"adam": 0.95, "muon": 0.99}),
+        method=frame["optimizer"].map({"adam": "ours", "muon": "theirs"}),
+    )
+    assert set(from_frame(tied.drop(columns="method")).points["arm"]) == {"adam", "muon"}
+    assert set(from_frame(tied).points["arm"]) == {"ours", "theirs"}
+    # a word that goes with a number stands for more than the number
+    tuned = grid(model=lambda runs: runs["D"].map(str) + "x")
+    assert set(from_frame(tuned).points["arm"]) == {
+        f"bs {batch}, model {tokens}x" for batch in (32, 64, 128) for tokens in (10**9, 4 * 10**9)
+    }
+
+
+def test_a_number_that_is_partly_empty_is_not_the_same_in_all_runs() -> None:
+    frame = crossed("momentum", (0.9, math.nan))
+    assert from_frame(frame).points["arm"].nunique() == 2
+    assert "momentum" in roles_of(frame)["arm"]
+
+
+def test_seeds_of_their_own_hide_no_setting() -> None:
+    frame = crossed("wd", (0.1, 0.2)).assign(random_seed=[*[0, 1] * 3, *[2, 3] * 3])
+    assert set(from_frame(frame).points["arm"]) == {"wd 0.1", "wd 0.2"}
+
+
+def chinchilla(**columns: Any) -> pd.DataFrame:
+    """Two arms at three sizes, each with steps and tokens of its own."""
+    rows = [
+        {
+            "method": arm,
+            "params": size,
+            "lr": lr,
+            "steps": size // 50_000,
+            "tokens": 20 * size,
+            "loss": 3 + abs(place - 1),
+        }
+        for arm in ("base", "clip")
+        for size in (100_000_000, 300_000_000, 1_000_000_000)
+        for place, lr in enumerate(LRS[:3])
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+@pytest.mark.parametrize("columns", [{}, {"arm": ["method"]}])
+def test_steps_and_tokens_that_grow_with_the_size_set_no_arms_apart(columns: dict[str, Any]) -> None:
+    read = from_frame(chinchilla(), **columns)
+    assert set(read.points["arm"]) == {"base", "clip"}
+    assert read.points.groupby("arm")["size"].nunique().tolist() == [3, 3]
+    assert "steps" not in read.runs
+    assert set(read.metrics["step"]) == {2000, 6000, 20000}
+
+
+def test_steps_set_arms_apart_where_they_alone_do_or_are_named() -> None:
+    frame = crossed("steps", (1000, 2000))
+    assert set(from_frame(frame).points["arm"]) == {"steps 1000", "steps 2000"}
+    assert set(from_frame(frame, arm="steps").points["arm"]) == {"steps 1000", "steps 2000"}
+    with pytest.raises(RequestError, match=r"one run, alike in lr, seed, size, method;.* such as steps"):
+        runs_of(frame.assign(method="x"), arm=["method"])
+
+
+def test_steps_that_were_logged_set_no_arms_apart() -> None:
+    """A run that stopped early by itself is on the curve of the others."""
+    frame = crossed("wd", (0.1, 0.2)).assign(_step=[800 if lr == 0.1 else 5000 for lr in LRS[:3] for _ in "ab"] * 2)
+    assert set(from_frame(frame).points["arm"]) == {"wd 0.1", "wd 0.2"}
+
+
+def test_what_tells_runs_apart_is_not_said_to_tell_none() -> None:
+    frame = two_arms().assign(acc=[0.31, 0.32, 0.33, 0.34, 0.35, 0.36], host=["a", "b", "c", "d", "e", "f"], data="c4")
+    said = roles_of(frame.drop(columns="host").assign(comment=[*"uvwxyz"]))
+    assert said["not used: measured"].split(", ") == ["grad norm", "acc"]
+    assert said["not used: a note"] == "comment"
+    assert said["same in all runs"] == "data"
+    assert not [role for role in said if "apart" in role]
+
+
+def test_a_cut_run_keeps_the_steps_that_it_made_beyond_the_others() -> None:
+    frame = chinchilla().query("method == 'base'").drop(columns="method").assign(_step=100, steps=500, state="finished")
+    frame.loc[0, ["loss", "state", "_step"]] = math.nan, "crashed", 900
+    steps = run_table.records_of(frame, Columns(initial_loss="9", steps="_step")).records.metrics
+    assert sorted(steps["step"].unique()) == [100, 900]
+    frame.loc[0, "_step"] = 7
+    assert set(run_table.records_of(frame, Columns(initial_loss="9", steps="_step")).records.metrics["step"]) == {100}
+
+
+def test_equal_rows_of_two_tables_are_two_runs() -> None:
+    frame = two_arms()
+    first, other, again = (run_table.records_of(frame, Columns(), name).records.runs for name in ("a", "b", "a"))
+    assert not {*first["id"]} & {*other["id"]}
+    assert set(first["id"]) == set(again["id"])
+    assert first["id"].is_unique
+    better = run_table.records_of(frame.assign(val_loss=frame["val_loss"] - 0.1), Columns(), "a").records.runs
+    assert not {*first["id"]} & {*better["id"]}
+
+
 def test_what_the_lab_exports_is_the_same_study_again(tmp_path: Path) -> None:
     results = DOCS.parent / "results" / "quickstart"
     assert main(["export", str(results), "--to", "csv", "--out", str(tmp_path)]) == 0
@@ -181,6 +402,46 @@ def test_any_setting_may_be_the_axis(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Sensitivity to beta2" in page
     assert "learning rate" not in page
     assert "best beta2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arms", "axis", "figure"),
+    [
+        (("high learning rate", "low learning rate"), "warmup", "learning_rate_sensitivity"),
+        (("LR by layer", "peak learning rates, instability part"), "beta2", "learning_rate_sensitivity"),
+        (("at learning rate 0", "over the learning rates"), "", "loss_by_arm"),
+    ],
+)
+def test_arms_have_the_names_that_a_table_gives_them(
+    tmp_path: Path,
+    output_of: OutputOf,
+    monkeypatch: pytest.MonkeyPatch,
+    arms: tuple[str, str],
+    axis: str,
+    figure: str,
+) -> None:
+    """Also if they speak of learning rates, and nothing else does where curves run along another axis or none."""
+    drawings: list[Any] = []
+    monkeypatch.setattr(
+        "lab.report.build.FIGURES", {figure: lambda *study: drawings.append(FIGURES[figure](*study)) or drawings[-1]}
+    )
+    frame = along_beta2().drop(columns="lr").replace(dict(zip(("off", "on"), arms, strict=True)))
+    frame = frame.rename(columns={"beta2": axis}) if axis else frame[frame["beta2"] == 0.99].drop(columns="beta2")
+    assert import_it(tmp_path, frame.rename(columns={"qk": "arm"}), *(["--axis", axis] if axis else [])) == 0
+    printed, read = output_of("report", tmp_path / "out"), study(tmp_path / "out")
+    (drawn,) = drawings
+    texts = [text.get_text() for text in drawn.findobj(Text)] + [text for marks in drawn.points for text in marks.texts]
+    page = re.sub("<!--.*?-->", "", (tmp_path / "out" / "report.html").read_text())  # of drawings, a line each
+    assert "could not be drawn" not in page
+    for said in (printed, page, read._repr_html_(), drawn.caption, *map(unwrapped, texts), repr(read)):
+        others = said.replace(arms[0], "").replace(arms[1], "")
+        assert not re.search(r"learning[- ]rate|\bLRs?\b|instability part|under-training", others, re.IGNORECASE)
+    for said in (printed, page, read._repr_html_(), unwrapped(" ".join(texts))):
+        assert set(arms) == {arm for arm in arms if arm in said}
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_a_window_of_an_axis_bounds_its_sensitivity() -> None:
@@ -319,12 +580,21 @@ def test_the_law_of_the_optimum_is_found(
     assert re.search(r"best over +bs, \d+ of \d+ rows", said)
     read = study(tmp_path / "out")
     (law,) = optimum.fit_laws(read.records, read.points)
-    powers = re.findall(r"(\w+)\^(\S+) \[(\S+), (\S+)\]", law)
+    powers = re.findall(r"(\w+)\^(\S+) \[(\S+), (\S+)\]", law.text)
     assert [(name, float(power)) for name, power, *_ in powers] == [("size", -0.8), ("D", 0.3)]
     assert all(float(low) <= float(power) <= float(high) for _, power, low, high in powers)
     assert "size^-0.80 [" in output_of("predict", tmp_path / "out")
     assert main(["report", str(tmp_path / "out")]) == 0
     assert "Law of the best learning rate: size^-0.80 [" in (tmp_path / "out/report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["curve", "lr"])
+def test_a_law_holds_whatever_its_numbers_are_called(name: str) -> None:
+    frame = scaling_law().rename(columns={"lr": "warmup", "D": name})
+    read = from_frame(frame, size="N", loss="smooth loss", best_over="bs", axis="warmup")
+    (law,) = optimum.fit_laws(read.records, read.points)
+    powers = dict(re.findall(r"(\w+)\^(\S+)", law.text))
+    assert (powers["size"], powers[name]) == ("-0.80", "0.30")
 
 
 def test_a_transfer_is_measured_in_steps_of_the_grid(tmp_path: Path, output_of: OutputOf) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import shutil
 from pathlib import Path
@@ -11,6 +13,8 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
+import planted
+from lab import main
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import plans, store
@@ -38,6 +42,11 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert metrics["step"].tolist() == [0, 3]
     assert metrics["where"].tolist() == ["", "block0.attention.query"]
     assert math.isnan(metrics["value"][1])
+
+
+def test_a_step_that_a_run_made_again_is_there_twice(folder: Path) -> None:
+    store.write_run(folder, {"id": "a", "status": "finished"}, [(3, "train_loss", "", 2.0)] * 2)
+    assert store.gather(folder).metrics["value"].tolist() == [2.0, 2.0]
 
 
 def test_tables_whose_text_has_either_type_are_read_together(tmp_path: Path) -> None:
@@ -212,6 +221,64 @@ def test_a_folder_of_another_version_is_refused(folder: Path, content: str) -> N
     assert (folder / "store.json").read_text() == content
 
 
+@pytest.mark.parametrize("content", ["", '{"record_version": 1', "[]", '{"record_version": 1, "engine": "ea'])
+@pytest.mark.parametrize("is_gathered", [True, False])
+def test_a_cut_header_of_a_folder_that_is_whole_is_made_anew(folder: Path, content: str, is_gathered: bool) -> None:
+    """The runs tell the engine, be they in tables or not; a table that was imported has none."""
+    header = folder / "store.json"
+    store.open_folder(folder, "captured")
+    whole = header.read_text()
+    leave(folder, "a", engine="captured")
+    if is_gathered:
+        store.gather(folder)
+        without_runs(folder)
+    header.write_text(content)
+    assert store.check_version(folder) == "captured"
+    assert header.read_text() == whole
+    imported = folder.parent / "imported"
+    store.write_imported(
+        imported, store.Records(*store.read(folder)[:2])._replace(runs=store.read(folder).runs.drop(columns="engine"))
+    )
+    (imported / "store.json").write_text(content)
+    assert store.check_version(imported) is None
+    assert len(store.read(imported).runs) == 1
+
+
+def test_a_cut_header_is_no_help_where_runs_differ_or_are_damaged(folder: Path) -> None:
+    leave(folder, "a", engine="captured")
+    leave(folder, "b", engine="eager")
+    (folder / "store.json").write_text("{")
+    with pytest.raises(RequestError, match="cannot be read"):
+        store.check_version(folder)
+    for name in "ab":
+        (folder / f"runs/{name}/run.json").write_text("{")
+    with pytest.raises(RequestError, match="cannot be read"):
+        store.check_version(folder)
+    assert (folder / "store.json").read_text() == "{"
+
+
+@pytest.mark.parametrize("command", ["status", "report", "export"])
+def test_damaged_runs_that_no_table_holds_are_counted(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    for card in planted.cards(arms=["none"], widths=[32], seeds=(0,), lrs=planted.LRS[:3]):
+        store.write_run(folder, card, [(0, "val_loss", "", 5.0)])
+    first, second, third = sorted(path.name for path in (folder / "runs").iterdir())
+    store.gather(folder)
+    (folder / f"runs/{first}/run.json").write_text("{")
+    words = [command, str(folder), *(["--to", "csv", "--out", str(folder / "csv")] if command == "export" else [])]
+    assert main(words) == 0
+    assert "damaged" not in capsys.readouterr().err  # the tables hold it
+    for path in folder.glob("*.parquet"):
+        path.unlink()
+    (folder / f"runs/{second}/metrics.parquet").unlink()
+    (folder / "runs/unfinished").mkdir()  # written until the card is there
+    assert main(words) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "2 runs are damaged" in line
+    assert [name for name in (first, second, third) if name in line] == [first, second]
+
+
 def test_folders_without_runs_say_so(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no runs in"):
         store.read(folder)
@@ -268,6 +335,19 @@ def test_a_command_that_is_older_than_the_record_of_days_has_none(folder: Path) 
     }
 
 
+def test_of_commands_that_name_the_rate_of_a_recipe_the_one_given_last_counts(folder: Path) -> None:
+    for command, rate in (("lab a", 0.1), ("lab b", 0.2), ("lab a", 0.3)):
+        store.note_command(folder, command, recipe_lrs={"one": rate})
+    assert store.recipe_lrs(folder) == {"one": 0.3}
+    assert store.commands(folder) == ["lab a", "lab b"]
+
+
+def test_a_rate_of_a_recipe_that_no_run_can_have_is_none(folder: Path) -> None:
+    rates = {"none": 0.0, "negative": -0.1, "endless": math.inf, "broken": math.nan, "small": 1e-300}
+    store.note_command(folder, "lab a", recipe_lrs=rates)
+    assert store.recipe_lrs(folder) == {"small": 1e-300}
+
+
 def test_events_of_an_attempt_that_failed_are_gone_with_it(folder: Path) -> None:
     store.write_run(folder, {"id": "a", "status": "failed"}, [], [(1, 1, "spike", 9.0, "")])
     leave(folder, "a")
@@ -289,3 +369,48 @@ def test_tables_replaced_while_gathered_are_gathered_again(folder: Path, monkeyp
     monkeypatch.setattr(files, "write_table", replaced)
     store.gather(folder)
     assert files.read_table(folder / "metrics.parquet")["id"].tolist() == ["a", "a"]
+
+
+FORMULAS = ("=cmd()", "+1+1", "-2+3", "@sum", "\t=1", "\r=1", "=", "-", "+a", "-inf-")
+PLAIN = ("-0.5", "+3", "-1e-3", "1=1", "a@b", "-inf", "", " x", "'=1", "3-2")
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay() -> None:
+    table = pd.DataFrame({"=name": [*FORMULAS, *PLAIN], "number": -1.5, "-both": [-1, "-a", None, -2.5, True] * 4})
+    head, *rows = csv.reader(io.StringIO(files.csv_text(table)))
+    assert head == ["'=name", "number", "'-both"]
+    cells = [row[0] for row in rows]
+    assert not [cell for cell in cells[: len(FORMULAS)] if cell.startswith(files.FORMULA)]
+    assert cells[0] == "'=cmd()"
+    assert cells[len(FORMULAS) :] == list(PLAIN)
+    assert {row[1] for row in rows} == {"-1.5"}
+    assert [row[2] for row in rows[:5]] == ["-1", "'-a", "", "-2.5", "True"]
+    assert table["=name"].tolist() == [*FORMULAS, *PLAIN]
+
+
+def test_no_csv_of_an_imported_table_holds_what_a_terminal_or_a_spreadsheet_runs(tmp_path: Path, undrawn: None) -> None:
+    """Not the tables of a report, nor an export; a text that was escaped is read back as it was."""
+    rows = [
+        {"arm": arm, "=who": "@me", "lr": lr, "loss": 3 + lr, "note": "\x1b[31mred"}
+        for arm in ("=HYPERLINK(1)", "\x1b]0;title\x07", "-clip")
+        for lr in (0.1, 0.2, 0.3)
+    ]
+    pd.DataFrame(rows).to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    out = tmp_path / "out"
+    assert main(["import", str(tmp_path / "a.jsonl"), f"out={out}"]) == 0
+    assert main(["report", str(out)]) == 0
+    assert main(["export", str(out), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0
+    written = [*(out / "tables").glob("*.csv"), *(tmp_path / "csv").glob("*.csv")]
+    assert len(written) == 8
+    arms = set[str]()
+    for path in written:
+        text = path.read_text()
+        assert text.replace("\n", "").isprintable()
+        table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+        cells = [*table, *table.to_numpy().ravel()]
+        assert not [cell for cell in cells if cell.startswith(("=", "@")) or cell == "-clip"]
+        arms |= set(table.get("arm", []))
+    assert arms >= {"'=HYPERLINK(1)", "'-clip"}
+    assert main(["import", str(tmp_path / "csv/runs.csv"), f"out={tmp_path / 'again'}"]) == 0
+    again = set(store.read(tmp_path / "again").runs["arm"])
+    assert {"=HYPERLINK(1)", "-clip"} < again

@@ -10,18 +10,40 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from scipy import stats
 
 import lab
-from lab import main
-from lab.analysis.statistics import power_of, student_t
-from lab.cli.stress import _kept, _without_impossible_tests, board_changes, make_card, read_plan
+from lab import analysis, main
+from lab.analysis.statistics import Interval, power_of, student_t
+from lab.cli import own_code
+from lab.cli import stress as stress_room
+from lab.cli.launch import Composed
+from lab.cli.stress import (
+    Progress,
+    _Bench,
+    _kept,
+    _without_impossible_tests,
+    _words,
+    board_changes,
+    coloured,
+    compose_settings,
+    make_card,
+    make_pair,
+    pair_file,
+    print_card,
+    read_plan,
+    read_plans,
+)
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.studies.leaderboard.arms import arm_cards
+from lab.studies.stress import battery as battery_room
 from lab.studies.stress import cures as cures_room
 from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.studies.stress.card import Card, card_of
@@ -31,16 +53,45 @@ from lab.studies.stress.cures import (
     NO_EFFECT,
     NOT_TRIED,
     PART,
+    SCREENED,
     Cure,
+    as_screened,
     finalists,
     judge,
+    not_tried,
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line, verdict_of
-from lab.studies.stress.measures import by_run, measure, of_difference, outcomes, pooled_interval, wanted
+from lab.studies.stress.lines import (
+    FAILS,
+    NOT_JUDGED,
+    OPEN,
+    PASSES,
+    WEAK,
+    Line,
+    along,
+    strips,
+    verdict_of,
+    with_half_width,
+)
+from lab.studies.stress.measures import (
+    best_lr,
+    by_run,
+    curve,
+    extension,
+    measure,
+    of_difference,
+    outcomes,
+    pooled_difference,
+    pooled_interval,
+    spike_rate,
+    tolerances,
+    wanted,
+)
+from lab.studies.stress.page import card_figure
 from lab.studies.stress.pair import CardPair, card_pair
-from lab.studies.stress.sizes import SCORES, size_trend
+from lab.studies.stress.reference import beside_published
+from lab.studies.stress.sizes import SCORES, settings_of_sizes, size_trend
 from planted import cards as planted_cards
 from sampling import few
 from score_crash_test import score_records
@@ -323,12 +374,29 @@ def verdict_of_depth(done: dict[Setting, pd.DataFrame], name: str = "depth") -> 
 
 
 def test_depth_compares_two_learning_rates_and_one_stuck_seed_fails_it() -> None:
-    good, little = [2.5, 2.51, 2.52], [2.4, 2.42, 2.41]
+    good, little = [2.3, 2.31, 2.32], [2.2, 2.22, 2.21]
     assert verdict_of_depth(stressed_by_depth(good, little)) == PASSES
-    assert verdict_of_depth(stressed_by_depth(good, [3.0, 3.02, 3.01])) == FAILS
-    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, 3.3])) == FAILS  # 3.3 is three quarters of the way
-    assert verdict_of_depth(stressed_by_depth(good, [2.4, 2.42, AT_INIT])) == FAILS  # as of a run that diverged
-    assert verdict_of_depth(stressed_by_depth([3.3, 3.3, 3.3], little)) == PASSES  # only stressed runs count
+    assert verdict_of_depth(stressed_by_depth(good, [2.8, 2.82, 2.81])) == FAILS
+    assert verdict_of_depth(stressed_by_depth(good, [2.2, 2.22, 3.3])) == FAILS  # 3.3 is three quarters of the way
+    assert verdict_of_depth(stressed_by_depth(good, [2.2, 2.22, AT_INIT])) == FAILS  # as of a run that diverged
+
+
+def test_a_recipe_that_is_slow_without_the_stress_does_not_pass_but_may_fail() -> None:
+    slow, little = [2.6, 2.61, 2.62], [2.2, 2.22, 2.21]  # a bigram model has 2.4
+    assert verdict_of_depth(stressed_by_depth(slow, little)) == NOT_JUDGED
+    assert verdict_of_depth(stressed_by_depth([BIGRAM] * 3, [BIGRAM] * 3)) == NOT_JUDGED  # no better is not better
+    assert verdict_of_depth(stressed_by_depth([3.3] * 3, little)) == NOT_JUDGED  # stuck, and no stressed run is
+    assert verdict_of_depth(stressed_by_depth(slow, [3.1, 3.12, 3.11])) == FAILS
+    assert verdict_of_depth(stressed_by_depth(slow, [2.8, 2.81, 2.82])) == WEAK  # it stands no more than that
+    done = planted(valley(rise=0.12)) | stressed_by_depth(slow, little)
+    tests = [read_battery().tests[name] for name in ("lr_x10", "depth")]
+    made = card_of("planted", "lab stress", Path("runs"), tests, done, read_battery())
+    assert made.headline() == "Fails: none. Weak: none. Open: none. Passes: ten times the best LR. Not judged: depth 8."
+    assert made.is_judged
+    (note,) = [note for note in made.notes() if note.startswith("Depth 8: the runs that it is compared with")]
+    assert "2.610, no better than a bigram model (2.400)" in note
+    (reason,) = [test["reason"] for test in json.loads(made.as_json())["tests"] if test["verdict"] == NOT_JUDGED]
+    assert reason in note
 
 
 def test_residual_growth_is_the_logarithm_of_the_last_rms() -> None:
@@ -436,7 +504,9 @@ def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_
 def test_cures_are_listed_by_number_or_by_name() -> None:
     battery, test = read_battery(), read_battery().tests["mx"]
     assert [change.name for change in battery.cures_of(test, "2")] == list(test.cures[:2])
-    assert [change.name for change in battery.cures_of(test, "z_loss,peri_ln")] == ["peri_ln"]
+    assert [change.name for change in battery.cures_of(test, "z_loss,peri_ln,z_loss")] == ["z_loss", "peri_ln"]
+    arms = board_changes()
+    assert battery.cures_of(test, "muon,fp32", arms) == [arms["muon"], battery.changes["fp32"]]  # arms have names, too
     assert battery.cures_of(test, "none") == []
     with pytest.raises(RequestError, match="nearest: peri_ln"):
         battery.cures_of(test, "peri_nl")
@@ -513,7 +583,7 @@ def test_two_recipes_are_put_side_by_side_and_each_keeps_its_own_folder(capsys: 
 @pytest.mark.usefixtures("here")
 def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     Path("mine.yaml").write_text("defaults: [override /model: d64]\nsteps: 300\nbatch_size: 8\n")
     assert main(["stress", "mine.yaml", "--dry-run", "--tests", "lr_x10"]) == 0
     config = plans[0].missing[0].config
@@ -526,7 +596,7 @@ def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: py
 @pytest.mark.usefixtures("here")
 def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
     assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
     assert not Path("card").exists()
@@ -536,7 +606,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 @pytest.mark.parametrize("words", few(COMMANDS, 1), ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, full: plans.append(plan))
+    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
     monkeypatch.setattr("sys.argv", words)
     assert main([*words[1:], "--dry-run"]) == 0
     assert plans[0].folder.parent == Path("runs/stress")
@@ -740,13 +810,842 @@ def test_an_optimizer_keeps_the_decay_and_the_clip_of_a_recipe() -> None:
     assert _kept("adamh", coupled) == ["optimizer.clip=0.5"]  # it has no decay
 
 
-@pytest.mark.usefixtures("here")
-def test_a_budget_leaves_out_what_it_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
-    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
-    words = [*TINY, "seed=0,1", "out=mine"]
-    plan = read_plan(words, "lab stress", names=["lr_x10"], arms=["peri_ln", "qk_rmsnorm"], budget=1e-3)
-    made = make_card(plan)
-    assert {cure.change: cure.reason for cure in made.cures or ()} == dict.fromkeys(
-        ["peri_ln", "qk_rmsnorm"], "the budget leaves no time for it"
+Losses = Callable[[Setting], Sequence[float]]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[[Losses], None]:
+    """Lets crash tests end with planted losses, as many as a setting has seeds, instead of training."""
+
+    def plant(losses_of: Losses) -> None:
+        def train(bench: _Bench, settings: Sequence[Setting]) -> None:
+            for setting in settings:
+                words = next((word for word in setting.words if word.startswith("seed=")), "seed=0,1,2")
+                found = table(losses_of(setting)[: words.count(",") + 1])
+                found["spikes"] = 10.0 * ("data=echo" in setting.words)
+                found.index = pd.Index(map(int, words.removeprefix("seed=").split(",")), name="seed")
+                bench.done = {**bench.done, setting: found}
+                bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
+            sizes = {"model=d64": 4e3, "model=d128": 16e3}
+            bench.parameters = pd.Series(
+                {run: sizes.get("".join(of.words), 1e3) for of, runs in bench.ids.items() for run in runs}
+            )
+
+        monkeypatch.setattr(_Bench, "train", train)
+        monkeypatch.setattr("lab.cli.stress.launch.compose", lambda request: Composed([], {}, BasicLauncher(), None))
+        monkeypatch.setattr("lab.cli.stress.store.gather", lambda folder: None)
+        monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: None)
+        monkeypatch.setattr(Card, "page", lambda card: "")  # which is slow to draw
+
+    return plant
+
+
+def with_changes(rise: float, **left: float) -> Losses:
+    """Losses of a recipe that rise by so much a decade; with a change in the words of a run, by its number instead."""
+    noise = np.random.default_rng(0).normal(0, 0.005, 100)
+
+    def losses_of(setting: Setting) -> Sequence[float]:
+        text = " ".join(setting.words)
+        rises = [left[name] for name in left if name in text] or [rise]
+        # the runs of a change differ from those of the recipe a little, by seed
+        return [2.2 + min(rises) * abs(math.log10(setting.lr / 0.03)) + noise[(len(text) + n) % 100] for n in range(8)]
+
+    return losses_of
+
+
+def made_with(cures: str | None, *words: str, names: Sequence[str] = ("lr_x10",), **given: Any) -> Card:
+    return make_card(read_plan([*TINY, *words], "lab stress", names=names, cures=cures, **given))
+
+
+def test_changes_that_are_named_are_tried_on_weak_and_open_tests_too(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.25, peri_ln=0.1, adopt=0.249))
+    weak = made_with("peri_ln,adopt,z_loss,fp32")
+    assert [line.verdict for line in weak.lines] == [WEAK]
+    assert {cure.change: cure.verdict for cure in weak.cures or ()} == {
+        **{"peri_ln": FULL, "adopt": NO_EFFECT},
+        **{"z_loss": NOT_TRIED, "fp32": NOT_TRIED},
+    }
+    assert weak.cure_line().startswith("Ten times the best LR is cured by peri_ln (0.15 ± ")
+    assert "Not tried: z_loss and fp32, since the recipe has it already." in list(weak.text())
+    assert made_with(None, minutes=5).cures == []  # ten of them only on tests that it fails
+    assert made_with("all", arms=["peri_ln"]).cure_line().startswith("Ten times the best LR is cured by peri_ln")
+    plant(lambda setting: [2.2 + 0.01 * abs(math.log10(setting.lr / 0.03)) * (1 + 30 * n) for n in range(8)])
+    unsure = made_with("peri_ln")
+    assert [line.verdict for line in unsure.lines] == [OPEN]
+    assert unsure.cure_line() == "Ten times the best LR is not cured by the change tried."
+
+
+def test_where_nothing_can_be_tried_each_change_has_its_reason(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.1))
+    well = made_with("peri_ln,muon")
+    assert well.cure_line() == "It fails no test, so there is nothing to cure."
+    reason = "the recipe fails no test, and is weak or open in none"
+    assert f"Not tried: peri_ln and muon, since {reason}." in list(well.text())
+    plant(lambda setting: [3.0] * 8)
+    assert "Not tried: muon, since no test of the recipe is judged." in list(made_with("muon").text())
+    plant(with_changes(0.5))
+    stuck = made_with("z_loss,qk_layernorm")
+    assert stuck.cure_line() == "Ten times the best LR: no change could be tried on it."
+    assert not any("none of the 0" in line for line in stuck.text())
+    plant(lambda setting: [2.2 + 0.5 * ("loss_scale.init=0.001953125" in setting.words)] * 8)
+    bare = made_with("2", names=["underflow"], minutes=30)  # a test that lists no cures
+    assert bare.cure_line() == "Gradient underflow: no change is known to try on it."
+
+
+def test_a_change_does_not_take_the_stress_of_a_test_away(plant: Callable[[Losses], None]) -> None:
+    plant(lambda setting: [2.2 + 0.5 * (setting.words[:1] in (("schedule.warmup=0.01",), ("precision=mxfp8",)))] * 8)
+    card = made_with("longer_warmup,fp32,tighter_clip", names=["short_warmup", "mx"], minutes=30)
+    told = {(cure.test.name, cure.change): cure.reason for cure in card.cures or ()}
+    assert told["short_warmup", "longer_warmup"] == "it takes the stress of short warm-up away"
+    assert told["mx", "fp32"] == "it takes the stress of MXFP8 at ten times the best LR away"
+    assert told["short_warmup", "tighter_clip"] == told["mx", "tighter_clip"] == ""
+    spiky = made_with("lion,tighter_clip", names=["spikes"], minutes=30)  # it sets Adam's betas, and lists the clip
+    assert [cure.reason for cure in spiky.cures or ()] == ["", "it takes the stress of spikes on predictable text away"]
+    assert "Not tried on short warm-up: longer_warmup, since it takes the stress of short warm-up away." in list(
+        card.text()
     )
+
+
+OWN_MODEL = """
+from torch import nn
+
+class GPT(nn.Module):
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.GELU())])
+
+    def forward(self, idx):
+        return self.head(self.tokens(idx) + self.blocks[0](self.tokens(idx)))
+
+class Mixture(GPT):
+    def __init__(self, vocab_size, width):
+        super().__init__(vocab_size, width)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+    def forward(self, idx):
+        x = self.tokens(idx)
+        return self.head(x + sum(expert(x) for expert in self.experts) + self.blocks[0](x))
+"""
+
+
+@pytest.fixture
+def own_model(here: Path) -> Callable[[str], own_code.OwnCode]:
+    Path("own.py").write_text(OWN_MODEL)
+    return lambda name: own_code.read("model", f"own.py:{name}")
+
+
+def test_a_model_of_ones_own_gets_the_cures_that_need_no_hooks(
+    plant: Callable[[Losses], None], own_model: Callable[[str], own_code.OwnCode]
+) -> None:
+    plant(with_changes(0.5, **{"schedule.warmup=0.25": 0.1}))
+    code = [own_model("GPT")]
+    few = made_with("4", code=code)
+    tried = {cure.change: cure.verdict for cure in few.cures or () if "+" not in cure.change}
+    assert set(tried) == {"longer_warmup", "tighter_clip", "z_loss", "more_decay"}
+    assert tried["longer_warmup"] == FULL
+    every = made_with(",".join(read_battery().without_hooks), code=code)
+    assert {cure.change: cure.reason for cure in every.cures or () if cure.reason} == {
+        "fp32": "the recipe has it already"  # and all others can act
+    }
+    assert [cure.reason for cure in made_with("fp32", "precision=bf16", code=code).cures or ()] == [""]
+    named = made_with("peri_ln,balance,small_init,z_loss", code=code)
+    no_hooks = "GPT is a model of your own, which has no hooks for it"
+    assert {cure.change: cure.reason for cure in named.cures or ()} == {
+        **{"peri_ln": no_hooks, "balance": no_hooks},
+        **{"small_init": "GPT draws its own initial values", "z_loss": ""},
+    }
+    assert f"Not tried: peri_ln and balance, since {no_hooks}." in list(named.text())
+
+
+def test_experts_of_a_model_of_ones_own_are_said_not_to_be_heard(
+    own_model: Callable[[str], own_code.OwnCode],
+) -> None:
+    def left_out(name: str, **given: Any) -> dict[str, str]:
+        return dict(_without_impossible_tests(read_plan(TINY, "", code=[own_model(name)], **given)).left_out)
+
+    said = left_out("Mixture", minutes=5)
+    assert {said["uneven experts"], said["router logits"]} == {
+        "the routers of a model of one's own are not heard, and Mixture is one"
+    }
+    assert "uneven experts" not in left_out("GPT", minutes=5)
+    assert "not heard" in left_out("GPT", names=["experts", "lr_x10"], minutes=5)["uneven experts"]
+
+
+def test_a_change_multiplies_what_the_recipe_has() -> None:
+    more = read_battery().changes["more_decay"]
+    own = {"optimizer": {"name": "adamw", "weight_decay": 0.02}, "intervention": []}
+    assert _words([more], own) == ["optimizer.weight_decay=0.2"]
+    assert _words([more], {**own, "optimizer": {"name": "sgd"}}) == []
+
+
+def test_a_change_beside_another_optimizer_holds_against_what_the_recipe_keeps() -> None:
+    own = {"optimizer": {"name": "adamw", "chain": ["clip", "adam", "peak", "decay"], "clip": 1.0}, "intervention": []}
+    words = _words([board_changes()["lion"], read_battery().changes["tighter_clip"]], own)
+    values = dict(word.split("=") for word in words)
+    assert (values["optimizer"], values["optimizer.clip"]) == ("lion", "0.1")
+
+
+def test_another_optimizer_takes_none_of_the_numbers_of_the_first(here: Path) -> None:
+    nadam = own_code.read("optimizer", "NAdam")
+    first, _ = read_plans([], TINY, "lab stress", code=[nadam])
+    beta = read_plan([*TINY, "optimizer.beta1=0.8"], "lab stress")
+    for plan in (first, beta):
+        setting = Setting(("optimizer=lion", "optimizer.weight_decay=0.5"), 0.1)
+        optimizer = compose_settings(plan.request, [setting])[setting][0]["optimizer"]
+        assert optimizer == arm_cards()["lion"].defaults | {"name": "lion", "weight_decay": 0.5, "lr": 0.1}
+        plain = compose_settings(plan.request, [Setting(("optimizer.weight_decay=0.5",), 0.1)])
+        assert next(iter(plain.values()))[0]["optimizer"]["name"] == ("NAdam" if plan is first else "adamw")
+
+
+def test_an_optimizer_that_a_recipe_has_is_not_tried(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.5))
+    made = made_with("lion,adopt", "optimizer=lion")
+    assert {cure.change: cure.reason for cure in made.cures or ()} == {"lion": "the recipe has it already", "adopt": ""}
+    without = made_with("more_decay", "optimizer.weight_decay=0")
+    assert [cure.reason for cure in without.cures or ()] == ["the recipe has no optimizer.weight_decay"]
+
+
+def test_without_a_terminal_there_is_a_line_of_progress_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 30.0, 61.0, 62.0, 120.0, 130.0, 4000.0])  # of the start, then of readings
+    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: next(clock))
+    progress = Progress("llama")
+    for _ in range(2):
+        progress.show({}, 0.25, 20.0)
+    progress.stage = "cures"
+    for _ in range(4):  # of another round, whose time begins anew
+        progress.show({}, 0.0, 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "lab: llama: tests, 1:01 elapsed, 1:00 left of this round",
+        "lab: llama: cures, 2:10 elapsed",
+        "lab: llama: cures, 1:06:40 elapsed",
+    ]
+
+
+def test_two_sizes_of_a_recipe_are_put_side_by_side(here: Path) -> None:
+    plans = read_plans(["llama"], ["model=d32,d64", "steps=8"], "lab stress", names=["lr_x10"])
+    assert [plan.recipe for plan in plans] == ["llama with model=d32 steps=8", "llama with model=d64 steps=8"]
+    assert [plan.folder.name for plan in plans] == ["llama_model=d32_steps=8", "llama_model=d64_steps=8"]
+    widths = [compose_settings(plan.request, [Setting((), 0.1)]) for plan in plans]
+    assert [trees[Setting((), 0.1)][0]["model"]["width"] for trees in widths] == [32, 64]
+    plans = read_plans([], ["model.width=32,48", "out=both"], "lab stress", names=["lr_x10"])
+    assert [str(plan.folder) for plan in plans] == ["both/model.width=32", "both/model.width=48"]
+    assert len(read_plans([], ["model=d64"], "lab stress")) == 1
+    pair = card_pair(*(replace(card(planted(valley(0.2))), recipe=plan.recipe) for plan in plans), "lab stress")
+    assert pair.names == ("the default recipe with model.width=32", "the default recipe with model.width=48")
+    assert pair.title.startswith("Crash test of the default recipe with model.width=32 and the default recipe with")
+
+
+def test_recipes_of_files_of_one_name_are_told_apart_by_their_folders(here: Path) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "mine.yaml").write_text("intervention: [rmsnorm]\n")
+    plans = read_plans(["a/mine.yaml", "b/mine.yaml"], TINY, "lab stress")
+    assert [plan.recipe.partition(" with ")[0] for plan in plans] == ["a/mine.yaml", "b/mine.yaml"]
+    assert len({plan.folder for plan in plans}) == 2
+    other = read_plans(["a/mine.yaml", "llama"], ["out=both"], "lab stress")
+    assert [str(plan.folder) for plan in other] == ["both/mine.yaml", "both/llama"]
+
+
+def test_a_card_is_read_again_from_its_folder(tmp_path: Path) -> None:
+    tried = trials(half=[2.5, 2.51, 2.5], z_loss=[2.8, 2.81, 2.82])
+    cures = [*tried, not_tried(tried[0].test, "muon", "there is none")]
+    trend = size_trend(at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5), SIZES, 3e-5)
+    assert trend is not None
+    made = card(planted(valley(rise=0.3, spread=0.02)))
+    made = replace(made, folder=tmp_path, cures=cures, trend=trend.plain(), left_out={"depth 8": "why not"})
+    (tmp_path / "card.json").write_text(made.as_json())
+    again = analysis.card(tmp_path)
+    assert again.as_json() == made.as_json()
+    assert list(again.text()) == list(made.text())
+    assert again.page() == made.page()
+    poor = replace(card(planted(valley(rise=0.1, floor=3.0))), folder=tmp_path)
+    (tmp_path / "card.json").write_text(poor.as_json())
+    assert list(analysis.card(tmp_path).text()) == list(poor.text())
+
+
+def test_a_card_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no card .*card\.json"):
+        analysis.card(tmp_path)
+    content = json.loads(card(planted(valley(rise=0.3))).as_json())
+    (tmp_path / "card.json").write_text(json.dumps({**content, "tests": [{**content["tests"][0], "name": "lr_x1O"}]}))
+    with pytest.raises(RequestError, match="nearest: lr_x10"):
+        analysis.card(tmp_path)
+    for damaged in ("{", "{}", json.dumps({**content, "tests": [{"name": "lr_x10"}]})):
+        (tmp_path / "card.json").write_text(damaged)
+        with pytest.raises(RequestError, match="damaged"):
+            analysis.card(tmp_path)
+    older = {key: value for key, value in content.items() if key != "curve"}  # before cards had their curve
+    (tmp_path / "card.json").write_text(json.dumps(older))
+    assert analysis.card(tmp_path).best_loss == pytest.approx(content["best_loss"])
+
+
+def of_depth(stressed: Sequence[float], *, own: Sequence[float] = (5.9, 6.0, 5.9), best: float = 2.3) -> Cure:
+    """The cure of the test of depth by a change with these losses at eight blocks."""
+    test, eight = read_battery().tests["depth"], ("model.depth=8",)
+    done = {Setting(eight, 0.003): table([2.3, 2.31, 2.29]), Setting(eight, 0.03): table(own)}
+    trial = trial_of(test, "a", ["intervention=[a]"], 0.1)
+    assert trial.best is not None
+    done |= {Setting((), 0.1): table([2.35] * 3), trial.stressed: table(stressed), trial.best: table([best] * 3)}
+    return judge(test, [trial], done, 0.1)[0]
+
+
+def test_a_change_under_which_a_seed_is_stuck_is_no_full_cure() -> None:
+    assert of_depth([2.3, 2.31, 2.3]).verdict == FULL
+    lucky = of_depth([2.0, 2.0, 3.0])  # the mean passes, and 3.0 is less than 85 % of the way
+    assert (lucky.verdict, lucky.stuck) == (PART, 1)
+    assert lucky.what_is_left == "0.03, 1 seed stuck"
+    assert of_depth([2.3, 2.31, AT_INIT]).capped == 1
+    assert of_depth([AT_INIT] * 3).what_is_left == "3.70, 3 seeds stuck, 3 seeds capped"
+
+
+def test_a_change_that_ends_no_better_than_a_bigram_model_is_not_advised_whatever_it_costs() -> None:
+    assert of_depth([2.3] * 3, best=2.39).is_advised
+    lost = of_depth([2.3, 2.31, 2.3], best=BIGRAM)
+    assert lost.cost.mean == pytest.approx(0.05)
+    assert not lost.is_advised
+    dear = of_depth([2.3, 2.31, 2.3], best=2.36)
+    assert dear.is_advised
+
+
+def test_what_was_only_screened_has_no_verdict_of_a_cure() -> None:
+    full, part = of_depth([2.3, 2.31, 2.3]), of_depth([2.0, 2.0, 3.0])
+    assert [as_screened(cure).verdict for cure in (full, part)] == [SCREENED, SCREENED]
+    for verdict in (NO_EFFECT, HARMS):
+        assert as_screened(full._replace(verdict=verdict)).verdict == verdict
+
+
+LONG = [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30]
+
+
+def test_a_tolerance_is_a_bound_if_one_seed_is_still_open_at_an_end() -> None:
+    test, closed = read_battery().tests["lr_tolerance"], valley(rise=0.3)
+    for low, high in ((0.03, 100), (0, 0.03)):  # one seed stands all rates above its best one, or all below
+
+        def losses_of(lr: float, low: float = low, high: float = high) -> list[float]:
+            return [2.2 if low <= lr <= high else closed(lr)[0], *closed(lr)[1:]]
+
+        measured = measure(test, planted(losses_of, LONG), read_battery())
+        assert measured is not None
+        assert measured.is_bound
+    whole = measure(test, planted(closed, LONG), read_battery())
+    assert whole is not None
+    assert not whole.is_bound
+
+
+def test_the_best_learning_rate_is_that_of_the_mean_over_seeds() -> None:
+    lucky = planted(lambda lr: [1.9 if lr == 0.3 else valley(0.5)(lr)[0], *valley(0.5)(lr)[1:]])
+    assert best_lr(curve(lucky)) == 0.03
+    assert best_lr(curve({})) != best_lr(curve({}))  # NaN
+
+
+def test_a_curve_that_never_rises_is_extended_to_the_farthest_rates() -> None:
+    done: dict[Setting, pd.DataFrame] = {}
+    while settings := wanted(read_battery(), [read_battery().tests["lr_tolerance"]], done):
+        done |= {setting: table([2.0] * SEEDS) for setting in settings}
+    lrs = sorted(setting.lr for setting in done)
+    assert (lrs[0], lrs[-1]) == read_battery().farthest == (0.0001, 30)
+    only_below = planted(lambda lr: [2.0 + 0.5 * max(math.log10(lr / 0.03), 0)] * SEEDS)
+    assert extension(curve(only_below), read_battery()) == [0.0003, 0.001]
+    only_above = planted(lambda lr: [2.0 + 0.5 * max(math.log10(0.03 / lr), 0)] * SEEDS)
+    assert extension(curve(only_above), read_battery()) == [3, 10]
+
+
+def test_spikes_are_counted_from_the_step_on_from_which_they_can_be_seen() -> None:
+    calm = 2.0 + np.random.default_rng(0).normal(0, 0.01, 400)
+    early, late = calm.copy(), calm.copy()
+    early[5:8] += 3
+    late[200:203] += 3
+    assert spike_rate(calm) == 0
+    assert spike_rate(early) == 0
+    assert spike_rate(late) == pytest.approx(1000 / 370)
+    assert math.isnan(spike_rate(calm[:30]))
+    assert not math.isnan(spike_rate(calm[:31]))
+
+
+def test_a_difference_of_unlike_seeds_has_the_error_of_both_means() -> None:
+    few, many = pd.Series([1.0, 2.0, 3.0]), pd.Series([4.0, 5.0, 6.0] * 2, index=range(3, 9))
+    sd = math.sqrt((few.var() * 2 + many.var() * 5) / 7)
+    found = pooled_difference(few, many, Spread())
+    assert (found.mean, found.error) == pytest.approx((3.0, sd * math.sqrt(1 / 3 + 1 / 6)))
+    assert (found.freedom, found.effect) == pytest.approx((7, 3 / sd))
+    paired = pooled_difference(few, pd.Series([2.0, 2.5, 4.5]), Spread())
+    assert paired.error == pytest.approx(np.std([1.0, 0.5, 1.5], ddof=1) / math.sqrt(3))
+    known = pooled_difference(few, pd.Series([2.0, 2.5, 4.5]), Spread(0.5, 12))  # of one recipe; that of two is more
+    assert known.error == pytest.approx(math.sqrt((2 * 0.25 + 12 * 2 * 0.25) / 14 / 3))
+
+
+def test_a_strip_shows_its_zones_in_their_places() -> None:
+    test = read_battery().tests["lr_x10"]  # passes under .15, fails over .35
+    line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
+    assert line.strip() == "." * 12 + ":" * 8 + "#" * 12
+
+    def marks(*values: float) -> str:
+        return line._replace(interval=line.interval._replace(values=values, n=len(values))).strip()
+
+    assert marks(0.151).index("o") == 12
+    assert marks(0.349).index("o") == 19
+    assert marks(0.149).index("o") == 11
+    assert marks(-9.0).index("o") == 0
+    assert marks(9.0).index("o") == 31
+    assert marks(0.25, 0.25, 0.1).count("2") == 1
+    assert marks(*[0.25] * 10).count("*") == 1
+    assert "o" not in line._replace(verdict=NOT_JUDGED, interval=line.interval._replace(values=(0.2,), n=1)).strip()
+
+
+def test_two_cards_are_not_compared_where_the_second_is_not_judged() -> None:
+    judged, poor = planted(valley(rise=0.6)), planted(valley(rise=0.12, floor=3.0))
+    for pair in (side_by_side(judged, poor), side_by_side(poor, judged)):
+        assert all(math.isnan(found.p) for found in pair.pairs)
+        assert {found.stands_more for found in pair.pairs} == {-1}
+        assert list(pair.table["difference"]) == ["", ""]
+        assert sorted(pair.table.iloc[0][["a", "b"]])[1] == "not judged"
+
+
+def test_recipes_are_not_compared_where_one_of_them_is_slow_without_the_stress() -> None:
+    tests = [read_battery().tests["depth"]]
+
+    def of(reference: float, stressed: float) -> Card:
+        done = stressed_by_depth([reference] * 3, [stressed] * 3)
+        return card_of(f"{reference}", "", Path(), tests, done, read_battery())
+
+    well, slow, worse = of(2.2, 2.3), of(2.6, 2.3), of(2.2, 3.0)
+    assert card_pair(well, worse, "").headline().startswith("2.2 stands more: depth 8 (")
+    for pair in (card_pair(slow, worse, ""), card_pair(worse, slow, "")):
+        assert "stands more" not in pair.headline()
+        assert pair.headline() == "Not compared: depth 8."
+        (note,) = [note for note in pair.notes() if note.startswith("Not compared")]
+        assert "Of 2.6, the runs that it is compared with end at 2.600" in note
+        assert json.loads(pair.as_json())["tests"][0]["reasons"] == [f"2.6: {slow.lines[0].caveat}"]
+
+
+def test_the_interval_of_a_pair_agrees_with_its_p() -> None:
+    first, second = card(planted(valley(rise=0.2, spread=0.02))), card(planted(valley(rise=0.3, spread=0.02)))
+    (pair,) = card_pair(replace(first, lines=first.lines[1:]), second, "").pairs
+    freedom = 2 + pair.first.test.spread.freedom
+    assert pair.p == pytest.approx(2 * stats.t.sf(abs(pair.difference.mean) / pair.difference.error, freedom))
+    assert (pair.difference.high < 0) == (pair.p < 0.05)
+
+
+def test_sizes_of_equal_parameters_are_one_size_and_one_within_is_no_extrapolation() -> None:
+    done = at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5)
+    twins = {words: min(size, 100_000) for words, size in SIZES.items()}
+    assert size_trend(done, twins, 3e-5) is None
+    within = size_trend(done, SIZES, 0.03 * 10**0.3 / 10**0.75)  # that of 10^5.5 parameters
+    assert within is not None
+    assert SIZES[()] < within.fails_from.middle < max(SIZES.values())
+    assert not within.plain()["is_extrapolated"]
+    assert "an extrapolation" not in " ".join(within.sentences())
+    assert list(within.sizes) == sorted(SIZES.values())
+
+
+def test_a_budget_counts_the_time_that_the_card_took(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(with_changes(0.5))
+    now = [0.0]
+    train = _Bench.train
+
+    def take_time(bench: _Bench, settings: Sequence[Setting]) -> None:
+        now[0] += 40
+        train(bench, settings)
+
+    def read(folder: Path) -> store.Records:
+        runs = pd.DataFrame({"id": [f"{Setting((), lr)}-{seed}" for lr in (0.03, 0.3) for seed in range(3)]})
+        return store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
+
+    monkeypatch.setattr(_Bench, "train", take_time)
+    monkeypatch.setattr("lab.cli.stress.store.read", read)
+    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: now[0])
+    arms = ["peri_ln", "adopt", "sub_ln"]
+
+    def tried(budget: float) -> int:
+        now[0] = 0.0
+        made = make_card(read_plan(TINY, "lab stress", names=["lr_x10"], arms=arms, budget=budget))
+        reasons = [cure.reason for cure in made.cures or () if "+" not in cure.change]
+        assert set(reasons) <= {"", "the budget leaves no time for it"}
+        return reasons.count("")
+
+    # a change takes 6 s, as the runs of the recipe at both rates do; half of the time that is left is for the screening
+    assert tried(64) == (64 - 40) / 2 // 6
+    assert tried(40) == 0
+    assert tried(1e6) == len(arms)
+
+
+def at(low: float, mean: float, high: float) -> Interval:
+    return pooled_interval([], Spread())._replace(mean=mean, low=low, high=high, n=3)
+
+
+def test_the_ends_of_the_zones_belong_to_them() -> None:
+    test = replace(read_battery().tests["lr_x10"], passes=0.25, fails=0.5)  # numbers without rounding
+    assert verdict_of(test, at(0.125, 0.25, 0.375)) == PASSES
+    assert verdict_of(test, at(0.0, 0.25, 0.5)) == OPEN  # the interval must exclude where recipes fail
+    assert verdict_of(test, at(0.375, 0.5, 0.625)) == FAILS
+    assert verdict_of(test, at(0.25, 0.5, 0.75)) == OPEN
+    assert verdict_of(test, at(0.25, 0.375, 0.5)) == WEAK  # an interval as wide as the gap
+    assert verdict_of(test, at(0.125, 0.375, 0.5)) == OPEN
+    assert verdict_of(test, at(0.25, 0.25, 0.5)) == OPEN  # it is not between the zones
+    assert verdict_of(test, at(0.25, 0.375, 0.5), is_bound=True) == OPEN
+    assert verdict_of(test, at(0.0, 0.1, 0.2), stuck=3) == PASSES  # only where stuck seeds count
+    assert verdict_of(replace(test, counts_stuck=True), at(0.0, 0.1, 0.2), stuck=1) == FAILS
+    assert [test.share(value) for value in (0.25, 0.5, 0.75, 0.0)] == [0, 1, 2, -1]
+    assert test.gap == 0.25
+
+
+def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
+    """The recipe loses 1.25, of which 1 must be taken off to pass; a part is a fifth of that."""
+    test = replace(read_battery().tests["lr_x10"], passes=0.25, fails=0.5)
+    at_best, own = [2.0, 2.0, 2.0], [3.25, 3.25, 3.25]
+    noise = np.array([-1, 0, 1]) / 1024
+
+    def verdict(loss: float) -> str:
+        done = {Setting((), 0.03): table(at_best), Setting((), 0.3): table(own)}
+        trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
+        assert trial.best is not None
+        done |= {trial.stressed: table(loss + noise), trial.best: table(at_best)}
+        (cure,) = judge(test, [trial], done, 0.03)
+        assert cure.left == pytest.approx(loss - 2.0)
+        assert cure.takes_off.mean == pytest.approx(3.25 - loss)
+        return cure.verdict
+
+    assert [verdict(loss) for loss in (2.2, 2.25, 2.26, 3.04, 3.06, 3.2, 3.4)] == [
+        *(FULL, FULL, PART, PART, NO_EFFECT, NO_EFFECT, HARMS)
+    ]
+
+
+def test_a_loss_that_counts_as_that_at_initialization_is_said_to() -> None:
+    lost = card(planted(lambda lr: [AT_INIT, AT_INIT, 2.4] if lr == 0.3 else valley(rise=0.2)(lr)))
+    number = lost.lines[1].number
+    assert number.endswith("nats, 2 of 3 seeds capped")
+    assert number in "\n".join(lost.text())
+    assert any(note.startswith("Capped: a run of this seed diverged or ended above") for note in lost.notes())
+    assert [test["capped_seeds"] for test in json.loads(lost.as_json())["tests"]] == [0, 2]
+    fine = card(planted(valley(rise=0.2)))
+    assert not any("apped" in line for line in [*fine.text(), *side_by_side_notes(fine, fine)])
+    assert any(note.startswith("Capped") for note in side_by_side_notes(fine, lost))
+    grown = card_of(
+        "", "", Path(), [read_battery().tests["residual_growth"]], stressed_by_depth([2.3], [AT_INIT]), read_battery()
+    )
+    assert "capped" not in grown.lines[0].number  # which is not about the loss
+
+
+def side_by_side_notes(first: Card, second: Card) -> list[str]:
+    return card_pair(first, second, "").notes()
+
+
+def test_what_is_not_judged_shows_no_number() -> None:
+    poor = card(planted(valley(rise=0.2, floor=3.0)))
+    told = "\n".join(poor.text())
+    assert not re.search(r"\d ± ", told)
+    assert "o" not in told.split("[")[1].split("]")[0]
+    assert list(poor.table["value"]) == ["", ""]
+    assert "±" not in poor.page().partition("Beside published recipes")[0]
+    assert [test["value"] for test in json.loads(poor.as_json())["tests"]] != [None, None]
+    beside = beside_published("mine", poor.lines)
+    assert list(beside[beside["recipe"] == "▶ mine"].iloc[0])[2:] == ["not judged"] * 2
+    assert beside["recipe"].tolist().index("▶ mine") > 20  # behind those with a number
+    well = beside_published("mine", card(planted(valley(rise=0.12))).lines)
+    assert well["recipe"].tolist().index("▶ mine") < 5
+    assert well.iloc[:, 2].str.startswith("not judged").sum() == well.iloc[-4:, 2].eq("not judged").sum() == 4
+
+
+def test_a_figure_has_a_dot_per_seed_and_a_bar_where_there_is_an_interval() -> None:
+    made = card(planted(valley(rise=0.25, spread=0.02)))
+    dots, bars = [], []
+    for line in made.lines:
+        for drawn in card_figure([line]).axes[0].lines:
+            (dots if drawn.get_marker() == "o" else bars).append(list(drawn.get_xdata()))
+    expected = [[along(line.test, value) for value in line.interval.values] for line in made.lines]
+    assert dots == expected
+    assert bars == [[along(line.test, end) for end in line.interval[1:3]] for line in made.lines]
+    one = made.lines[0]._replace(interval=made.lines[0].interval._replace(low=math.nan, high=math.nan))
+    unjudged = made.lines[0]._replace(verdict=NOT_JUDGED)
+    drawn = [card_figure([line]).axes[0].lines for line in (one, unjudged)]
+    assert [[len(artist.get_xdata()) for artist in lines] for lines in drawn] == [[SEEDS], [0]]
+    labels = [text.get_text() for text in card_figure(made.lines).axes[0].get_xticklabels()]
+    assert labels == ["passes", "weak", "fails"]
+
+
+def test_a_card_that_is_not_judged_names_the_rates_that_it_tried() -> None:
+    headline = card(planted(valley(rise=0.2, floor=3.0))).headline()
+    assert "from 0.003 to 1 " in headline
+    assert "at 0.03 it ends at 3.00" in headline
+
+
+def test_sizes_count_all_experts_where_there_are_idle_ones() -> None:
+    made = card(planted(valley(rise=0.2)))
+    trend = size_trend(at_sizes(lambda size: 0.03), SIZES, math.nan)
+    assert trend is not None
+    sentence = "Sizes count the parameters of all experts."
+    assert sentence not in replace(made, trend=trend.plain()).notes()
+    assert sentence in replace(made, trend=trend.plain(), active=10).notes()
+    assert sentence not in replace(made, active=10).notes()  # it says nothing of sizes
+
+
+def test_of_words_of_one_key_the_last_holds() -> None:
+    plan = read_plan(["steps=8", "batch_size=8", "steps=9", "++optimizer.clip=2", "optimizer.clip=3"], "lab stress")
+    words = {word.key: word.value for word in plan.request.words}
+    assert {key: words[key] for key in ("steps", "batch_size", "optimizer.clip")} == {
+        **{"steps": 9, "batch_size": 8, "optimizer.clip": 3}
+    }
+    assert len(plan.request.words) == len(words)
+
+
+def test_the_keys_of_a_test_that_a_file_must_have(tmp_path: Path) -> None:
+    needed = {"title", "failure", "source", "metric", "unit", "passes", "fails", "seconds", "means"}
+    assert {key for key, is_needed in battery_room.KEYS.items() if is_needed} == needed
+    assert set(battery_room.KEYS) - needed == {
+        *("fails_with", "stressed", "reference", "cures", "counts_stuck", "minutes", "needs", "cured_as")
+    }
+
+
+def test_the_zones_of_a_strip_have_their_colours_in_a_terminal() -> None:
+    made = card(planted(valley(rise=0.2)))
+    for names in ([], ["mine with intervention=[z_loss]", "b"]):
+        for text, plain in zip(coloured(made.lines, names), strips(made.lines, names), strict=True):
+            assert text.plain == plain
+            colours = [str(span.style) for span in sorted(text.spans)]
+            assert colours == ["green"] * 12 + ["yellow"] * 8 + ["red"] * 12
+            assert text.spans[0].start == plain.rindex("[") + 1
+
+
+def test_spikes_are_those_of_the_training_loss_in_the_order_of_its_steps() -> None:
+    runs = pd.DataFrame(planted_cards(seeds=(0,), lrs=(0.1,), widths=(32,), arms=("z_loss",)))
+    run, noise = runs["id"].iloc[0], np.random.default_rng(0).normal(0, 0.01, 400)
+    rows = [(run, step, "train_loss", "", 2.0 + noise[step] + 3 * (200 <= step < 203)) for step in range(400)]
+    rows += [(run, step, "val_loss", "", 9.0 * (step % 100 == 0)) for step in range(400)]
+    np.random.default_rng(1).shuffle(rows)
+    metrics = pd.DataFrame(rows, columns=list(store.METRIC_COLUMNS)).astype(store.METRIC_COLUMNS)
+    table = by_run(store.Records(store.declared(runs), metrics, None))
+    assert table["spikes"].item() == pytest.approx(1000 / 370)
+    assert table["largest.val_loss"].item() == 9
+
+
+def test_keys_of_an_optimizer_of_ones_own_are_not_those_of_the_one_beside_it(here: Path) -> None:
+    nadam = own_code.read("optimizer", "NAdam")
+    words = ["optimizer.momentum_decay=0.01", "steps=8", "optimizer.lr=1e-3"]
+    own, other = read_plans([], words, "lab stress", code=[nadam])
+    texts = [{word.text for word in plan.request.words} for plan in (own, other)]
+    assert ["++optimizer.momentum_decay=0.01" in of_plan for of_plan in texts] == [True, False]
+    assert not any("momentum_decay" in text for text in texts[1])
+    assert all("steps=8" in of_plan for of_plan in texts)
+    assert [plan.recipe.partition(" with ")[0] for plan in (own, other)] == [
+        *("the default recipe trained by NAdam", "the default recipe")
+    ]
+    assert [plan.folder.name.startswith("NAdam") for plan in (own, other)] == [True, False]
+    assert [plan.lr for plan in (own, other)] == [1e-3, 1e-3]
+
+
+def test_a_long_card_trains_its_curve_at_three_sizes(plant: Callable[[Losses], None]) -> None:
+    def losses_of(setting: Setting) -> Sequence[float]:
+        best = {"model=d64": 0.01, "model=d128": 0.003}.get("".join(setting.words), 0.03)
+        return [2.0 + 0.8 * abs(math.log10(setting.lr / best)) + 0.01 * n for n in range(8)]
+
+    plant(losses_of)
+    words = [word for word in TINY if not word.startswith("model.")]
+    made = make_card(read_plan([*words, "optimizer.lr=3e-4"], "lab stress", minutes=30, cures="none"))
+    assert made.trend is not None
+    assert made.trend["parameters"] == [1000, 4000, 16000]
+    assert made.trend["lr"] == 3e-4
+    assert any("Headroom with size" in line for line in made.text())
+    assert not any("Headroom with size" in line for line in replace(made, is_judged=False).text())
+    assert made.cures is None
+    settings = settings_of_sizes({Setting((), 0.1): table([2]), Setting(("a",), 3.0): table([2])}, [("model=d64",), ()])
+    assert settings == [Setting(("model=d64",), 0.1)]
+
+
+def test_a_pair_of_changes_is_tried_where_none_is_a_full_cure(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses_of(setting: Setting) -> Sequence[float]:
+        text = " ".join(setting.words)
+        rise = 0.5 - 0.2 * ("peri_ln" in text) - 0.19 * ("optimizer=adopt" in text)
+        return [2.2 + rise * abs(math.log10(setting.lr / 0.03)) + 0.002 * (n % 3) * len(text) / 40 for n in range(8)]
+
+    plant(losses_of)
+    made = made_with("peri_ln,adopt,layerscale")
+    cures = {cure.change: cure for cure in made.cures or ()}
+    assert list(cures) == ["peri_ln + adopt", "peri_ln", "adopt", "layerscale"]
+    assert [cure.verdict for cure in cures.values()] == [FULL, PART, PART, NO_EFFECT]
+    assert [cure.is_confirmed for cure in cures.values()] == [True, True, True, False]
+    assert {cure.takes_off.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
+    first_trees = stress_room._first_trees
+
+    def refuse_pairs(request: Any, settings: Any) -> Any:
+        trees, refusals = first_trees(request, settings)
+        return trees, refusals | {of: "they exclude each other" for of in settings if "optimizer=adopt" in of.words}
+
+    monkeypatch.setattr(stress_room, "_first_trees", refuse_pairs)
+    refused = {cure.change: cure.reason for cure in made_with("peri_ln,adopt").cures or ()}
+    assert refused == {"peri_ln": "", "adopt": "", "peri_ln + adopt": "they exclude each other"}
+
+
+def test_a_change_that_cannot_stand_beside_a_recipe_has_the_reason_of_the_config(
+    plant: Callable[[Losses], None],
+) -> None:
+    plant(with_changes(0.5))
+    told = {cure.change: cure.reason for cure in made_with("rezero,qk_rmsnorm,balance").cures or ()}
+    assert told["rezero"].startswith("its learning rate means something else")
+    assert "exclude each other" in told["qk_rmsnorm"]
+    assert told["balance"] == "it acts on experts, which this recipe has none of"
+    (unknown,) = made_with("tighter_clip", "optimizer=stable_spam").cures or ()
+    assert "optimizer.clip" in unknown.reason
+    plan = read_plan(TINY, "lab stress", names=["lr_tolerance"], cures="peri_ln")
+    whole = make_card(replace(plan, tests=[replace(plan.tests[0], cured_as="")]))  # as a test of a package may be
+    assert [cure.reason for cure in whole.cures or ()] == ["its number is that of a whole curve"]
+
+
+def test_a_cure_that_is_not_advised_is_left_out_and_named() -> None:
+    full = of_depth([2.3, 2.31, 2.3])
+    dear, lost = of_depth([2.3, 2.31, 2.3], best=2.41), of_depth([2.0, 2.0, 3.0], best=2.5)
+    test = card_of("", "", Path(), [full.test], stressed_by_depth([2.3] * 3, [5.9] * 3), read_battery())
+    line = replace(test, cures=[full._replace(change="cheap"), dear._replace(change="dear"), lost]).cure_line()
+    assert line.startswith("Depth 8 is cured by cheap (3.63 ± ")
+    assert (
+        f"Left out are dear ({dear.cost_at_best}) and a ({lost.cost_at_best}), since at the best LR they lose" in line
+    )
+    only = replace(test, cures=[full._replace(change="cheap", verdict=NO_EFFECT)] * 2).cure_line()
+    assert only == "Depth 8 is cured by none of the 2 changes tried."
+    harmed = replace(test, cures=[full._replace(change="bad", verdict=HARMS)]).cure_line()
+    assert harmed.startswith("Depth 8 is made worse by bad (")
+    assert "costs" not in harmed
+    assert replace(test, cures=None).cure_line().startswith("No cure was tried; --cures 10")
+
+
+def test_two_cards_are_made_and_printed(
+    plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(lambda setting: [2.2 + 0.3 * abs(math.log10(setting.lr / 0.03)) + 0.01 * n for n in range(8)])
+    written = []
+    monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: written.append(path))
+    plans = read_plans(["llama", "olmo2"], [*TINY, "out=both"], "lab stress", names=["lr_x10"])
+    pair = make_pair(plans)
+    assert pair.names == ("llama", "olmo2")
+    assert pair.shared == [word for word in TINY if not word.startswith("hydra")]
+    assert {Path("both/llama-and-olmo2.html"), Path("both/llama-and-olmo2.json")} <= set(written)
+    assert pair_file(plans, ".html") == Path("both/llama-and-olmo2.html")
+    capsys.readouterr()
+    print_card(pair, Path("both/page.html"))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*pair.text(), "page: both/page.html"]
+    assert printed[0] == pair.title
+    strips_of_both = [line for line in printed if "[" in line and "]  " in line and "ten times" in line]
+    assert [line.split("  [")[0] for line in strips_of_both] == [
+        *("ten times the best LR  llama", "ten times the best LR  olmo2")
+    ]
+    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "stands", "more"]
+    assert "<svg" in pair._repr_html_()
+
+
+def test_a_tolerance_within_a_better_loss_than_that_of_the_curve_is_none() -> None:
+    losses = curve(planted(valley(rise=0.2)))
+    assert tolerances(losses, dict.fromkeys(range(SEEDS), 2.0)) == dict.fromkeys(range(SEEDS), (0.0, True, True))
+    wide, closed, _ = tolerances(losses, dict.fromkeys(range(SEEDS), 2.15))[0]
+    assert (wide, closed) == (pytest.approx(2 * 0.05 / 0.2, rel=0.05), True)
+    assert measure(read_battery().tests["lr_x10"], {}, read_battery()) is None  # before there is a curve
+
+
+def test_a_number_without_a_value_says_so() -> None:
+    test = read_battery().tests["lr_x10"]
+    line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
+    assert line.number == "no value"
+    assert line.outcome == "no value, open"
+    assert with_half_width(at(math.nan, 1.25, math.nan), "nats") == "1.25 nats"
+    assert with_half_width(at(0.5, 1.0, 1.5), "nats", digits=1, sign="+") == "+1.0 ± 0.5 nats"
+    bound = Line(test, PASSES, at(0.5, 1.0, 1.5), True, 2)
+    assert bound.number == "at least 1.00 ± 0.50 nats"
+    deep = Line(read_battery().tests["depth"], FAILS, at(0.5, 1.0, 1.5), False, 2)
+    assert deep.number == "1.00 ± 0.50 nats, 2 of 3 seeds stuck"
+
+
+def test_a_recipe_of_a_file_is_called_by_the_name_of_the_file(here: Path) -> None:
+    Path("a").mkdir()
+    Path("a/mine.yaml").write_text("intervention: [rmsnorm]\n")
+    plan = read_plan(["recipe=a/mine.yaml", "steps=8"], "lab stress")
+    assert (plan.recipe, str(plan.folder)) == ("mine.yaml with steps=8", "runs/stress/mine.yaml_steps=8")
+    assert read_plan(["intervention=[]"], "lab stress").recipe == "the default recipe with intervention=[]"
+    assert read_plan([], "lab stress").folder.name == "default"
+    long = read_plan([f"optimizer.beta1=0.{'1' * 60}"], "lab stress").folder.name
+    assert len(long) == 67  # sixty characters, and a digest
+
+
+def test_a_model_of_ones_own_has_more_steps_whatever_trains_it(own_model: Callable[[str], own_code.OwnCode]) -> None:
+    def steps(*words: str, code: Sequence[own_code.OwnCode]) -> object:
+        return next(word.value for word in read_plan(words, "", code=code).request.words if word.key == "steps")
+
+    model, optimizer = own_model("GPT"), own_code.read("optimizer", "NAdam")
+    assert [steps(code=[model]), steps(code=[model, optimizer]), steps(code=[optimizer]), steps(code=[])] == [
+        *(400, 400, 200, 200)
+    ]
+    assert steps("steps=8", code=[model]) == 8
+
+
+def test_a_caveat_is_told_of_every_number_but_one_that_fails() -> None:
+    slow, tests = [2.6, 2.61, 2.62], [read_battery().tests["depth"]]
+
+    def told(stressed: Sequence[float]) -> list[str]:
+        made = card_of("", "", Path(), tests, stressed_by_depth(slow, stressed), read_battery())
+        return [f"{made.lines[0].verdict}: {note}" for note in made.notes() if "says nothing" in note]
+
+    assert [told(losses)[0].split(":")[0] for losses in ([2.2] * 3, [2.8, 2.81, 2.82], [2.2, 2.6, 2.9])] == [
+        *(NOT_JUDGED, WEAK, OPEN)
+    ]
+    assert told([3.2, 3.21, 3.22]) == []
+
+
+def test_a_note_says_what_a_change_takes_off_where_one_was_tried() -> None:
+    made, tried = card(planted(valley(rise=0.4))), of_depth([2.3] * 3)
+    untried = not_tried(tried.test, "b", "there is none")
+    shown = [
+        any(note.startswith("What a change takes off") for note in replace(made, cures=cures).notes())
+        for cures in (None, [], [untried], [tried], [tried, untried])
+    ]
+    assert shown == [False, False, False, True, True]
+
+
+def test_a_change_is_lost_by_its_mean_over_seeds() -> None:
+    test = read_battery().tests["lr_x10"]
+
+    def advised(own: Sequence[float], with_it: Sequence[float]) -> bool:
+        done = planted(lambda lr: list(own) if lr == 0.03 else [2.8, 2.8, 2.81])
+        trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
+        assert trial.best is not None
+        done |= {trial.stressed: table([2.4, 2.4, 2.41]), trial.best: table(with_it)}
+        return judge(test, [trial], done, 0.03)[0].is_advised
+
+    assert advised([2.3, 2.3, 2.4], [2.31, 2.31, 2.45])  # one seed ends above 2.4, the mean does not
+    assert not advised([2.38] * 3, [2.35, 2.41, 2.45])  # and here it does
+    assert advised([2.41] * 3, [2.42] * 3)  # the recipe was lost before
+
+
+def test_a_test_has_no_line_before_its_runs_are_there() -> None:
+    tolerance, tests = read_battery().tests["lr_tolerance"], read_battery().tests
+    assert measure(tolerance, {}, read_battery()) is None
+    flat = planted(lambda lr: [2.0] * SEEDS)
+    assert measure(tolerance, flat, read_battery()) is None  # its ends are missing
+    assert measure(tests["depth"], flat, read_battery()) is None
+    some = card_of("", "", Path(), list(tests.values()), planted(valley(rise=0.3)), read_battery())
+    assert [line.test.name for line in some.lines] == ["lr_tolerance", "lr_x10"]
+
+
+def test_a_trend_names_its_sizes_and_asks_for_a_learning_rate() -> None:
+    done = at_sizes(lambda size: 0.03 * (size / 1e4) ** -0.5)
+    trend = size_trend(done, SIZES, math.nan)
+    assert trend is not None
+    first, second, *_ = trend.sentences()
+    assert first.startswith("Headroom with size, 10k to 1M parameters: per decade of size, the tolerance changes by ")
+    assert second == "With optimizer.lr=LR, the card says at which size that learning rate would fail."
+
+
+def test_without_a_terminal_each_test_is_told_once_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    made, progress = card(planted(valley(rise=0.2))), Progress("llama")
+    first, second = strips(made.lines[:1]), strips(made.lines[1:])
+    progress.add(made.lines[:1])
+    progress.add(made.lines[:1])
+    assert capsys.readouterr().err.splitlines() == list(first)
+    progress.add(made.lines)
+    progress.add(made.lines)
+    assert capsys.readouterr().err.splitlines() == list(second)
+    progress.end()
+    assert list(progress.lines) == ["lr_tolerance", "lr_x10"]

@@ -17,9 +17,12 @@ from lab.records.store import METRIC_COLUMNS
 from lab.studies.stress.battery import Setting, Spread, read_battery
 from lab.studies.stress.card import card_of
 from lab.studies.stress.guard import CardBaseline, card_from_json, compare_cards
+from lab.studies.stress.lines import NOT_JUDGED, PASSES
 from lab.studies.stress.measures import Outcomes, measure, of_difference
-from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
+from lab.studies.stress.reference import FILE as REFERENCE
+from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from score_crash_test import (
+    agreement_markdown,
     agreements,
     bounds_scores,
     coverage,
@@ -102,10 +105,35 @@ def test_agreement_is_one_where_every_unstable_recipe_is_worse() -> None:
     table = reference_table(runs, BATTERY)
     published = {"llama": "unstable", "opt": "unstable", "olmo2": "stable", "qwen3": "stable"}
     found = {agreement.rule: agreement for agreement in agreements(table, published, BATTERY)}
-    assert found["ten times the best LR"][1:] == pytest.approx((1.0, 1 / 3, 2, 2))
+    assert found["ten times the best LR"][1:] == pytest.approx((1.0, 1 / 3, 2, 2, 0))
     assert found["attention scores are bounded or not"].auc == 1.0
     reverse = {recipe: {"stable": "unstable", "unstable": "stable"}[told] for recipe, told in published.items()}
     assert next(iter(agreements(table, reverse, BATTERY))).auc == 0.0
+
+
+def test_the_p_of_a_rule_with_ties_is_that_of_all_relabellings() -> None:
+    random, names = np.random.default_rng(0), sorted(published_outcomes())
+    values = {name: float(random.integers(0, 3)) for name in names}
+    rows = [{"recipe": name, "lr_x10": value, "lr_x10_verdict": "fails"} for name, value in values.items()]
+    rows[0]["lr_x10_verdict"] = rows[3]["lr_x10_verdict"] = NOT_JUDGED
+    found = next(iter(agreements(pd.DataFrame(rows), published_outcomes(), BATTERY)))
+    ranks = pd.Series(values).rank()
+    unstable = [name for name, outcome in published_outcomes().items() if outcome == "unstable"]
+    sums = np.array([ranks[list(names)].sum() for names in itertools.combinations(ranks.index, len(unstable))])
+    middle = ranks.mean() * len(unstable)
+    assert found.p == pytest.approx(np.mean(abs(sums - middle) >= abs(ranks[unstable].sum() - middle) - 1e-9))
+    assert (found.stable + found.unstable, found.unjudged) == (len(values), 2)
+    assert f"| {len(values)} | 2 |" in agreement_markdown([found])
+
+
+def test_a_page_says_how_many_published_recipes_stand_a_test() -> None:
+    table = pd.read_csv(REFERENCE)["depth_verdict"]
+    assert set(table) == {PASSES, NOT_JUDGED}  # or the page on the crash test says too much of it
+    said = published_verdicts("depth")
+    assert f"{(table == PASSES).sum()} pass it" in said
+    assert said.endswith("so it separates none of them.")
+    assert "separates" not in published_verdicts("lr_x10")
+    assert published_verdicts("spikes") == ""
 
 
 @cache

@@ -89,6 +89,51 @@ def test_endings() -> None:
     ]
 
 
+def test_a_loss_that_comes_back_late_recovers_and_one_that_does_not_is_not_said_to() -> None:
+    """Also after it was given up as stuck or diverged; a loss that falls on at its new level does not come back."""
+    row_n = np.arange(3000)
+    for height in (1.0, 9.0):
+        returns = falling(3000, 1) + height * ((row_n >= 1000) & (row_n < 1900))
+        ((first, ending),) = found(returns)
+        assert (first, ending) == (1000, "recovered")
+        (span,) = loss_spikes(row_n, returns)
+        assert span.end == 1900
+    assert found(falling(3000, 1) + 1.0 * (row_n >= 1000)) == [(1000, "stuck")]
+
+
+@pytest.mark.parametrize("spacing", [1, 10])
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_a_log_that_begins_late_in_training_has_no_loss_at_initialization(spacing: int, start: float) -> None:
+    """Its first row, here up to half a nat above the rest, is neither what was lost nor where training starts anew."""
+    row_n = np.arange(600)
+    usual_n = 2.3 + start * np.exp(-row_n / 60) + np.random.default_rng(spacing).normal(0, 0.02, 600)
+    back_n = usual_n + np.where(row_n >= 200, 2.0 * np.exp(-(row_n - 200) / 25), 0)
+    held_n = usual_n + 0.6 * (row_n >= 200)
+    lost_n = usual_n + 5.0 * (row_n >= 200)
+    endings = ["recovered", "stuck", "diverged"]
+    for loss_n, ending in zip((back_n, held_n, lost_n), endings, strict=True):
+        assert found(loss_n, spacing) == [(200 * spacing, ending)]
+
+
+def test_a_loss_that_is_not_finite_for_a_while_recovers() -> None:
+    loss_n = falling(1000, 1)
+    loss_n[500:510] = math.nan
+    loss_n[700:702] = math.inf
+    assert found(loss_n) == [(500, "recovered"), (700, "isolated")]
+    loss_n[510:900:7] = math.nan
+    assert found(loss_n[:900])[0][0] == 500
+
+
+def test_losses_that_are_logged_at_few_rows_are_no_divergence() -> None:
+    """As of a run whose gradient norm is logged at every step; a NaN that goes on for several such gaps is one."""
+    sparse_n = np.where(np.arange(3000) % 25 == 0, falling(3000, 1), math.nan)
+    assert found(sparse_n) == found(sparse_n[:2990]) == []
+    sparse_n[2000:2100] += 3.0
+    assert found(sparse_n) == [(2000, "recovered")]
+    sparse_n[2500:] = math.nan
+    assert found(sparse_n)[-1] == (2476, "diverged")
+
+
 def test_after_a_loss_that_stays_higher_spikes_are_found_again() -> None:
     row_n = np.arange(3000)
     loss_n = falling(3000, 1) + 1.0 * (row_n >= 1000) + 0.5 * ((row_n >= 2000) & (row_n < 2010))
@@ -96,10 +141,68 @@ def test_after_a_loss_that_stays_higher_spikes_are_found_again() -> None:
 
 
 @pytest.mark.parametrize(("rows", "spikes"), [(rules.FEWEST_ROWS - 1, 0), (rules.FEWEST_ROWS, 1)])
-def test_the_fewest_rows_that_are_judged(rows: int, spikes: int) -> None:
+def test_the_fewest_rows_that_make_a_trend(rows: int, spikes: int) -> None:
+    """Before there is one, a rise by less than half a nat is none if the losses before have a larger range."""
     loss_n = np.random.default_rng(0).normal(2, 0.01, rows)
-    loss_n[-1] += 0.2
+    loss_n[0], loss_n[-1] = 8.0, 2.3
     assert len(found(loss_n)) == spikes
+
+
+def early(rows: int, fall: float = 6.0, noise: float = 0.01) -> np.ndarray:
+    """A loss that falls steeply in its first rows, by so many nats; without a fall, that of a resumed run."""
+    row_n = np.arange(rows)
+    return 2.5 + fall * np.exp(-row_n / 8) + np.random.default_rng(rows).normal(0, noise, rows)
+
+
+@pytest.mark.parametrize("fall", [6.0, 0.0], ids=["from scratch", "resumed"])
+@pytest.mark.parametrize("row", [*range(4, 36), 60])
+def test_a_spike_begins_in_its_row_from_the_fifth_on(row: int, fall: float) -> None:
+    """A jump, and one that builds up over three rows, of which the first is as high as the noise is wide."""
+    for build_up in ([], [0.4, 1.6]):
+        wave = [*build_up, 5.0, 2.0, 0.7]
+        loss_n = early(80, fall)
+        loss_n[row : row + len(wave)] += wave
+        ((first, ending),) = found(loss_n, 500)
+        assert ending == "recovered"
+        assert 0 <= first // 500 - row <= (len(build_up) > 0)
+
+
+@pytest.mark.parametrize(
+    "losses", [[7.8, 5.1, 5.2, 310, 44, 8.3], [7.8, 5.1, 5.2, 6.0, 40, 310, 240], [9, 8, 7, 90, 95, 99]]
+)
+def test_an_explosion_of_few_rows_that_stays_above_the_first_loss_diverges(losses: list[float]) -> None:
+    spans = loss_spikes(np.arange(len(losses)), np.array(losses))
+    assert [span.ending for span in spans] == ["diverged"]
+    assert spans[0].first in (3, 4)
+    sound = np.array([7.8, 5.1, 3.2, 3.1, 3.05, 3.0])
+    assert found(sound) == []
+    assert found(np.append(losses, [4.5, 4.4]))[-1][1] == "recovered"
+
+
+@pytest.mark.parametrize(("rows", "noise"), [(12, 0.1), (30, 0.1), (30, 0.02), (60, 0.05), (100, 0.02)])
+def test_a_clean_start_has_no_spike(rows: int, noise: float) -> None:
+    """Steep or flat, 200 of each; a line through the first rows bends away from a steep start."""
+    row_n = np.arange(rows)
+    for seed in range(100):
+        random = np.random.default_rng([seed, rows])
+        noise_n = random.normal(0, noise, rows)
+        steep_n = 2.6 + 7.5 * np.exp(-row_n / random.uniform(5, 40)) + noise_n
+        assert found(steep_n, 10) == found(2.3 - 0.3 * row_n / rows + noise_n, 10) == []
+
+
+def test_a_single_low_row_is_followed_by_no_spike() -> None:
+    loss_n = early(60, 0.0, 0.02)
+    loss_n[[12, 20]] = 0.0
+    assert found(loss_n) == []
+
+
+def test_an_early_spike_hides_no_later_one() -> None:
+    """Its height does not make the next one small, and its rows count, so that there is a trend in row 30."""
+    steep_n, flat_n = early(60), early(60, 0.0)
+    steep_n[[12, 13, 32]] += [3.0, 2.0, 0.6]
+    flat_n[[12, 13, 22, 34]] += [3.0, 2.0, 0.5, 0.2]
+    assert found(steep_n, 500) == [(6000, "recovered"), (16000, "recovered")]
+    assert found(flat_n, 500) == [(6000, "recovered"), (11000, "recovered"), (17000, "recovered")]
 
 
 @pytest.mark.parametrize("rows", [4, 12, 41, 200])

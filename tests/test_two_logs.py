@@ -205,7 +205,7 @@ def test_the_command_compares_each_log_with_the_first(
     assert [gap["is_paired"] for gap in pairs[1]["gaps"]] == [True, False]
     text = output_of("compare", *paths)
     assert "Batches: shared with A at all 600 steps" in text
-    assert "Verdict: constant gap of +0.0" in text
+    assert "Verdict: B is worse by 0.0" in text
     assert "C: " in text
 
 

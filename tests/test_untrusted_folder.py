@@ -121,6 +121,15 @@ def test_json_from_anybody_is_what_a_table_can_hold(content: str) -> None:
     assert files.parse_json(f'[{2**63 - 1}, "\\ud83d\\ude00", {{}}]'.encode(), list) == [2**63 - 1, "😀", {}]
 
 
+def test_a_pointer_of_git_lfs_is_told_from_what_it_points_to() -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * b"0" + b"\nsize 637723\n"
+    assert files.is_lfs_pointer(pointer)
+    assert files.is_lfs_pointer(pointer.replace(b"\n", b"\r\n"))
+    assert not files.is_lfs_pointer(b"")
+    assert not files.is_lfs_pointer(b"version,loss\n1,2\n")
+    assert not files.is_lfs_pointer(b"# " + pointer)
+
+
 NUMBERS = ("optimizer.lr", "steps", "wall_seconds", "parameters_without_embeddings", "final_val_loss", "seed", "status")
 
 

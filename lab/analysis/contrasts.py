@@ -34,7 +34,7 @@ class Measure(NamedTuple):
     """A quantity in which arms are compared.
 
     Attributes:
-        name: the name of the quantity, which can begin a sentence.
+        name: the name of the quantity, which can begin a sentence; ``{axis}`` stands for the ``Axis`` of the curves.
         unit: its unit; empty for a pure number.
         points: makes the points of a study, under the names of the arms to be compared; no rows if nothing can be.
         reduce: makes a table of numbers from these points, and from the window of learning rates for a sensitivity. It
@@ -135,29 +135,39 @@ def contrast(
     measured = (table.groupby(level="arm").count() > 0).sum()
     columns = [str(column) for column in table if measured[str(column)] > 1 or measured.max() == 1]
     pairs = [name for name in measure.pairs if name in points]
-    by_arm = points.groupby("arm")[[name for name in dict.fromkeys([*pairs, "size"]) if name in points]]
-    runs_of = {str(arm): set(runs.itertuples(index=False)) for arm, runs in by_arm}
+    runs_of, keys_of = _values_by_arm(points, dict.fromkeys([*pairs, "size"])), _values_by_arm(points, pairs)
+    seeds_of = {arm: set(seeds) for arm, seeds in points.groupby("arm")["seed"]}
     alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]
     own = _by_arm(table)
-    together = _by_arm(measure.reduce(points[points["arm"].isin(alike)], window)) if len(alike) > 1 else own
-    differences = {}
+    some_alike = 1 < len(alike) < len(arms)
+    together = _by_arm(measure.reduce(points[points["arm"].isin(alike)], window)) if some_alike else own
+    rows_of, differences = points.groupby("arm").indices, {}
     for arm in arms:
         if reference and arm != reference:
+            pair = dict[str, pd.DataFrame]()
             if arm in alike:
                 pair = together
             else:
-                seeds_of = [set(points.loc[points["arm"] == name, "seed"]) for name in (arm, reference)]
-                apart = not set.intersection(*seeds_of) and min(map(len, seeds_of)) >= FEWEST_SEEDS
+                seeds = seeds_of[arm], seeds_of[reference]
+                apart = not set.intersection(*seeds) and min(map(len, seeds)) >= FEWEST_SEEDS
                 keys = [name for name in pairs if name != "seed" or not apart]
-                both = points[points["arm"].isin([arm, reference])]
-                shared = both[both.groupby(keys)["arm"].transform("nunique") == 2]
-                pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
+                if apart or keys_of[arm] & keys_of[reference]:
+                    both = points.iloc[np.sort(np.concatenate([rows_of[arm], rows_of[reference]]))]
+                    shared = both[both.groupby(keys)["arm"].transform("nunique") == 2]
+                    pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
             differences[arm] = {
                 column: _difference(_seeds(pair, arm, column), _seeds(pair, reference, column), level)
                 for column in columns
             }
     levels = {arm: {column: student_t(_seeds(own, arm, column)) for column in columns} for arm in arms}
     return Contrast(measure, reference, levels, differences)
+
+
+def _values_by_arm(points: pd.DataFrame, names: Iterable[str]) -> dict[str, set[Any]]:
+    """The values that the runs of each arm have in these columns."""
+    columns = [name for name in names if name in points]
+    by_arm = points.groupby("arm")[columns]
+    return {str(arm): set(runs.itertuples(index=False, name=None)) for arm, runs in by_arm}
 
 
 def _by_arm(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -312,6 +322,10 @@ def of_curves(quantity: str) -> Reduce:
     """A number of ``CurveSummary.values`` at each size; NaN where no learning rate beat the bigram model."""
 
     def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
+        if quantity == "best":  # as that of ``CurveSummary``, but of many curves at once
+            curves = [points["curve"], points["seed"]]
+            alive = pd.Series(np.isfinite(points["loss"])).groupby(curves).transform("any")
+            return by_size(points.assign(value=points["capped"].groupby(curves).transform("min").where(alive)))
         if quantity in PARTS:
             inside = per_seed(points, *window).set_index(["curve", "seed"])[quantity]
             worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()

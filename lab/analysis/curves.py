@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import LEARNING_RATE, format_value, listed
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_value, listed
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, TABLE
-from lab.records.store import Records
+from lab.records.run_table import AXIS, DERIVED, FOLLOWED
+from lab.records.store import ENTRIES, TABLE, Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
 SHAPE = ("model.head_width", "model.depth", "model.width")
@@ -219,11 +219,11 @@ def _short_name(key: str, others: Iterable[str]) -> str:
 
 # Groups whose files have names that say what they are.
 CHOICES = ("arm", "data", "optimizer", "parametrization", "recipe", "schedule")
-LR, EPSILON, ENTRIES = "optimizer.lr", "optimizer.eps", "ledger.entries"
+LR, EPSILON = "optimizer.lr", "optimizer.eps"
 NUMBER = r"\d[\d.]*(?:e[-+]\d+)?"
 # Keys that do not distinguish curves: those that vary along a curve, those that change no result, and those that follow
 # from others.
-FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens"}
+FREE = {LR, "seed", "data.seed", "model.name", "scale.name", "out", "device", "tokens", FOLLOWED}
 # Parameter counts within this ratio are one size: an intervention may add a few gains.
 GAINS_TOLERANCE = 1.05
 
@@ -235,6 +235,8 @@ def load(*folders: str | Path) -> Records:
         RequestError: a folder is absent, empty, or of another record version.
     """
     tables = [store.read(Path(folder)) for folder in folders]
+    if len(tables) == 1:
+        return tables[0]
     runs = pd.concat([table.runs.assign(folder=index) for index, table in enumerate(tables)], ignore_index=True)
     runs = runs.loc[(runs["status"] == "failed").sort_values(kind="stable").index].drop_duplicates("id")
     kept = [table.of(set(runs.loc[runs["folder"] == index, "id"])) for index, table in enumerate(tables)]
@@ -295,10 +297,10 @@ def axis_of(runs: pd.DataFrame) -> str:
     return axis if axis in runs else ""
 
 
-def axis_name(runs: pd.DataFrame) -> str:
-    """The name of ``axis_of`` for readers."""
+def named_axis(runs: pd.DataFrame) -> Axis:
+    """``axis_of`` in words."""
     axis = axis_of(runs)
-    return LEARNING_RATE if axis == LR else setting_name(axis, ()) if axis else ""
+    return LEARNING_RATE if axis == LR else axis_called(setting_name(axis, ())) if axis else NO_AXIS
 
 
 def parameters(runs: pd.DataFrame) -> pd.Series[Any]:
@@ -370,7 +372,8 @@ def _sizes_of_shapes(ended: pd.DataFrame, counts: Sequence[int]) -> dict[int, in
 def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
     free = FREE - {LR} | {axis_of(runs)}
-    config = sorted(key for key in set(map(str, runs)) - set(store.RUN_COLUMNS) - free if key.split(".")[0] != "probes")
+    others = set(map(str, runs)) - set(store.RUN_COLUMNS) - free
+    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED))
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})

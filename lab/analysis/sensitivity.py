@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -11,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import LR, axis_name, axis_of, load, points, significant
+from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant
 from lab.analysis.statistics import student_t, student_t_of_rows
-from lab.analysis.text import UNDEFINED, count, first_to_last, format_value, in_terms_of, span
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
 from lab.records import run_table
 from lab.records.columns import Columns
@@ -33,15 +34,20 @@ class Window(NamedTuple):
 # The window of Wortsman et al. 2023, sec. 2.2, for AdamW.
 WINDOW = Window(3e-4, 3e-1)
 LOW, HIGH = WINDOW
+# A learning rate above the best one is costly if the loss ends further than this above the best loss, nats/token.
+LOST = 0.3
+# Arms of an imported table that are compared, which takes a minute; and up to which number each is with each other one.
+MOST_ARMS, MOST_PAIRED = 500, 200
 FEWEST_LRS = 3  # learning rates inside a window for a sensitivity; with fewer, arms are compared by their best losses
 PARTS = ("total", "below", "above")
 # Parametrizations in which every tensor has the peak learning rate.
 UNSCALED = ("standard", "inverse_head_width")
 MOST_ROWS = 60  # of a study that a notebook displays
-ABOUT_NUMBERS = (
-    "Nats per token, mean over seeds with its 95 % interval. Sensitivity is over the learning rates from {}. An "
-    "unstable learning rate is above the best one and ends worse than a bigram model of the text, if runs record its "
-    "loss, or diverges."
+ABOUT_LOSSES = "Nats per token, mean over seeds with its 95 % interval."
+ABOUT_CURVES = (
+    "Sensitivity is over the {axis.values} from {window}. An unstable {axis.name} is above the best one and ends worse "
+    "than a bigram model of the text, or diverges. Where the loss of such a model is not known, it ends more than "
+    f"{LOST:g} above the best loss, or above that at initialization."
 )
 
 
@@ -105,6 +111,8 @@ def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitiv
 
 def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIGH) -> Sensitivity:
     """``split`` of learning rates as rounded by ``significant`` and their losses as made by ``capped``."""
+    if len(lr) < 2:
+        return Sensitivity(math.nan, math.nan, math.nan)
     if len(set(lr)) < len(lr):
         raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
     floor, ceiling = significant([low, high])
@@ -128,14 +136,23 @@ def judge(points: pd.DataFrame) -> pd.DataFrame:
 
     If all runs of a seed's curve diverged, ``best_lr`` is NaN. The outcome is ``diverged``, ``unstable`` or empty. A
     run is unstable if its learning rate is above the best one of its seed's curve and it ended worse than a bigram
-    model of the text. Small models seldom reach NaN: their loss stays high instead.
+    model of the text. Small models seldom reach NaN: their loss stays high instead. Where nobody knows the loss of a
+    bigram model, as of runs imported from a table, such a run ended more than ``LOST`` above the best loss of its
+    curve, or above the loss at initialization.
     """
-    frame = points.assign(capped=capped(points))
-    diverged = (frame["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(frame["loss"])
-    by_loss = frame.assign(lr=frame["lr"].mask(diverged)).sort_values(["capped", "lr"])
-    frame["best_lr"] = by_loss.groupby(["curve", "seed"])["lr"].transform("first")
-    unstable = (frame["lr"] > frame["best_lr"]) & (frame["loss"] > frame["loss_bigram"])
-    return frame.assign(outcome=np.select([diverged, unstable], ["diverged", "unstable"], ""))
+    loss, at_init, bigram, lr = (points[name].to_numpy(float) for name in ("loss", "loss_at_init", "loss_bigram", "lr"))
+    capped_loss = capped(points)
+    diverged = (points["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(loss)
+    curve = points.groupby(["curve", "seed"], sort=False).ngroup().to_numpy()
+    ended = np.flatnonzero(~diverged)
+    by_loss = ended[np.lexsort([lr[ended], capped_loss[ended], curve[ended]])]
+    curves, first = np.unique(curve[by_loss], return_index=True)
+    best = np.full((2, curve.max(initial=-1) + 1), math.nan)  # learning rate and loss
+    best[:, curves] = lr[by_loss[first]], capped_loss[by_loss[first]]
+    best_lr, best_loss = best[:, curve]
+    lost = np.where(np.isnan(bigram), (loss > best_loss + LOST) | (loss > at_init), loss > bigram)
+    outcome = np.select([diverged, lost & (lr > best_lr)], ["diverged", "unstable"], "")
+    return points.assign(capped=capped_loss, best_lr=best_lr, outcome=outcome)
 
 
 def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
@@ -208,23 +225,32 @@ def all_pairs(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.
 
 def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: float, high: float) -> pd.DataFrame:
     """Rows of ``paired`` for these pairs; an arm is measured once for all pairs that use the same runs of it."""
-    runs_of = dict(iter(points.groupby("arm", sort=False)))
-    keys_of = {arm: list(zip(runs["size"], runs["seed"], runs["lr"], strict=True)) for arm, runs in runs_of.items()}
-    sets_of = {arm: frozenset(keys) for arm, keys in keys_of.items()}
-    parts_of = dict(iter(per_seed(points, low, high).groupby("arm", sort=False)))
-    measured = {(arm, sets_of[arm]): _parts_by_size(seeds) for arm, seeds in parts_of.items()}
+    lrs, losses = significant(points["lr"]), capped(points)
+    sizes, seeds = points["size"].tolist(), points["seed"].tolist()
+    places = points.groupby(["size", "seed", "lr"], sort=False).ngroup().tolist()  # that runs of two arms share
+    rows_of = {
+        arm: {places[row]: row for row in rows} for arm, rows in points.groupby("arm", sort=False).indices.items()
+    }
+    places_of = {arm: frozenset(rows) for arm, rows in rows_of.items()}
+    measured: dict[Any, dict[Any, dict[Any, Sensitivity]]] = {}
 
-    def measure(arm: str, shared: frozenset[Any]) -> dict[Any, dict[Any, tuple[float, ...]]]:
+    def measure(arm: str, shared: frozenset[int]) -> dict[Any, dict[Any, Sensitivity]]:
         """The parts of sensitivity by size and seed, over the runs that are shared."""
         if (arm, shared) not in measured:
-            runs = runs_of[arm][[key in shared for key in keys_of[arm]]]
-            measured[arm, shared] = _parts_by_size(per_seed(runs, low, high))
+            by_curve: dict[tuple[Any, Any], list[int]] = {}
+            for place, row in rows_of[arm].items():
+                if place in shared:
+                    by_curve.setdefault((sizes[row], seeds[row]), []).append(row)
+            by_size = measured.setdefault((arm, shared), {})
+            for (size, seed), rows in by_curve.items():
+                by_size.setdefault(size, {})[seed] = regret(lrs[rows], losses[rows], low, high)
         return measured[arm, shared]
 
     rows, differences = [], []
     for first, second in pairs:
-        shared = sets_of.get(first, frozenset()) & sets_of.get(second, frozenset())
-        left, right = (measure(arm, shared) if shared else {} for arm in (first, second))
+        same = places_of[first] == places_of[second]
+        shared = places_of[first] if same else places_of[first] & places_of[second]
+        left, right = measure(first, shared), measure(second, shared)
         for size in sorted(left):
             rows.append({"first": first, "second": second, "size": size})
             differences.append([np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()])
@@ -233,13 +259,6 @@ def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: fl
     for index, part in enumerate(PARTS):
         frame[part] = pd.Series(intervals[index :: len(PARTS)], dtype=object)
     return frame
-
-
-def _parts_by_size(seeds: pd.DataFrame) -> dict[Any, dict[Any, tuple[float, ...]]]:
-    by_size: dict[Any, dict[Any, tuple[float, ...]]] = {}
-    for size, seed, *parts in seeds[["size", "seed", *PARTS]].itertuples(index=False):
-        by_size.setdefault(size, {})[seed] = tuple(parts)
-    return by_size
 
 
 def _ended_below_init(runs: pd.DataFrame) -> np.ndarray:
@@ -301,7 +320,7 @@ class Study(NamedTuple):
         points: ``judge(points(records.runs))``.
         seeds: ``per_seed(points, *window)``.
         curves: ``by_curve(seeds)``.
-        pairs: ``all_pairs(points, *window)``.
+        pairs: ``all_pairs(points, *window)``; no rows if an imported table has more than ``MOST_PAIRED`` arms.
         window: the learning rates over which sensitivity is a mean.
     """
 
@@ -333,9 +352,14 @@ class Study(NamedTuple):
         return self.records.runs[self.records.runs["status"] == "failed"]
 
     @property
+    def along(self) -> Axis:
+        """What varies along a curve, in words: the learning rate, unless a table has another axis."""
+        return named_axis(self.runs)
+
+    @property
     def axis(self) -> str:
-        """The name of what varies along a curve, which is the learning rate unless a table has another axis."""
-        return axis_name(self.runs)
+        """The name of what varies along a curve; empty where curves have one point."""
+        return "" if self.along == NO_AXIS else self.along.name
 
     def __repr__(self) -> str:
         return f"<Study: {self._extent()}>"
@@ -345,26 +369,29 @@ class Study(NamedTuple):
         numbers = {"run": len(self.runs), **{name: self.points[name].nunique() for name in ("arm", "size", "seed")}}
         counts = [f"{number} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
         lost = [f"{status[name]} {name}" for name in ("diverged", "failed") if name in status]
-        rates = "learning rate " + first_to_last(map(format_value, (lr.min(), lr.max())))
-        return in_terms_of(self.axis, ", ".join([counts[0], *lost, *counts[1:], rates]))
+        ends = f"{self.along.name} {first_to_last(map(format_value, (lr.min(), lr.max())))}"
+        return ", ".join([counts[0], *lost, *counts[1:], *[ends] * (self.along != NO_AXIS)])
 
     def _repr_html_(self) -> str:
         """What notebooks display: a row per arm and size."""
-        curves = [curve for _, curve in self.points.groupby("curve", sort=False)]
-        table = pd.DataFrame(
-            {
-                "arm": self.curves["arm"],
-                "parameters": self.curves["size"].map(count),
-                "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
-                "best LR": self.curves["best_lr"].map(span),
+        axis, curves = self.along, [curve for _, curve in self.points.groupby("curve", sort=False)]
+        columns = {
+            "arm": self.curves["arm"],
+            "parameters": self.curves["size"].map(count),
+            "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
+        }
+        about = ABOUT_LOSSES
+        if axis != NO_AXIS:
+            columns |= {
+                f"best {axis.short}": self.curves["best_lr"].map(span),
                 "sensitivity": self.curves["total"].map(lambda interval: interval.bare),
-                "instability part": self.curves["above"].map(lambda interval: interval.bare),
-                "unstable LRs": list(map(_unstable_lrs, curves)),
-                "seeds": [curve["seed"].nunique() for curve in curves],
+                axis.above: self.curves["above"].map(lambda interval: interval.bare),
+                f"unstable {axis.short}{'s' * (axis == LEARNING_RATE)}": list(map(_unstable_lrs, curves)),
             }
-        ).to_html(index=False, border=0, max_rows=MOST_ROWS)
-        page = f"<p>{self._extent()}</p>\n{table}\n<p>{ABOUT_NUMBERS.format(self.window)}</p>"
-        return in_terms_of(self.axis, page)
+            about += f" {ABOUT_CURVES.format(axis=axis, window=self.window)}"
+        columns["seeds"] = [curve["seed"].nunique() for curve in curves]
+        table = pd.DataFrame(columns).to_html(index=False, border=0, max_rows=MOST_ROWS)
+        return f"<p>{html.escape(self._extent())}</p>\n{table}\n<p>{html.escape(about)}</p>"
 
 
 def _unstable_lrs(curve: pd.DataFrame) -> str:
@@ -437,18 +464,25 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     """Compute all tables, as ``study`` does, from records that were read.
 
     Raises:
-        RequestError: all runs failed, or the window is invalid.
+        RequestError: all runs failed, a table has too many arms, or the window is invalid.
     """
     window, axis = window_of(window), axis_of(records.runs)
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
+    arms, is_table = ended["arm"].nunique(), run_table.is_imported(records)
+    if is_table and arms > MOST_ARMS:
+        raise RequestError(
+            f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
+            "--arm names fewer columns, or --best-over more"
+        )
     if axis not in (LR, "") and window == WINDOW:
         window = Window(ended["lr"].min(), ended["lr"].max())
     else:
         check_window(ended, window)
     seeds = per_seed(ended, *window)
-    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(ended, *window), window)
+    paired_runs = ended if not is_table or arms <= MOST_PAIRED else ended.head(0)
+    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(paired_runs, *window), window)
 
 
 def with_scaled_steps(study: Study) -> pd.MultiIndex:

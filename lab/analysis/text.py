@@ -6,22 +6,59 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-# What an axis is called unless a table has another one, and how texts speak of it.
-LEARNING_RATE = "learning rate"
-_SPOKEN = {
-    r"(LR|Learning-rate) sensitivity": "Sensitivity to {}",
-    r"\b(peak )?learning rates\b": "values of {}",
-    r"\bLearning rates\b": "Values of {}",
-    r"\b(peak |Peak )?[Ll]earning rate\b": "{}",
-    r"\bLRs?\b": "{}",
-    r"\bunder-training part\b": "part below the best",
-    r"\binstability part\b": "part above the best",
-    r"\bis under-training\b": "is the part below the best",
-}
+
+class Axis(NamedTuple):
+    """The setting along which curves run, and the words in which texts speak of it.
+
+    Attributes:
+        name: its name for readers, such as ``learning rate``.
+        short: its name where there is little room, such as ``LR``.
+        values: its name in the plural.
+        peak: its name on the axes of figures; empty where curves have one point.
+        sensitivity: the name of the sensitivity to it.
+        below: the name of the part of this sensitivity that lies below the best value; ``above``, likewise.
+    """
+
+    name: str
+    short: str
+    values: str
+    peak: str
+    sensitivity: str
+    below: str
+    above: str
+
+    @property
+    def over(self) -> str:
+        """``over learning rates`` after a space; empty where curves have one point."""
+        return f" over {self.values}" if self.peak else ""
+
+
+LEARNING_RATE = Axis(
+    name="learning rate",
+    short="LR",
+    values="learning rates",
+    peak="peak learning rate",
+    sensitivity="LR sensitivity",
+    below="under-training part",
+    above="instability part",
+)
+# Of a table without learning rates, whose curves have one point each.
+NO_AXIS = Axis("run", "run", "runs", "", "sensitivity", "part below the best", "part above the best")
+
+
+def axis_called(name: str) -> Axis:
+    """The axis of a setting with this name, other than the learning rate."""
+    sensitivity = f"sensitivity to {name}"
+    return Axis(name, name, f"values of {name}", name, sensitivity, NO_AXIS.below, NO_AXIS.above)
+
+
+# Of more words, or longer ones, a sentence lists the first ones and the number of the others.
+MOST_LISTED, LONGEST_LIST = 8, 400
 UNDEFINED = "\N{EM DASH}"  # the cell of a number that is not defined
 
 
@@ -83,19 +120,19 @@ def span(values: Sequence[float]) -> str:
     return ends if len(present) == len(values) else f"{ends} ({len(present)} of {len(values)} seeds)"
 
 
-def in_terms_of(axis: str, text: str) -> str:
-    """A text about learning rates as one about the axis along which curves run; without one, the same but shorter."""
-    if not axis:
-        return re.sub(r" (over|by|at) (the )?learning rates?( 0)?\b|\blearning rate 0(&#10;|\n|, )", "", text)
-    for spoken, other in _SPOKEN.items() if axis != LEARNING_RATE else ():
-        text = re.sub(spoken, other.format(axis).replace("\\", r"\\"), text)
-    return text
-
-
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
     """Words as a list in a sentence: ``a, b and c``."""
     *most, last = words
     return f"{', '.join(most)} {conjunction} {last}" if most else last
+
+
+def few(words: Iterable[str], others: str = "more") -> list[str]:
+    """Words for a list in a sentence; of many the first ones and how many ``others`` there are, ``[a, b, 20 more]``."""
+    every = list(words)
+    lengths = accumulate(len(word) + 2 for word in every)
+    shown = min(MOST_LISTED, max(1, sum(length <= LONGEST_LIST for length in lengths)))
+    is_short = len(every) <= MOST_LISTED + 1 and sum(len(word) + 2 for word in every) <= LONGEST_LIST
+    return every if is_short or len(every) == 1 else [*every[:shown], f"{len(every) - shown} {others}"]
 
 
 def plain_text(table: pd.DataFrame) -> list[str]:

@@ -144,7 +144,7 @@ def _train(request: Request, folder: Path, arms: Sequence[Arm], wanted: Mapping[
     merged = done | {cell: done.get(cell, {}) | of_cell for cell, of_cell in ids.items()}
     table = cells_table(merged, others | reasons)
     store.open_folder(folder, planned.engine)
-    files.write_text(folder / CELLS, table.to_csv(index=False, lineterminator="\n"))  # first, in case of a stop
+    files.write_csv(folder / CELLS, table)  # first, in case of a stop
     log = ProgressLog(len(planned.fleets), partial(say, error=True))
     launch.train_missing(planned, composed.launcher, request, screen=log)
 

@@ -9,17 +9,16 @@ import re
 import shlex
 import sys
 import traceback
-import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from lab.cli import usage
 from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.sweeping.local_jobs import run_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +39,15 @@ def _sweep(arguments: list[str]) -> None:
     from lab.cli import request
     from lab.core import shipped
 
-    if not arguments or arguments[0].startswith("-") or ("=" in arguments[0] and not arguments[0].endswith(".yaml")):
+    if not arguments or not is_sweep(arguments[0]):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(shipped.sweeps())}")
     sweep, command = request.find_sweep(arguments[0]), request.command_line(sys.argv[1:])
     _carry_out(request.read_request(arguments[1:], command, name=sweep.stem, sweep=sweep))
+
+
+def is_sweep(word: str) -> bool:
+    """Whether a word may name a sweep, and is neither an option nor an override."""
+    return not word.startswith("-") and ("=" not in word or word.endswith(".yaml"))
 
 
 def _train(arguments: list[str]) -> None:
@@ -56,28 +60,23 @@ def _train(arguments: list[str]) -> None:
 def _stress(arguments: list[str]) -> None:
     from lab.cli import own_code, request, stress
 
-    is_value = [before == "--probe" for before in ["", *arguments[:-1]]]  # and no override, though it has "="
+    values = [option for option, takes in usage.COMMANDS["stress"].parsed_options.items() if takes]
+    is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
     is_word = [request.is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
     words = list(compress(arguments, is_word))
     given = OptionParser("stress").read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
     if given.params:
         _numbers(given, words)
         return
-    if given.html or given.thresholds:
-        raise RequestError(f"--{'html' if given.html else 'thresholds'} goes with --params, which asks by numbers")
+    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
+        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
     names = given.tests.split(",") if given.tests else []
     options = ["--config-dir", given.config_dir] if given.config_dir else []
     command = request.command_line(sys.argv[1:])
-    probes = own_code.read_probes(given.probe)
-    if probes and not given.model:
-        raise RequestError("--probe names modules of a model of your own; give it with --model")
-    code = [own_code.read(kind, path, probes) for kind in own_code.KINDS if (path := getattr(given, kind))]
-    for own in code:
-        if own.remark:
-            say(f"lab: {own.remark}", error=True)
+    code = own_code.read_options(given)
     arms = given.arms.split(",") if given.arms else []
     if arms and given.cures not in (None, "all"):
         raise RequestError("--arms goes with --cures all")
@@ -108,9 +107,11 @@ def _seconds(text: str) -> float:
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
-    from lab.studies.numbers.numbers import read_numbers
+    from lab.studies.numbers.numbers import LOOK, STOP, read_numbers
     from lab.studies.numbers.page import NumbersPage
 
+    if given.fail_on not in (None, LOOK, STOP):
+        raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
     others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
     if unfit := next((name for name in others if getattr(given, name)), ""):
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
@@ -123,12 +124,14 @@ def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
         files.write_output(Path(given.thresholds), page.thresholds_text())
     if given.json:
         say(page.as_json())
-        return
-    for line in page.text():
-        say(line)
-    for name in ("html", "thresholds"):
-        if path := getattr(given, name):
-            say(f"{'page' if name == 'html' else name}: {path}")
+    else:
+        for line in page.text():
+            say(line)
+        for name in ("html", "thresholds"):
+            if path := getattr(given, name):
+                say(f"{'page' if name == 'html' else name}: {path}")
+    if given.fail_on and page.decision.word in (STOP, given.fail_on):
+        raise SystemExit(1)
 
 
 def _carry_out(asked: Request) -> None:
@@ -163,13 +166,15 @@ def _import(arguments: list[str]) -> None:
     command = shlex.join(["lab", "import", *arguments])
     is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
     runs = len(read.records.runs)
+    failed = int((read.records.runs["status"] == "failed").sum())
     if given.json:
         _say_json({"folder": out, "runs": runs, "is_new": is_new, "mapping": dict(read.mapping)})
         return
     width = max(len(meaning) for meaning, _ in read.mapping)
     for meaning, column in read.mapping:
         say(f"{meaning:{width}}  {column}")
-    say(f"{runs} runs {'imported' if is_new else 'already there'}; lab report {shlex.quote(out)}")
+    left_out = f", {failed} left out" if failed else ""
+    say(f"{runs - failed} runs {'imported' if is_new else 'already there'}{left_out}; lab report {shlex.quote(out)}")
 
 
 def _measurements(log: Path) -> dict[str, pd.Series]:
@@ -203,7 +208,9 @@ def _report(arguments: list[str]) -> None:
     if given.width:
         raise RequestError("--width goes with --format pdf or --format png")
     index, failures = None, dict[Path, str]()
-    if len(folders) == 1 and (several := _results_folders(folders[0])):
+    several = _results_folders(folders[0]) if len(folders) == 1 else []
+    _note_damage(*(several or folders))
+    if several:
         ends = _write_reports(several, window)
         reports = [end for end in ends.values() if not isinstance(end, str)]
         failures = {folder: end for folder, end in ends.items() if isinstance(end, str)}
@@ -213,14 +220,29 @@ def _report(arguments: list[str]) -> None:
         report, summary = build.make_report(folders, window, _positive("--difference", given.difference))
         page, reports = report.page, [report]
         lines = [summary, *(f"card: {folder / 'card.html'}" for folder in folders if (folder / "card.html").is_file())]
+    reasons = [f"no report of {folder}: {reason}" for folder, reason in failures.items()]
     if given.json:
-        _say_json({"index": index, "reports": [report._asdict() for report in reports]})
+        answer = {"index": index, "reports": [report._asdict() for report in reports]}
+        _say_json(answer | ({"verdict": "refused", "reasons": reasons} if reasons else {}))
     else:
         say("\n".join([*lines, f"{'index' if index else 'report'}: {page}"]))
     if given.open:
+        import webbrowser
+
         webbrowser.open(page.absolute().as_uri())
-    if failures:
-        raise RequestError("; ".join(f"no report of {folder}: {reason}" for folder, reason in failures.items()))
+    if reasons:
+        raise RequestError("; ".join(reasons))
+
+
+def _note_damage(*folders: Path) -> None:
+    """Say which records of these folders are damaged, since the runs count as missing."""
+    from lab.analysis.text import few, listed
+    from lab.records import store
+
+    for folder in folders:
+        if names := store.damaged(folder):
+            runs = "1 run is" if len(names) == 1 else f"{len(names)} runs are"
+            say(f"lab: {folder}: {runs} damaged and left out: {listed(few(names))}", error=True)
 
 
 def _positive(option: str, given: str | None) -> float | None:
@@ -269,6 +291,8 @@ def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None,
 
 def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
     """Write the report of each folder, as many at once as there are cores; the reason for a folder that has none."""
+    from lab.sweeping.local_jobs import run_jobs
+
     slots = [None] * min(machine.cores(), len(folders))
     ends = run_jobs(_write_report, ((folder, window) for folder in folders), slots, imports=["lab.report.build"])
     return {
@@ -313,6 +337,7 @@ def _predict(arguments: list[str]) -> None:
         raise RequestError("predict from which folder? lab predict DIR")
     folder, window = given.folders[0], _window(given)
     records = load(folder)
+    _note_damage(folder)
     if given.size or given.lr:
         _predict_at(records, given.size, given.lr, window, as_json=given.json)
         return
@@ -336,16 +361,19 @@ def _predict(arguments: list[str]) -> None:
 
 
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
+    from lab.analysis.curves import named_axis
     from lab.analysis.forecast import at_size, report
+    from lab.studies.numbers.limits import read_limits
 
     parameters, rate = _positive("--size", size), _positive("--lr", lr)
     if parameters is None:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
     found = at_size.forecasts_at(records, parameters, rate, window)
+    public = read_limits()["failing_lr"].at({"params": parameters})
     if as_json:
-        _say_json(at_size.plain(found, parameters, rate))
+        _say_json(at_size.plain(found, parameters, rate, public))
     else:
-        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH)
+        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, named_axis(records.runs), public)
         say("\n".join([*lines, *report.said_of_experts(records)]))
 
 
@@ -355,9 +383,19 @@ def _watch(arguments: list[str]) -> None:
     raise SystemExit(watching.watch(OptionParser("watch").read(arguments)))
 
 
+def _selftest(arguments: list[str]) -> None:
+    from lab.cli import selftest
+
+    given = OptionParser("selftest").read(arguments)
+    if given.folders:
+        raise RequestError(f"lab selftest takes no {str(given.folders[0])!r}")
+    raise SystemExit(selftest.check_machine(given.json))
+
+
 def _claims(arguments: list[str]) -> None:
     from lab.core import files, shipped
-    from lab.report import scoreboard
+    from lab.report import ruled, scoreboard
+    from lab.studies.claims import RULED
 
     given = OptionParser("claims").read(arguments)
     if given.power or given.effect:
@@ -371,8 +409,11 @@ def _claims(arguments: list[str]) -> None:
     options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
     formats = [option for option, is_given in options.items() if is_given]
     chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
-    here = [results] if (results := shipped.results()) == Path("results") else []
-    text = scoreboard.render(given.folders or here, *formats, **chosen)
+    if given.source in RULED:
+        text = ruled.render(given.source, formats[-1] if formats else "")
+    else:
+        here = [results] if (results := shipped.results()) == Path("results") else []
+        text = scoreboard.render(given.folders or here, *formats, **chosen)
     if given.html:
         files.write_output(Path(given.html), text)
     say(f"page: {given.html}" if given.html else text)
@@ -421,11 +462,15 @@ def _export(arguments: list[str]) -> None:
     given = OptionParser("export").read(arguments)
     if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
-    say(export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None))
+    said = export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None)
+    _note_damage(given.folders[0])
+    say(said)
 
 
 def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check, render
+    from lab.analysis.guard.compare import UNCLEAR
+    from lab.analysis.text import listed
     from lab.core import files
     from lab.studies.stress import guard
 
@@ -433,15 +478,35 @@ def _check(arguments: list[str]) -> None:
     if given.save or given.show:
         _keep_baseline(given)
         return
+    by_itself = given.fail_on in guard.FAILING and not given.baseline
+    if given.fail_on and given.fail_on != UNCLEAR and not by_itself:
+        verdicts = listed(guard.FAILING, "or")
+        raise RequestError(f"--fail-on takes {UNCLEAR}, or without --baseline {verdicts}, not {given.fail_on!r}")
+    if by_itself:
+        _check_verdicts(given)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
     comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
+    _note_damage(folder)
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
     for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
         if path:
             files.write_output(Path(path), write(comparison))
     raise SystemExit(comparison.exit_code)
+
+
+def _check_verdicts(given: argparse.Namespace) -> NoReturn:
+    """Judge a card by its own verdicts, without a baseline, and end with the exit code."""
+    from lab.studies.stress import guard
+
+    others = ("margin", "strict", "junit", "markdown", "window", "json")
+    if len(given.folders) != 1 or any(getattr(given, name) for name in others):
+        raise RequestError(f"lab check DIR --fail-on {given.fail_on} takes the folder of a card and no more")
+    lines, code = guard.check_verdicts(given.folders[0], given.fail_on)
+    say("\n".join(lines))
+    raise SystemExit(code)
 
 
 def _keep_baseline(given: argparse.Namespace) -> None:
@@ -450,7 +515,7 @@ def _keep_baseline(given: argparse.Namespace) -> None:
     from lab.analysis.sensitivity import WINDOW
     from lab.studies.stress import guard
 
-    others = ("baseline", "margin", "strict", "junit", "markdown", "json", *["window"] * bool(given.show))
+    others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
         any(getattr(given, name) for name in others)
         or len(given.folders) != bool(given.save)
@@ -513,6 +578,7 @@ def _status(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("status of which folder? lab status DIR")
     status = read_status(given.folders[0])
+    _note_damage(given.folders[0])
     say(status.as_json() if given.json else "\n".join(status.lines()))
 
 
@@ -537,6 +603,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "coordcheck": _coordcheck,
     "predict": _predict,
     "watch": _watch,
+    "selftest": _selftest,
     "claims": _claims,
     "leaderboard": _leaderboard,
     "check": _check,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
 from lab.cli import commands, interrupt, usage
 from lab.core import distributed, machine
 from lab.core.errors import RequestError, nearest
-from lab.core.printing import say
+from lab.core.printing import say, texts_on_stdout
 
 DONE, FAILED, REFUSED, FAULT = 0, 1, 2, 70
+HELP = ("help", "-h", "--help")
 UNREAD = 141  # as of a program that SIGPIPE ends
 
 
@@ -22,9 +23,15 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns its exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"
     machine.configure_process()
-    if distributed.world_size() > 1:
+    if distributed.world_size() > 1 and arguments[:1] != ["selftest"]:  # which each rank carries out
         _on_ranks(arguments)
-    return _coded(lambda: _dispatch(arguments))
+    return _coded(lambda: _dispatch(arguments), as_json=_asks_for_json(arguments))
+
+
+def _asks_for_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks a command that can answer in JSON to do so."""
+    word, *rest = arguments or [""]
+    return "--json" in rest and word in usage.COMMANDS and "--json" in usage.COMMANDS[word].parsed_options
 
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
@@ -33,7 +40,9 @@ def _on_ranks(arguments: Sequence[str]) -> NoReturn:
 
     code = _coded(distributed.join)
     if distributed.is_joined():
-        code = _coded((lambda: _dispatch(arguments)) if distributed.is_first_rank() else launch.follow_first_rank)
+        is_first = distributed.is_first_rank()
+        work = (lambda: _dispatch(arguments)) if is_first else launch.follow_first_rank
+        code = _coded(work, as_json=is_first and _asks_for_json(arguments))
         if distributed.is_first_rank() and code in (DONE, REFUSED):  # the other ranks still wait for the next fleet
             distributed.send_to_all(None)
         if code in (DONE, REFUSED, machine.EXIT_PREEMPTED):  # after any other end the other ranks cannot be reached
@@ -43,13 +52,20 @@ def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     os._exit(code)  # gloo's threads hold Python's tensors, and abort if they outlive the interpreter
 
 
-def _coded(work: Callable[[], None]) -> int:
-    """Do the work; returns its exit code."""
+def _coded(work: Callable[[], None], *, as_json: bool = False) -> int:
+    """Do the work; returns its exit code.
+
+    A refusal is a line on stderr, and ``as_json`` also the answer on stdout, unless there is one already.
+    """
+    before = texts_on_stdout()
     try:
         work()
         return DONE
     except RequestError as refusal:
-        say(f"lab: {' '.join(str(refusal).split())}", error=True)
+        reason = " ".join(str(refusal).split())
+        say(f"lab: {reason}", error=True)
+        if as_json and texts_on_stdout() == before:
+            say(json.dumps({"verdict": "refused", "reasons": [reason]}, ensure_ascii=False))
         return REFUSED
     except KeyboardInterrupt:
         interrupt.report()
@@ -68,12 +84,14 @@ def _coded(work: Callable[[], None]) -> int:
 
 def _dispatch(arguments: Sequence[str]) -> None:
     word, *rest = arguments or [""]
-    if word == "help" and rest:  # lab help sweep
+    if word in HELP and rest:  # lab help sweep
         word, rest = rest[0], ["--help"]
-    if word in ("", "-h", "--help", "help"):
+    if word in ("", *HELP):
         say(usage.overview())
         raise SystemExit(DONE if word else REFUSED)
     if word in ("--version", "version"):
+        from importlib.metadata import version
+
         say(f"instability-lab {version('instability-lab')}")
         return
     if word in ("-sc", "--shell-completion"):
@@ -85,9 +103,14 @@ def _dispatch(arguments: Sequence[str]) -> None:
         raise RequestError(f"lab {word} is now {usage.FORMER[word]}")
     if word not in commands.COMMANDS:
         raise RequestError(f"unknown command {word!r}; {nearest(word, [*commands.COMMANDS, 'help', 'version'])}")
-    if rest in (["--help"], ["-h"]):
-        say(usage.command_help(word))
-        if word != "train":
+    if {*rest} & {*HELP[1:]}:
+        others = [other for other in rest if other not in HELP[1:]]
+        has_own_help = word == "train" or (word == "sweep" and others and commands.is_sweep(others[0]))
+        if not has_own_help or not others:
+            say(usage.command_help(word))
+        if not has_own_help:
             return
-        say("")  # the help of a request continues with all keys
+        if not others:
+            say("")  # the help of a request continues with all keys
+        rest = [*others, "--help"]
     commands.COMMANDS[word](rest)

@@ -20,6 +20,7 @@ from lab.analysis.sensitivity import WINDOW, Study, study
 from lab.analysis.text import listed
 from lab.cli import launch, own_code
 from lab.cli.compose import Tree, parse
+from lab.cli.own_code import OwnCode
 from lab.cli.request import find_sweep, is_override, read_request
 from lab.core import machine, registry
 from lab.core.errors import RequestError
@@ -51,7 +52,7 @@ def sweep(
         window: as for ``lab.analysis.study``.
         values: overrides by key, after the others: ``steps=500``. A list is swept over: ``seed=[0, 1]`` is two seeds,
             and ``intervention=[[], ["relu", "z_loss"]]`` no intervention, and two at once. Keys with dots are given as
-            ``**{"optimizer.lr": 1e-2}``.
+            ``**{"optimizer.lr": 1e-2}``. ``model`` and ``optimizer`` may be your own, as ``stress`` takes them.
 
     Returns:
         The study of the folder; ``Study.failed`` holds the cards of runs that failed.
@@ -60,8 +61,10 @@ def sweep(
         RequestError: the request cannot be carried out, all runs failed, or the window is invalid.
     """
     file = find_sweep(str(name))
+    code, options, values = _own_code(values)
+    words = ["sweep", str(name), *options]
     overrides = _with_values(overrides, values)
-    return _study(["sweep", str(name)], overrides, out, window, name=file.stem, sweep=file, is_single=False)
+    return _study(words, overrides, out, window, code, name=file.stem, sweep=file, is_single=False)
 
 
 def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW, **values: Any) -> Study:
@@ -70,11 +73,11 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     ``lab.train("schedule=cosine", steps=500, seed=[0, 1])`` trains two runs. Arguments, result and errors are those of
     ``sweep``; the default folder is ``runs/train``.
     """
+    code, options, values = _own_code(values)
     overrides = _with_values(overrides, values)
     is_single = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
-    return _study(
-        ["train", *["-m"] * (not is_single)], overrides, out, window, name="train", sweep=None, is_single=is_single
-    )
+    words = ["train", *["-m"] * (not is_single), *options]
+    return _study(words, overrides, out, window, code, name="train", sweep=None, is_single=is_single)
 
 
 def stress(
@@ -95,10 +98,10 @@ def stress(
             a recipe or the file of one, ``"mine.yaml"``, or a list of two: ``["olmo2", "mine.yaml"]``.
         minutes: how long a card may take on two cores: 1, 5 or 30.
         tests: the names of the tests; all that fit unless given.
-        cures: how many single changes to try on each failed test, ``"all"``, or their names; none in a minute, else 10,
-            unless given.
+        cures: how many single changes to try on each failed test, or ``"all"``; or their names, which are tried on weak
+            and open tests, too. None in a minute, else 10, unless given.
         model: a model of your own: a function or a class that builds a module, or as ``lab stress --model`` takes it;
-            or the name of a size, such as ``"d64"``.
+            or the name of a size, such as ``"d64"``, or a list of two, which are put side by side.
         optimizer: an optimizer of your own, a class derived from ``torch.optim.Optimizer``, or as ``lab stress
             --optimizer`` takes it, to put beside the recipe's; or the name of one of the lab's.
         probe: names of modules of your model that attend, or that are its blocks, where they are not found by shape:
@@ -117,20 +120,14 @@ def stress(
     from lab.cli.stress import make_card, make_pair, read_plans  # here, since a sweep needs none of it
 
     given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
-    probes = own_code.read_probes([f"{kind}={pattern}" for kind, pattern in probe.items()])
-    code = [own_code.read(kind, value, probes) for kind, value in given.items() if own_code.is_code(value)]
-    values = {kind: value for kind, value in given.items() if not own_code.is_code(value)} | values
+    code, own_options, values = _own_code({**given, **values}, probe)
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
     words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int | str) else ",".join(cures) if cures is not None else None
-    shown: dict[str, Any] = {
-        f"--{kind}": getattr(value, "__name__", value) for kind, value in given.items() if own_code.is_code(value)
-    }
-    shown |= {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
-    named = [f"--probe={kind}={pattern}" for kind, pattern in probes.items()]
+    shown = {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
     command = shlex.join(
-        ["lab", "stress", *words, *(f"{key}={value}" for key, value in shown.items() if value), *named]
+        ["lab", "stress", *words, *own_options, *(f"{key}={value}" for key, value in shown.items() if value)]
     )
     own = [word for word in words if is_override(word)]
     recipes = [word for word in words if word not in (*own, *options)]
@@ -196,11 +193,28 @@ def _word(key: str, value: Any) -> str:
     return str(value) if is_plain else quoted(value)
 
 
+def _own_code(
+    values: Mapping[str, Any], probe: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[OwnCode], list[str], dict[str, Any]]:
+    """The model and the optimizer of the user's own among these values, options that name them, and other values."""
+    probes = own_code.read_probes([f"{kind}={pattern}" for kind, pattern in probe.items()])
+    given = {
+        kind: values[kind]
+        for kind in own_code.KINDS
+        if kind in values and not isinstance(values[kind], list | tuple) and own_code.is_code(values[kind])
+    }
+    code = [own_code.read(kind, value, probes) for kind, value in given.items()]
+    options = [f"--{kind}={getattr(value, '__name__', value)}" for kind, value in given.items()]
+    options += [f"--probe={kind}={pattern}" for kind, pattern in probes.items()]
+    return code, options, {key: value for key, value in values.items() if key not in given}
+
+
 def _study(
     words: Sequence[str],
     overrides: Sequence[str],
     out: str | Path | None,
     window: Sequence[float],
+    code: Sequence[OwnCode],
     *,
     name: str,
     sweep: Path | None,
@@ -208,9 +222,8 @@ def _study(
 ) -> Study:
     overrides = _checked(overrides)
     requested = [*overrides, *([] if out is None else [override("out", str(out))])]
-    request = read_request(
-        requested, shlex.join(["lab", *words, *requested]), name=name, sweep=sweep, is_single=is_single
-    )
+    command = shlex.join(["lab", *words, *requested])
+    request = read_request(requested, command, name=name, sweep=sweep, is_single=is_single, code=code)
     composed = launch.compose(request)
     if names := known_here_only(composed.trees):
         say(f"lab: training in this process, the only one that has {listed(names)}", error=True)

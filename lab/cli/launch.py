@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import secrets
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, redirect_stderr, suppress
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -26,12 +28,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lab.analysis.text import listed
 from lab.cli import own_code
 from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
 from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.core.own_failures import OWN_CODE
 from lab.core.printing import say
 from lab.core.shipped import at_scale
 from lab.records import leases, plans, store
@@ -195,11 +199,14 @@ def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[in
     return found
 
 
-def plan(composed: Composed, request: Request, *, cautions: bool = True) -> SweepPlan:
+def plan(composed: Composed, request: Request, *, cautions: bool = True, by_any_probes: bool = False) -> SweepPlan:
     """Plan the sweep and print its ``cautions``; nothing is written.
 
+    Args:
+        by_any_probes: whether a run counts as recorded whatever probes observed it.
+
     Raises:
-        RequestError: a point is invalid, or the folder cannot take records.
+        RequestError: a point is invalid, the folder cannot take records, or its records lack what the request names.
     """
     from lab.sweeping import planner  # slow to load
 
@@ -213,15 +220,37 @@ def plan(composed: Composed, request: Request, *, cautions: bool = True) -> Swee
             shard=request.shard,
             is_local=is_local,
             slots=slots,
+            by_any_probes=by_any_probes,
         )
+    _check_measured(planned, request)
     if cautions:
         from lab.sweeping.cautions import find_cautions, find_single_rates
 
+        for line in request.remarks:
+            _warn(line)
         for line in find_cautions([point.config for point in planned.missing]):
             _warn(line)
         for line in find_single_rates([point.config for point in planned.requested]):
             _warn(line)
     return planned
+
+
+def _check_measured(planned: SweepPlan, request: Request) -> None:
+    """Say what the records of a request's runs lack.
+
+    Raises:
+        RequestError: the words or the file of the request ask for it themselves.
+    """
+    if not planned.unmeasured:
+        return
+    lacking = {what: asked_by for of_run in planned.unmeasured.values() for what, asked_by in of_run.items()}
+    runs = f"{planned.folder} has {len(planned.unmeasured)} of these runs without {listed(lacking)}"
+    keys = (word.key.split(".") for word in request.words)
+    named = {key[-1] for key in keys if key[0] == "probes"}
+    named |= {str(key) for content in request.files.values() for key in content.get("probes") or ()}
+    if "probes" in named or named & {*lacking.values()}:
+        raise RequestError(f"{runs}; to measure it give another out=, or else leave it out of probes")
+    _warn(f"{runs}; another out= measures it")
 
 
 def carry_out(request: Request) -> None:
@@ -237,14 +266,15 @@ def carry_out(request: Request) -> None:
         return
     if distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; run it without torchrun")
-    print_estimate(plan(composed, request), full=request.dry_run == "full")
+    print_estimate(plan(composed, request, by_any_probes=True), request)
 
 
-def print_estimate(plan: SweepPlan, *, full: bool) -> None:
+def print_estimate(plan: SweepPlan, request: Request) -> None:
     """Print the estimated cost of the plan's fleets, after a few throwaway steps of each shape."""
     from lab.sweeping.dry_run import estimate
 
-    for line in estimate(plan.fleets, len(plan.mine) - len(plan.missing), plan.host, full=full):
+    done, register = len(plan.mine) - len(plan.missing), partial(own_code.register, request.own_code)
+    for line in estimate(plan.fleets, done, plan.host, full=request.dry_run == "full", register=register):
         say(line)
 
 
@@ -259,7 +289,7 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     Raises:
         RequestError, SystemExit: see ``carry_out``.
     """
-    launcher, planned = composed.launcher, plan(composed, request)
+    launcher, planned = composed.launcher, plan(composed, request, by_any_probes=True)
     recipe_lrs = {planned.ids[index]: lr for index, lr in composed.recipe_lrs.items()}
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
     train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
@@ -317,7 +347,7 @@ def train_missing(
     while fleets:
         elsewhere -= {point.id for fleet in fleets for point in fleet}
         elsewhere |= _train_fleets(
-            plan._replace(fleets=fleets), launcher, request.job_words, trains_here=trains_here, screen=screen
+            plan._replace(fleets=fleets), launcher, request.own_code, trains_here=trains_here, screen=screen
         )
         left = _left_by_others(folder, elsewhere)
         fleets = [rest for fleet in plan.fleets if (rest := [point for point in fleet if point.id in left])]
@@ -327,7 +357,7 @@ def train_missing(
 
 
 def _train_fleets(
-    plan: SweepPlan, launcher: Launcher, job_words: Sequence[str], *, trains_here: bool, screen: Screen | None
+    plan: SweepPlan, launcher: Launcher, code: own_code.Entries, *, trains_here: bool, screen: Screen | None
 ) -> set[str]:
     """Freeze a plan and train its fleets; returns the ids of the runs that other commands hold or have trained."""
     folder, fleets, request = plan.folder, plan.fleets, secrets.token_hex(8)
@@ -344,12 +374,12 @@ def _train_fleets(
     with _monitor(plan, name, screen):
         if distributed.world_size() > 1:
             for index in range(len(fleets)):
-                distributed.send_to_all((str(folder), name, index))
+                distributed.send_to_all((str(folder), name, index, code))
                 train_planned_fleet(folder, name, index, request=request)
         elif trains_here and len(fleets) == 1:
             deaths = _train_here(folder, name, fleets[0], request)
         else:
-            words = [f"out={quoted(folder.absolute())}", *job_words]
+            words = [f"out={quoted(folder.absolute())}", *([f"+own_code={quoted(json.dumps(code))}"] if code else [])]
             deaths = _launch(launcher, [[f"fleet={name}/{index}/{request}", *words] for index in range(len(fleets))])
     for death in deaths:
         _warn(death)
@@ -456,7 +486,8 @@ def follow_first_rank() -> None:
     """
     try:
         while (message := distributed.receive_from_first()) is not None:
-            folder, plan, index = message
+            folder, plan, index, code = message
+            own_code.register(code)
             train_planned_fleet(Path(folder), plan, index)
     except ConnectionError:
         raise SystemExit(1) from None
@@ -492,7 +523,28 @@ def _gather_and_report(plan: SweepPlan, elsewhere: int, *, is_single: bool) -> N
         runs = store.read(folder).runs
         say(outcome_line(runs[runs["id"] == requested[0]].iloc[0].to_dict()))
     if failed:
+        if failed == len(mine):
+            refuse_own_code(failures(folder, mine))
         raise SystemExit(1)
+
+
+def failures(folder: Path, ids: Iterable[str]) -> dict[str, str]:
+    """Why runs failed, by id, of these that did."""
+    records = store.find(folder)
+    runs = records.runs.set_index("id")[["status", "reason"]] if records else pd.DataFrame()
+    cards = runs.to_dict("index")
+    every = {name: cards.get(name, {"status": "failed", "reason": "its job died"}) for name in ids}
+    return {name: str(card["reason"]) for name, card in every.items() if card["status"] == "failed"}
+
+
+def refuse_own_code(reasons: Mapping[str, str], context: str = "") -> None:
+    """Refuse a request if it is the user's own code that failed in all runs that did, whose ``failures`` these are.
+
+    Raises:
+        RequestError: it is; the message names the first failure.
+    """
+    if all(reason.startswith(OWN_CODE) for reason in reasons.values()):
+        raise RequestError(f"{context}{next(iter(reasons.values()))}")
 
 
 def _report(folder: Path) -> str:
@@ -545,7 +597,7 @@ def hydra_task(config: DictConfig) -> None:
     if HydraConfig.initialized():  # true under a launcher of Hydra
         with suppress(FileNotFoundError):
             os.chdir(HydraConfig.get().runtime.cwd)  # cluster workers start anywhere; paths are relative to it
-    own_code.register(config.get("own_code", ()))
+    own_code.register(json.loads(config.get("own_code", "[]")))
     plan, index, request = str(config.fleet).split("/")
     train_planned_fleet(Path(config.out), plan, int(index), request=request)
 

@@ -7,15 +7,17 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
+from lab.core.own_failures import OwnCodeError, is_installed, own_failure, place_in_own_code, source_file
 from lab.core.registry import LINKS, MODELS, Registry
 
 KINDS = ("model", "optimizer")
@@ -35,20 +37,24 @@ class OwnCode(NamedTuple):
         name: by which configs choose it.
         words: overrides that do so.
         settings: further keys of a config that may be given.
+        digest: of its text, on which ids of runs depend.
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
         probes: patterns of the names of the modules that probes hear, by kind.
+        rate: the learning rate that the author of an optimizer gives it; empty of a model.
     """
 
     kind: str
     name: str
     words: Sequence[str]
     settings: Sequence[str]
+    digest: str
     remark: str = ""
     fixed: Sequence[str] = ()
     source: str = ""
     probes: Mapping[str, str] = MappingProxyType({})
+    rate: str = ""
 
     def with_settings(self, words: Sequence[str]) -> list[str]:
         """The user's own words after those that choose the code, its settings marked as new keys."""
@@ -74,36 +80,59 @@ def read(kind: str, given: Any, probes: Mapping[str, str] = MappingProxyType({})
     return own._replace(words=[*own.words, "hydra/launcher=basic"])  # other processes cannot import an object
 
 
+def read_options(given: Namespace) -> list[OwnCode]:
+    """The code that the options ``--model``, ``--optimizer`` and ``--probe`` name.
+
+    Raises:
+        RequestError: see ``read`` and ``read_probes``, or there is a probe without a model.
+    """
+    probes = read_probes(given.probe)
+    if probes and not given.model:
+        raise RequestError("--probe names modules of a model of your own; give it with --model")
+    return [read(kind, path, probes) for kind in KINDS if (path := getattr(given, kind))]
+
+
 def is_code(given: Any) -> bool:
-    """Whether a value names code, or is code, rather than choosing a file of ``conf/``."""
-    return not isinstance(given, str) or ":" in given or given.endswith(("Config", ".json", ".py"))
+    """Whether a value names code, or is code, rather than choosing files of ``conf/``."""
+    if not isinstance(given, str):
+        return callable(given)
+    return ":" in given or given.endswith(("Config", ".json", ".py"))
 
 
-def words_for_jobs(code: Sequence[OwnCode]) -> list[str]:
-    """The override by which jobs, in processes of their own, learn what to register; none if there is nothing."""
-    entries = [
-        [own.kind, own.source, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
+Entries = Sequence[Sequence[str]]  # of code of the user's own: its kind, where it is, its digest, patterns of probes
+
+
+def entries_for_jobs(code: Sequence[OwnCode]) -> list[list[str]]:
+    """What jobs, in processes of their own, must register; nothing of objects."""
+    return [
+        [own.kind, own.source, own.digest, *(f"{kind}={pattern}" for kind, pattern in own.probes.items())]
         for own in code
         if own.source
     ]
-    return [f"+own_code={json.dumps(entries)}"] if entries else []
 
 
-def register(entries: Sequence[Sequence[Any]]) -> None:
+def register(entries: Entries) -> None:
     """Register, in the process of a job, what the request registered.
 
     Raises:
-        RequestError: a file is no longer there, or no longer defines the name.
+        RequestError: a file is no longer there, no longer defines the name, or has changed since.
     """
-    for kind, source, *probes in entries:
-        _READ[kind](source, read_probes(probes))
+    for kind, source, digest, *probes in entries:
+        if _READ[kind](source, read_probes(probes)).digest != digest:
+            raise RequestError(f"{source} changed since these runs were planned; the same command trains it as it is")
 
 
 def _absolute(given: str) -> str:
-    path, colon, name = given.rpartition(":")
-    if Path(path if colon else given).exists():
-        return f"{Path(path).resolve()}:{name}" if colon else str(Path(given).resolve())
-    return given
+    """Where jobs, which may start in another folder, find a file or a config; names of modules stay."""
+    path, _, name = given.rpartition(":")
+    if path.endswith(".py"):
+        return f"{Path(path).resolve()}:{name}"
+    return str(Path(given).resolve()) if _is_config_file(given) else given
+
+
+def _is_config_file(given: str) -> bool:
+    """Whether a path is that of a config of transformers, or of its folder."""
+    return given.endswith(".json") or Path(given, "config.json").is_file()
 
 
 def read_probes(given: Sequence[str]) -> dict[str, str]:
@@ -129,12 +158,11 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     from lab.model.own_module import entry_of, huggingface_builder
     from lab.model.watched import Watched
 
-    if isinstance(given, str) and (given.endswith(("Config", ".json")) or Path(given, "config.json").is_file()):
+    if isinstance(given, str) and ":" not in given and (given.endswith("Config") or _is_config_file(given)):
         name, builder, text = huggingface_builder(given)
         remark = SHRUNK.format(name=name)
     else:
-        builder, text = _object(given, "")
-        name, remark = builder.__name__, ""
+        (builder, text, name), remark = _found(given, ""), ""
     entry = entry_of(builder, name, Watched(**probes))
     text += json.dumps(dict(probes)) if probes else ""  # other probes make other records
     _register(MODELS, name, entry)
@@ -142,11 +170,13 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
+    digest = text_digest(text)
     return OwnCode(
         "model",
         name,
-        [f"+guest.{name}.source={text_digest(text)}", "intervention=[]", *([PROBED] if probes else [])],
+        [f"+guest.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
         settings,
+        digest,
         remark,
         [f"model.{part}" for part in fixed],
         probes=probes,
@@ -157,23 +187,23 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     from lab.core.roles import Role
     from lab.optim.links.torch_optimizer import link_of
 
-    optimizer, text = _object(given, "torch.optim")
-    link = link_of(optimizer)
-    name = link.__name__
+    optimizer, text, name = _found(given, "torch.optim")
+    link = link_of(optimizer, name)
     _register(LINKS, name, link)
     takes_all = link.roles == tuple(Role)
     chain = ["clip", name, "peak", "schedule"] if takes_all else ["clip", name, "adam", "peak", "schedule"]
-    numbers = {**({} if takes_all else OF_ADAM), **link.defaults}
+    numbers, digest = {**({} if takes_all else OF_ADAM), **link.defaults}, text_digest(text)
     words = [
         "optimizer=sgd",
         f"optimizer.name={name}",
         f"optimizer.chain=[{','.join(chain)}]",
         "~optimizer.weight_decay",
-        f"++optimizer.source={text_digest(text)}",
+        f"++optimizer.source={digest}",
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"
-    return OwnCode("optimizer", name, words, [f"optimizer.{key}" for key in numbers], remark)
+    settings = [f"optimizer.{key}" for key in numbers]
+    return OwnCode("optimizer", name, words, settings, digest, remark, rate=f"optimizer.lr={link.usual_lr!r}")
 
 
 _READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model, "optimizer": _optimizer}
@@ -181,22 +211,29 @@ _READ: dict[str, Callable[[Any, Mapping[str, str]], OwnCode]] = {"model": _model
 
 def _register(registry: Registry[Any], name: str, entry: Any) -> None:
     """Register an entry; the same code may be read again."""
+    if not name.isascii():
+        raise RequestError(f"{name!r} cannot be a key of a config; give it a name of letters from a to z")
     if name in registry and not hasattr(registry[name], "source"):
         raise RequestError(f"the lab has a {registry.kind} called {name!r}; give yours another name")
     registry.replace(name, entry)
 
 
-def _object(given: Any, package: str) -> tuple[Any, str]:
-    """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself; and its code.
+class _Found(NamedTuple):
+    """What a request names: the class or the function, the text on which ids of runs depend, and its name."""
+
+    code: Any
+    text: str
+    name: str
+
+
+def _found(given: Any, package: str) -> _Found:
+    """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself.
 
     Raises:
         RequestError: there is no such file or module, or it cannot be imported, or does not define the name.
     """
     if not isinstance(given, str):
-        try:
-            return given, inspect.getsource(given)
-        except (OSError, TypeError):  # typed at a prompt, or built in
-            return given, getattr(given, "__qualname__", "")
+        return _found_object(given, package)
     path, colon, name = given.rpartition(":")
     if path.endswith(".py"):
         if not Path(path).is_file():
@@ -204,21 +241,67 @@ def _object(given: Any, package: str) -> tuple[Any, str]:
         text = read_text(Path(path))
         module = _imported(Path(path).resolve(), text)
     elif colon or (package and not name.endswith(".py")):
-        module, text = _installed(path or package), path
+        module, text = _installed(path or package), "" if path == package else path
     else:
         raise RequestError(f"{given!r} must be FILE.py:NAME or MODULE:NAME")
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
-    return getattr(module, name), text
+    return _Found(getattr(module, name), text, name)
+
+
+def _found_object(given: Any, package: str) -> _Found:
+    """A class or a function, with the text and the name that it has on the command line, where it can stand there."""
+    name = getattr(given, "__name__", "")
+    if not name.isidentifier():
+        raise RequestError(f"{given!r} has no name; give a class or a function of yours")
+    home = vars(sys.modules.get(given.__module__, object))
+    name = name if home.get(name) is given else next((key for key, value in home.items() if value is given), name)
+    file = source_file(given)
+    if is_installed(file):
+        parts = given.__module__.split(".")
+        modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        module = next((path for path in modules if getattr(sys.modules.get(path), name, None) is given), modules[-1])
+        return _Found(given, "" if module == package else module, name)
+    text = read_text(Path(file)) if Path(file).is_file() else ""
+    beside = [value for value in home.values() if getattr(value, "__module__", None) == given.__module__]
+    if text and {*_acts([given, *beside])} <= {*_acts_in(compile(text, file, "exec", dont_inherit=True))}:
+        return _Found(given, text, name)
+    # defined at a prompt, in a cell or in a function, or the file has changed since
+    numbers = {key: value for key, value in vars(given).items() if key[:2] != "__" and isinstance(value, int | float)}
+    return _Found(given, repr([numbers, *_acts([given])]), name)
+
+
+def _acts(values: Iterable[Any]) -> list[str]:
+    """What each function among these, or of a class among these, does."""
+    each = [vars(value).values() if isinstance(value, type) else [value] for value in values]
+    codes = [inspect.unwrap(value).__code__ for of_one in each for value in of_one if inspect.isfunction(value)]
+    return [repr(_instructions(code)) for code in codes if code.co_filename != "<string>"]  # as of dataclasses
+
+
+def _acts_in(code: CodeType) -> Iterator[str]:
+    """What each function in the code of a file does."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield repr(_instructions(inner))
+            yield from _acts_in(inner)
+
+
+def _instructions(code: CodeType) -> list[Any]:
+    """What a function does, without where it stands."""
+    constants = [_instructions(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return [code.co_name, code.co_code, code.co_names, code.co_varnames, constants]
 
 
 def _installed(name: str) -> ModuleType:
     """A module of an installed package."""
     try:
         return importlib.import_module(name)
-    except ImportError as fault:
-        raise RequestError(f"{name} cannot be imported: {fault}") from None
+    except (Exception, SystemExit) as fault:
+        place = place_in_own_code(fault, None)
+        raise RequestError(
+            f"{name} cannot be imported{place and f' at {place}'}: {type(fault).__name__}: {fault}"
+        ) from None
 
 
 @cache
@@ -232,6 +315,6 @@ def _imported(path: Path, text: str) -> ModuleType:
     sys.modules[module.__name__] = module  # in which dataclasses look up their types
     try:
         specification.loader.exec_module(module)
-    except Exception as fault:
-        raise RequestError(f"{path} cannot be imported: {type(fault).__name__}: {fault}") from None
+    except (Exception, SystemExit) as fault:
+        raise OwnCodeError(f"{path.name} cannot be imported: it fails{own_failure(fault, module)}") from None
     return module

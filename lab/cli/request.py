@@ -9,7 +9,9 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -17,13 +19,17 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from lab.cli import own_code
 from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.cli.own_code import OwnCode
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
+from lab.core.printing import say
+from lab.core.schema import FORMER_KEYS, former_keys, key_now, with_keys_now
 from lab.core.shipped import data_folder, load, question, sweeps
 
 CONFIG_DIR = ("--config-dir", "-cd")
-OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--resolve")
+OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
@@ -33,6 +39,8 @@ CHOSEN = ("intervention", "override /intervention")  # among defaults, the inter
 SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
 # Characters by which a choice of files could leave the config folders, or put a file into Hydra's own settings.
 ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
+# What comes before the key of a word, or of a choice among defaults, and the key.
+KEY_OF_WORD = re.compile(r"((?:override )?[+~/]*)([\w./-]*)")
 # A swept key: names joined by dots, or by slashes where a group lies in a group.
 SWEPT_KEY = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
 
@@ -51,7 +59,8 @@ class Request:
         is_single: whether it is a single run, and the values that a sweep file sweeps are left out.
         command: the command line as the user can type it again.
         question: the question that the sweep file asks in its first comment; empty without one.
-        job_words: overrides that each job gets besides its fleet.
+        own_code: what each job registers, see ``own_code.entries_for_jobs``.
+        remarks: what the user must know of their own code, once it is known that it can be trained.
     """
 
     words: Sequence[Word] = ()
@@ -63,7 +72,13 @@ class Request:
     is_single: bool = False
     command: str = ""
     question: str = ""
-    job_words: Sequence[str] = ()
+    own_code: Sequence[Sequence[str]] = ()
+    remarks: Sequence[str] = ()
+
+    def with_code(self, code: Sequence[OwnCode]) -> Request:
+        """The request with a model and an optimizer of the user's own, which its words choose."""
+        remarks = [own.remark for own in code if own.remark]
+        return replace(self, own_code=own_code.entries_for_jobs(code), remarks=remarks)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,6 +97,9 @@ def _parser() -> _Parser:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--config-dir", "-cd", nargs="?", const="")
     parser.add_argument("--dry-run", default="", choices=["summary", "full"])
+    parser.add_argument("--model")
+    parser.add_argument("--optimizer")
+    parser.add_argument("--probe", action="append", default=[])
     return parser
 
 
@@ -101,11 +119,42 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         given.config_dir = Path(given.config_dir).absolute()
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
+    given.words = list(map(_now, given.words))
     for word in given.words:
         if not is_override(word):
             hint = f"; {word}=VALUE sets it" if word in known_keys() else ""
             raise RequestError(f"unknown word {word!r}; a request takes key=value and options such as --dry-run{hint}")
     return given
+
+
+def _now(word: str, where: str = "") -> str:
+    """A word, or a key of a file, with the name of now for its key; a former name is noted after ``where``."""
+    match = KEY_OF_WORD.match(word)
+    assert match
+    prefix, key = match.groups()
+    if (now := key_now(key)) != key:
+        say(f"lab: {where}{key} is now {now}", error=True)
+    return f"{prefix}{now}{word[match.end() :]}"
+
+
+def _with_keys_now(content: DictConfig, path: Path) -> DictConfig:
+    """A file in which keys have the names of now: its own, what it sweeps, chooses and changes at restarts."""
+    tree: Any = OmegaConf.to_container(content)
+    name = partial(_now, where=f"{path}: ")
+    for former in former_keys(tree):
+        name(former)
+    tree = dict(with_keys_now(tree))
+    for key in ("defaults", "restarts"):
+        entries = tree[key] if isinstance(tree.get(key), list) else []
+        for entry in (entry for entry in entries if isinstance(entry, dict)):
+            changed = {name(key): value for key, value in entry.items()}
+            entry.clear()
+            entry.update(changed)
+    with suppress(KeyError, TypeError, AttributeError):  # what is no mapping there is refused later
+        sweeper = tree["hydra"]["sweeper"]
+        sweeper["params"] = {name(key): value for key, value in sweeper["params"].items()}
+    renamed: DictConfig = OmegaConf.create(tree)
+    return renamed
 
 
 def is_override(word: str) -> bool:
@@ -114,7 +163,13 @@ def is_override(word: str) -> bool:
 
 
 def read_request(
-    arguments: Sequence[str], command: str, *, name: str, sweep: Path | None = None, is_single: bool = False
+    arguments: Sequence[str],
+    command: str,
+    *,
+    name: str,
+    sweep: Path | None = None,
+    is_single: bool = False,
+    code: Sequence[OwnCode] = (),
 ) -> Request:
     """Read and check the arguments of a request.
 
@@ -124,11 +179,17 @@ def read_request(
         name: names the default results folder, ``runs/NAME``.
         sweep: the sweep file, if any.
         is_single: whether it is a single run unless ``-m`` is given.
+        code: a model and an optimizer of the user's own, besides those that options name.
 
     Raises:
         RequestError: the request cannot be carried out.
     """
     given = read_options(arguments)
+    code = [*code, *own_code.read_options(given)]
+    for own in code:
+        given.words = own.with_settings(given.words)
+        if own.rate and not sweep:
+            given.words = [own.rate, *given.words]
     content = read_sweep(sweep) if sweep else OmegaConf.create()
     files = {"sweeps": content} if sweep else {}
     texts, shard = [f"sweeps={GIVEN}"] * bool(sweep), "1/1"
@@ -156,7 +217,8 @@ def read_request(
     show = "help" if given.help else ("resolved" if given.resolve else "config") if given.cfg else ""
     asked = question(read_text(sweep)) if sweep else ""
     is_single = is_single and not given.multirun
-    return Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    request = Request(words, given.config_dir, files, show, given.dry_run, shard, is_single, command, asked)
+    return request.with_code(code)
 
 
 def find_sweep(name: str) -> Path:
@@ -317,7 +379,7 @@ def _read_yaml(path: Path) -> DictConfig:
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
     check_keys(OmegaConf.to_container(content), f"{path}: ")
-    return content
+    return _with_keys_now(content, path) if FORMER_KEYS else content
 
 
 def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:

@@ -21,19 +21,20 @@ from rich.text import Text
 from lab.analysis.curves import parameters
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode, words_for_jobs
+from lab.cli.own_code import OwnCode
 from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
-from lab.cli.request import Request, read_request
+from lab.cli.request import Request, read_options, read_request
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import printable, say
 from lab.records import store
 from lab.records.plans import FleetProgress
+from lab.records.status import clock
 from lab.studies.leaderboard.arms import arm_cards
 from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
-from lab.studies.stress.card import Card, card_of
+from lab.studies.stress.card import FILE, Card, card_of
 from lab.studies.stress.cures import (
     FULL,
     Cure,
@@ -45,16 +46,18 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, STRIP, Line, strips, zone_at
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line, strips, zone_at
 from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.studies.stress.pair import CardPair, card_pair
 from lab.studies.stress.sizes import settings_of_sizes, size_trend
-from lab.sweeping.progress import summary
+from lab.sweeping.progress import seconds_left, summary
 
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.
 NO_RECIPE = re.compile(r"(out|seed|device|engine)=|hydra\b|recipe=none$")
 MOST_CURES = 10
+LINE_EVERY = 60.0  # seconds between two lines of progress where there is no terminal
+HAS_IT = "the recipe has it already"
 USUAL_BEST = 0.03  # learning rate that --dry-run takes for the best one as long as that is not known
 UNMEASURED = (
     "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
@@ -76,6 +79,7 @@ class Plan:
         budget: seconds that all of it may take.
         left_out: by title of a test why the recipe cannot take it.
         fixed: keys that change nothing in the user's own model.
+        own_model: the name of a model of the user's own; empty without one.
         is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
             without a word.
         sizes: overrides of further sizes at which the curve is trained.
@@ -91,9 +95,25 @@ class Plan:
     budget: float = math.inf
     left_out: Mapping[str, str] = field(default_factory=dict)
     fixed: Sequence[str] = ()
+    own_model: str = ""
     is_named: bool = False
     sizes: Sequence[tuple[str, ...]] = ()
     lr: float = math.nan
+
+    @property
+    def names_cures(self) -> bool:
+        """Whether changes were asked for by name, which are tried on weak and open tests, too."""
+        return bool(self.arms) or not (self.cures in ("none", "all") or self.cures.isdecimal())
+
+    def changes_to_try(self, test: StressTest) -> list[Change]:
+        """The changes that it tries on a test, the most promising first.
+
+        Raises:
+            RequestError: a cure is unknown.
+        """
+        has_hooks = not self.own_model
+        changes = read_battery().cures_of(test, self.cures, board_changes(), has_hooks=has_hooks)
+        return [change for change in changes if not self.arms or change.name in self.arms]
 
 
 def read_plan(
@@ -107,6 +127,7 @@ def read_plan(
     budget: float = math.inf,
     options: Sequence[str] = (),
     code: Sequence[OwnCode] = (),
+    has_folders: bool = False,
 ) -> Plan:
     """Read the words of a crash test.
 
@@ -115,12 +136,13 @@ def read_plan(
         command: the command line as the user can type it again.
         names: of the tests; none means all that fit.
         minutes: the minutes on two cores.
-        cures: what to try on failed tests: ``none``, a number, ``all``, or names of changes; by default ``none`` in one
-            minute, or ``all`` if there are ``arms``.
+        cures: what to try on failed tests: ``none``, a number or ``all``; or names of changes, to try on weak and open
+            ones, too; by default ``none`` in one minute, or ``all`` if there are ``arms``.
         arms: the changes to which ``all`` is limited.
         budget: seconds that cards and cures may take together.
         options: ``--config-dir`` with its folder.
         code: a model and an optimizer of the user's own.
+        has_folders: whether a recipe of a file is called by its whole path.
 
     Raises:
         RequestError: a word, a test, a cure or the number of minutes is unknown, or more than the seed is swept.
@@ -130,9 +152,7 @@ def read_plan(
     known = board_changes()
     if unknown := [name for name in arms if name not in known]:
         raise RequestError(no_such_arm(unknown[0]))
-    for test in tests:
-        read_battery().cures_of(test, cures)
-    own = _recipe_words(words)
+    own = _recipe_words(words) if has_folders else _without_folders(_recipe_words(words))
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     names_of_code = [own_code.name for own_code in code]
     for own_code in code:
@@ -141,16 +161,16 @@ def read_plan(
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
     given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
     request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
-    request = replace(_as_the_file_says(request), job_words=words_for_jobs(code))
+    request = _as_the_file_says(request).with_code(code)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
-        raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed may")
+        raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed and a size may")
     out = next(word.value for word in request.words if word.key == "out")
     fixed = [key for own_code in code for key in own_code.fixed]
     shape = {"model.width", "model.heads", "model.head_width"}
     has_sizes = not names and not shape & {*fixed, *(word.key for word in request.words)}
     sizes = [(word,) for word in read_battery().sizes.get(minutes, ())] if has_sizes else []
     rates = [float(str(word.value)) for word in request.words if word.key == "optimizer.lr"]
-    return Plan(
+    plan = Plan(
         request,
         _recipe_name(own, code),
         tests,
@@ -159,10 +179,14 @@ def read_plan(
         arms,
         budget,
         fixed=fixed,
+        own_model=next((own_code.name for own_code in code if own_code.kind == "model"), ""),
         is_named=bool(names),
         sizes=sizes,
         lr=rates[-1] if rates else math.nan,
     )
+    for test in tests:
+        plan.changes_to_try(test)  # refuses unknown ones
+    return plan
 
 
 def read_plans(
@@ -170,7 +194,8 @@ def read_plans(
 ) -> list[Plan]:
     """Read the words of a crash test of named recipes: of none, as the words say, of one, or of two side by side.
 
-    An optimizer of the user's own stands beside that of the recipe, unless there are two recipes.
+    An optimizer of the user's own stands beside that of the recipe, unless there are two recipes. One recipe may also
+    have two sizes, ``model=d32,d64``, which are put side by side.
 
     Args:
         recipes: names or files.
@@ -182,6 +207,11 @@ def read_plans(
     Raises:
         RequestError: there are more than two, or a recipe is given twice; or as ``read_plan``.
     """
+    sizes = _by_size(words, read_options(given.get("options", ())).config_dir)
+    if len(sizes) > 1 and (len(recipes) > 1 or any(own_code.kind == "optimizer" for own_code in code)):
+        raise RequestError("two sizes are put side by side of one recipe, trained by one optimizer")
+    if len(sizes) > 2:
+        raise RequestError(f"lab stress puts two sizes side by side, not {len(sizes)}; --minutes 30 takes three")
     if len(recipes) > 2:
         raise RequestError(f"lab stress takes a recipe, or two to put side by side, not {len(recipes)}")
     if recipes and (again := next((word for word in words if re.match(r"\+?recipe=", word)), "")):
@@ -190,8 +220,11 @@ def read_plans(
         raise RequestError(f"two recipes are put side by side, and both are {recipes[0]!r}")
     named = [f"recipe={name}" for name in recipes]
     without = [own_code for own_code in code if own_code.kind != "optimizer"]
+    has_folders = len({*_without_folders(named)}) < len(named)
     if len(recipes) == 2:
         variants = [([name], words, code) for name in named]
+    elif len(sizes) == 2:
+        variants = [(named, of_size, code) for of_size in sizes]
     elif len(without) < len(code):
         own_keys = {key for own_code in code if own_code not in without for key in own_code.settings}
         others = [word for word in words if word.partition("=")[0] not in own_keys]
@@ -202,10 +235,27 @@ def read_plans(
     plans = []
     for recipe, changes, own in variants:
         kept = [word for word in changes if not word.startswith("out=")]
-        folder = _folder_name([*(own_code.name for own_code in own), *recipe])
+        called = recipe if has_folders else _without_folders(recipe)
+        sized = [word for word in changes if word not in words]
+        folder = _folder_name([*(own_code.name for own_code in own), *called, *sized])
         out = [f"out={quoted(Path(parents[-1], folder))}"] if parents else []
-        plans.append(read_plan([*recipe, *kept, *out], command, code=own, **given))
+        plans.append(read_plan([*recipe, *kept, *out], command, code=own, has_folders=has_folders, **given))
     return plans
+
+
+def _by_size(words: Sequence[str], config_dir: Path | None) -> list[list[str]]:
+    """The words of each size that they ask for: ``model=d32,d64`` makes two lists; the words themselves otherwise.
+
+    Raises:
+        RequestError: two keys of the size have several values.
+    """
+    of_model = [word for word in words if re.match(r"\+*model(\.\w+)?=", word)]
+    swept = [word for word in of_model if parse([word], config_dir)[0].is_swept]
+    if len(swept) > 1:
+        raise RequestError(f"{swept[0]} and {swept[1]} both have several values; only one key of the size may")
+    if not swept:
+        return [list(words)]
+    return [[size.text if word == swept[0] else word for word in words] for (size,) in expand(parse(swept, config_dir))]
 
 
 def _as_the_file_says(request: Request) -> Request:
@@ -235,7 +285,7 @@ def _last_of_each_key(words: Iterable[str]) -> list[str]:
 
 
 def _folder_name(words: Sequence[str]) -> str:
-    text = "+".join(_without_folders(words)).removeprefix("recipe=")
+    text = "+".join(words).removeprefix("recipe=")
     text = re.sub(r"[^\w.,=-]+", "_", text).strip("_.") or "default"
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}-{files.text_digest(text)[:6]}"
 
@@ -246,7 +296,6 @@ def _without_folders(words: Sequence[str]) -> list[str]:
 
 
 def _recipe_name(words: Sequence[str], code: Sequence[OwnCode] = ()) -> str:
-    words = _without_folders(words)
     named = [word.removeprefix("recipe=") for word in words if word.startswith("recipe=")]
     changes = [word for word in words if not word.startswith("recipe=")]
     of_kind = {own_code.kind: own_code.name for own_code in code}
@@ -270,8 +319,8 @@ class _Bench:
         """Train what is missing of these settings.
 
         Raises:
-            RequestError: a run is invalid, or the folder cannot take records.
-            SystemExit: with status 1 when a run failed.
+            RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+            SystemExit: with status 1 when a run failed otherwise.
         """
         request = self.plan.request
         trees = compose_settings(request, settings)
@@ -280,12 +329,15 @@ class _Bench:
         left = iter(planned.ids)
         self.ids |= {setting: list(islice(left, len(of_setting))) for setting, of_setting in trees.items()}
         launch.train_missing(planned, self.composed.launcher, request, screen=self.progress)
+        runs = {run for setting in settings for run in self.ids[setting]}
+        if failed := launch.failures(self.plan.folder, sorted(runs)):
+            context = f"{self.plan.recipe} has no card, since {len(failed)} of {len(runs)} runs failed: "
+            launch.refuse_own_code(failed, context)
+            say(f"lab: {context}{next(iter(failed.values()))}", error=True)
+            raise SystemExit(1)
         records = store.read(self.plan.folder)
         self.done = outcomes(records, self.ids)
         self.parameters = parameters(records.runs.set_index("id"))
-        if set(settings) - set(self.done):
-            say(f"lab: {self.plan.recipe}: some runs failed, so there is no card", error=True)
-            raise SystemExit(1)
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""
@@ -316,34 +368,36 @@ class _Bench:
         trained = {setting.words: self.parameters[self.ids[setting][0]] for setting in self.done}
         sizes = {words: int(trained[words]) for words in [(), *plan.sizes] if words in trained}
         trend = size_trend(self.done, sizes, plan.lr) if plan.sizes else None
-        return replace(card, lines=lines, cures=cures, left_out={**plan.left_out, **unmeasured}, trend=trend)
+        left_out = {**plan.left_out, **unmeasured}
+        return replace(card, lines=lines, cures=cures, left_out=left_out, trend=trend and trend.plain())
 
 
 def make_card(plan: Plan) -> Card:
     """Train what is missing and make the card, with its page and its JSON beside the records.
 
     Raises:
-        RequestError: a run is invalid, or the folder cannot take records.
-        SystemExit: with status 1 when a run failed.
+        RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+        SystemExit: with status 1 when a run failed otherwise.
     """
     return _card_of_possible_tests(_without_impossible_tests(plan))
 
 
 def _card_of_possible_tests(plan: Plan) -> Card:
-    progress = Progress()
+    progress = Progress(plan.recipe)
     try:
         bench = _Bench(plan, progress)
         while settings := wanted(read_battery(), plan.tests, bench.done):
             bench.train(settings)
             progress.add(bench.card().lines)
         if plan.sizes:
+            progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
         card = bench.card(None if plan.cures == "none" else _try_cures(bench))
     finally:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / "card.json", card.as_json() + "\n")
+    files.write_text(plan.folder / FILE, card.as_json() + "\n")
     return card
 
 
@@ -380,7 +434,12 @@ def _without_impossible_tests(plan: Plan) -> Plan:
         raise RequestError(refusals[usual])
     has = trees[usual]["intervention"]
     lacking = [test for test in plan.tests if test.needs and test.needs not in has]
-    reasons = {test.title: f"{plan.recipe} has no {test.needs}" for test in lacking if plan.is_named}
+    reason = ""
+    if plan.own_model and (plan.is_named or _has_experts(trees[usual])):
+        reason = f"the routers of a model of one's own are not heard, and {plan.own_model} is one"
+    elif plan.is_named:
+        reason = f"{plan.recipe} has no experts"
+    reasons = {test.title: reason for test in lacking if reason}
     for test, of_test in places.items():
         for setting in of_test:
             keys = [word.partition("=")[0] for word in setting.words]
@@ -395,29 +454,45 @@ def _without_impossible_tests(plan: Plan) -> Plan:
     return replace(plan, tests=left, left_out=reasons)
 
 
+def _has_experts(tree: Tree) -> bool:
+    """Whether a model of the user's own has parts that are called experts."""
+    from lab.training.building import build_model  # slow to load
+    from lab.training.config import run_config
+
+    names = [f"{name} {type(part).__name__}" for name, part in build_model(run_config(tree), 1).named_modules()]
+    return any(word in name.lower() for name in names for word in ("expert", "moe"))
+
+
 def _say_what_is_heard(tree: Tree) -> None:
     """Say in which modules of a model of the user's own probes hear attention and blocks."""
     from lab.training.building import heard_in  # slow to load
     from lab.training.config import run_config
 
     if heard := heard_in(run_config(tree)):
-        missing = "nowhere; --probe {}=NAMES names modules"
-        places = [names or missing.format(kind) for kind, names in heard._asdict().items()]
-        say("lab: attention logits are heard in {}; the residual stream after {}".format(*places), error=True)
+        attention, stream = (
+            f"{word} {names}" if names else f"nowhere; --probe {kind}=NAMES names modules"
+            for word, (kind, names) in zip(("in", "after"), heard._asdict().items(), strict=True)
+        )
+        say(f"lab: attention logits are heard {attention}; the residual stream {stream}", error=True)
 
 
 def _first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Setting, Tree], dict[Setting, str]]:
     """The config tree of the first seed of each setting that can be trained, and why the others cannot."""
-    from lab.training.config import run_config  # slow to load
+    from lab.training.building import check_own_code  # slow to load
+    from lab.training.config import run_config
+    from lab.training.identity import static_key
 
     own = [word for word in request.words if not word.is_setting]
-    trees, refusals = dict[Setting, Tree](), dict[Setting, str]()
+    trees, refusals, shapes = dict[Setting, Tree](), dict[Setting, str](), set[str]()
     with hydra_configs(request.files):
         composer = Composer(request.config_dir)
         for setting in settings:
             try:
                 tree = trees_of_setting(composer, own, setting, request.config_dir)[0]
-                run_config(tree)
+                config = run_config(tree)
+                if (shape := static_key(config)) not in shapes:
+                    check_own_code(config)
+                    shapes.add(shape)
                 trees[setting] = tree
             except RequestError as refusal:
                 refusals[setting] = str(refusal)
@@ -440,25 +515,36 @@ def _try_cures(bench: _Bench) -> list[Cure]:
         name, times = " + ".join(change.name for change in changes), math.prod(change.times for change in changes)
         return trial_of(test, name, _words(changes, own), best, seeds, times)
 
-    failing = [line.test for line in bench.card().lines if line.verdict == FAILS]
+    lines = bench.card().lines
+    curable = (FAILS, WEAK, OPEN) if bench.plan.names_cures else (FAILS,)
+    ill = [line.test for line in lines if line.verdict in curable]
     cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
-    tests = list({test.name: test for test in map(read_battery().cured, failing)}.values())
+    tests = list({test.name: test for test in map(read_battery().cured, ill)}.values())
     for test in tests:
         by_test[test.name], trials = test, list[Trial]()
-        affordable = bench.affordable(test, best, len(tests))
-        for change in _changes_to_try(bench.plan, test):
-            if len(trials) >= affordable:
+        affordable = bench.affordable(test, best, len(tests)) if test.stressed else 0
+        for change in bench.plan.changes_to_try(test):
+            if not test.stressed:
+                cures.append(not_tried(test, change.name, "its number is that of a whole curve"))
+            elif len(trials) >= affordable:
                 cures.append(not_tried(test, change.name, "the budget leaves no time for it"))
-                continue
-            single = trial(test, [change], few)
-            if reason := _reason(request, change, single, own):
-                cures.append(not_tried(test, change.name, reason))
             else:
-                trials.append(single)
+                single = trial(test, [change], few)
+                if reason := _reason(bench.plan, change, single, test, own):
+                    cures.append(not_tried(test, change.name, reason))
+                else:
+                    trials.append(single)
         if trials:
             screened[test.name] = trials
+    if bench.plan.names_cures and lines and not tests:
+        well = "the recipe fails no test, and is weak or open in none"
+        unjudged = "no test of the recipe is judged"
+        reason = unjudged if all(line.verdict == NOT_JUDGED for line in lines) else well
+        cures = [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
     places = [place.setting(best) for name in screened for place in by_test[name].places]
+    bench.progress.stage = "screening of cures"
     bench.train_missing([*places, *_settings(screened)])
+    bench.progress.stage = "cures on fresh seeds"
     judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
 
     def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
@@ -508,12 +594,6 @@ def board_changes() -> dict[str, Change]:
     return changes
 
 
-def _changes_to_try(plan: Plan, test: StressTest) -> list[Change]:
-    """The changes that a plan tries on a test, the most promising first."""
-    changes = read_battery().cures_of(test, plan.cures, board_changes())
-    return [change for change in changes if not plan.arms or change.name in plan.arms]
-
-
 def _seeds(seeds: Iterable[int]) -> str:
     return f"seed={','.join(map(str, seeds))}"
 
@@ -525,10 +605,12 @@ def _settings(trials: Mapping[str, Sequence[Trial]]) -> list[Setting]:
 
 def _words(changes: Sequence[Change], own: Tree) -> list[str]:
     """The overrides that add changes to a recipe."""
-    names = [change.name for change in changes if not change.words]
+    names = [change.name for change in changes if change.is_intervention]
     words = [word for change in changes for word in change.words]
+    scales = [scale for change in changes for scale in change.scales]
+    words += [f"{key}={value * factor:g}" for key, factor in scales if (value := tree_value(own, key))]
     for name in (word.removeprefix("optimizer=") for word in words if word.startswith("optimizer=")):
-        words = [*words, *_kept(name, own["optimizer"])]
+        words = [*_kept(name, own["optimizer"]), *words]  # what a change says itself comes last and holds
     return words + [f"intervention=[{','.join(sorted({*own['intervention'], *names}))}]"] * bool(names)
 
 
@@ -553,21 +635,34 @@ def _kept(optimizer: str, own: Tree) -> list[str]:
     return words
 
 
-def _reason(request: Request, change: Change, trial: Trial, own: Tree) -> str:
-    """Why a change cannot act on a recipe, or not beside what it has; empty where it can."""
-    if change.words:
-        keys = dict(word.split("=") for word in change.words)
-        if all(str(tree_value(own, key)) == value for key, value in keys.items()):
-            return "the recipe has it already"
-    elif change.name in own["intervention"]:
-        return "the recipe has it already"
-    elif reason := reason_of_card(arm_cards()[change.name], own) if change.name in arm_cards() else "":
+def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tree) -> str:
+    """Why a change cannot act on a recipe under the stress of a test, or not beside what it has; empty where it can."""
+    card = arm_cards().get(change.name)
+    keys = dict(word.split("=") for word in change.words)
+    stress = {word.partition("=")[0] for word in test.stressed.words} if test.stressed else set()
+    swaps = "optimizer" in keys and any(key.startswith("optimizer.") for key in stress)
+    if change.name not in test.cures and (swaps or stress & {*keys, *dict(change.scales)}):
+        return f"it takes the stress of {test.title} away"
+    if change.is_intervention and change.name in own["intervention"]:
+        return HAS_IT
+    if keys.get("optimizer") == own["optimizer"]["name"]:
+        return HAS_IT
+    if keys and all(str(tree_value(own, key)) == value for key, value in keys.items()):
+        return HAS_IT
+    if missing := [key for key, _ in change.scales if not tree_value(own, key)]:
+        return f"the recipe has no {missing[0]}"
+    if plan.own_model and card and "initial values" in card.at:
+        return f"{plan.own_model} draws its own initial values"
+    if change.is_intervention and card and not plan.own_model and (reason := reason_of_card(card, own)):
         return reason
     try:
-        tree, *_ = compose_settings(request, [trial.stressed])[trial.stressed]
+        tree, *_ = compose_settings(plan.request, [trial.stressed])[trial.stressed]
     except RequestError as refusal:
         return str(refusal)
-    return reason_of_config([change.name], tree)
+    reason = reason_of_config([change.name], tree)
+    if reason and plan.own_model and change.is_intervention:
+        return f"{plan.own_model} is a model of your own, which has no hooks for it"
+    return reason
 
 
 def dry_run(plan: Plan) -> None:
@@ -579,8 +674,9 @@ def dry_run(plan: Plan) -> None:
     composed, trees = launch.compose(plan.request), compose_settings(plan.request, list(dict.fromkeys(settings)))
     every = [tree for of_setting in trees.values() for tree in of_setting]
     planned = launch.plan(composed._replace(trees=every), plan.request, cautions=False)
-    say(f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended:")
-    launch.print_estimate(planned, full=False)
+    best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
+    say(f"{plan.recipe}, {best}:")
+    launch.print_estimate(planned, plan.request)
 
 
 def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Setting, list[Tree]]:
@@ -598,15 +694,26 @@ def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Sett
 def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting, config_dir: Path | None) -> list[Tree]:
     """The config trees of a setting, one for each seed, from the words of a recipe and those of the setting."""
     added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], config_dir)
+    if any(word.key == "optimizer" for word in added):  # the numbers of one optimizer are not those of another
+        own = [word for word in own if not word.key.startswith("optimizer.")]
     words = {word.key: word for word in (*own, *added)}
     return [composer.tree(point) for point in expand(list(words.values()), config_dir)]
 
 
 class Progress:
-    """Shows the strips of the tests that have ended: on a terminal above a line of progress, elsewhere as they end."""
+    """Shows the strips of the tests that have ended: on a terminal above a line of progress, elsewhere as they end.
 
-    def __init__(self) -> None:
+    Elsewhere it also prints a line of progress about once a minute.
+
+    Args:
+        recipe: its name for readers.
+    """
+
+    def __init__(self, recipe: str) -> None:
+        self.recipe, self.stage = recipe, "tests"
         self.lines: dict[str, Line] = {}
+        self.started = time.monotonic()
+        self.due = self.started + LINE_EVERY
         self.live = (
             Live(console=Console(stderr=True), transient=True, auto_refresh=False) if sys.stderr.isatty() else None
         )
@@ -622,10 +729,18 @@ class Progress:
                 say(text, error=True)
 
     def show(self, fleets: Mapping[int, FleetProgress], done: float, elapsed: float) -> None:
-        """Redraw: progress of each fleet that has started, the share of work done, and the seconds elapsed."""
+        """Redraw: progress of each fleet that has started, the share of work done, and the seconds elapsed.
+
+        The last two are those of a round of training, of which a card has several.
+        """
         if self.live:
             head = Text(summary(fleets, len(fleets), done, elapsed), no_wrap=True, overflow="crop")
             self.live.update(Group(*coloured(list(self.lines.values())), head), refresh=True)
+        elif (now := time.monotonic()) >= self.due:
+            self.due = now + LINE_EVERY
+            left = seconds_left(done, elapsed)
+            more = "" if left is None else f", {clock(left)} left of this round"
+            say(f"lab: {self.recipe}: {self.stage}, {clock(now - self.started)} elapsed{more}", error=True)
 
     def close(self) -> None:
         """Leave the strips on the screen until the next round."""
@@ -641,7 +756,7 @@ def coloured(lines: Sequence[Line], names: Sequence[str] = ()) -> list[Text]:
     texts = []
     for plain in strips(lines, names):
         text = Text(printable(plain), no_wrap=True, overflow="crop")
-        start = plain.index("[") + 1
+        start = plain.rindex("[") + 1  # a name may have brackets, too
         for place in range(STRIP):
             text.stylize(COLOURS[zone_at((place + 0.5) / STRIP)], start + place, start + place + 1)
         texts.append(text)

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ from lab.core.errors import RequestError
 from lab.core.printing import say
 
 if TYPE_CHECKING:
+    from lab.analysis.events.detectors import Event
     from lab.analysis.events.following import Alarm, Follower
+    from lab.analysis.events.levels import Level
 
 PAUSE = 1.0  # seconds between two looks at a log that grows
 LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
@@ -27,11 +29,14 @@ LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
 
 def watch(given: argparse.Namespace) -> int:
     """Watch what the words of a command line name; returns 1 if an alarm was raised, 0 if none."""
-    from lab.analysis.events.following import Follower
-    from lab.studies.alarms import watching
-
-    if len(given.folders) != 1:
+    if not given.folders:
         raise RequestError("watch which folder or log? lab watch DIR|LOG [--replay DIR|LOG] [--follow] [--json]")
+    if len(given.folders) > 1:
+        first, second, *_ = given.folders
+        raise RequestError(
+            f"lab watch takes one folder or log; lab watch {first} --replay {second} tells the cause of its spikes by "
+            f"another run of its steps, and lab compare {first} {second} shows what lies between two logs"
+        )
     path = given.folders[0]
     columns = given_columns(given.columns) if given.columns else {}
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
@@ -41,7 +46,11 @@ def watch(given: argparse.Namespace) -> int:
     if given.follow:
         if given.replay:
             raise RequestError("--replay goes without --follow: a replay is compared with a log that has ended")
-        return _follow(Follower(path, columns, bits, levels), given.on_alarm, as_json=given.json)
+        from lab.analysis.events.following import Follower
+
+        return _follow(Follower(path, columns, bits, levels), levels, given.on_alarm, as_json=given.json)
+    from lab.studies.alarms import watching
+
     replays = [Path(log) for log in given.replay]
     lines, alarmed = watching.watch(
         path, replays=replays, mantissa_bits=bits, columns=columns, levels=levels, as_json=given.json
@@ -51,11 +60,14 @@ def watch(given: argparse.Namespace) -> int:
     return int(alarmed)
 
 
-def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
+def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None, *, as_json: bool) -> int:
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
     from lab.analysis.events.following import Alarm
+    from lab.analysis.recordings.following import GrowingRecording
 
     raised, is_waiting = 0, False
+    spikes: list[Event] = []
+    recording = GrowingRecording(follower.path, levels)
     try:
         with closing(follower), _interrupted_by_sigterm():
             while True:
@@ -64,9 +76,13 @@ def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
                     is_new = True
                     if isinstance(found, Alarm):
                         raised += 1
+                        spikes += [found.event] if found.event.kind == "spike" else []
                         _raise(found, command, as_json=as_json)
                     else:
                         say(found, error=as_json)
+                for line, plain in recording.poll(spikes):
+                    is_new = True
+                    say(json.dumps(plain | {"text": line}) if as_json else line)
                 if not is_new:
                     if not follower.runs and not is_waiting:
                         say(f"{follower.fault()}; waiting for more", error=True)
@@ -82,10 +98,9 @@ def _follow(follower: Follower, command: str | None, *, as_json: bool) -> int:
 
 def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     """Say an alarm, and hand it to the command of the user."""
-    from lab.studies.alarms.watching import plain_event
-    from lab.studies.alarms.words import next_look, sentence
+    from lab.studies.alarms.words import next_look, plain_event, sentence
 
-    text = sentence(alarm.log, alarm.event)
+    text = sentence(alarm.log, alarm.event, is_growing=True)
     advice = next_look(alarm.log, alarm.event, {})
     plain = json.dumps(plain_event(alarm.log, alarm.event) | {"text": text, "next": advice}, allow_nan=False)
     say(plain if as_json else f"{text}. Look next at {advice}.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from lab.core.errors import RequestError
@@ -12,6 +14,9 @@ from lab.core.errors import RequestError
 if TYPE_CHECKING:  # torch is loaded by the functions that need it: `lab --help` asks for its rank, too
     import torch
     from torch import Tensor, nn
+
+
+_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
 
 
 def _environment_number(name: str, default: int) -> int:
@@ -104,7 +109,17 @@ def is_joined() -> bool:
     """Whether this process has joined a process group."""
     from torch import distributed
 
-    return distributed.is_available() and distributed.is_initialized()
+    return not _is_alone.get() and distributed.is_available() and distributed.is_initialized()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the block this process takes means and maxima of its own, whatever group it has joined."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 def send_to_all(message: Any) -> None:
@@ -140,24 +155,26 @@ def highest_on_any_rank(number: int) -> int:
     """The highest of the ranks' numbers."""
     import torch
 
-    return int(_all_gather(torch.tensor(number)).max()) if is_joined() else number
+    return int(all_gather(torch.tensor(number)).max()) if is_joined() else number
 
 
 def mean_over_ranks(number_r: Tensor) -> Tensor:
     """Mean of the ranks' numbers, which come from equal shares of the batch."""
-    return _all_gather(number_r).mean(0) if is_joined() else number_r
+    return all_gather(number_r).mean(0) if is_joined() else number_r
 
 
 def max_over_ranks(number_r: Tensor) -> Tensor:
     """Largest of the ranks' numbers, NaN where one of them is NaN."""
-    return _all_gather(number_r).amax(0) if is_joined() else number_r
+    return all_gather(number_r).amax(0) if is_joined() else number_r
 
 
-def _all_gather(number: Tensor) -> Tensor:
+def all_gather(number: Tensor) -> Tensor:
     """``[ranks ...]``; gathered rather than reduced, since the libraries' maximum may drop a NaN."""
     import torch
     from torch import distributed
 
+    if not is_joined():
+        return number[None]
     parts = [torch.empty_like(number) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, number.detach().contiguous())
     return torch.stack(parts)

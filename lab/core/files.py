@@ -32,7 +32,9 @@ MIB = 2**20
 LARGEST_JSON = 32 * MIB
 LARGEST_FILE = 256 * MIB  # a table, a plan, a log
 MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 MOST_COLUMNS = 2_000  # settings of a run and of all its interventions
+LFS_POINTER = "is a pointer of Git LFS and not the file itself; git lfs pull fetches that"
 
 
 def quoted(text: str | Path) -> str:
@@ -75,8 +77,32 @@ def write_output(path: Path, text: str) -> None:
 
 
 def write_csv(path: Path, table: pd.DataFrame, *, within: Path | None = None, **form: Any) -> None:
-    """Write a table as CSV, atomically and ``printable``, since terminals show it; ``form`` goes to ``to_csv``."""
-    write_text(path, printable(table.to_csv(index=False, lineterminator="\n", **form)), within=within)
+    """Write a table as CSV, atomically; see ``csv_text``."""
+    write_text(path, csv_text(table, **form), within=within)
+
+
+def csv_text(table: pd.DataFrame, **form: Any) -> str:
+    """A table as CSV, ``printable``, since terminals show it; ``form`` goes to ``to_csv``.
+
+    A spreadsheet runs what begins with a sign of FORMULA, unless it is a number; a quote before it makes it text.
+    """
+    import pandas  # slow to load
+
+    plain = table.rename(columns=_no_formula)
+    for name, words in plain.items():
+        if not pandas.api.types.is_numeric_dtype(words) and any(_no_formula(cell) is not cell for cell in words):
+            plain[name] = pandas.Series(map(_no_formula, words), plain.index, dtype=object)
+    return printable(str(plain.to_csv(index=False, lineterminator="\n", **form)))
+
+
+def _no_formula(cell: Any) -> Any:
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 @contextmanager
@@ -159,6 +185,11 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest // MIB} MiB", str(path))
     return content
+
+
+def is_lfs_pointer(content: bytes) -> bool:
+    """Whether the content of a file, or its beginning, is a pointer of Git LFS to a file that was not fetched."""
+    return content.startswith(b"version https://git-lfs.github.com/spec/")
 
 
 def read_text(path: Path) -> str:
@@ -314,8 +345,10 @@ def _opened(paths: Iterable[Path], **options: Any) -> Iterator[pyarrow.parquet.P
 
     cells = 0
     for path in paths:
-        file = io.BytesIO(read_bytes(path))
-        content = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True, **options)
+        file = read_bytes(path)
+        if is_lfs_pointer(file):
+            raise ValueError(f"{path.name} {LFS_POINTER}")
+        content = pyarrow.parquet.ParquetFile(io.BytesIO(file), page_checksum_verification=True, **options)
         footer = content.metadata
         if footer.num_columns > MOST_COLUMNS:
             raise ValueError(f"{path.name} has {footer.num_columns:,} columns, more than {MOST_COLUMNS:,}")

@@ -33,7 +33,7 @@ ANNOUNCEMENTS = (
     *TENSOR_POINTS,
     *("query_key", "log_z", "train_loss", "val_loss", "clean_val_loss"),
     *("gradients", "successive_gradients", "parameters", "clipped_gradients", "adam", "adam_direction", "direction"),
-    *("descent", "noise", "batch", "sources", "loss_scale"),
+    *("second_moments", "descent", "noise", "batch", "sources", "loss_scale"),
     *("initial_parameters", "rounding", "gradient_rounding", "gains", "router", "router_load"),
 )
 Callback = Callable[..., None]

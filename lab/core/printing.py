@@ -14,6 +14,16 @@ def _escaped(line: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
+_texts_on_stdout = 0
+
+
 def say(text: str, *, error: bool = False) -> None:
     """Print lines, ``printable``, on stdout at once, or as an ``error`` on stderr."""
+    global _texts_on_stdout
     print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
+    _texts_on_stdout += not error
+
+
+def texts_on_stdout() -> int:
+    """How many texts this process has said on stdout."""
+    return _texts_on_stdout

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 else:
     PerRun = Annotated[float, "per run"]  # data sources have such fields, and reading them must load no torch
 PerRunSeed = Annotated[int | tuple[int, ...], "per run"]
+# The metadata of a field that has no column in records: it only observes a run, or says how it is carried out.
+UNRECORDED = {"recorded": False}
+
+# Keys that were renamed, oldest first, and what each is called now; the name of a group stands for all keys in it.
+# Records and requests are read under the names of now, and ids digest the first name of a key, so they stay.
+FORMER_KEYS: dict[str, str] = {}
 
 WITHIN = {"above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le}
 Config = TypeVar("Config")
@@ -47,9 +53,9 @@ def seed(default: Any = dataclasses.MISSING) -> Any:
     return bounded(default, at_least=0, below=2**63)
 
 
-def one_of(*choices: str, default: Any = dataclasses.MISSING) -> Any:
-    """One of the given words."""
-    return dataclasses.field(default=default, metadata={"choices": choices})
+def one_of(*choices: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """One of the given words; ``metadata`` may be that of ``recorded``."""
+    return dataclasses.field(default=default, metadata={"choices": choices, **metadata})
 
 
 @cache
@@ -62,6 +68,59 @@ def batches_of_bursts(start: float, length: float, steps: int, repeats: int = 1)
     count = math.ceil(length * steps) if length < 1 else int(length)
     starts = (first + index * (steps - first) // repeats for index in range(repeats if count else 1))
     return tuple(range(begin, begin + count) for begin in starts)
+
+
+def key_now(key: str) -> str:
+    """What a dotted key, which may be a former one, is called now."""
+    for former, now in FORMER_KEYS.items():
+        key = _under(now, former, key)
+    return key
+
+
+def first_key(key: str) -> str:
+    """What a dotted key was called first."""
+    for former, now in reversed(FORMER_KEYS.items()):
+        key = _under(former, now, key)
+    return key
+
+
+def _under(name: str, other: str, key: str) -> str:
+    """The key with ``name`` in the place of ``other``, if it is this one or lies in it."""
+    return name + key.removeprefix(other) if f"{key}.".startswith(f"{other}.") else key
+
+
+def former_keys(tree: Mapping[str, Any]) -> list[str]:
+    """The former keys in nested mappings."""
+    return [former for former in FORMER_KEYS if _taken(tree, former.split("."))[0] is not dataclasses.MISSING]
+
+
+def with_keys_now(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A nested mapping with each value of a former key under the key of now, where it replaces what is there."""
+    for former, now in FORMER_KEYS.items():
+        value, others = _taken(tree, former.split("."))
+        if value is not dataclasses.MISSING:
+            tree = _placed(others, now.split("."), value)
+    return tree
+
+
+def _taken(tree: Any, path: Sequence[str]) -> tuple[Any, Any]:
+    """The value at a path of nested mappings, and a copy without it; MISSING if there is none."""
+    first, *rest = path
+    if not isinstance(tree, Mapping) or first not in tree:
+        return dataclasses.MISSING, tree
+    if not rest:
+        return tree[first], {key: value for key, value in tree.items() if key != first}
+    value, inner = _taken(tree[first], rest)
+    return value, {**tree, first: inner}
+
+
+def _placed(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of nested mappings with a value at a path; two mappings are merged."""
+    first, *rest = path
+    there = tree[first] if isinstance(tree.get(first), Mapping) else {}
+    if rest:
+        return {**tree, first: _placed(there, rest, value)}
+    return {**tree, first: {**there, **value} if isinstance(value, Mapping) else value}
 
 
 @cache
@@ -82,8 +141,13 @@ def _per_run(kind: type) -> dict[str, bool]:
 
 
 @cache
+def _all_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+@cache
 def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    return {field.name: field for field in dataclasses.fields(kind) if field.init}
+    return {name: field for name, field in _all_fields(kind).items() if field.init}
 
 
 def is_per_run(kind: type, name: str) -> bool:
@@ -187,17 +251,51 @@ def _number(hint: type, value: Any, bounds: Mapping[str, Any], where: str) -> in
 
 def leaves(config: Any, prefix: str = "") -> list[Leaf]:
     """Every value of a nested config as ``(dotted key, value, whether it may differ inside a fleet)``."""
+    return [leaf for leaf, _ in _leaves(config, prefix)]
+
+
+def recorded(config: Any, always: Callable[[str], bool]) -> list[Leaf]:
+    """Those of ``leaves`` that a record holds.
+
+    A field with a default is left out where it has that value, so that a field which is added changes no earlier
+    record. Its metadata may say more:
+
+    - ``older``: the value that earlier runs had without the field, if that is not its default;
+    - ``recorded``: False for a field that is never recorded, with all that it holds.
+
+    The fields of another package's entry, or of a user's own code, are recorded whatever their value.
+
+    Args:
+        config: a nested config.
+        always: whether the field with this dotted key is recorded whatever its value.
+    """
+    return [leaf for leaf, usual in _leaves(config, "", UNRECORDED) if always(leaf[0]) or leaf[1] != usual]
+
+
+def _leaves(config: Any, prefix: str, without: Mapping[str, Any] | None = None) -> Iterator[tuple[Leaf, Any]]:
+    """``leaves``, each with the value in which earlier records lack it; without fields that have this metadata."""
     if isinstance(config, Mapping):
-        return [leaf for key in sorted(config) for leaf in leaves(config[key], f"{prefix}{key}.")]
+        for key in sorted(config):
+            yield from _leaves(config[key], f"{prefix}{key}.", without)
+        return
     kind: type = type(config)
-    collected: list[Leaf] = []
     for name, varies in _per_run(kind).items():
+        if without and without.items() <= _all_fields(kind)[name].metadata.items():
+            continue
         value = getattr(config, name)
         if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
-            collected += leaves(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.", without)
         else:
-            collected.append((prefix + name, value, varies))
-    return collected
+            yield (prefix + name, value, varies), usual_value(kind, name)
+
+
+@cache
+def usual_value(kind: type, name: str) -> Any:
+    """The value of a field in which earlier records lack it; for one that they all have, none of its values."""
+    field = _all_fields(kind)[name]
+    owner = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", ()))
+    is_ours = owner.__module__.startswith("lab.") and not getattr(owner, "is_of_user", False)
+    return field.metadata.get("older", field.default) if is_ours else dataclasses.MISSING
 
 
 def stack(configs: Sequence[Any], device: torch.device) -> Any:

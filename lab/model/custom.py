@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach, is_listening
+from lab.core.own_failures import OwnCodeError, defined_at, own_failure
 from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
 from lab.model.watched import BY_SHAPE, Ear, Heard, Watched
@@ -65,6 +66,7 @@ class CustomModel(nn.Module):
 
     Raises:
         RequestError: an intervention has weights, or no module has a name to be watched.
+        OwnCodeError: in the forward pass: it makes no logits ``[b t v]``.
     """
 
     ends = ()  # which weights embed is unknown, so all are counted
@@ -134,8 +136,13 @@ class CustomModel(nn.Module):
     def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, Heard]:
         """Logits ``[b t v]``, and what was heard on the way if anybody listens."""
 
-        def run() -> Any:
-            return logits_of(self.inner, weights, tokens_bt)
+        def run() -> Tensor:
+            logits_btv = logits_of(self.inner, weights, tokens_bt)
+            if _shape(logits_btv)[:-1] != tuple(tokens_bt.shape):
+                inner, shape = type(self.inner), tuple(tokens_bt.shape)
+                raise OwnCodeError(f"{inner.__name__} makes {_shape(logits_btv)} of tokens {shape}{defined_at(inner)}")
+            made: Tensor = logits_btv
+            return made
 
         return self.ear.listen(run, tokens_bt.shape) if is_listening() else (run(), Heard({}, {}))
 
@@ -160,7 +167,9 @@ class CustomModel(nn.Module):
                 weights[name][run].copy_(value)
 
 
-def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int, watched: Watched = BY_SHAPE) -> None:
+def check_custom_model(
+    name: str, make: Build, vocabulary: int, seq_len: int, watched: Watched = BY_SHAPE, own: Any = None
+) -> None:
     """Refuse a module that is not a causal language model, or cannot be trained in a fleet.
 
     Args:
@@ -169,6 +178,7 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int, wa
         vocabulary: number of tokens.
         seq_len: tokens per window.
         watched: as for ``CustomModel``.
+        own: the user's class or function, by default ``make``; the message names the line of its file that failed.
 
     Raises:
         RequestError: the module fails a check or raised an exception; the message names it.
@@ -176,14 +186,14 @@ def check_custom_model(name: str, make: Build, vocabulary: int, seq_len: int, wa
     with torch.random.fork_rng(devices=[]):
         tokens_bt = torch.randint(vocabulary, (CHECKED_ROWS, seq_len), generator=torch.Generator().manual_seed(0))
         try:
-            problem = _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt, watched)
+            if problem := _check_single_run(make, tokens_bt, vocabulary) or _check_fleet(make, tokens_bt, watched):
+                problem += defined_at(own or make)
         except RequestError as refusal:
             problem = str(refusal)
-        except Exception as fault:
-            message = " ".join(str(fault).split())
-            problem = VARIES if "random operation" in message else f"fails: {type(fault).__name__}: {message}"
+        except (Exception, SystemExit) as fault:
+            problem = VARIES if "random operation" in str(fault) else f"fails{own_failure(fault, own or make)}"
     if problem:
-        raise RequestError(f"custom model {name} {problem}")
+        raise OwnCodeError(f"custom model {name} {problem}")
 
 
 def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | None:
@@ -192,6 +202,8 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     if not isinstance(model, nn.Module):
         return f"builds {type(model).__name__}, not a torch.nn.Module"
     weights = dict(model.named_parameters())
+    if not weights:
+        return "has no parameters"
     if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
         return f"has a parameter that is not trained: make {frozen[0]} a buffer"
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -199,9 +211,8 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
         return f"has a buffer that depends on the seed: make {name} a parameter"
     logits_btv = logits_of(model, {}, tokens_bt)
     expected = (*tokens_bt.shape, vocabulary)
-    shape = tuple(logits_btv.shape) if isinstance(logits_btv, Tensor) else type(logits_btv).__name__
-    if shape != expected:
-        return f"makes {shape} of tokens [b t]; logits [b t v] would be {expected}"
+    if _shape(logits_btv) != expected:
+        return f"makes {_shape(logits_btv)} of tokens [b t]; logits [b t v] would be {expected}"
     if changed := _first_difference(before, dict(model.named_buffers())):
         return f"changes a buffer in its forward pass, as batch normalization does: {changed}"
     gradients = torch.autograd.grad(logits_btv.sum(), list(weights.values()), allow_unused=True)
@@ -230,6 +241,11 @@ def _check_fleet(make: Build, tokens_bt: Tensor, watched: Watched) -> str | None
         if not torch.allclose(logits_btv, alone_btv, rtol=1e-4, atol=1e-4, equal_nan=True):
             return "computes something else side by side than alone, or is not decided by torch's seed"
     return None
+
+
+def _shape(logits: Any) -> Any:
+    """The shape of a tensor; of anything else the name of its type."""
+    return tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
 
 
 def _first_difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:

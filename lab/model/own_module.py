@@ -13,6 +13,7 @@ from torch import nn
 
 from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.files import read_text
+from lab.core.own_failures import own_failure
 from lab.model.config import ModelConfig
 from lab.model.watched import BY_SHAPE, Watched
 
@@ -33,11 +34,13 @@ class OwnModule:
     """What ``entry_of`` makes of a builder.
 
     Attributes:
+        is_of_user: that the fields follow from a user's code, so that all are recorded, see ``schema.recorded``.
         builder: makes the module of one run.
         takes: the argument of the builder for each part of the shape that it takes.
         watched: the names of the modules that probes hear.
     """
 
+    is_of_user: ClassVar = True
     builder: ClassVar[Callable[..., nn.Module]]
     takes: ClassVar[Mapping[str, str]]
     watched: ClassVar[Watched] = BY_SHAPE
@@ -124,14 +127,17 @@ def huggingface_builder(given: str) -> tuple[str, Callable[..., nn.Module], str]
         try:
             values = json.loads(read_text(path))
             config = transformers.AutoConfig.for_model(**values)
-        except (OSError, ValueError, TypeError) as fault:
-            raise RequestError(f"{path} is no config of transformers: {str(fault).splitlines()[0]}") from None
+        except Exception as fault:  # transformers checks values in several ways
+            raise RequestError(f"{path} is no config of transformers{own_failure(fault, None)}") from None
     else:
         known = [name for name in dir(transformers) if name.endswith("Config")]
         if given not in known:
             similar = similar_names(given, known) or ["LlamaConfig", "Qwen3Config", "GPT2Config"]
             raise RequestError(f"transformers has no {given!r}; nearest: {', '.join(similar)}")
-        config = getattr(transformers, given)()
+        try:
+            config = getattr(transformers, given)()
+        except Exception as fault:
+            raise RequestError(f"{given} cannot be made without arguments{own_failure(fault, None)}") from None
 
     def build(vocabulary: int, width: int, depth: int, heads: int, head_width: int, seq_len: int) -> nn.Module:
         small = shrunk(config, vocabulary, width, depth, heads, head_width, seq_len)
@@ -154,6 +160,8 @@ def shrunk(config: Any, vocabulary: int, width: int, depth: int, heads: int, hea
     def size(key: str) -> Any:
         return values.get(names.get(key, key))
 
+    if not size("hidden_size"):
+        raise RequestError(f"has no hidden_size in {type(config).__name__}, by which it would be shrunk")
     ratio = width / size("hidden_size")
     groups = (size("num_attention_heads") or 1) // (size("num_key_value_heads") or size("num_attention_heads") or 1)
     sizes = {

@@ -99,10 +99,12 @@ class _Scores(TorchFunctionMode):
     ) -> Any:
         given = kwargs or {}
         if self.inside and func is F.scaled_dot_product_attention:
-            query, key, *_ = args
+            query, key = (
+                args[place] if len(args) > place else given[name] for place, name in enumerate(("query", "key"))
+            )
             self._keep(self.inside[-1], _scores(query, key, given.get("scale")))
         elif self.inside and func in SOFTMAXES:
-            self._keep(self.inside[-1], args[0])
+            self._keep(self.inside[-1], args[0] if args else given["input"])
         return func(*args, **given)
 
     def _keep(self, place: str, scores: Any) -> None:
@@ -140,10 +142,16 @@ def _first(output: Any) -> Any:
 
 
 def block_modules(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list."""
+    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list.
+
+    A list inside of another, as of the experts of a block, does not count.
+    """
     lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
     alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
-    return max(alike, key=len, default=[])
+    inside = {
+        id(part) for blocks in alike for block in blocks for child in block.children() for part in child.modules()
+    }
+    return max((blocks for blocks in alike if id(blocks[0]) not in inside), key=len, default=[])
 
 
 def _matching(module: nn.Module, pattern: str) -> dict[str, nn.Module]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import TUNABLE_ROLES
+from lab.core.schema import key_now
 from lab.optim.optimizer import link_kinds, reached
 
 KEYS = ("name", "restarts")
@@ -88,7 +89,7 @@ def build_ledger(
     for number, restart in enumerate(restarts):
         where = f"ledger.restarts[{number}]"
         before = _step(restart, where, before, steps)
-        changes = {str(key): value for key, value in restart.items() if key != "step"}
+        changes = {key_now(str(key)): value for key, value in restart.items() if key != "step"}
         entries.append(f"{before}: {' '.join(f'{key}={_spelled(value)}' for key, value in changes.items())}")
         try:
             _apply(changes, present, tree)

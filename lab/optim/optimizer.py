@@ -15,7 +15,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.hooks import announce, listening_too
 from lab.core.registry import LINKS
 from lab.core.roles import TUNABLE_ROLES, Role, numbered_as
-from lab.core.schema import build, text_value
+from lab.core.schema import UNRECORDED, build, text_value
 from lab.core.shipped import optimizer_numbers
 from lab.optim.links import Link, Now, Tensors
 from lab.optim.links.clipping import Gate
@@ -32,7 +32,7 @@ class Optimizer:
 
     name: str
     links: Mapping[str, Link]
-    owned: tuple[str, ...] = ()
+    owned: tuple[str, ...] = field(default=(), metadata=UNRECORDED)
     by_role: Mapping[str, Mapping[str, Link]] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 from lab.core.axes import mean_over_tokens, per_run_max, per_run_mean, per_run_rms
 from lab.core.distributed import mean_over_ranks
 from lab.core.number_formats import E4M3, MX_BLOCK, joined, mx_blocks, split
-from lab.probes.listener import probe
+from lab.probes.listener import probe, share
 
 
 @probe(event="train_loss")
@@ -115,9 +115,11 @@ def block_rms(x_rbtd: Tensor) -> Tensor:
     return per_run_rms(x_rbtd)
 
 
-def _share(is_so_r: Tensor, of_r: Tensor) -> Tensor:
-    """Share of the entries of a tensor where the mask holds; NaN where an entry is not a number."""
-    return per_run_mean(torch.where(of_r.isnan(), of_r, is_so_r.to(of_r.dtype)))
+@probe(event="block_output")
+def block_kurtosis(x_rbtd: Tensor) -> Tensor:
+    """Mean fourth power of a block's output over its squared mean square: 3 if normal, more with outlier features."""
+    square_rbtd = x_rbtd.square()
+    return per_run_mean(square_rbtd.square()) / per_run_mean(square_rbtd).square()
 
 
 @probe(event="gradient_rounding")
@@ -127,7 +129,7 @@ def gradient_underflow(before_r: Tensor, after_r: Tensor, beyond: Tensor | float
     Of formats with a scale for each block it is the rounding for the gradient of the product's left operand, which goes
     on to earlier layers.
     """
-    return _share((before_r != 0) & (after_r == 0), before_r)
+    return share((before_r != 0) & (after_r == 0), before_r)
 
 
 @probe(event="rounding")
@@ -138,7 +140,7 @@ def saturation(before_r: Tensor, after_r: Tensor, beyond: Tensor | float) -> Ten
     delayed scales do where an operand has grown, and MX where the largest of a block has a large mantissa.  A block
     without a scale, in which all is zero, has none either.
     """
-    return _share((before_r.abs() >= beyond) & (after_r != 0), before_r)
+    return share((before_r.abs() >= beyond) & (after_r != 0), before_r)
 
 
 @probe(event="gradients")
@@ -147,7 +149,7 @@ def zero_gradients(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The embedding has zeros in any format: tokens that are not in the batch.
     """
-    return {name: _share(gradient == 0, gradient) for name, gradient in gradients.items()}
+    return {name: share(gradient == 0, gradient) for name, gradient in gradients.items()}
 
 
 @probe(event="gains")

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from lab.core.axes import per_run_mean
 from lab.core.hooks import Measure, Probe
 from lab.core.machine import is_out_of_memory
 from lab.core.registry import PROBES
 from lab.core.schema import bounded
 
+Function = TypeVar("Function", bound=Measure)
 
-def probe(event: str, *, largest: bool = False) -> Callable[[Measure], Measure]:
+
+def probe(event: str, *, largest: bool = False) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, under its own name, as a probe of this kind of announcement.
 
     Over the micro-batches of a step the ``largest`` number counts, or else the mean.
     """
 
-    def decorate(measure: Measure) -> Measure:
+    def decorate(measure: Function) -> Function:
         name = measure.__name__
         PROBES.register(name)(Probe(name, event, measure, largest))
         return measure
 
     return decorate
+
+
+def share(is_so_r: Tensor, of_r: Tensor) -> Tensor:
+    """Share ``[r]`` of the entries of a tensor where the mask holds; NaN where an entry is not a number."""
+    return per_run_mean(torch.where(of_r.isnan(), of_r, is_so_r.to(of_r.dtype)))
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,13 @@ class ProbesConfig:
     def fires(self, step: int, steps: int) -> bool:
         """Whether probes fire at ``step``: the first, every ``every``-th and the last of ``steps``."""
         return bool(self.names) and (step % self.every == 0 or step == steps - 1)
+
+    def missing_in(self, every: int, names: Iterable[str], steps: int) -> dict[str, str]:
+        """What these probes measure in so many steps and others do not, in words, and the field that asks for it."""
+        missing = {name: "names" for name in self.names if name not in {*names}}
+        if self.names and self.every % every and any(step % every for step in range(0, steps, self.every)):
+            missing[f"values every {self.every} steps"] = "every"
+        return missing
 
 
 class Listener:

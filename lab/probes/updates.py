@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab.core.axes import over, per_run_cosine, per_run_dot, per_run_mean, per_run_norm, per_run_rms
 from lab.core.hooks import HeldOut, announce, listening
-from lab.probes.listener import probe
+from lab.probes.listener import probe, share
 
 Tensors = dict[str, Tensor]
 
@@ -81,6 +81,7 @@ class HeldOutLoss:
 
 
 LARGE = 0.8  # of an entry of the update, whose size is about 1 at most once gradients agree for long
+OUT_OF_LINE = 3.0  # roots of the second moment
 
 
 def _rms_of_each(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -137,10 +138,75 @@ def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"head": per_run_norm([common_rd]) / per_run_norm([head_rdv])}
 
 
+@probe(event="parameters")
+def stable_rank(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Squared Frobenius norm of each matrix over its squared spectral norm, the least rank that its norm allows."""
+    ranks = dict[str, Tensor]()
+    for name, weight_r in weights.items():
+        if weight_r.ndim == 3:
+            energy_rs = _singular_values(weight_r).square()
+            ranks[name] = energy_rs.sum(-1) / energy_rs[:, 0]
+    return ranks
+
+
+@probe(event="parameters")
+def query_key_entropy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entropy of the squared singular values of W_Q W_K^T over their sum, of each block, nats.
+
+    It falls where few directions decide all scores.  A custom model has no matrices by these names.
+    """
+    entropies = dict[str, Tensor]()
+    for name, query_rdo in weights.items():
+        block, _, part = name.partition(".")
+        key_rdo = weights.get(f"{block}.attention.key")
+        if part == "attention.query" and key_rdo is not None and key_rdo.shape == query_rdo.shape:
+            energy_rs = _singular_values(query_rdo @ key_rdo.transpose(-1, -2)).square()
+            entropies[block] = torch.special.entr(energy_rs / energy_rs.sum(-1, keepdim=True)).sum(-1)
+    return entropies
+
+
+def _singular_values(matrix_rio: Tensor) -> Tensor:
+    """The singular values ``[r s]`` of each run, in falling order; NaN where a matrix is not finite."""
+    finite_r = matrix_rio.isfinite().all(-1).all(-1)
+    values_rs = torch.linalg.svdvals(torch.where(finite_r[:, None, None], matrix_rio, 0.0))
+    return torch.where(finite_r[:, None], values_rs, torch.nan)
+
+
 @probe(event="adam")
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
     """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""
     return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}
+
+
+@probe(event="adam")
+def grad_below_eps(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
+    """Share of each tensor's gradient below Adam's epsilon, where epsilon decides the size of the update."""
+    return {name: share(gradient.abs() < over(eps, gradient), gradient) for name, gradient in gradients.items()}
+
+
+@probe(event="second_moments")
+def moment_ratio(
+    gradients: Mapping[str, Tensor], squares: Mapping[str, Tensor], unbias: Tensor | float
+) -> dict[str, Tensor]:
+    """RMS of the gradient over the root of Adam's second moment, per tensor (Wortsman et al. 2023, arXiv:2304.13013).
+
+    About 1; above 2 the second moment lags behind the gradient.  An entry without a gradient so far counts as 0.
+    """
+    return {name: per_run_rms(_over_moment(gradient, squares[name], unbias)) for name, gradient in gradients.items()}
+
+
+@probe(event="second_moments")
+def moment_outliers(
+    gradients: Mapping[str, Tensor], squares: Mapping[str, Tensor], unbias: Tensor | float
+) -> dict[str, Tensor]:
+    """Share of each tensor's gradient beyond three roots of Adam's second moment; 0.003 at most if it is normal."""
+    ratios = {name: _over_moment(gradient, squares[name], unbias) for name, gradient in gradients.items()}
+    return {name: share(ratio.abs() > OUT_OF_LINE, ratio) for name, ratio in ratios.items()}
+
+
+def _over_moment(gradient: Tensor, square: Tensor, unbias: Tensor | float) -> Tensor:
+    root = (square / over(unbias, square)).sqrt_()
+    return (gradient / root).masked_fill_(root == 0, 0.0)
 
 
 @probe(event="direction")
@@ -149,7 +215,7 @@ def update_large(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Adam's entries are about normal with RMS 0.23 if successive gradients are independent, and near 1 if they agree.
     """
-    return {name: per_run_mean(_is_large(direction)) for name, direction in directions.items()}
+    return {name: share(direction.abs() > LARGE, direction) for name, direction in directions.items()}
 
 
 @probe(event="direction")
@@ -224,11 +290,6 @@ def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tens
 def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dict[str, Tensor]:
     cosines = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
     return {**cosines, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}
-
-
-def _is_large(direction: Tensor) -> Tensor:
-    """1 or 0, and NaN where an entry is not a number."""
-    return torch.where(direction.isnan(), direction, (direction.abs() > LARGE).to(direction.dtype))
 
 
 @probe(event="noise")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,12 @@ from lab.core.errors import RequestError, nearest
 # What columns are called; the file says which.
 _NAMES: dict[str, Any] = shipped.load(Path(__file__).with_name("columns.yaml"))
 USUAL_NAMES: dict[str, list[str]] = _NAMES["usual"]
-LOGGED_STEPS, ARM_NAMES, RUN_NAMES = _NAMES["logged_steps"], _NAMES["arms"], _NAMES["runs"]
-PLANNED_STEPS = [name for name in USUAL_NAMES["steps"] if name not in LOGGED_STEPS]
+QUANTITIES = {*chain(*USUAL_NAMES.values())}
+LOGGED_STEPS, ARM_NAMES, RUN_NAMES, PREFIXES = (_NAMES[key] for key in ("logged_steps", "arms", "runs", "prefixes"))
 BOOKKEEPING = {*_NAMES["bookkeeping"], *LOGGED_STEPS}
+UNFINISHED, FAILED, DIVERGED = (_NAMES[key] for key in ("unfinished", "failed", "diverged"))
+GLUED: dict[str, str] = _NAMES["glued"]
+FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, which may number anything
 # Nats in a unit of losses; a perplexity is their exponential.
 LN2 = math.log(2)
 LOSS_UNITS = {"nats": 1.0, "bits": LN2, "bits_per_byte": LN2, "perplexity": math.nan}
@@ -31,7 +35,8 @@ BEST = "column "  # before the name of a column of which the best is taken, amon
 DESIGN_NAMES = {"lr": "learning rate"}
 ARM, SHARED, NAME = "arm", "same in all runs", "a name for each run"
 EMPTY, NOTED, MEASURED, CUT = "empty", "bookkeeping", "measured", "cut short where a run diverged"
-NOT_NAMED, NOT_NEEDED = "not named by --arm", "tells no runs apart"
+NOT_NAMED, NOT_NEEDED, NOTE = "not named by --arm", "not needed", "a note"
+FOLLOWS = "follows from "  # and from what
 
 
 class Columns(NamedTuple):
@@ -83,15 +88,20 @@ def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float |
         if math.isfinite(number):
             return number
         raise RequestError(f"{option}: no column {given!r}; {nearest(given, map(str, table))}")
-    paths = {str(name): plain_name(str(name)).replace(".", "/") for name in table}
-    for usual in (name.replace(".", "/") for name in USUAL_NAMES.get(key, ())):
-        same = [name for name, path in paths.items() if path == usual]
-        ends = [name for name, path in paths.items() if path.endswith(f"/{usual}")]
-        if same or len(ends) == 1:
-            return (same or ends)[0]
-    if key == "loss":
+    found = usual_column(table, key)
+    if found is None and key == "loss":
         usual_names = " or ".join(USUAL_NAMES[key][1:4])
         raise RequestError(f"no column is called {usual_names}; {option} COLUMN says which it is")
+    return found
+
+
+def usual_column(table: pd.DataFrame, key: str) -> str | None:
+    """The column that has a usual name of a quantity, the first in the order of these names; None without one."""
+    for usual in USUAL_NAMES.get(key, ()):
+        same = [str(name) for name in table if _is_called(str(name), usual, whole=True)]
+        ends = [str(name) for name in table if _is_called(str(name), usual)]
+        if (same or len(ends) == 1) and _may_be(table[(same or ends)[0]], key, usual):
+            return (same or ends)[0]
     return None
 
 
@@ -101,15 +111,54 @@ def spelled_out(cell: Any) -> Any:
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 
-def plain_name(name: str) -> str:
-    """``Learning Rate -> learning_rate``; of Optuna, ``params_lr -> params/lr``."""
-    name = name.strip().lower().replace(" ", "_").replace("-", "_")
-    return re.sub(r"^(params|user_attrs)_", r"\1/", name)
+def path_of(name: str) -> list[str]:
+    """The parts of a name, ``config/optim.LR -> [config, optim, LR]``; a fraction, as ``D/N``, is one part."""
+    name = re.sub(r"^(params|user_attrs)_", r"\1/", re.sub(r"[ -]", "_", name.strip()))  # as Optuna calls them
+    above, slash, below = name.rpartition("/")
+    if slash and above not in PREFIXES:
+        *parts, end = path_of(above)
+        if {end, end.lower()} & QUANTITIES and end not in PREFIXES:
+            return [*parts, f"{end}/{below}"]
+    return re.split(r"[/.]", name)
 
 
 def end_of(name: str) -> str:
     """``config/LR -> lr``."""
-    return re.split(r"[/.]", plain_name(name))[-1]
+    return path_of(name)[-1].lower()
+
+
+def short_name(name: str) -> str:
+    """A name without the prefixes of a tracker and without the groups that dots join, as in ``config.optim.wd -> wd``.
+
+    Nothing is cut at a slash, which may divide, as in ``D/N``.
+    """
+    name = re.sub(r"^(params|user_attrs)_", "", name)
+    while (parts := re.split(r"[/.]", name, maxsplit=1))[0].lower() in PREFIXES and len(parts) > 1:
+        name = parts[1]
+    return name if "/" in name else name.rpartition(".")[2] or name
+
+
+def _is_called(name: str, usual: str, *, whole: bool = False) -> bool:
+    """Whether a column has a usual name, at its end or as a ``whole``; one in capitals is meant as it is written."""
+    parts, wanted = path_of(name), path_of(usual)
+    if not usual.isupper():
+        parts, wanted = [part.lower() for part in parts], [part.lower() for part in wanted]
+    return parts == wanted if whole else parts[-len(wanted) :] == wanted and len(parts) > len(wanted)
+
+
+def _may_be(cells: pd.Series[Any], key: str, usual: str) -> bool:
+    """Whether a column with a usual name can be a quantity: one that is all words cannot, and N and D are large."""
+    if key not in ("size", "tokens", "axis"):
+        return True
+    if pd.api.types.is_bool_dtype(cells):
+        return False
+    numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore"), errors="coerce")
+    return bool(numbers.notna().any()) and (not usual.isupper() or bool(numbers.min() >= FEWEST_OF_CAPITALS))
+
+
+def as_text(column: pd.Series[Any]) -> pd.Series[str]:
+    """The cells as text, those that are empty as well, so that they are like one another and unlike the others."""
+    return column.map(str)
 
 
 def is_word(column: pd.Series[Any]) -> bool:
@@ -128,12 +177,14 @@ def roles_of(
     is_cut: pd.Series[bool],
     arm: Sequence[str] | None = None,
     measured: Collection[str] = (),
+    *,
+    are_trials: bool = False,
 ) -> dict[str, str]:
     """What each of these columns is, or why it is no setting.
 
     A column sets arms apart if ``arm`` names it. Where that is ``None``, it does so if each of its values occurs with
-    three learning rates or more, or if it is needed to tell runs apart; unless it is bookkeeping, or a column of the
-    ``design`` determines it, or it only says where a diverged run was cut short.
+    three learning rates or more, or if it is needed to tell runs apart; unless it is bookkeeping, or other columns
+    determine it, or it only says where a diverged run was cut short.
 
     Args:
         others: the columns that hold none of the quantities.
@@ -141,6 +192,7 @@ def roles_of(
         is_cut: the runs that ended early.
         arm: as in ``Columns``.
         measured: columns that set no arms apart.
+        are_trials: whether a row may be an arm of its own, since runs have neither learning rates nor seeds.
 
     Raises:
         RequestError: there is no column that ``arm`` names.
@@ -151,55 +203,106 @@ def roles_of(
     if arm is not None:
         return {str(name): ARM if name in arm else NOT_NAMED for name in others}
     roles = {str(name): _role(others[name], design, is_cut, name in measured) for name in others}
-    runs = design.astype(str).assign(**{name: others[name].astype(str) for name, role in roles.items() if role == ARM})
+    before = dict(roles)
+    runs = design.add_prefix("of the design ").apply(as_text)
+    runs = runs.assign(**{name: as_text(others[name]) for name, role in roles.items() if role == ARM})
     while (same := runs.duplicated(keep=False)).any() and (needed := _splitting(others[same], roles, runs[same])):
         roles[needed] = ARM
-        runs[needed] = others[needed].astype(str)
-    for name in _by_best([others[name] for name, role in roles.items() if role == ARM], design):
-        roles[name] = "follows from what the best is taken over"
+        runs[needed] = as_text(others[needed])
+    if runs.duplicated().any() and are_trials and (named := _name_of_trials(others[~is_cut], roles)):
+        roles = {name: NOT_NEEDED if role == ARM else role for name, role in before.items()} | {named: ARM}
     if ARM not in roles.values():  # arms whose seeds differ need no column to be told apart
         words = [name for name, role in roles.items() if role == NOT_NEEDED and is_word(others[name])]
-        words = [name for name in words if others[name].astype(str).value_counts().min() > 1]
+        words = [name for name in words if as_text(others[name]).value_counts().min() > 1]
         roles |= dict.fromkeys([name for name in words if is_arm(name)][:1] or words[:1], ARM)
-    return roles
+    arms = {name: others[name] for name, role in roles.items() if role == ARM}
+    # of columns that follow from one another the one with fewer values stays, of as many a word, and then the first
+    ranks = {name: (is_arm(name), -arm.nunique(), is_word(arm)) for name, arm in reversed(arms.items())}
+    for arm_name in sorted(ranks, key=lambda name: ranks[name]):
+        rest = [column for other, column in arms.items() if other != arm_name]
+        if sources := followed_by(arms[arm_name], rest, design):
+            roles[arm_name] = follows_text(sources)
+            del arms[arm_name]
+    kept = {name: NOTE if is_word(others[name]) else MEASURED for name in roles}
+    return {name: kept[name] if role == NOT_NEEDED else role for name, role in roles.items()}
 
 
-def _by_best(arms: Sequence[pd.Series[Any]], design: pd.DataFrame) -> Iterator[str]:
-    """Yield the numbers that follow from a column of which the best is taken, such as steps from the batch size."""
-    best = [design[name].astype(str) for name in design if str(name).startswith(BEST)]
-    kept = {str(column.name): column.astype(str) for column in arms}
-    for column in sorted(arms, key=lambda column: -column.nunique()) if best else ():
-        others = [values for name, values in kept.items() if name != column.name]
-        if not is_word(column) and kept[str(column.name)].groupby([*others, *best]).nunique().max() == 1:
-            del kept[str(column.name)]
-            yield str(column.name)
+def follows_text(sources: Sequence[pd.Series[Any]]) -> str:
+    """That a column follows from these, ``follows from D and bs``."""
+    return f"{FOLLOWS}{' and '.join(str(source.name).removeprefix(BEST) for source in sources)}"
+
+
+def followed_by(column: pd.Series[Any], arms: Sequence[pd.Series[Any]], design: pd.DataFrame) -> list[pd.Series[Any]]:
+    """The fewest columns that determine this one; none if nothing does.
+
+    A number follows from settings, the size, and what the best is taken over; a word follows from words only, since it
+    may stand for more than a number that changes with it.
+    """
+    sources = [arm for arm in arms if is_word(arm) or not is_word(column)]
+    if not is_word(column):
+        sources += [design[name] for name in design if name == "size" or str(name).startswith(BEST)]
+    codes = pd.DataFrame({at: pd.factorize(values, use_na_sentinel=False)[0] for at, values in enumerate(sources)})
+    codes = codes.assign(own=pd.factorize(column, use_na_sentinel=False)[0]).drop_duplicates()
+
+    def determine(places: Sequence[int]) -> bool:
+        return bool(places) and not codes[[*places, "own"]].drop_duplicates().duplicated([*places]).any()
+
+    needed = [*range(len(sources))]
+    if not determine(needed):
+        return []
+    for place in [*needed]:
+        without = [other for other in needed if other != place]
+        needed = without if determine(without) else needed
+    return [sources[place] for place in needed]
+
+
+def _name_of_trials(others: pd.DataFrame, roles: Mapping[str, str]) -> str | None:
+    """The column that names each run, where each is a trial of its own, as in a list of changes that were tried.
+
+    None if runs of one arm would then be taken for arms.
+    """
+    words = [name for name in others if is_word(others[name]) and roles[str(name)] not in (NOTED, EMPTY, MEASURED)]
+    if any(is_arm(str(name)) and others[name].duplicated().any() for name in others):
+        return None
+    unique = [name for name in words if others[name].notna().all() and others[name].is_unique]
+    called = [name for usual in RUN_NAMES for name in others if end_of(str(name)) == usual and others[name].is_unique]
+    is_plain = not any(2 * others[name].nunique() <= len(others) for name in words)
+    return next((str(name) for name in [*called, *(unique if is_plain else [])]), None)
 
 
 def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool], is_measured: bool) -> str:
-    name, values = str(column.name), column.astype(str)
+    name, values = str(column.name), as_text(column)
     if column.isna().all():
         return EMPTY
     if end_of(name) in BOOKKEEPING:
         return NOTED
-    if is_measured or re.match(r"(summary|metrics?)[/.]", plain_name(name)):
+    if is_measured or re.match(r"(summary|metrics?)[/.]", name.lower()):
         return MEASURED
     if values.nunique() == 1:
         return SHARED
     if is_word(column):  # of a machine with a seed of its own; arms have several, and these may differ
         seeds = design["seed"].groupby(values).nunique()
         if seeds.min() == 1 and values.groupby(design["seed"]).nunique().max() == 1:
-            return "follows from the seed"
+            return f"{FOLLOWS}the seed"
+        if _names_sizes(values, design["size"]):
+            return f"{FOLLOWS}the size"
     else:
         # a switch may add gains, and so determine the exact size; a width or a depth follows from it
         for key in design:
-            is_fixed = values.groupby(design[key].astype(str)).nunique().max() == 1
-            if is_fixed and (key != "lr" or values.nunique() == design[key].nunique()):
-                return f"follows from the {DESIGN_NAMES.get(str(key), str(key))}"
+            is_fixed = values.groupby(as_text(design[key])).nunique().max() == 1 and not values.is_unique
+            if is_fixed and (key not in ("lr", "seed") or values.nunique() == design[key].nunique()):
+                return f"{FOLLOWS}the {DESIGN_NAMES.get(str(key), str(key))}"
         if _is_cut_short(column, design["size"], is_cut):
             return CUT
     if (design["lr"].groupby(values).nunique() >= MANY_LRS).all():
         return ARM
     return NAME if end_of(name) in RUN_NAMES and values.is_unique else NOT_NEEDED
+
+
+def _names_sizes(words: pd.Series[str], size: pd.Series[float]) -> bool:
+    """Whether words name the sizes of one family, as ``pythia-70m`` does, and differ in nothing else."""
+    families = words.str.lower().str.replace(r"\d+(\.\d+)?[kmbt]\b", "", regex=True)
+    return families.nunique() == 1 and bool((words.groupby(size).nunique() == 1).all())
 
 
 def _is_cut_short(column: pd.Series[Any], size: pd.Series[float], is_cut: pd.Series[bool]) -> bool:
@@ -216,7 +319,7 @@ def _splitting(others: pd.DataFrame, roles: Mapping[str, str], runs: pd.DataFram
     """
     best: tuple[Any, ...] = ()
     for position, name in enumerate(roles):
-        values = others[name].astype(str)
+        values = as_text(others[name])
         repeats = 2 * values.nunique() <= len(values) if is_word(others[name]) else values.value_counts().min() > 1
         if roles[name] not in (NOT_NEEDED, CUT) or not (repeats or is_arm(name)):
             continue

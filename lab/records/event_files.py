@@ -13,6 +13,7 @@ from lab.core.errors import RequestError
 from lab.records import trackers
 
 EVENTS = "*tfevents*"
+POINTER = 200  # bytes, of which a pointer of Git LFS has fewer
 
 
 class EventFolder(NamedTuple):
@@ -45,7 +46,9 @@ def open_events(path: Path) -> Any:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     try:
-        files.open_file(path).close()  # refuses pipes and devices
+        with files.open_file(path) as file:  # refuses pipes and devices
+            if files.is_lfs_pointer(file.read(POINTER)):
+                raise RequestError(f"{path} {files.LFS_POINTER}")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
     return EventFileLoader(str(path))

@@ -16,13 +16,14 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import event_files
 from lab.records.columns import USUAL_NAMES, column_of, end_of
+from lab.records.run_names import number_or_word, settings_in
 from lab.records.table_files import flat, json_rows
 
-PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
 LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
 STRUCTURED = LOGS[:5]
+POINTER = 200  # bytes, of which a pointer of Git LFS has fewer
 
 Series = Mapping[str, "pd.Series[float]"]
 ReadLog = Callable[[Path], Series]
@@ -65,9 +66,10 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
     rows: dict[str, dict[str, Any]] = {}
     logs: dict[str, Series] = {}
     measured, unread = {"step"}, list[str]()
-    for name, (series, config) in (*_event_runs(folder), *_log_runs(folder, read_log, unread)):
-        settings = {**_pairs(name), **config}
-        row = {"folder": _without_pairs(name), "step": max(int(values.index[-1]) for values in series.values())}
+    runs = dict([*_event_runs(folder), *_log_runs(folder, read_log, unread)])
+    for (name, (series, config)), (pairs, rest) in zip(runs.items(), settings_in([*runs]), strict=True):
+        settings = {**pairs, **config}
+        row = {"folder": rest, "step": max(int(values.index[-1]) for values in series.values())}
         logged = {tag: values for tag, values in series.items() if tag not in settings or not _is_lr(tag)}
         measured |= {*logged}
         ends = {tag: float(values.max() if _is_lr(tag) else values.iloc[-1]) for tag, values in logged.items()}
@@ -122,13 +124,16 @@ def _log_runs(folder: Path, read_log: ReadLog, unread: list[str]) -> Iterator[tu
 
 def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
     """The measurements in a log, and the settings that its rows repeat under ``config``."""
+    with files.open_file(log) as file:
+        if files.is_lfs_pointer(file.read(POINTER)):
+            raise ValueError(f"it {files.LFS_POINTER}")
     text = files.read_bytes(log).decode("utf-8-sig") if log.suffix in STRUCTURED else ""
     if log.suffix in (".csv", ".tsv"):
         table = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=text.partition("\n")[0].count))
         found = [{str(name): cell for name, cell in cells.items() if isinstance(cell, str) and cell} for cells in table]
     else:
         found = [dict(flat(row)) for row in json_rows(text)]
-    rows = [{name: _number_or_word(value) for name, value in row.items()} for row in found]
+    rows = [{name: number_or_word(value) for name, value in row.items()} for row in found]
     if not rows:
         return read_log(log), {}
     steps = next((name for usual in USUAL_NAMES["steps"] for name in rows[-1] if end_of(name) == usual), None)
@@ -160,32 +165,9 @@ def _settings_beside(folder: Path) -> dict[str, Any]:
             raise RequestError(f"{path} cannot be read: {' '.join(str(fault).split())}") from None
         if isinstance(content, list):  # overrides of Hydra
             words = [str(word).lstrip("+").partition("=") for word in content]
-            content = {key: _number_or_word(value) for key, is_set, value in words if is_set}
+            content = {key: number_or_word(value) for key, is_set, value in words if is_set}
         settings |= dict(flat(content)) if isinstance(content, dict) else {}
-    return {name: _number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
-
-
-def _pairs(name: str) -> dict[str, str | float]:
-    """``clip/lr=0.01,seed=1 -> {lr: 0.01, seed: 1}``."""
-    pairs = [pair for part in re.split(r"[/,;&\s]+", name) for pair in PAIR.findall(part)]
-    return {key: _number_or_word(value) for key, value in pairs}
-
-
-def _number_or_word(value: Any) -> Any:
-    """A number or a boolean as it is, and one in text as a number; else the text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    return int(number) if number.is_integer() and "e" not in value.lower() else number
-
-
-def _without_pairs(name: str) -> str:
-    """``clip/lr=0.01,seed=1 -> clip``."""
-    parts = [PAIR.sub("", part).strip("_-") for part in re.split(r"[/,;&\s]+", name)]
-    return " ".join(filter(None, parts))
+    return {name: number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
 
 
 def _is_lr(tag: str) -> bool:

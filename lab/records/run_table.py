@@ -17,32 +17,45 @@ from lab.core.errors import RequestError, nearest
 from lab.records import store
 from lab.records.columns import (
     ARM,
+    ARM_NAMES,
     BEST,
+    DIVERGED,
+    EMPTY,
+    FAILED,
+    FOLLOWS,
     LOGGED_STEPS,
     LOSS_UNITS,
+    MEASURED,
     NAME,
-    PLANNED_STEPS,
+    NOT_NAMED,
+    RUN_NAMES,
     SHARED,
+    UNFINISHED,
     UNIT_NAMES,
     USUAL_NAMES,
     Columns,
+    as_text,
     column_of,
     end_of,
+    followed_by,
+    follows_text,
     is_arm,
+    is_word,
     roles_of,
+    short_name,
     spelled_out,
+    usual_column,
 )
+from lab.records.run_names import settings_in
 from lab.records.store import Records
-from lab.records.table_files import NO_NUMBERS, plain, with_point
+from lab.records.table_files import NO_NUMBERS, long, plain, with_point
 
-# What a column says about how a run ended: that its loss is no final one; all others but these ended early.
-UNFINISHED = ("running", "pending", "waiting", "queued", "preempted", "pruned")
-ENDED = ("", "nan", "finished", "complete", "completed", "done", "success", "succeeded", "terminated")
 # Settings that every run of the lab has, and of which a table says nothing.
 UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision")
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
 SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
+AT_THE_END = 0.95  # share of the steps at which a run has ended, since logs are written at intervals
 PER_BYTE = "losses are nats per byte"
 KEEPS = ("error", "last", "best")
 MEANINGS = {
@@ -50,13 +63,25 @@ MEANINGS = {
     "loss": "final loss",
     "initial_loss": "loss at initialization",
     "axis": "along curves",
+    "tokens": "training tokens",
 }
+MOST_NAMED = 3  # columns that a refusal names
 MOST_SHOWN = 8  # values of a setting that the mapping lists
+LOST = "diverged"  # how a run ended whose loss did; that of one that did not end, or has none, says why
 UNKNOWN_SIZE = 1  # of models whose size a table does not say
 ORIGIN = "imported from"
 LR = "optimizer.lr"
-TABLE = "table"  # the setting that holds the name of the table, so that arms of several tables are told apart
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
+FOLDER = "folder"  # the column of what tells the paths of runs apart
+DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
+FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
+# Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
+RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
+    store.RUN_COLUMNS, store.BOUNDS, store.DEFAULTS, store.EXCLUDED_FROM_ID, (ARM, store.TABLE, AXIS, FOLLOWED)
+)
+COLUMN = "column."  # before the key of such a setting
+TOKENS, VARIANT = "tokens", "variant"
+FLAGS = ("diverged", "is_diverged", "has_diverged")
 
 
 class Imported(NamedTuple):
@@ -69,7 +94,7 @@ class Imported(NamedTuple):
 def records_of(
     table: pd.DataFrame, columns: Columns, source: str = "a table", measured: Collection[str] = ()
 ) -> Imported:
-    """Make records of a table with a row per run.
+    """Make records of a table with a row per run, or with learning rates down and sizes across.
 
     Columns that hold no quantity and are no setting are kept: numbers as metrics of the last step, words as notes.
     Those ``measured`` set no arms apart unless ``columns.arm`` names them. The page calls the table ``source``.
@@ -77,46 +102,62 @@ def records_of(
     Raises:
         RequestError: a column is absent, a row makes no sense, or two rows are one run.
     """
-    table = _last_of_trials(plain(table if table.index.is_unique else table.reset_index(drop=True)))
+    table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
+    table = _last_of_trials(plain(table))
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
+    table, in_names = _with_settings_of_names(table, columns)
     best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
     found, numbers, unit = _quantities(table, columns, best_over)
-    states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), None)
-    ends = pd.Series("", table.index) if states is None else states.astype(str).str.lower()
-    is_lost, is_left_out = ~numbers["loss"].map(math.isfinite), ends.isin(UNFINISHED)
-    unknown = is_lost & ~is_left_out & ~numbers["initial_loss"].map(math.isfinite)
+    ends, states = _ends(table, found, numbers)
+    is_lost, is_left_out = ends == LOST, ~ends.isin(["", LOST])
+    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
     _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
     x = next((numbers[key] for key in ("axis", "lr") if found[key]), pd.Series(0.0, table.index))
     design = pd.DataFrame({"lr": x, "seed": numbers["seed"], "size": numbers["size"]})
     if found["axis"] and found["lr"]:
         design["rate"] = numbers["lr"]
+    with_best = design.join(table[best_over].add_prefix(BEST))
     others = [str(name) for name in table if name not in (*found.values(), *best_over)]
-    is_cut = is_lost | ~ends.isin(ENDED)
-    roles = roles_of(table[others], design.join(table[best_over].add_prefix(BEST)), is_cut, columns.arm, measured)
+    is_cut = is_lost | is_left_out | states.isin(FAILED)
+    are_trials = not any(found[key] for key in ("lr", "axis", "seed"))
+    roles = roles_of(table[others], with_best, is_cut, columns.arm, measured, are_trials=are_trials)
     chosen = [name for name in others if roles[name] in (ARM, SHARED)]
-    settings = _settings(table, chosen)
-    alike = [numbers["size"], *settings.values()]
+    keys = _keys([*chosen, *[str(found["axis"])] * bool(found["axis"])])
+    settings = {keys[name]: table[name] for name in chosen}
+    alike = [numbers["size"], *settings.values(), *(table[name] for name in best_over)]
     steps = _whole_steps(numbers["steps"], found["steps"], is_cut, alike)
-    if best_over and steps.groupby([values.astype(str) for values in alike]).nunique().max() > 1:
-        found["steps"] = None  # they follow from the batch, say
-    identity = pd.DataFrame({**design, **settings}).astype(str)
-    if identity.duplicated().any() and end_of(str(found["steps"])) in PLANNED_STEPS and not best_over:
-        identity["steps"] = steps.astype(str)
+    given = [table[name] for name in chosen]
+    steps_role = _role_of_steps(steps, found["steps"], columns.arm, given, with_best)
+    identity = pd.DataFrame({**design, **settings}).apply(as_text)
+    if steps_role == ARM and identity[~is_left_out].duplicated().any():
+        identity["steps"] = as_text(steps)
     numbers["steps"] = steps
-    rows = _rows(identity, numbers["loss"], "best" if best_over else columns.keep)
+    unnamed = [name for name in table if name in others or (name == found["steps"] and "steps" not in identity)]
+    called = identity.rename(columns={keys[name]: name for name in chosen})
+    rows = _rows(called, numbers["loss"], is_left_out, "best" if best_over else columns.keep, table[unnamed])
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
-    identity = identity.assign(source=source, loss=numbers["loss"].map("{:.6g}".format))
+    losses = numbers["loss"].map("{:.6g}".format).mask(is_left_out, ends)
+    identity = identity.assign(source=source, loss=losses)
     kept = [name for name in others if name not in chosen] + best_over
     words = table[[name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
-    names = next((table[name].astype(str) + ": " for name in others if roles[name] == NAME), ends.mask(ends != "", ""))
-    optional = {LR: ("lr", numbers["lr"]), "steps": ("steps", steps)}
+    naming = [name for name in others if roles[name] == NAME or (roles[name] == ARM and _names_a_run(name))]
+    names = as_text(table[naming[0]]) + ": " if naming else pd.Series("", table.index)
+    follow = [table[name] for name, role in roles.items() if role.startswith(FOLLOWS)]
+    follow += [steps.rename(found["steps"])] if steps_role.startswith(FOLLOWS) else []
+    derived, followed = _followers(follow, given, with_best)
+    optional = {
+        LR: numbers["lr"] if found["lr"] else None,
+        "steps": steps if steps_role in (ARM, SHARED) else None,
+        FOLLOWED: "; ".join(followed) or None,
+        **derived,
+    }
     runs = pd.DataFrame(
         {
             "id": [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)],
             "status": np.where(is_left_out, "failed", np.where(is_lost, "diverged", "finished")),
-            "reason": (names + "no finite loss").where(is_lost).mask(is_left_out, names + ends),
-            "final_val_loss": numbers["loss"].mask(is_lost),
+            "reason": (names + ends.mask(is_lost, "no finite loss")).where(ends != ""),
+            "final_val_loss": numbers["loss"].where(numbers["loss"].map(math.isfinite)),
             "loss_at_init": numbers["initial_loss"],
             "parameters_without_embeddings": numbers["size"].astype("int64"),
             "seed": numbers["seed"].astype("int64"),
@@ -124,18 +165,18 @@ def records_of(
             "data_fingerprint": "imported",
             "data_notes": PER_BYTE if unit == "bits_per_byte" else None,
             "intervention": "none",
-            TABLE: source,
+            store.TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
             "notes": ["; ".join(f"{name}: {word}" for name, word in row.items()) for row in words.to_dict("records")],
-            **{column: values for column, (key, values) in optional.items() if found[key] is not None},
+            **{column: values for column, values in optional.items() if values is not None},
             **settings,
         }
     ).iloc[rows]
     if found["axis"]:
-        (key,) = _settings(table, [str(found["axis"])])
+        key = keys[str(found["axis"])]
         runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
     table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
-    mapping = _mapping(table, found, numbers, roles, runs)
+    mapping = [*read_from, *in_names, *_mapping(table, found, numbers, roles, steps_role, runs)]
     if unit != "nats":
         mapping.append(
             ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
@@ -144,7 +185,7 @@ def records_of(
         mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
     elif len(rows) < len(design):
         mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
-    return Imported(Records(store.declared(runs), _metrics(table, runs, kept)), mapping)
+    return Imported(Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept)), mapping)
 
 
 def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
@@ -158,57 +199,163 @@ def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
     return last.sort_index()
 
 
+def _with_settings_of_names(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
+    """The table with the learning rates and seeds that only the names of runs tell, and what was read from them."""
+    missing = [key for key in ("lr", "seed") if getattr(columns, key) is None and usual_column(table, key) is None]
+    for name in table if missing and columns.axis is None else ():
+        if _names_a_run(str(name)) and is_word(table[name]) and table[name].notna().all():
+            found = settings_in(list(map(str, table[name])))
+            keys = [key for key in found[0][0] if key not in table and all(key in pairs for pairs, _ in found)]
+            if {*keys} & {*missing}:
+                settings = pd.DataFrame([pairs for pairs, _ in found], table.index)[keys]
+                rest = f"{name} without settings" if VARIANT in table else VARIANT
+                table = table.join(settings).assign(**{rest: [word for _, word in found]})
+                return table, [(f"read from {name}", ", ".join([*keys, rest]))]
+    return table, []
+
+
 def _quantities(
     table: pd.DataFrame, columns: Columns, best_over: Sequence[str]
 ) -> tuple[dict[str, str | float | None], dict[str, pd.Series[float]], str]:
-    """The columns of the quantities, their numbers, and the unit of the losses, which are converted to nats."""
-    found = {key: column_of(table, key, getattr(columns, key)) for key in (*USUAL_NAMES, "axis")}
-    if found["axis"] is not None and found["axis"] == found["lr"]:
-        found["axis"] = None
-    found |= {key: None for key in USUAL_NAMES if key != "loss" and found[key] in (found["axis"], *best_over)}
+    """The columns of the quantities, their numbers, and the unit of the losses, which are converted to nats.
+
+    A loss of exactly zero, which stands for none, is NaN.
+    """
+    settings = (*(columns.arm or ()), *best_over, columns.axis)
+    free = table[[name for name in table if name not in settings]]
+    given = {key: getattr(columns, key) for key in USUAL_NAMES if key != TOKENS}
+    found = {key: column_of(free if name is None else table, key, name) for key, name in given.items()}
+    found |= {key: None for key in found if key not in ("loss", "axis") and found[key] in settings}
     numbers = {key: _numbers(table, key, column) for key, column in found.items()}
+    if found["axis"] == found["lr"] or (columns.axis is None and numbers["lr"].nunique() > 1):
+        found["axis"] = None  # a multiplier is the axis where the learning rate itself does not vary
     _check(numbers, found)
     unit = columns.unit or UNIT_NAMES.get(re.split("_(?=ppl|bpb|perp)", end_of(str(found["loss"])))[-1], "nats")
     if unit not in LOSS_UNITS:
         raise RequestError(f"--unit: no unit {unit!r}; {nearest(unit, LOSS_UNITS)}")
-    if unit == "perplexity":
-        _refuse(numbers["loss"] <= 0, numbers["loss"], "the perplexity {:g} is not above 0")
+    numbers["loss"] = numbers["loss"].mask(numbers["loss"] == 0)
     for key in ("loss", "initial_loss"):
         values = numbers[key]
+        if unit == "perplexity":
+            _refuse(values <= 0, values, "the perplexity {:g} is not above 0")
         numbers[key] = values.map(math.log) if unit == "perplexity" else values * LOSS_UNITS[unit]
     if found["lr"]:
         numbers["lr"] = _in_three_digits(numbers["lr"])
     return found, numbers, unit
 
 
-def _rows(identity: pd.DataFrame, losses: pd.Series[float], keep: str | None) -> list[int]:
-    """The positions of the rows that count, of several that are alike the last or the best.
+def _ends(
+    table: pd.DataFrame, found: Mapping[str, str | float | None], numbers: Mapping[str, pd.Series[float]]
+) -> tuple[pd.Series[str], pd.Series[str]]:
+    """How each run ended, and what its state says; the end is empty, ``LOST``, or the reason why it has no final loss.
+
+    A run that failed has none, unless its log is as long as those of the others. If all that is known is that it has no
+    loss, it counts as diverged where it can, at its initial loss.
+    """
+    none = pd.Series("", table.index)
+    states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), none)
+    states = states.fillna("").astype(str).str.strip().str.lower().str.replace(r"[\s-]", "_", regex=True)
+    flags = next((table[name] for name in table if end_of(str(name)) in FLAGS), none)
+    says_diverged = states.isin(DIVERGED) | as_text(flags).str.lower().isin(["true", "1", "1.0", "yes"])
+    has_loss = numbers["loss"].map(math.isfinite)
+    is_zero = pd.to_numeric(table[str(found["loss"])], errors="coerce") == 0
+    is_at_end = has_loss & _is_logged(found["steps"]) & (numbers["steps"] >= AT_THE_END * numbers["steps"].max())
+    counts_as_diverged = ~has_loss & ~is_zero & numbers["initial_loss"].map(math.isfinite)
+    has_failed = states.isin(FAILED) & ~is_at_end & ~counts_as_diverged
+    ends = np.select(
+        [states.isin(UNFINISHED) | has_failed, says_diverged, is_zero, ~has_loss], [states, LOST, "loss 0", LOST], ""
+    )
+    return pd.Series(ends, table.index), states
+
+
+def _is_logged(steps: str | float | None) -> bool:
+    """Whether steps are the last ones that runs came to, by the name of their column."""
+    return isinstance(steps, str) and end_of(steps) in LOGGED_STEPS
+
+
+def _role_of_steps(
+    steps: pd.Series[float],
+    column: str | float | None,
+    arm: Sequence[str] | None,
+    settings: Sequence[pd.Series[Any]],
+    design: pd.DataFrame,
+) -> str:
+    """What the training steps are, as of any column in ``roles_of``; those that were logged set no arms apart."""
+    if column is None:
+        return EMPTY
+    if steps.nunique() == 1:
+        return SHARED
+    if arm is not None:
+        return NOT_NAMED
+    if sources := followed_by(steps.rename(column), settings, design):
+        return follows_text(sources)
+    return MEASURED if _is_logged(column) or steps.groupby(design["lr"]).nunique().max() == 1 else ARM
+
+
+def _followers(
+    columns: Sequence[pd.Series[Any]], settings: Sequence[pd.Series[Any]], design: pd.DataFrame
+) -> tuple[dict[str, pd.Series[Any]], list[str]]:
+    """Tell numbers that only seem to follow from others, by key, from texts on those that do.
+
+    Where each curve has other values of what a number follows from, anything would follow from them: whether it varies
+    by itself is for the law of the best learning rate to find out.
+    """
+    derived: dict[str, pd.Series[Any]] = {}
+    followed = list[str]()
+    curves = pd.concat([*settings, design["size"]], axis=1).drop_duplicates().index
+    for column in columns:
+        sources = followed_by(column, settings, design) if pd.api.types.is_numeric_dtype(column) else []
+        if not sources:
+            continue
+        if 2 * len(pd.concat(sources, axis=1).loc[curves].drop_duplicates()) > len(curves):
+            derived[f"{DERIVED}.{short_name(str(column.name)).replace('.', '/')}"] = column
+        elif [source.name for source in sources] != ["size"]:
+            followed.append(f"{column.name} ({follows_text(sources).removeprefix('follows ')})")
+    return derived, followed
+
+
+def _rows(
+    identity: pd.DataFrame,
+    losses: pd.Series[float],
+    is_left_out: pd.Series[bool],
+    keep: str | None,
+    others: pd.DataFrame,
+) -> list[int]:
+    """The positions of the rows that count, of several that are alike the last or the best; a failed one is no other's.
 
     Raises:
-        RequestError: rows are alike, and ``keep`` does not say which counts.
+        RequestError: rows are alike, and ``keep`` does not say which counts; it names ``others`` in which they differ.
     """
     if keep not in (None, *KEEPS):
         raise RequestError(f"--keep: {keep!r} is none of {', '.join(KEEPS)}")
-    twice = identity.duplicated()
+    failed = np.flatnonzero(is_left_out & ~identity.where(is_left_out).duplicated(keep="last"))
+    ended = np.flatnonzero(~is_left_out)
+    runs = identity.iloc[ended]
+    twice = runs.duplicated()
     if not twice.any():
-        return list(range(len(identity)))
+        return sorted([*failed, *ended])
     if keep in (None, "error"):
-        first = identity.eq(identity[twice].iloc[0]).all(axis=1)
+        second = identity.index[ended[np.flatnonzero(twice)[0]]]
+        first = runs.index[runs.eq(identity.loc[second]).all(axis=1)][0]
+        differ = [str(name) for name in others if str(others.at[first, name]) != str(others.at[second, name])]
+        such_as = f", such as {', '.join(differ[:MOST_NAMED])}" if differ else ""
+        rows = (_row(pd.Series(identity.index == label, identity.index)) for label in (first, second))
         raise RequestError(
-            f"{_row(first)} and {_row(twice)} are one run, alike in {', '.join(map(str, identity))}; "
-            "--keep last or --keep best counts one of them, --seed or --arm COLUMN tells them apart"
+            f"{' and '.join(rows)} are one run, alike in {', '.join(map(str, identity))}; --keep last or --keep best "
+            f"counts one of them, --seed, --arm or --axis COLUMN tells them apart{such_as}"
         )
-    loss = losses.where(losses.map(math.isfinite), math.inf).reset_index(drop=True)
-    runs = identity.groupby([*identity]).ngroup().to_numpy()
-    counted = loss.groupby(runs).idxmin() if keep == "best" else pd.Series(range(len(runs))).groupby(runs).max()
-    return sorted(counted)
+    loss = losses.where(losses.map(math.isfinite), math.inf).iloc[ended].reset_index(drop=True)
+    alike = runs.groupby([*runs]).ngroup().to_numpy()
+    counted = loss.groupby(alike).idxmin() if keep == "best" else pd.Series(range(len(alike))).groupby(alike).max()
+    return sorted([*failed, *ended[counted]])
 
 
 def _exported(table: pd.DataFrame, source: str) -> Imported:
     """The records in a table that ``lab export --to csv`` wrote, with the settings that they were trained with."""
-    runs = store.declared(table.assign(versions=f"{ORIGIN} {source}", **{TABLE: source}))
+    runs = store.declared(table.assign(versions=f"{ORIGIN} {source}", **{store.TABLE: source}))
     mapping = [("records of the lab", f"every column keeps its meaning; {len(runs)} runs, without their probes")]
-    return Imported(Records(runs, _metrics(table, runs.assign(steps=runs.get("steps", 0)), [])), mapping)
+    steps = runs["steps"].astype(float) if "steps" in runs else pd.Series(0.0, runs.index)
+    return Imported(Records(runs, _metrics(table, runs, steps, [])), mapping)
 
 
 def _check(numbers: Mapping[str, pd.Series[float]], found: Mapping[str, str | float | None]) -> None:
@@ -221,8 +368,9 @@ def _check(numbers: Mapping[str, pd.Series[float]], found: Mapping[str, str | fl
         _refuse(~numbers["axis"].between(0, high), numbers["axis"], f"{found['axis']} {{:g}} is not from 0 to {high:g}")
     _refuse(size <= 0, size, "the size {:g} is not above 0")
     for key in ("size", "seed", "steps"):
-        values = numbers[key].dropna()
-        _refuse((values != values.round()) | (values.abs() > LARGEST), values, f"{key} {{:g}} is no whole number")
+        values, place = numbers[key].dropna(), f" in {found[key]}" if isinstance(found[key], str) else ""
+        is_whole = (values == values.round()) & (values.abs() <= LARGEST)
+        _refuse(~is_whole, values, f"{key} {{:g}}{place} is no whole number")
     _refuse(numbers["steps"] < 0, numbers["steps"], "the steps {:g} are below 0")
 
 
@@ -245,10 +393,10 @@ def _whole_steps(
     Steps that were logged are one number if they differ by as little as the interval between two logs.
     """
     ended = steps.where(~is_cut)
-    whole = ended.groupby([values.astype(str) for values in alike]).transform("max").fillna(ended.max())
+    whole = ended.groupby(list(map(as_text, alike))).transform("max").fillna(ended.max())
     steps = steps.where(~is_cut | ~(steps < whole), whole)
-    is_logged = isinstance(column, str) and end_of(column) in LOGGED_STEPS
-    return steps.clip(lower=steps.max()) if is_logged and steps.min() > 0.95 * steps.max() else steps
+    is_whole = _is_logged(column) and steps.min() > AT_THE_END * steps.max()
+    return steps.clip(lower=steps.max()) if is_whole else steps
 
 
 def _refuse(wrong: pd.Series[bool], values: pd.Series[Any], why: str) -> None:
@@ -266,7 +414,8 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     if pd.api.types.is_bool_dtype(cells):
         raise RequestError(f"{column} is no number: {cells.iloc[0]}")
     numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore") if key == "size" else cells, errors="coerce")
-    is_word = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(NO_NUMBERS)
+    none = (*NO_NUMBERS, *(DIVERGED if key == "loss" else ()))
+    is_word = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(none)
     if is_word.any():
         word = cells[is_word].iloc[0]
         raise RequestError(f"{_row(is_word)}: {column} is no number: {word!r}{with_point(str(word))}")
@@ -284,20 +433,23 @@ def _row(chosen: pd.Series[bool]) -> str:
     return f"run {label}" if isinstance(label, str) else f"row {number + 1}"
 
 
-def _settings(table: pd.DataFrame, chosen: Sequence[str]) -> dict[str, pd.Series[Any]]:
-    """The columns of settings, under keys that are none of the lab's."""
-    reserved = {*store.RUN_COLUMNS, LR, "seed", "steps", "out", "device", "folder", TABLE, AXIS}
-    ends = Counter(map(_last, chosen))
-    arms = [name for name in chosen if is_arm(name)]
-    # without dots, no setting of another trainer is taken for one of the lab
-    keys = {name: _last(name) if ends[_last(name)] == 1 else name.replace(".", "/") for name in chosen}
-    keys |= dict.fromkeys(arms[:1], "arm")
-    return {f"column.{key}" if key in reserved else key: table[name] for name, key in keys.items()}
+def _keys(names: Sequence[str]) -> dict[str, str]:
+    """The key of each setting, by the name of its column: short, unlike all others, and none that the lab has."""
+    shorts = Counter(map(short_name, names))
+    arms = sorted(filter(is_arm, names), key=lambda name: ARM_NAMES.index(end_of(name)))
+    keys = dict.fromkeys([*arms, *filter(_names_a_run, names)][:1], ARM)
+    for name in names:
+        # without dots, no setting of another trainer is taken for one of the lab
+        key = (short_name(name) if shorts[short_name(name)] == 1 else name).replace(".", "/")
+        key = f"{COLUMN}{key}" if key in RESERVED else key
+        while name not in keys and key in keys.values():
+            key += "'"
+        keys.setdefault(name, key)
+    return keys
 
 
-def _last(name: str) -> str:
-    """``config/qk_norm -> qk_norm``; of Optuna, ``params_clip -> clip``."""
-    return re.split(r"[/.]", re.sub(r"^(params|user_attrs)_", "", name))[-1]
+def _names_a_run(name: str) -> bool:
+    return end_of(name) in RUN_NAMES and end_of(name) != FOLDER
 
 
 def _mapping(
@@ -305,17 +457,22 @@ def _mapping(
     found: Mapping[str, str | float | None],
     numbers: Mapping[str, pd.Series[float]],
     roles: Mapping[str, str],
+    steps_role: str,
     runs: pd.DataFrame,
 ) -> list[tuple[str, str]]:
     """What each column was taken for, the quantities first; columns that are not used are together by the reason."""
     lines = []
     for key, column in found.items():
-        values = sorted(set(numbers[key][numbers[key].map(math.isfinite)]))
         if column is not None:
-            ends = " to ".join(dict.fromkeys(f"{value:g}" for value in (values or [math.nan])[:: len(values) - 1 or 1]))
-            lines.append((MEANINGS.get(key, key), f"{column}, {ends}" if isinstance(column, str) else ends))
+            ends = _extent(numbers[key])
+            follows = f"; {steps_role}" if key == "steps" and steps_role.startswith(FOLLOWS) else ""
+            lines.append((MEANINGS.get(key, key), f"{column}, {ends}{follows}" if isinstance(column, str) else ends))
+    tokens = column_of(table, TOKENS, None)
+    if isinstance(tokens, str) and pd.api.types.is_numeric_dtype(table[tokens]):
+        lines.append((MEANINGS[TOKENS], f"{tokens}, {_extent(table[tokens])}"))
     statuses = runs["status"].value_counts()
-    for status, why in {"diverged": "without a finite loss", "failed": "left out, since they did not end"}.items():
+    reasons = dict.fromkeys(str(why).rpartition(": ")[2] for why in runs.loc[runs["status"] == "failed", "reason"])
+    for status, why in {"diverged": "without a finite loss", "failed": f"left out: {', '.join(reasons)}"}.items():
         if status in statuses:
             lines.append((status, f"{statuses[status]} of {len(runs)} runs, {why}"))
     for role in dict.fromkeys([ARM, SHARED, *roles.values()]):
@@ -323,6 +480,12 @@ def _mapping(
             shown = [f"{name} ({_values(table[name])})" for name in columns] if role == ARM else columns
             lines.append((role if role in (ARM, SHARED) else f"not used: {role}", ", ".join(shown)))
     return lines
+
+
+def _extent(values: pd.Series[float]) -> str:
+    """The least and the largest of numbers, ``1 to 3``."""
+    known = values[values.map(math.isfinite)]
+    return " to ".join(dict.fromkeys(f"{end:g}" for end in ([known.min(), known.max()] if len(known) else [math.nan])))
 
 
 def _values(column: pd.Series[Any]) -> str:
@@ -333,19 +496,26 @@ def _values(column: pd.Series[Any]) -> str:
     )
 
 
-def _metrics(table: pd.DataFrame, runs: pd.DataFrame, kept: Sequence[str]) -> pd.DataFrame:
+def _metrics(table: pd.DataFrame, runs: pd.DataFrame, steps: pd.Series[float], kept: Sequence[str]) -> pd.DataFrame:
     """The final loss and all other numbers as metrics of the last step."""
-    measured: Mapping[str, pd.Series[Any]] = {
-        "val_loss": runs["final_val_loss"],
-        **{name: table[name] for name in kept if pd.api.types.is_numeric_dtype(table[name])},
-    }
-    steps = runs["steps"].astype("int64") if "steps" in runs else 0
+    numbers = [name for name in kept if pd.api.types.is_numeric_dtype(table[name])]
+    measured: dict[str, pd.Series[Any]] = {"val_loss": runs["final_val_loss"]}
+    measured |= {f"{COLUMN}{name}" if name in measured else name: table[name] for name in numbers}
+    last = steps.fillna(0).astype("int64")
     frames = [
-        pd.DataFrame({"id": runs["id"], "step": steps, "probe": name, "where": "", "value": values.astype(float)})
+        pd.DataFrame({"id": runs["id"], "step": last, "probe": name, "where": "", "value": values.astype(float)})
         for name, values in measured.items()
     ]
     metrics = pd.concat(frames, ignore_index=True).astype(store.METRIC_COLUMNS)
     return metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
+
+
+def followed(records: Records) -> list[str]:
+    """The numbers of a table that are no settings since they follow from others, ``steps (from tokens and batch)``."""
+    if FOLLOWED not in records.runs:
+        return []
+    texts = records.runs[FOLLOWED].dropna().unique()
+    return list(dict.fromkeys(text for of_table in texts for text in str(of_table).split("; ")))
 
 
 def is_imported(records: Records) -> bool:

@@ -28,8 +28,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ import pandas as pd
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import digest, write_text
+from lab.core.schema import FORMER_KEYS, first_key, key_now
 from lab.records import parts
 
 RECORD_VERSION = 1
@@ -72,7 +74,8 @@ RUN_COLUMNS = {
     "data_fingerprint": "string",
     "data_notes": "string",  # properties of the data: files, Python version, entropy
 }
-# Settings that are absent from records and ids where they have these values, which older records do not know.
+# What tables hold where they have no value for a setting, since records leave it out at its default: so readers take an
+# older run, and a newer one with the default, for one arm. ``schema.recorded`` decides what is left out.
 DEFAULTS = {
     **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
     **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
@@ -88,10 +91,22 @@ DEFAULTS = {
 # The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
 SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
+ENTRIES = "ledger.entries"  # the column with what restarts change, as ``STEP: KEY=VALUE ...``
+TABLE = "table"  # the column of imported runs with the name of their table, whose settings have the user's names
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
 # tokens, which follow from steps and batches.
 EXCLUDED_FROM_ID = {"out", "device", "engine", "model.name", "scale.name", "tokens"}
+# Columns of what observes a run, and changes nothing in it.
+OBSERVES = ("probes.name", "probes.every", "probes.names")
+# The lists of ``conf/probes`` as they were when ids were made; ids do not digest what was added to them.
+PROBES = {
+    "all": "train_loss val_loss attention_logit_max attention_entropy output_logit_mean output_logit_rms log_z "
+    "log_z_square query_norm key_norm query_key_cosine grad_norm grad_norm_clipped grad_rms update_rms param_rms "
+    "block_rms eps_ratio",
+    "experts": "train_loss val_loss grad_norm attention_logit_max router_logit_max router_log_z router_entropy "
+    "router_balance router_flips router_bias_max expert_load_max expert_load_cv expert_load_cv_batch dead_experts",
+}
 EVENT_COLUMNS = {
     "id": "string",
     "step": "int64",  # updates made so far, those not counted from which the run went back
@@ -111,16 +126,24 @@ BOUNDS = {
 EVENTS = "events.parquet"
 STATUSES = ("finished", "diverged", "failed")
 
-NO_METRICS = pd.DataFrame(columns=list(METRIC_COLUMNS)).astype(METRIC_COLUMNS)
-NO_EVENTS = pd.DataFrame(columns=list(EVENT_COLUMNS)).astype(EVENT_COLUMNS)
+
+def _empty(columns: Mapping[str, str]) -> pd.DataFrame:
+    """A table without rows."""
+    return pd.DataFrame(columns=list(columns)).astype(columns)
 
 
-class Records(NamedTuple):
-    """All runs of a folder: one row per run, one row per (run, step, probe, where), and one row per event."""
-
+class _Tables(NamedTuple):
     runs: pd.DataFrame
     metrics: pd.DataFrame
-    events: pd.DataFrame = NO_EVENTS
+    events: pd.DataFrame
+
+
+class Records(_Tables):
+    """All runs of a folder: one row per run, one row per (run, step, probe, where), and one row per event."""
+
+    def __new__(cls, runs: pd.DataFrame, metrics: pd.DataFrame, events: pd.DataFrame | None = None) -> Records:
+        # no default that is made where the module is loaded, which would load pandas
+        return super().__new__(cls, runs, metrics, _empty(EVENT_COLUMNS) if events is None else events)
 
     def of(self, ids: Collection[str]) -> Records:
         """Those of runs with these ids."""
@@ -128,12 +151,35 @@ class Records(NamedTuple):
 
 
 def run_id(card: Mapping[str, Any]) -> str:
-    """Digest of a card's config, data and record version, without ``EXCLUDED_FROM_ID`` and the order of probes."""
+    """Digest of a card's config, data and record version, without ``EXCLUDED_FROM_ID`` and the order of probes.
+
+    Keys count under their first names, so that a run keeps its id when they are renamed.
+
+    Probes are no part of what a run is, but were digested when the first ids were made. They still are, since records
+    keep their ids, with one exception: what a list has besides those of ``PROBES`` changes no id. So a probe that is
+    added to ``conf/probes`` does not orphan any record. A run that is recorded with another list is found by
+    ``planner.as_recorded``.
+    """
     outcome = {*RUN_COLUMNS} - {"intervention", *SPIKE_LAB}
     absent = {key for key in SPIKE_LAB if card.get(key) == "none"}
     config = {key: value for key, value in card.items() if key not in outcome | EXCLUDED_FROM_ID | absent}
-    config["probes.names"] = "+".join(sorted(card["probes.names"].split("+")))
+    config["probes.names"] = "+".join(sorted(_first_probes(card["probes.name"], card["probes.names"].split("+"))))
+    if FORMER_KEYS:
+        if ENTRIES in config:
+            config[ENTRIES] = _in_entries(first_key, config[ENTRIES])
+        config = {first_key(key): value for key, value in config.items()}
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
+
+
+def _first_probes(name: str, probes: Sequence[str]) -> Sequence[str]:
+    """Those that the list of this name held first, if all of them are among the probes; else the probes."""
+    first = PROBES.get(name, "").split()
+    return first if first and {*first} <= {*probes} else probes
+
+
+def _in_entries(name: Callable[[str], str], entries: str) -> str:
+    """The entries of a restart schedule with other names of keys."""
+    return re.sub(r"[\w.]+(?==)", lambda key: name(key[0]), entries)
 
 
 def write_metrics(path: Path, metrics: pd.DataFrame, within: Path | None = None, level: int | None = None) -> str:
@@ -157,11 +203,31 @@ def open_folder(folder: Path, engine: str | None) -> None:
     """
     card = folder / "store.json"
     if check_version(folder) != engine or not card.exists():  # a folder that may only be read is left as it is
-        write_text(card, json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
+        _write_header(card, engine)
+
+
+def _write_header(card: Path, engine: str | None) -> None:
+    write_text(card, json.dumps({"record_version": RECORD_VERSION, "engine": engine}) + "\n")
+
+
+def _recorded_engines(folder: Path) -> set[str | None]:
+    """The engines with which intact runs of a folder were made; None of an imported run, and no engine without runs."""
+    engines = set[str | None]()
+    for part in parts.written(folder):
+        try:
+            runs = files.read_table(part.runs)
+        except Exception:  # a damaged file fails in many ways
+            return set()
+        column = runs["engine"] if "engine" in runs else pd.Series(None, runs.index, dtype=object)
+        engines |= {engine if engine in ENGINES else None for engine in column.unique()}
+    cards = filter(None, map(_card, _run_folders(folder).values()))
+    return engines | {card.get("engine") for card in cards}
 
 
 def check_version(folder: Path) -> str | None:
     """Refuse a folder whose records have another version; an empty or absent folder passes.
+
+    A ``store.json`` that was cut short is written anew, if the records say with which engine they were made.
 
     Returns:
         The engine given to ``open_folder``; None without one.
@@ -178,7 +244,12 @@ def check_version(folder: Path) -> str | None:
         if engine not in (None, *ENGINES):
             raise ValueError(engine)
     except (OSError, ValueError, KeyError, TypeError):
-        raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
+        version, engines = RECORD_VERSION, _recorded_engines(folder)
+        if len(engines) != 1:
+            raise RequestError(f"{card} cannot be read; move the folder away or give another out=") from None
+        (engine,) = engines
+        with suppress(RequestError):  # of a folder that may only be read
+            _write_header(card, engine)
     if version != RECORD_VERSION:
         raise RequestError(
             f"{folder} holds records of version {version}, this lab writes version {RECORD_VERSION}; give another out="
@@ -351,7 +422,7 @@ def _in_parts(folder: Path) -> list[Records]:
     """The runs of each part, and at last those written since, whose columns are not declared yet."""
     check_version(folder)
     run_folders, final = _run_folders(folder), set[str]()
-    gathered = [Records(*tables) for tables in parts.read(folder, run_folders)]
+    gathered = [Records(_columns_now(runs), *others) for runs, *others in parts.read(folder, run_folders)]
     for runs, metrics, _ in gathered:
         # Failed runs may have been trained since; all others are final.  Of two processes that gathered at once, one
         # may have written the runs and the other the metrics.
@@ -361,10 +432,28 @@ def _in_parts(folder: Path) -> list[Records]:
         raise ValueError(f"cards with {len(settings):,} keys")
     metric_files = [run_folders[name] / "metrics.parquet" for name in cards]
     event_files = [path for name in cards for path in run_folders[name].glob(EVENTS)]
-    runs = pd.DataFrame([*cards.values()]) if cards else pd.DataFrame(columns=list(RUN_COLUMNS))
-    metrics = files.read_tables(metric_files) if cards else NO_METRICS
-    events = files.read_tables(event_files) if event_files else NO_EVENTS
+    runs = pd.DataFrame(map(_with_keys_now, cards.values())) if cards else pd.DataFrame(columns=list(RUN_COLUMNS))
+    metrics = files.read_tables(metric_files) if cards else _empty(METRIC_COLUMNS)
+    events = files.read_tables(event_files) if event_files else _empty(EVENT_COLUMNS)
     return [*gathered, Records(runs, metrics, events)]
+
+
+def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
+    """A card whose keys, and those in the entries of a restart schedule, have the names of now."""
+    if not FORMER_KEYS:
+        return card
+    named = {key_now(key): value for key, value in card.items()}
+    return named | ({ENTRIES: _in_entries(key_now, named[ENTRIES])} if ENTRIES in named else {})
+
+
+def _columns_now(runs: pd.DataFrame) -> pd.DataFrame:
+    """``_with_keys_now`` of the cards in a table; an imported one is left as it is."""
+    if not FORMER_KEYS or TABLE in runs:
+        return runs
+    runs = runs.rename(columns=key_now)
+    if ENTRIES in runs:
+        runs[ENTRIES] = runs[ENTRIES].map(partial(_in_entries, key_now), na_action="ignore")
+    return runs
 
 
 def joined(*in_parts: Records) -> Records:
@@ -419,12 +508,38 @@ def statuses(folder: Path) -> dict[str, str]:
     return final | failed | {name: card["status"] for name, card in cards.items()}
 
 
+def observed(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """By id the values of ``OBSERVES`` of every run of a folder, but of damaged and of imported tables."""
+    found = dict[str, tuple[Any, ...]]()
+    for part in parts.written(folder):
+        with suppress(OSError, ValueError, KeyError):
+            runs = _columns_now(files.read_table(part.runs))
+            found |= dict(zip(runs["id"], zip(*(runs[column] for column in OBSERVES), strict=True), strict=True))
+    for name, path in _run_folders(folder).items():
+        if name not in found:
+            with suppress(OSError, ValueError, KeyError):
+                card = _with_keys_now(files.read_json(path / "run.json", dict))
+                found[name] = tuple(card[column] for column in OBSERVES)
+    return found
+
+
 def digest_of_tables(folder: Path) -> str | None:
     """Digest of the gathered tables; None unless they hold every run there is, finished or diverged."""
     gathered = parts.statuses(folder)
     if not gathered or not gathered[0] or gathered[1] or not set(_run_folders(folder)) <= set(gathered[0]):
         return None
     return digest([files.file_digest(path) for part in parts.written(folder) for path in part if path.exists()])
+
+
+def damaged(folder: Path) -> list[str]:
+    """The runs in ``runs/`` whose record is damaged, and which no table of the folder holds."""
+    gathered = parts.statuses(folder)
+    known = set().union(*gathered) if gathered else set()
+    return [
+        name
+        for name, path in _run_folders(folder).items()
+        if name not in known and (path / "run.json").exists() and _card(path) is None
+    ]
 
 
 def _run_folders(folder: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Tables of runs as people keep them: CSV, JSON and Parquet, with nested, quoted and numeric cells made plain."""
+"""Tables of runs as people keep them: CSV, Markdown, JSON and Parquet, wide ones made long and all cells made plain."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ast
 import contextlib
 import csv
 import io
+import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,25 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records.columns import USUAL_NAMES, end_of, spelled_out, usual_column
 
 NO_NUMBERS = ("", "nan", "none", "null", "n/a", "<na>")  # words for a number that there is not
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 # Numbers that Python prints as words, outside of quotes; a longer text is no mapping of Python's.
 NOT_A_NUMBER, INFINITE = (re.compile(rf"(?<![\w'\"]){word}(?![\w'\"])") for word in ("nan", "inf"))
 LONGEST_MAPPING = 10_000
+QUOTED_FORMULA = r"^'(?=[=+@-])"  # as ``files.csv_text`` writes a cell that a spreadsheet would run
 PARQUET = ".parquet"
+RULE = re.compile(r"(?=.*\|)(?=.*-)[\s|:-]+")  # |---|:--| below the head of a table of Markdown
+# Names of columns that are numbers, alone or with a word that says what they are; and of a first one, ``lr / width``.
+ACROSS = re.compile(r"(|[A-Za-z][\w ]*[ _=:@-]|[A-Za-z]+)(\d*\.?\d+(?:[eE][-+]?\d+)?[kKmMbBtT]?)(| [A-Za-z]+)")
+CORNER = re.compile(r"\s*([\w ]*\w)\s*[\\/|]\s*(\w[\w ]*\w|\w)\s*")
 
 
 def read_table(source: str) -> pd.DataFrame:
-    """Read a table of runs: CSV, JSON or Parquet by the suffix of its name, or from standard input, ``-``.
+    """Read a table of runs: CSV, Markdown, JSON or Parquet by the suffix, or from standard input, ``-``.
+
+    Cells of text are as they were written; ``plain`` makes them numbers.
 
     Raises:
         RequestError: there is no such file, it is none of these, or two columns have one name.
@@ -40,12 +49,15 @@ def read_table(source: str) -> pd.DataFrame:
         if path.suffix == PARQUET:
             table = files.read_table(path)
         else:
-            text = sys.stdin.read() if source == "-" else files.read_bytes(path).decode("utf-8-sig")
-            kind = path.suffix or (".jsonl" if text.lstrip().startswith(("{", "[")) else ".csv")
-            table = READ_TEXT[kind](text)
-        table = plain(table)
+            content = sys.stdin.read().encode() if source == "-" else files.read_bytes(path)
+            if files.is_lfs_pointer(content):
+                raise RequestError(f"{name} {files.LFS_POINTER}")
+            text = content.decode("utf-8-sig")
+            table = READ_TEXT[path.suffix or _suffix_of(text)](text)
     except FileNotFoundError:
         raise RequestError(f"no table {source}") from None
+    except RequestError:
+        raise
     except OSError as fault:
         raise RequestError(f"{source} cannot be read: {fault.strerror}") from None
     except Exception as fault:  # each reader has its own
@@ -55,14 +67,42 @@ def read_table(source: str) -> pd.DataFrame:
     return table
 
 
+def _suffix_of(text: str) -> str:
+    """What the name of a file with this text would end in."""
+    if text.lstrip().startswith(("{", "[")):
+        return ".jsonl"
+    return ".md" if any(map(RULE.fullmatch, text.splitlines())) else ".csv"
+
+
 def _csv(text: str) -> pd.DataFrame:
     """A table with commas, semicolons, tabs or bars, whichever its head has most of; all cells are text."""
     head = next(filter(str.strip, text.splitlines()), "")
     separator = max(",;\t|", key=head.count)
-    names = Counter(next(csv.reader([head], delimiter=separator), []))
-    if twice := [name for name, count in names.items() if count > 1]:
+    rows = (row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(map(str.strip, row)))
+    return _of_rows([re.sub(QUOTED_FORMULA, "", cell) for cell in row] for row in rows)
+
+
+def _markdown(text: str) -> pd.DataFrame:
+    """The only table among the lines; marks of bold text and of code are left out."""
+    lines = text.splitlines()
+    rules = [number for number, line in enumerate(lines) if number and RULE.fullmatch(line)]
+    if len(rules) != 1:
+        raise ValueError(f"{len(rules)} tables in it instead of one")
+    (rule,) = rules
+    rows = [lines[rule - 1], *itertools.takewhile(lambda line: "|" in line, lines[rule + 1 :])]
+    return _of_rows([re.sub(r"[*`]", "", cell).strip() for cell in row.strip().strip("|").split("|")] for row in rows)
+
+
+def _of_rows(rows: Iterable[list[str]]) -> pd.DataFrame:
+    """A table of its head and its rows of text, of which empty cells are absent."""
+    head, *cells = list(rows) or [[]]
+    if twice := [name for name, count in Counter(head).items() if count > 1]:
         raise ValueError(f"two columns are called {twice[0]!r}")
-    return pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, na_values=[""])
+    for number, row in enumerate(cells):
+        if any(row[len(head) :]):
+            raise ValueError(f"row {number + 1} has {len(row)} cells, and the head {len(head)}")
+    filled = ([cell or None for cell in row[: len(head)]] + [None] * (len(head) - len(row)) for row in cells)
+    return pd.DataFrame(filled, columns=head, dtype=object)
 
 
 def _json(text: str) -> pd.DataFrame:
@@ -73,11 +113,26 @@ def _json(text: str) -> pd.DataFrame:
         rows = [files.parse_json(line.encode(), dict) for line in text.splitlines() if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a row is no JSON object")
-    return pd.DataFrame([dict(flat(row)) for row in rows])
+    return pd.DataFrame([_once(flat(row)) for row in rows])
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Values by name.
+
+    Raises:
+        ValueError: two have one name, as of ``{"a.b": 1, "a": {"b": 2}}``.
+    """
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"two columns are called {name!r}")
+        values[name] = value
+    return values
 
 
 READ_TEXT = {
     **dict.fromkeys((".csv", ".tsv"), _csv),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), _json),
 }
 
@@ -147,16 +202,51 @@ def with_point(word: str) -> str:
     return f"; decimals follow a point, as in {word.replace(',', '.')}" if is_decimal else ""
 
 
+def long(table: pd.DataFrame, loss: str | None = None) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
+    """A table with a loss in each cell, such as learning rates down and sizes across, as one with a row per run.
+
+    Names of its columns are numbers, alone or after one word that says what they are: ``64``, ``124M``, ``seed 1``.
+    Without a word they are learning rates if the table has none otherwise and all are below 1, else sizes. An empty
+    cell is no run; one that says ``nan`` is a run that diverged, as is each that is no number in a table of numbers.
+
+    Returns:
+        The table, and what its columns were taken for, as a pair of texts. Any other table is returned as it is.
+    """
+    matches = {name: match for name in table if (match := ACROSS.fullmatch(str(name).strip()))}
+    words = {match[1].strip(" _=:@-") or match[3].strip() for match in matches.values()}
+    if loss is not None or len(matches) < 2 or len(words) != 1 or usual_column(table, "loss"):
+        return table, []
+    word, down = words.pop(), [name for name in table if name not in matches]
+    if down and (corner := CORNER.fullmatch(str(down[0]))):  # says what is down, and what across
+        table, word, down = table.rename(columns={down[0]: corner[1]}), corner[2], [corner[1], *down[1:]]
+    numbers = {name: float(spelled_out(match[2])) for name, match in matches.items()}
+    if not word or end_of(word) in USUAL_NAMES["loss"]:
+        word = "lr" if usual_column(table[down], "lr") is None and max(numbers.values()) < 1 else "size"
+    rows = table.melt(down, [*matches], word, "loss")
+    rows[word] = rows[word].map(numbers)
+    if any(isinstance(cell, str) for cell in rows["loss"]):
+        rows = rows[rows["loss"].notna()]
+    rows = rows.rename(columns={"": "size" if word == "lr" else "lr"}).reset_index(drop=True)
+    return rows, [("a loss in each cell", f"{word} across, {', '.join(map(str, matches))}")]
+
+
 def plain(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns of numbers, booleans or words; nested cells become columns, and numbers written as text are numbers."""
-    columns: dict[str, pd.Series[Any]] = {}
-    for name in table:
-        column = table[name]
-        if not pd.api.types.is_numeric_dtype(column) and (nested := _nested(column)) is not None:
-            columns |= {f"{name}.{key}": _typed(nested[key]) for key in nested}
-        else:
-            columns[str(name)] = _typed(column)
-    return pd.DataFrame(columns, index=table.index)
+    """Columns of numbers, booleans or words; nested cells become columns, and numbers written as text are numbers.
+
+    Raises:
+        RequestError: a nested cell cannot be read, or two columns have one name.
+    """
+    columns: list[tuple[str, pd.Series[Any]]] = []
+    try:
+        for position, name in enumerate(table):
+            column = table.iloc[:, position]
+            if not pd.api.types.is_numeric_dtype(column) and (nested := _nested(column)) is not None:
+                columns += [(f"{name}.{key}", _typed(nested[key])) for key in nested]
+            else:
+                columns.append((str(name), _typed(column)))
+        return pd.DataFrame(_once(columns), index=table.index)
+    except ValueError as fault:
+        raise RequestError(f"the table cannot be read: {fault}") from None
 
 
 def _nested(column: pd.Series[Any]) -> pd.DataFrame | None:
@@ -166,7 +256,7 @@ def _nested(column: pd.Series[Any]) -> pd.DataFrame | None:
     if not are_nested or not all(are_nested):
         return None
     rows = {
-        row: dict(flat(cell if isinstance(cell, dict) else mapping_of(cell)))
+        row: _once(flat(cell if isinstance(cell, dict) else mapping_of(cell)))
         for row, cell in zip(cells.index, cells, strict=True)
     }
     return pd.DataFrame.from_dict(rows, orient="index").reindex(column.index)

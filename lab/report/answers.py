@@ -16,7 +16,7 @@ from lab.analysis.curves import arm_factors
 from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED
 from lab.analysis.judging.verdicts import LOG10
 from lab.analysis.rendering import html
-from lab.analysis.sensitivity import FEWEST_LRS, Study, compares_sensitivity, with_scaled_steps
+from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import alike, arm_phrase, capitalized, count, first_to_last, format_value
 from lab.core import shipped
@@ -24,7 +24,6 @@ from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.run_table import is_imported
-from lab.report.findings import PART_SUBJECTS, part_subjects
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies import modules
 from lab.studies.measures import MEASURES
@@ -195,11 +194,12 @@ def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[Scoreboard
     points, (word, text) = study.points, yes_or_no(rows, sweeps)
     if (points["outcome"] == "diverged").all():
         lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
-        return Answer(word, text or str(SAY.diverged(len(points), lowest, highest)), [])
+        return Answer(word, text or str(SAY.diverged(len(points), study.along, lowest, highest)), [])
     if len(points) == 1:
         run = points.iloc[0]
         arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
-        return Answer(word, text or str(SAY.single_run(arm, size, lr, run["loss"], run["loss_bigram"])), [])
+        said = SAY.single_run(arm, size, study.along, lr, run["loss"], run["loss_bigram"])
+        return Answer(word, text or str(said), [])
     found = compared(study, sweeps)
     if not word and found:
         first = found[0]
@@ -216,7 +216,7 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
         return ""
     if not with_scaled_steps(study).empty:
         return str(SAY.scaled_steps())
-    return str(SAY.too_few_learning_rates(FEWEST_LRS, study.window))
+    return str(SAY.too_few_values(study.along, FEWEST_LRS, study.window))
 
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
@@ -240,8 +240,9 @@ def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
 
 def _measured(study: Study, measure: Measure) -> Iterator[Contrast]:
     points = measure.points(study)
-    if measure.name == PART_SUBJECTS["total"]:
-        measure = measure._replace(name=part_subjects(study.window)["total"])
+    name = capitalized(measure.name.format(axis=study.along))
+    window = f" from {study.window}" if study.window != WINDOW and name == capitalized(study.along.sensitivity) else ""
+    measure = measure._replace(name=f"{name}{window}")
     if len(points):
         contrast = contrasts.contrast(measure, points, _reference(study, measure, points), study.window)
         if any(cell.n for cells in contrast.levels.values() for cell in cells.values()):
@@ -264,7 +265,7 @@ def _sentence(study: Study, contrast: Contrast) -> str:
     cells = [cell for of_arm in (contrast.differences or contrast.levels).values() for cell in of_arm.values()]
     seeds = max(cell.n for cell in cells)
     if not seeds:
-        return str(SAY.nothing_shared(_noun(contrast.reference)))
+        return str(SAY.nothing_shared(study.along, _noun(contrast.reference)))
     if seeds >= FEWEST_SEEDS and contrast.differences and contrast.measure.better:
         columns = contrast.columns if contrast.measure.reduce is by_column else contrast.columns[-1:]
         return " ".join(_leading(study, contrast, column) for column in columns)

@@ -23,7 +23,7 @@ from lab.analysis.forecast import fits, optimum
 from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
-from lab.analysis.text import count, format_value, in_terms_of, listed, plain_text
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
@@ -64,18 +64,19 @@ class Report(NamedTuple):
     thumbnail: Path | None
 
 
-def summary(study: Study, difference: float | None = None) -> str:
+def summary(study: Study, difference: float | None = None, reply: Answer | None = None) -> str:
     """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it.
 
-    The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``.
+    The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``, and ``reply`` is
+    the answer to its question, if it is known already.
     """
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
-    named = [] if study.window == WINDOW else [f"Sensitivity over the learning rates from {study.window}."]
-    lines = [*plain_text(table.rename(columns=lambda name: in_terms_of(study.axis, str(name)))), *named]
-    if is_imported(study.records) and (compared := answer(study).contrasts) and compared[0].differences:
+    named = [] if study.window == WINDOW else [f"Sensitivity over the {study.along.values} from {study.window}."]
+    lines = [*plain_text(table), *named]
+    if is_imported(study.records) and (compared := (reply or answer(study)).contrasts) and compared[0].differences:
         beside = contrasts.table(compared).assign(**tested(compared[0]))
         lines += ["", compared[0].title(), *plain_text(beside), power_of_difference(compared[0], difference), ""]
-    return in_terms_of(study.axis, "\n".join([*lines, *notes(study)]))
+    return "\n".join([*lines, *notes(study)])
 
 
 def make_report(
@@ -92,7 +93,8 @@ def make_report(
         RequestError: a folder cannot be read or written, all runs failed, or the window is invalid.
     """
     read = study(folders, window)
-    return write_report(read, folders, difference=difference), summary(read, difference)
+    reply = answer(read) if is_imported(read.records) else None
+    return write_report(read, folders, "", difference, reply), summary(read, difference, reply)
 
 
 def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None:
@@ -110,12 +112,16 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
 
 
 def write_report(
-    study: Study, folders: Sequence[str | Path], growth: str = "", difference: float | None = None
+    study: Study,
+    folders: Sequence[str | Path],
+    growth: str = "",
+    difference: float | None = None,
+    reply: Answer | None = None,
 ) -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
     The same records give the same bytes. For ``growth`` see ``make_growing_report``, for ``difference``
-    ``power_of_difference``.
+    ``power_of_difference``; ``reply`` is the answer to the question, if it is known already.
     """
     paths = [Path(folder) for folder in folders]
     out = paths[0]
@@ -124,7 +130,7 @@ def write_report(
     title = " and ".join(path.resolve().name for path in paths)
     evidence = read_evidence(out, study.records, _commands(paths))
     rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
-    reply = answer(study, evidence.sweeps, rows)
+    reply = reply or answer(study, evidence.sweeps, rows)
     claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
     question, counts = " ".join(questions(paths)) or reply.subject, scoreboard.counts_of([row.word for row in claims])
     first, *others = [*_figures(study, out), Markup()]
@@ -143,8 +149,7 @@ def write_report(
         *_cautions(study),
         *_provenance(study, paths),
     ]
-    page = in_terms_of(study.axis, html.document(title, body, question, reloads=bool(growth)))
-    files.write_text(out / "report.html", page)
+    files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
     study_name = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
     return Report(out / "report.html", study_name, question, str(reply), counts, thumbnail)
@@ -203,11 +208,12 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
 
 def _laws(study: Study) -> Iterator[Markup]:
     """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
-    laws = optimum.fit_laws(study.records, study.points) if is_imported(study.records) and study.axis else []
+    found = optimum.fit_laws(study.records, study.points) if is_imported(study.records) else []
+    laws = [law for law in found if law.has_exponents and study.along != NO_AXIS]
     for law in laws:
-        yield html.paragraph(f"{optimum.LAW}: {law}.", "lead")
+        yield html.paragraph(f"{optimum.LAW.format(axis=study.along)}: {law.text}.", "lead")
     if laws:
-        yield html.paragraph(fits.ABOUT["law"], "note")
+        yield html.paragraph(fits.ABOUT["law"].format(axis=study.along), "note")
 
 
 def _partial(study: Study) -> Iterator[Markup]:
@@ -227,13 +233,13 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
     """Yield sections of the figures that apply, each also written as a file; files of other figures are removed."""
     first, arms, drawn = first_figures(), study.points["arm"].nunique(), 0
     for name in [*filter(FIGURES.__contains__, first), *sorted(set(FIGURES) - set(first))]:
-        title, file = first_line(FIGURES[name]).rstrip("."), out / "figures" / f"{name}.svg"
+        title, file = first_line(FIGURES[name]), out / "figures" / f"{name}.svg"
         if drawn and arms > MOST_ARMS:
             files.remove(file, within=out)
             continue
         try:
             drawing = FIGURES[name](study.records, study.points, study.window)
-            svg = in_terms_of(study.axis, layout.svg(drawing, name))
+            svg = layout.svg(drawing, name)
         except NothingToDrawError:
             files.remove(file, within=out)
             continue
@@ -241,9 +247,10 @@ def _figures(study: Study, out: Path) -> Iterator[Markup]:
             files.remove(file, within=out)
             shown = html.paragraph(_fault(fault), "warning")
         else:
+            title = drawing.caption.split("\n")[0]
             files.write_text(file, svg, within=out)
             shown, drawn = html.figure(svg, drawing.caption, html.savers(name)), drawn + 1
-        yield html.section(title, shown, folded=drawn > 1)
+        yield html.section(title.rstrip("."), shown, folded=drawn > 1)
     if arms > MOST_ARMS:
         yield html.paragraph(
             f"With {arms} arms only one figure is drawn; of a board, lab leaderboard --html draws each arm."
@@ -289,10 +296,11 @@ def _extent(study: Study) -> str:
             names=arms if len(arms) <= NAMED_ARMS else [],
             common=switches_text(sorted(shared), ()) if shared else "",
             size_name=size_name(study.records),
-            sizes=list(map(count, sorted(points["size"].unique()))) if has_sizes else [],
-            lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.axis else [],
+            sizes=few(map(count, sorted(points["size"].unique()))) if has_sizes else [],
+            axis=study.along,
+            lrs=list(map(format_value, sorted(points["lr"].unique()))) if study.along != NO_AXIS else [],
             seeds=points["seed"].nunique(),
-            steps=list(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
+            steps=few(map(format_value, sorted(set(map(float, runs["steps"]))))) if "steps" in runs else [],
             window="" if study.window == WINDOW else study.window,
         )
     )
@@ -313,18 +321,22 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
     if has_sensitivity(study.curves):
         sensitivities = html.table(tables.sensitivities_as_text(study))
         by_seed = _csv(out, "sensitivity", "sensitivity_by_seed", "optima_by_seed")
-        about = html.paragraph(NOTES["sensitivity"].format(study.window), "note")
-        yield html.section("Learning-rate sensitivity", sensitivities, by_seed, about, folded=folded)
+        about = NOTES["sensitivity"].format(axis=study.along, window=study.window)
+        title = "Learning-rate sensitivity" if study.along == LEARNING_RATE else capitalized(study.along.sensitivity)
+        yield html.section(title, sensitivities, by_seed, html.paragraph(about, "note"), folded=folded)
         folded = True
         if len(study.pairs):
             many = f"{len(study.pairs):,} differences are more than a page shows; all are in the file."
-            few = len(study.pairs) <= MOST_PAIRS
-            shown = html.table(tables.differences_as_text(study)) if few else html.paragraph(many)
+            is_short = len(study.pairs) <= MOST_PAIRS
+            shown = html.table(tables.differences_as_text(study)) if is_short else html.paragraph(many)
             parts = shown, _csv(out, "differences"), html.paragraph(NOTES["differences"], "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
     yield from _optima(study)
-    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(NOTES["losses"], "note")
-    yield html.section("Final loss by learning rate", *parts, folded=folded)
+    title, about = "Final loss", NOTES["losses"]
+    if study.along != NO_AXIS:
+        title, about = f"{title} by {study.along.name}", f"{about} {NOTES['unstable'].format(axis=study.along)}"
+    parts = html.table(tables.losses_as_text(study)), _csv(out, "losses"), html.paragraph(about, "note")
+    yield html.section(title, *parts, folded=folded)
     lost = tables.lost(study)
     if len(lost):
         yield html.section("Runs that failed or diverged", html.table(lost), folded=True)
@@ -332,11 +344,11 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
 
 def _optima(study: Study) -> Iterator[Markup]:
     """Yield a section that says whether the best learning rate of imported runs transfers."""
-    if not is_imported(study.records) or not study.axis:
+    if not is_imported(study.records) or study.along == NO_AXIS:
         return
-    if len(table := optimum.transfer_table(study.points)):
-        about = html.paragraph(fits.ABOUT["transfer"], "note")
-        yield html.section(optimum.TRANSFER, html.table(table), about, folded=True)
+    if len(table := optimum.transfer_table(study.points, study.along)):
+        about = html.paragraph(fits.ABOUT["transfer"].format(axis=study.along), "note")
+        yield html.section(optimum.TRANSFER.format(axis=study.along), html.table(table), about, folded=True)
 
 
 def _csv(out: Path, *names: str) -> Markup:

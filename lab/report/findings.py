@@ -7,24 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.curves import axis_of, significant
+from lab.analysis.curves import axis_of, named_axis, significant
 from lab.analysis.rendering import html
-from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, untrained, with_scaled_steps
+from lab.analysis.sensitivity import Study, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import LEARNING_RATE, arm_phrase, count, format_value, listed
+from lab.analysis.text import LEARNING_RATE, MOST_LISTED, NO_AXIS, arm_phrase, count, few, format_value, listed
 from lab.records.run_table import PER_BYTE, is_imported
 
 SAY = html.macros("findings.txt")  # a macro for each kind of sentence
-PART_SUBJECTS = {"total": "LR sensitivity", "above": "The instability part"}
+PART_SUBJECTS = {"total": LEARNING_RATE.sensitivity, "above": "The instability part"}
 MOST_GAPS = 4  # most kinds of gaps that are named one by one
-MOST_NAMES = 8  # most arms that a sentence names
-
-
-def part_subjects(window: Window) -> dict[str, str]:
-    """``PART_SUBJECTS``, with the window of learning rates if it is not the paper's."""
-    if window == WINDOW:
-        return PART_SUBJECTS
-    return {part: f"{subject} from {window}" for part, subject in PART_SUBJECTS.items()}
 
 
 def headline(pairs: pd.DataFrame, subjects: Mapping[str, str] = PART_SUBJECTS) -> list[str]:
@@ -66,72 +58,78 @@ def notes(study: Study) -> Iterator[str]:
         yield str(SAY.repeated(repeated))
         yield from _rounded_alike(runs[~runs["id"].isin(failed["id"])], repeated)
     yield from _of_curves(study)
-    yield from _gaps(study.points, study.window)
+    yield from _gaps(study)
 
 
 def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]:
     """Yield a sentence on learning rates that are equal in six digits, if runs repeat others because of that."""
-    if (axis := axis_of(runs)) == "":
+    if (key := axis_of(runs)) == "":
         return
-    rates = runs[axis].astype(float)
-    alike = [group for _, group in runs.groupby(significant(rates)) if group[axis].nunique() > 1]
+    rates = runs[key].astype(float)
+    alike = [group for _, group in runs.groupby(significant(rates)) if group[key].nunique() > 1]
     pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
     if pairs:
-        yield str(SAY.rounded_alike(pairs))
+        yield str(SAY.rounded_alike(named_axis(runs), pairs))
 
 
 def undertrained(study: Study) -> str:
     """The caution that sensitivity is mostly under-training, with the curves concerned; empty without any."""
     below, total = (study.curves[part].map(lambda interval: interval.mean) for part in ("below", "total"))
-    slow = study.curves[(below > total / 2) & (study.axis == LEARNING_RATE)]
+    slow = study.curves[(below > total / 2) & (study.along == LEARNING_RATE)]
     return str(SAY.undertrained(_curve_names(slow))) if len(slow) else ""
 
 
-def _gaps(points: pd.DataFrame, window: Window) -> Iterator[str]:
+def _gaps(study: Study) -> Iterator[str]:
     """Yield sentences on learning rates missing from whole curves that others have, then from single seeds."""
+    axis, points, window = study.along, study.points, study.window
     curves = points.groupby(["arm", "size"], sort=False)
     curves_by_gap: dict[str, list[str]] = {}
     for (arm, size), curve in curves:
         if missing := _missing(points["lr"], curve["lr"]):
             curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
     if len(curves_by_gap) > MOST_GAPS:
-        yield str(SAY.many_gaps(window))
+        yield str(SAY.many_gaps(axis, window))
         curves_by_gap = {}
     for missing, names in curves_by_gap.items():
-        yield str(SAY.gap(missing, window, names))
+        yield str(SAY.gap(axis, missing, window, names))
+    lacking = 0
     for (arm, size), curve in curves:
         rates = curve.groupby("seed")["lr"].nunique()
         for seed in rates.index[rates < curve["lr"].nunique()]:
             if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
-                yield str(SAY.gap_of_seed(_curve_name(arm, size), seed, missing))
+                lacking += 1
+                if lacking <= MOST_LISTED:
+                    yield str(SAY.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
+    if lacking > MOST_LISTED:
+        yield str(SAY.more_gaps(axis, lacking - MOST_LISTED))
 
 
 def _missing(expected: pd.Series, ran: pd.Series) -> str:
     lrs = sorted(set(expected) - set(ran))
-    return listed(map(format_value, lrs)) if lrs else ""
+    return listed(few(map(format_value, lrs))) if lrs else ""
 
 
 def _of_curves(study: Study) -> Iterator[str]:
     """Yield a caution for each kind of curves whose numbers mean less than they seem to."""
-    curves, window = study.curves, study.window
+    axis, curves, window = study.along, study.curves, study.window
     n = curves["total"].map(lambda interval: interval.n)
     index = pd.MultiIndex.from_frame(curves[["arm", "size"]])
 
     def names(is_concerned: Any) -> str:
         return _curve_names(curves[is_concerned]) if is_concerned.any() else ""
 
-    if study.axis and (none := names(n == 0)):
-        yield str(SAY.no_sensitivity(window, none if has_sensitivity(curves) else ""))
+    if axis != NO_AXIS and (none := names(n == 0)):
+        yield str(SAY.no_sensitivity(axis, window, none if has_sensitivity(curves) else ""))
     if few := names((n > 0) & (n < FEWEST_SEEDS)):
         yield str(SAY.few_seeds(FEWEST_SEEDS, few))
     if slow := undertrained(study):
         yield slow
     if worse := names(index.isin(untrained(study.points)) & (n > 0)):
-        yield str(SAY.untrained(worse))
+        yield str(SAY.untrained(axis, worse))
     if edge := names(index.isin(_at_the_edge(study)) & (n > 0)):
-        yield str(SAY.at_the_edge(window, edge))
+        yield str(SAY.at_the_edge(axis, window, edge))
     if outside := names(index.isin(_mostly_outside(study))):
-        yield str(SAY.mostly_outside(window, outside))
+        yield str(SAY.mostly_outside(axis, window, outside))
     if scaled := names(index.isin(with_scaled_steps(study))):
         yield str(SAY.scaled_steps(scaled))
 
@@ -157,9 +155,8 @@ def _mostly_outside(study: Study) -> pd.MultiIndex:
 def _curve_names(curves: pd.DataFrame) -> str:
     """``a at 1k and 2k; b at 1k``; with many arms the first ones, and the number of others."""
     sizes = curves.groupby("arm", sort=False)["size"].agg(list)
-    names = [f"{arm} at {listed(map(count, sizes_of_arm))}" for arm, sizes_of_arm in sizes.items()]
-    more = [f"{len(names) - MOST_NAMES} more arms"] if len(names) > MOST_NAMES + 1 else []
-    return "; ".join([*(names[:MOST_NAMES] if more else names), *more])
+    names = [f"{arm} at {listed(few(map(count, sizes_of_arm)))}" for arm, sizes_of_arm in sizes.items()]
+    return "; ".join(few(names, "more arms"))
 
 
 def _curve_name(arm: object, size: object) -> str:

@@ -137,21 +137,24 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 
-def card(folder: str | Path, recipe: str) -> Card:
-    """The card of a published recipe, from records of the crash test that hold its runs.
+def card(folder: str | Path, recipe: str = "") -> Card:
+    """A card of the crash test: the one that ``lab stress`` left in a folder, or that of a published recipe.
 
     Args:
-        folder: of results, such as ``results/stress/recipes``.
-        recipe: its name, as ``lab list recipes`` has it.
+        folder: of the card, such as ``runs/stress/mine.yaml``; or with a recipe, of records of the crash test that hold
+            its runs, such as ``results/stress/recipes``.
+        recipe: the name of a published one, as ``lab list recipes`` has it.
 
     Raises:
-        RequestError: no such folder, or no runs of this recipe in it.
+        RequestError: no such folder, or no card or no runs of this recipe in it.
     """
     from lab.records import store
     from lab.studies.stress.battery import read_battery
-    from lab.studies.stress.card import card_of
+    from lab.studies.stress.card import card_of, read_card
     from lab.studies.stress.reference import outcomes_by_recipe
 
+    if not recipe:
+        return read_card(Path(folder))
     battery = read_battery()
     by_recipe = outcomes_by_recipe(store.read(Path(folder)), battery)
     if recipe not in by_recipe:
@@ -161,12 +164,16 @@ def card(folder: str | Path, recipe: str) -> Card:
 
 
 def recipes() -> pd.DataFrame:
-    """The published recipes under the crash test, a row each: what was published, and the value of each test."""
-    from lab.studies.stress.reference import published_outcomes, read_reference
+    """The published recipes under the crash test, a row each: what was published, and the value of each test.
 
-    table = read_reference()
-    values = [name.removesuffix("_verdict") for name in map(str, table) if name.endswith("_verdict")]
-    return table.set_index("recipe")[values].assign(published=table["recipe"].map(published_outcomes()).to_numpy())
+    A value is NaN where the test of the recipe is not judged.
+    """
+    from lab.studies.stress.reference import judged_values, published_outcomes, read_reference
+
+    table = read_reference().set_index("recipe")
+    tests = [name.removesuffix("_verdict") for name in map(str, table) if name.endswith("_verdict")]
+    values = {test: judged_values(table, test) for test in tests}
+    return pd.DataFrame(values).assign(published=table.index.map(published_outcomes()))
 
 
 def board(folder: str | Path) -> Matrix:

@@ -31,7 +31,7 @@ from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_d
 from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
 from lab.core.errors import RequestError, nearest
 from lab.records import store
-from lab.studies.claims import CLAIMS
+from lab.studies.claims import CLAIMS, RULED
 
 # Marks around the two tables in a document.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
@@ -256,7 +256,7 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
     """
     figures = list(dict.fromkeys(claim.figure for claim in CLAIMS.values()))
     for kind, name, known in (
-        ("source", source, SOURCES),
+        ("source", source, (*SOURCES, *RULED)),
         ("figure", figure, figures),
         ("verdict", verdict, (*WORDS, *ANSWERS)),
     ):
@@ -274,7 +274,11 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
         return page(rows, all_of_them=bool(verdict))
     if not style:
         below = list(_drawn(rows)) if source else []
-        below += [] if folders else [OF_THE_LAB]
+        below += (
+            []
+            if folders
+            else [OF_THE_LAB, *(f"lab claims --source '{name}' holds them against those." for name in RULED)]
+        )
         return "\n".join([*text(rows, all_of_them=bool(verdict)), *[""] * bool(below), *below])
     return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
 

@@ -9,10 +9,10 @@ import pandas as pd
 from lab.analysis.curves import axis_of, configs, differing, idle_parameters, parameters, plain
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
-from lab.analysis.text import UNDEFINED, count, format_value, span
+from lab.analysis.text import NO_AXIS, UNDEFINED, count, format_value, span
+from lab.records.run_table import COLUMN
 
-# Names of the parts of sensitivity, for readers and CSV files.
-PART_NAMES = {"total": "sensitivity", "below": "under-training part", "above": "instability part"}
+# The parts of sensitivity in CSV files.
 PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}
 OUTCOME_MARKS = {"": "", "unstable": " *", "diverged": " †"}
 
@@ -46,6 +46,11 @@ def _untrained(study: Study) -> pd.Series:
     return pd.Series(index.isin(untrained(study.points)), study.curves.index)
 
 
+def _part_names(study: Study) -> dict[str, str]:
+    """The names of the parts of sensitivity for readers."""
+    return {"total": "sensitivity", "below": study.along.below, "above": study.along.above}
+
+
 def sensitivities_as_text(study: Study) -> pd.DataFrame:
     """``sensitivities`` for readers: intervals as mean and half width, learning rates as ranges over seeds."""
     curves = study.curves
@@ -53,8 +58,8 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
         {
             "arm": curves["arm"],
             "parameters": _sizes(study, curves),
-            **{name: curves[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
-            "best LR": curves["best_lr"].map(span),
+            **{name: curves[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
+            f"best {study.along.short}": curves["best_lr"].map(span),
             "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
             "n": curves["total"].map(lambda interval: interval.n),
         }
@@ -80,7 +85,7 @@ def differences_as_text(study: Study) -> pd.DataFrame:
             "first arm": pairs["first"],
             "minus second arm": pairs["second"],
             "parameters": pairs["size"].map(count),
-            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in PART_NAMES.items()},
+            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
             "n": pairs["total"].map(lambda interval: interval.n),
         }
     )
@@ -94,18 +99,19 @@ def losses(study: Study) -> pd.DataFrame:
 
 def losses_as_text(study: Study) -> pd.DataFrame:
     """``losses`` for readers, marked by the worst outcome of the seeds."""
-    rows, lrs = [], {lr: format_value(lr) if study.axis else "loss" for lr in sorted(study.points["lr"].unique())}
-    for _, runs in study.points.groupby(["arm", "size"], sort=False):
+    has_axis, rows = study.along != NO_AXIS, []
+    lrs = {lr: format_value(lr) if has_axis else "loss" for lr in sorted(study.points["lr"].unique())}
+    for (arm, size), runs in study.points.groupby(["arm", "size"], sort=False):
         cells = {lrs[lr]: _loss_cell(seeds) for lr, seeds in runs.groupby("lr")}
-        row = {"arm": runs["arm"].iloc[0], "parameters": _sizes(study, runs.head(1)).item()}
-        rows.append(row | dict.fromkeys(lrs.values(), "") | cells)
-    return pd.DataFrame(rows)
+        rows.append({"arm": arm, "size": size} | dict.fromkeys(lrs.values(), "") | cells)
+    table = pd.DataFrame(rows)
+    return table.assign(size=_sizes(study, table)).rename(columns={"size": "parameters"})
 
 
 def _sizes(study: Study, rows: pd.DataFrame) -> pd.Series:
     """The size of each row in words, and with experts how many of its parameters act on a token."""
     idle = study.points["id"].map(idle_parameters(study.records.runs))
-    of_arm = idle.groupby([study.points["arm"], study.points["size"]]).first()
+    of_arm = idle[idle > 0].groupby([study.points["arm"], study.points["size"]]).first()
     words = []
     for arm, size in zip(rows["arm"], rows["size"], strict=True):
         without = int(of_arm.get((arm, size), 0))
@@ -136,7 +142,7 @@ def lost(study: Study) -> pd.DataFrame:
         "run": failed["id"],
         "arm": failed["intervention"],
         "parameters": parameters(failed),
-        "LR": failed[axis_of(study.runs)] if study.axis else [UNDEFINED] * len(failed),
+        "LR": [UNDEFINED] * len(failed) if study.along == NO_AXIS else failed[axis_of(study.runs)],
         "seed": failed["seed"],
         "outcome": failed["status"],
         "final loss": failed["final_val_loss"],
@@ -144,7 +150,8 @@ def lost(study: Study) -> pd.DataFrame:
         "reason": failed["reason"],
     }
     columns = {name: [*cells, *failed_cells[name]] for name, cells in diverged_cells.items()}
-    return pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
+    table = pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
+    return table.drop(columns="LR") if study.along == NO_AXIS else table.rename(columns={"LR": study.along.short})
 
 
 def arms(study: Study) -> pd.DataFrame:
@@ -157,14 +164,15 @@ def arms(study: Study) -> pd.DataFrame:
         own = [curve for key, curve in curves.items() if arm_of[key] == arm]
         values = {key: [_config_text(curve[key]) for curve in own] for key in differing(list(curves.values()))}
         rows.append({"arm": arm} | {key: ", ".join(dict.fromkeys(texts)) for key, texts in values.items()})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).rename(columns=lambda key: key.removeprefix(COLUMN))
 
 
 def shared_settings(study: Study) -> dict[str, str]:
     """Config values that all curves share, as text by dotted key; absent keys are left out."""
     curves = list(configs(study.records.runs[study.records.runs["status"] != "failed"])[1].values())
     same = set(curves[0]) - set(differing(curves))
-    return {key: format_value(curves[0][key]) for key in sorted(same) if curves[0][key] is not None}
+    present = {key: curves[0][key] for key in sorted(same) if curves[0][key] is not None}
+    return {key.removeprefix(COLUMN): format_value(value) for key, value in present.items()}
 
 
 def files(study: Study) -> dict[str, pd.DataFrame]:

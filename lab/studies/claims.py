@@ -1,4 +1,10 @@
-"""The claims of all studies, by name: rows of their ``claims.yaml``, with functions of their modules of effects."""
+"""The claims of all studies, by name: rows of their ``claims.yaml``, with functions of their modules of effects.
+
+Claims on runs that are none of the lab's stand in the ``claims.py`` of their study: ``RULES``, what they are judged on
+(``read``), and what all of it is called (``SOURCE``).
+"""
+
+from types import ModuleType
 
 from lab.analysis.judging.rows import read_claims
 from lab.analysis.judging.verdicts import Claim
@@ -8,6 +14,7 @@ _BY_STUDY = {
     path.parent.name: list(read_claims(path, modules("effects", path.parent.name)))
     for path in sorted(HOME.glob("*/claims.yaml"))
 }
+RULED: dict[str, ModuleType] = {module.SOURCE: module for module in modules("claims")}
 CLAIMS: dict[str, Claim] = {claim.name: claim for claims in _BY_STUDY.values() for claim in claims}
 
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from numbers import Real
 
-from lab.analysis.curves import ENTRIES, FREE, LR, SHAPE
+from lab.analysis.curves import FREE, LR, SHAPE
 from lab.analysis.text import listed
 from lab.core.hooks import HookIntervention
 from lab.interventions.experts import Experts
+from lab.records.store import ENTRIES
 from lab.training.config import RunConfig
 from lab.training.identity import columns
 

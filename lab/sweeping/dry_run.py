@@ -24,8 +24,14 @@ from lab.records import store
 from lab.sweeping.capacity import Host, bytes_asked
 from lab.sweeping.local_jobs import Slot, run_jobs
 from lab.sweeping.planner import Point, training_flops
-from lab.training.building import active_parameters, build_model, count_parameters, pick_device
-from lab.training.config import RunConfig
+from lab.training.building import (
+    active_parameters,
+    build_model,
+    count_parameters,
+    failure_of_own_code,
+    pick_device,
+)
+from lab.training.config import RunConfig, run_config
 from lab.training.evaluation import VALIDATION_TOKENS
 from lab.training.fleet import Fleet
 from lab.training.identity import columns, differs_in_fleet, run_id
@@ -40,6 +46,7 @@ COMPILED_SPEED |= dict.fromkeys(LOW_PRECISIONS, 1.2)
 FEW_VALUES = 12  # of a key, in a summary
 
 Fleets = Sequence[Sequence[Point]]
+Register = Callable[[], None]  # registers the user's own code in a process; it can be imported there
 
 
 class Cost(NamedTuple):
@@ -58,7 +65,11 @@ class Cost(NamedTuple):
     shared: float
 
 
-def try_fleet(configs: Sequence[RunConfig], slots: Sequence[Slot]) -> Cost | None:
+def nothing() -> None:
+    """Register no code of the user's own."""
+
+
+def try_fleet(fleet: Sequence[Point], slots: Sequence[Slot], register: Register = nothing) -> Cost | None:
     """The cost of a fleet by a few throwaway steps of it, in a fresh process on each slot, of which the median counts.
 
     Processes slow one another down, so as many try it as fleets will train at once. None if memory ran out.
@@ -67,7 +78,9 @@ def try_fleet(configs: Sequence[RunConfig], slots: Sequence[Slot]) -> Cost | Non
         RequestError: it cannot be tried on this machine.
     """
     costs = list[Cost]()
-    for end in run_jobs(_run_trial_process, [(configs,)] * len(slots), slots):
+    # as plain values, since classes that are made of the user's own code cannot be pickled
+    trees = [point.tree for point in fleet]
+    for end in run_jobs(_run_trial_process, [(trees, register)] * len(slots), slots):
         if isinstance(end.answer, str):
             raise RequestError(f"cannot be tried here: {end.answer}")
         if end.answer is None:  # it ran out of memory, or the system killed it for that
@@ -77,14 +90,20 @@ def try_fleet(configs: Sequence[RunConfig], slots: Sequence[Slot]) -> Cost | Non
     return sorted(costs, key=lambda cost: cost.seconds)[len(costs) // 2]
 
 
-def _run_trial_process(configs: Sequence[RunConfig]) -> tuple[Cost, float] | str | None:
+def _run_trial_process(trees: Sequence[Mapping[str, Any]], register: Register) -> tuple[Cost, float] | str | None:
     """The cost and the seconds that were timed, an error message, or None when out of memory."""
     machine.configure_process()
     machine.configure_torch()
+    configs: list[RunConfig] = []
     try:
+        register()
+        configs = list(map(run_config, trees))
         return _run_trial(configs)
-    except Exception as error:
-        return None if machine.is_out_of_memory(error) else (str(error) or type(error).__name__)[:1000]
+    except BaseException as error:  # of the user's own code any, since Ctrl-C does not reach this process
+        own = failure_of_own_code(error, configs[0]) if configs else ""
+        if machine.is_out_of_memory(error) and not (own and len(configs) == 1):
+            return None
+        return (own or str(error) or type(error).__name__)[:1000]
 
 
 def _run_trial(configs: Sequence[RunConfig]) -> tuple[Cost, float]:
@@ -143,16 +162,19 @@ def makespan(seconds: Iterable[float], processes: int) -> float:
     return max(ends)
 
 
-def estimate(fleets: Fleets, done: int, host: Host, *, full: bool = False) -> Iterator[str]:
+def estimate(
+    fleets: Fleets, done: int, host: Host, *, full: bool = False, register: Register = nothing
+) -> Iterator[str]:
     """Yield lines about the cost of training these fleets; ``done`` runs are trained already.
 
-    There is a line per shape of fleet, or if ``full`` a line per fleet and per run.
+    There is a line per shape of fleet, or if ``full`` a line per fleet and per run. Processes that try a fleet
+    ``register`` the user's own code.
 
     Raises:
         RequestError: a run does not fit into memory even alone in a fleet, or cannot be tried here.
     """
     points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
-    costs = _costs(fleets, host.slots[:at_once]) if fleets else []
+    costs = _costs(fleets, host.slots[:at_once], register) if fleets else []
     yield f"to train: {len(points)} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
@@ -160,21 +182,20 @@ def estimate(fleets: Fleets, done: int, host: Host, *, full: bool = False) -> It
     yield f"in all {sum(training_flops(point.config) for point in points):.2g} FLOPs, {_total(costs, at_once, host)}"
 
 
-def _costs(fleets: Fleets, slots: Sequence[Slot]) -> list[Cost]:
+def _costs(fleets: Fleets, slots: Sequence[Slot], register: Register) -> list[Cost]:
     """The cost of each fleet: it takes as long for a FLOP, and as much for a byte of tensors, as the largest one.
 
     A fleet that memory does not hold trains in halves, so it is one of its halves that is tried.
     """
     flops = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
-    tried = [point.config for point in fleets[flops.index(max(flops))]]
-    while not (trial := try_fleet(tried, slots)):
+    tried = fleets[flops.index(max(flops))]
+    while not (trial := try_fleet(tried, slots, register)):
         if len(tried) == 1:
-            raise RequestError(
-                f"too large for the free memory: {fleet_label(tried)}; give a smaller model or batch_size"
-            )
+            label = fleet_label([point.config for point in tried])
+            raise RequestError(f"too large for the free memory: {label}; give a smaller model or batch_size")
         tried = tried[: len(tried) // 2]
-    seconds_per_flop = trial.seconds / sum(map(training_flops, tried))
-    per_byte = trial.own / sum(map(bytes_asked, tried))
+    seconds_per_flop = trial.seconds / sum(training_flops(point.config) for point in tried)
+    per_byte = trial.own / sum(bytes_asked(point.config) for point in tried)
     costs, begun = [], Counter[str]()
     for fleet, flops_of_fleet in zip(fleets, flops, strict=True):
         shape, engine = fleet[0].shape, fleet[0].config.engine

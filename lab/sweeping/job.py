@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from lab.data.corpus import look_again
 from lab.records import leases, plans, store
 from lab.records.trackers import FleetTracker, NoTracker
 from lab.sweeping.progress import ProgressWriter
+from lab.training.building import failure_of_own_code
 from lab.training.checkpoint import Checkpointer
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
@@ -241,12 +243,19 @@ class _Job:
                 return recorder.runs()
         except ChangedDataError:
             raise
-        except Exception as error:
-            # the first rank reports for all, but cannot report the error of another, nor shrink a shared fleet
-            if distributed.rank() > 0 or (machine.is_out_of_memory(error) and not distributed.is_joined()):
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            # Ctrl-C reaches the process that the user sees; where it is ignored, their code has raised it
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
                 raise
-            self.progress.note(traceback.format_exc().rstrip())
-            return [failure(f"{type(error).__name__}: {error}")] * len(names)
+            own = failure_of_own_code(error, configs[0])
+            is_last = bool(own) and len(names) == 1  # so that no half is left for which memory might suffice
+            is_halved = machine.is_out_of_memory(error) and not distributed.is_joined() and not is_last
+            # the first rank reports for all, but cannot report the error of another, nor shrink a shared fleet
+            if distributed.rank() > 0 or is_halved:
+                raise
+            if not own:
+                self.progress.note(traceback.format_exc().rstrip())
+            return [failure(own or f"{type(error).__name__}: {error}")] * len(names)
         raise Preempted
 
     def _reporter(self, recorder: Recorder, names: Sequence[str]) -> Callable[[StepResult], None]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lab.core import distributed
@@ -20,10 +21,10 @@ from lab.records import plans, store
 from lab.records.trackers import require
 from lab.sweeping.capacity import Host, check_fits, measure_host, most_runs
 from lab.sweeping.local_jobs import Slot
-from lab.training.building import check_custom, check_ranks, mlp_parts
+from lab.training.building import check_own_code, check_ranks, mlp_parts
 from lab.training.config import RunConfig, run_config
 from lab.training.engine import can_compile
-from lab.training.identity import identify, static_key
+from lab.training.identity import columns, identify, static_key
 
 # FLOPs per shape, on average, above which compiling pays: about five minutes on one core, of which it saves two, or a
 # few minutes on a GPU, of which it saves half.
@@ -80,6 +81,43 @@ def _distinct(points: Iterable[Point]) -> list[Point]:
     for point in points:
         firsts.setdefault(point.id, point)
     return sorted(firsts.values(), key=lambda point: point.config.seed)
+
+
+def as_recorded(
+    points: Sequence[Point], folder: Path, statuses: Mapping[str, str]
+) -> tuple[list[Point], dict[str, dict[str, str]]]:
+    """The points, those whose runs a folder has as other probes observed them under the ids of these records.
+
+    Returns:
+        The points, as many and in the same order; and by id what is asked for of a recorded run and was not measured,
+        as ``missing_in`` gives it.
+    """
+    done = {run for run, status in statuses.items() if status != "failed"}
+    observed = {run: seen for run, seen in store.observed(folder).items() if run in done}
+    found, unmeasured = list[Point](), dict[str, dict[str, str]]()
+    for point in points:
+        probes, steps = point.config.probes, point.config.steps
+        missing = {
+            run: probes.missing_in(every, names.split("+"), steps)
+            for run, (_, every, names) in _records_of(point, observed)
+        }
+        run = min(missing, key=lambda run: len(missing[run]), default=point.id)
+        found.append(replace(point, id=run))
+        if missing.get(run):
+            unmeasured[run] = missing[run]
+    return found, unmeasured
+
+
+def _records_of(point: Point, observed: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Records of the run of a point, by id: its own, or those that differ in what observed it."""
+    if point.id in observed:
+        yield point.id, observed[point.id]
+        return
+    card = {**columns(point.config), "data_fingerprint": point.config.data.entry.open().fingerprint}
+    for seen in dict.fromkeys(observed.values()):
+        run = store.run_id({**card, **dict(zip(store.OBSERVES, seen, strict=True))})
+        if run in observed:
+            yield run, observed[run]
 
 
 def training_flops(config: RunConfig) -> float:
@@ -217,6 +255,7 @@ class SweepPlan(NamedTuple):
         missing: those of this shard that have neither finished nor diverged.
         fleets: the missing points, packed into fleets.
         host: this machine, if it is the one that trains.
+        unmeasured: by id of a run that is recorded, what is asked for and was not measured; see ``as_recorded``.
     """
 
     folder: Path
@@ -227,6 +266,7 @@ class SweepPlan(NamedTuple):
     missing: list[Point]
     fleets: list[list[Point]]
     host: Host
+    unmeasured: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 def plan_sweep(
@@ -237,6 +277,7 @@ def plan_sweep(
     shard: str,
     is_local: bool,
     slots: Sequence[Slot],
+    by_any_probes: bool = False,
 ) -> SweepPlan:
     """Plan a sweep without writing anything.
 
@@ -247,6 +288,7 @@ def plan_sweep(
         shard: ``i/n`` plans the i-th of n parts.
         is_local: whether jobs run on this machine, so that its devices and memory limit them.
         slots: the slots on which jobs run at once.
+        by_any_probes: whether a run counts as recorded whatever probes observed it, see ``as_recorded``.
 
     Raises:
         RequestError: a point is invalid, or the folder cannot take records.
@@ -261,7 +303,7 @@ def plan_sweep(
         check_ranks(point.config)
         require(point.config.tracker.entry)
     for config in {point.shape: point.config for point in requested}.values():
-        check_custom(config)
+        check_own_code(config)
     if distributed.world_size() > 1:
         is_local, slots = True, [None] * distributed.local_world_size()
     hosts = {d: measure_host(d, slots) if is_local else Host() for d in {point.config.device for point in requested}}
@@ -269,9 +311,15 @@ def plan_sweep(
     def most(config: RunConfig) -> int:
         return most_runs(config, hosts[config.device], max_runs)
 
+    unmeasured: Mapping[str, Mapping[str, str]] = {}
+    statuses = store.statuses(folder)
+    recorded_as = {point.id: point.id for point in requested}
+    if by_any_probes:
+        recorded, unmeasured = as_recorded(requested, folder, statuses)
+        recorded_as = {point.id: each.id for point, each in zip(requested, recorded, strict=True)}
+        requested = _distinct(recorded)
     engine = _engine(folder, requested, hosts[requested[0].config.device].kind, is_local=is_local)
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
-    statuses = store.statuses(folder)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
     for point in {point.shape: point for point in missing}.values():
         check_fits(point.config, hosts[point.config.device])
@@ -282,7 +330,8 @@ def plan_sweep(
     # ranks train one fleet after another
     at_once = 1 if distributed.world_size() > 1 else len(host.slots)
     fleets = resumed + pack(unstarted, most, max(at_once - len(resumed), 1))
-    return SweepPlan(folder, engine, [point.id for point in asked], requested, mine, missing, fleets, host)
+    ids = [recorded_as[point.id] for point in asked]
+    return SweepPlan(folder, engine, ids, requested, mine, missing, fleets, host, unmeasured)
 
 
 def results_folder(trees: Sequence[Mapping[str, Any]]) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from lab.core.distributed import check_divisible
 from lab.core.errors import RequestError
 from lab.core.hooks import HookIntervention, LossTerm, WeightIntervention
 from lab.core.number_formats import Mantissa
+from lab.core.own_failures import OWN_CODE, OwnCodeError, own_failure, place_in_own_code
 from lab.core.registry import PROBES
 from lab.interventions.experts import Experts
 from lab.model import low_precision
@@ -26,6 +29,7 @@ from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
 from lab.model.transformer import mlp_parts as mlp_parts_of
 from lab.model.watched import BY_SHAPE, Watched
+from lab.optim.links.torch_optimizer import TorchOptimizer
 from lab.training.config import RunConfig
 from lab.training.rules import SWITCHES
 
@@ -88,15 +92,51 @@ def check_ranks(config: RunConfig) -> None:
         check_divisible({name: weight.shape for name, weight in model.weights().items()})
 
 
-def check_custom(config: RunConfig) -> None:
-    """Check the custom model, if the run has one, in a forward pass and a backward pass.
+def check_own_code(config: RunConfig) -> None:
+    """Check the custom model of a run and its optimizers of the user's own, if it has any, in a few throwaway steps.
 
     Raises:
-        RequestError: the model cannot be trained in a fleet.
+        RequestError: they cannot be trained in a fleet.
     """
     for name, entry in config.guest.items():
         vocabulary = config.data.entry.open().vocabulary
-        check_custom_model(name, _builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+        make, (own,) = _builder(entry, config), _own_models(config)
+        check_custom_model(name, make, vocabulary, config.seq_len, _watched(entry), own)
+    for phase in config.phases:
+        for name in _own_optimizers(phase):
+            model = build_model(phase, 1)
+            with _refusing_own_failures(config):
+                phase.optimizer.begin_link(name, model.weights(), model.roles())
+
+
+@contextmanager
+def _refusing_own_failures(config: RunConfig) -> Iterator[None]:
+    """Within the block, what the user's own code raises becomes a line."""
+    try:
+        yield
+    except (Exception, SystemExit) as fault:
+        if isinstance(fault, RequestError) or not (failure := failure_of_own_code(fault, config)):
+            raise
+        raise OwnCodeError(failure) from None
+
+
+def failure_of_own_code(fault: BaseException, config: RunConfig) -> str:
+    """An exception of the user's own model or optimizer in a line; empty where it did not pass through their code."""
+    if isinstance(fault, OwnCodeError):
+        return f"{OWN_CODE}: {fault}"
+    every = [*_own_models(config), *(own for phase in config.phases for own in _own_optimizers(phase).values())]
+    failed = next((own for own in every if place_in_own_code(fault, own)), None)
+    return f"{OWN_CODE}{own_failure(fault, failed)}" if failed else ""
+
+
+def _own_models(config: RunConfig) -> list[Any]:
+    """What builds the custom model of a run, if it has one: the user's class or function."""
+    return [getattr(entry, "builder", type(entry)) for entry in config.guest.values()]
+
+
+def _own_optimizers(config: RunConfig) -> dict[str, Any]:
+    """The user's own optimizers of a run, by the names of their links."""
+    return {name: link.optimizer for name, link in config.optimizer.links.items() if isinstance(link, TorchOptimizer)}
 
 
 def _builder(entry: Any, config: RunConfig) -> Build:
@@ -112,10 +152,15 @@ def _watched(entry: Any) -> Watched:
 
 
 def heard_in(config: RunConfig) -> Watched | None:
-    """The names of the modules that probes hear of the custom model of a run; None without one."""
+    """The names of the modules that probes hear of the custom model of a run; None without one.
+
+    Raises:
+        RequestError: it fails while probes listen, or no module has a name to be watched.
+    """
     for entry in config.guest.values():
         vocabulary = config.data.entry.open().vocabulary
-        return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+        with _refusing_own_failures(config):
+            return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
     return None
 
 

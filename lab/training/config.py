@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import lab.interventions
 import lab.optim.loss_scale
 import lab.optim.schedule
 import lab.probes.activations
+import lab.probes.formats
 import lab.probes.routing
 import lab.probes.updates
 import lab.records.trackers
@@ -36,7 +37,7 @@ from lab.core.registry import (
     TRACKERS,
     Registry,
 )
-from lab.core.schema import PerRun, PerRunSeed, bounded, build, convert, one_of, seed
+from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, convert, one_of, seed, with_keys_now
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
@@ -106,8 +107,8 @@ class RunConfig:
     data: NamedEntry
     probes: ProbesConfig
     scale: ScaleConfig
-    checkpoint: CheckpointConfig
-    tracker: NamedEntry
+    checkpoint: CheckpointConfig = field(metadata=UNRECORDED)
+    tracker: NamedEntry = field(metadata=UNRECORDED)
     out: str
     batch_size: int = bounded(above=0)
     seq_len: int = bounded(above=0)
@@ -116,7 +117,7 @@ class RunConfig:
     precision: str = one_of("fp32", "bf16", "fp16_emulated", "mantissa", *LOW_PRECISIONS)
     engine: str = one_of("auto", "eager", "captured", "compiled")
     device: str = one_of("auto", "cpu", "cuda", "mps")
-    ranks: str = one_of("ddp", "fsdp")
+    ranks: str = one_of("ddp", "fsdp", **UNRECORDED)
     validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
     burst: NamedEntry | None = None
@@ -131,7 +132,7 @@ class RunConfig:
     stochastic_rounding: str = one_of("none", "gradients", "all", default="none")
     norm_gains: str = one_of("fp32", "rounded", default="fp32")
     kept_in_bf16: str = one_of("none", "ends", default="none")
-    attention_precision: str = one_of("bf16", "same", default="bf16")
+    attention_precision: str = one_of("bf16", "same", default="bf16", older="same")
 
     @property
     def validation_targets(self) -> float:
@@ -238,9 +239,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "loss_scale": partial(_named, LOSS_SCALES),
     "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),
 }
-# Groups that may be empty; ids of runs without one do not depend on it.
-OPTIONAL = ("batch", "burst", "response", "ledger", "loss_scale", "recipe")
-SPIKE_LAB = ("burst", "response", "ledger")
+OPTIONAL = [field.name for field in fields(RunConfig) if field.default is None]  # groups that may be empty
 NAMELESS = ("intervention", "guest", "checkpoint")
 
 
@@ -258,12 +257,13 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
     """Build the config of a run from a resolved tree of dicts, lists and scalars.
 
     Args:
-        tree: the resolved tree.
+        tree: the resolved tree, under the keys of now or former ones.
         groups: the groups built so far, by key and values; configs of many runs share those that are equal.
 
     Raises:
         RequestError: a key is unknown or missing, a name is unknown, or a value makes no sense.
     """
+    tree = with_keys_now(tree)
     keys = [field.name for field in (*fields(RunConfig), *fields(Budget))]
     for key in tree:
         if key not in keys:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from lab.core import files
+from lab.core import files, shipped
 from lab.core.hooks import unlike_names
-from lab.core.schema import leaves
+from lab.core.schema import recorded
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.records import store
 from lab.training.building import hook_interventions
-from lab.training.config import OPTIONAL, SPIKE_LAB, RunConfig
+from lab.training.config import RunConfig
 
-# Keys without a column: names of other columns, and how a run was saved and split among ranks, which its id ignores.
-NO_COLUMN = ("optimizer.owned", "ranks", "checkpoint.steps", "checkpoint.minutes", "checkpoint.keep")
-
-# Settings without a column where they have these values; runs without a burst, or a response, have none to fill in.
-ABSENT = {**store.DEFAULTS, "burst.repeats": 1, "response.only_new": False}
+FIRST: Mapping[str, Sequence[str]] = shipped.load(Path(__file__).with_suffix(".yaml"))
 
 Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whether it may differ inside a fleet
 
@@ -26,25 +23,29 @@ Rows = Mapping[str, tuple[Any, bool]]  # by dotted config key: a value, and whet
 def _rows(config: RunConfig) -> Rows:
     """Every value of the config that has a column."""
     owned = config.optimizer.owned
-    named = ((_column(key, owned), value, varies) for key, value, varies in leaves(config))
+    named = ((_column(key, owned), value, varies) for key, value, varies in recorded(config, _is_first))
     rows = {column: (value, varies) for column, value, varies in named if column}
-    for group in OPTIONAL:
-        if getattr(config, group) is None:
-            del rows[group]
-    for group in SPIKE_LAB:  # a column of its own name says which it is
+    for group in store.SPIKE_LAB:  # a column of its own name says which it is
         rows.pop(f"{group}.name", None)
     if config.ledger is not None:  # what runs of a fleet share of it is in the static key
         del rows["ledger.restarts"]  # they follow from its entries
-        rows["ledger.entries"] = (config.ledger.entries, True)
+        rows[store.ENTRIES] = (config.ledger.entries, True)
     if config.precision not in LOW_PRECISIONS:  # attention has the precision of all else
-        del rows["attention_precision"]
+        rows.pop("attention_precision", None)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
-    return {column: row for column, row in rows.items() if (column, row[0]) not in ABSENT.items()}
+    return rows
+
+
+@cache
+def _is_first(key: str) -> bool:
+    """Whether a dotted key, such as ``data.entry.seed``, is among ``FIRST``."""
+    group, _, name = key.replace(".entry.", ".").partition(".")
+    return name in FIRST.get(group, ())
 
 
 @cache
 def _column(key: str, owned: Sequence[str]) -> str | None:
-    """The column of a leaf, given the keys that links of the optimizer own; None if it has none."""
+    """The column of a leaf, given the keys that links of the optimizer own; None for what a role has as all others."""
     key = key.replace(".entry.", ".")
     if key.startswith("optimizer.links."):
         field = key.removeprefix("optimizer.links.")
@@ -54,9 +55,7 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
         if f"{role}.{name}" not in owned:  # as for all roles
             return None
         key = f"optimizer.{role}.{name}"
-    if key == "recipe.name":
-        return "recipe"
-    return None if key in NO_COLUMN or key.startswith("tracker.") else key
+    return "recipe" if key == "recipe.name" else key
 
 
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
 
 def _spike_lab(config: RunConfig) -> dict[str, str]:
     """Names of the burst, the response and the ledger, or ``none``."""
-    entries = {group: getattr(config, group) for group in SPIKE_LAB}
+    entries = {group: getattr(config, group) for group in store.SPIKE_LAB}
     return {group: entry.name if entry else "none" for group, entry in entries.items()}
 
 

@@ -138,8 +138,9 @@ class Recorder:
         # an adaptive run ends before the last of its steps, so only the loop knows when probes fired
         fires = steps is None or (own >= 0 and self.fleet.config.probes.fires(own, self.fleet.config.steps))
         for probe, where in names:
-            # of the first and of the last update the whole held-out text counts, not the slice
-            is_slice = steps is not None and probe == "val_loss" and own in (0, self.fleet.config.steps - 1)
+            # before the first update the whole held-out text counts, not the slice, as it does after the last one,
+            # whose result comes at the end and replaces that of the slice
+            is_slice = steps is not None and probe == "val_loss" and own == 0
             yield (own, probe, where) if fires and not is_slice else None
 
 

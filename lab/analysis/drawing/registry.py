@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import wraps
 
 import pandas as pd
-from matplotlib.text import Text
 
-from lab.analysis.curves import axis_name, points
+from lab.analysis.curves import named_axis, points
 from lab.analysis.grouping import ways_to_grow
-from lab.analysis.rendering import layout
+from lab.analysis.rendering import layout, marks, style
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.sensitivity import WINDOW, Window, judge
-from lab.analysis.text import LEARNING_RATE, in_terms_of
+from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
 from lab.records.run_table import is_imported
@@ -30,6 +29,8 @@ class NothingToDrawError(RequestError):
 
 def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., Sheet]], DrawFigure]:
     """Decorator: register a function that draws records as the figure ``name``; its docstring begins the caption.
+
+    In the docstring ``{axis}`` stands for the ``Axis`` along which curves run.
 
     The decorated function takes the records and their runs (``judge(points)``, regrouped by ``ways_to_grow``), and
     returns a sheet. With ``over_window`` it also takes the window of learning rates of the sensitivity that it draws.
@@ -52,7 +53,7 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             arms = runs["arm"].unique()
-            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])]
+            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])] if len(arms) > MOST_ARMS else runs
             sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
             if len(shown) < len(runs):
                 sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")
@@ -62,14 +63,16 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
             return sheet
 
         @wraps(draw)
-        def drawing_of_axis(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Drawing:
-            figure, axis = drawing(records, runs, window), axis_name(records.runs)
-            for text in figure.findobj(Text) if axis != LEARNING_RATE else ():
-                text.set_text(in_terms_of(axis, text.get_text()))
+        def along_axis(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Drawing:
+            with style.drawn_along(named_axis(records.runs)):
+                figure = drawing(records, runs, window)
+            if records.runs["loss_bigram"].isna().all():
+                figure.caption = figure.caption.replace(*marks.OF_TABLES)
             return figure
 
-        FIGURES.register(name)(drawing_of_axis)
-        return drawing_of_axis
+        along_axis.__doc__ = (draw.__doc__ or "").format(axis=LEARNING_RATE)
+        FIGURES.register(name)(along_axis)
+        return along_axis
 
     return register
 

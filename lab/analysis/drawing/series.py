@@ -47,7 +47,7 @@ class ProbeSeries(NamedTuple):
 
 
 def over_steps(
-    records: Records, runs: pd.DataFrame, rows: Sequence[ProbeSeries], line_name: str = "peak learning rate"
+    records: Records, runs: pd.DataFrame, rows: Sequence[ProbeSeries], line_name: str | None = None
 ) -> Sheet:
     """Draw probe values over steps: ``rows`` of panels for each arm and size, one line per ``lr``.
 
@@ -57,7 +57,7 @@ def over_steps(
         records: run cards and probe records.
         runs: the runs to draw; columns ``panel`` and ``line``, if present, replace arm and learning rate.
         rows: the rows of panels.
-        line_name: the name of the setting in which lines differ, for the key.
+        line_name: the name of the setting in which lines differ, for the key; the axis unless given.
 
     Raises:
         NothingToDrawError: no run recorded the first row.
@@ -92,7 +92,8 @@ def over_steps(
         if row.probe == "grad_rms":
             _epsilons(axes, records, runs, shades if line_name == marks.EPSILON else {})
             scales.y_ticks(axes)
-    sheet.keys((line_name, layout.line_keys(shades)))
+    name = style.axis().peak if line_name is None else line_name
+    sheet.keys((name, layout.line_keys(shades) if name else []))
     return sheet
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
-from lab.analysis.events.log_reader import LOSS, Row
+from lab.analysis.events.log_reader import FEWEST, LOSS, Row
 from lab.analysis.logit_rounding import rounding_cost
 from lab.core.windows import NORMAL, Numbers
 
@@ -140,8 +140,10 @@ class Parts:
 
     def tables(self, name: str) -> tuple[list[Table], list[str]]:
         """The table of each part; or of all of a run whose rows are not in the order of time, and a remark."""
-        if len(self.parts) - 1 <= max(1, UNSORTED * self.losses):
-            return [table_of(part) for part in self.parts], []
+        starts = [part[LOSS].steps[:FEWEST] for part in self.parts]
+        begin_anew = all(len(steps) == FEWEST and steps[0] <= starts[0][-1] for steps in starts[:-1])
+        if begin_anew or len(self.parts) - 1 <= max(1, UNSORTED * self.losses):
+            return [table_of(part) for part in self.parts if LOSS in part], []
         whole = defaultdict[str, Column](Column)
         for part in self.parts:
             for column, values in part.items():
@@ -156,20 +158,25 @@ def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str
     """The logs of one run, and remarks on how its rows were read.
 
     A step may be smaller than the one before. If the rows repeat the values of their steps, they are a copy and count
-    once. If the loss is near that of this step, training went back there, and both attempts are kept. Any other loss
-    begins a phase, or another run, with steps of its own.
+    once. If the loss is near that of this step, training went back there, and both attempts are kept. If steps begin
+    anew and the loss goes on, as with each pass over the data, they are counted on. Any other loss begins a phase, or
+    another run, with steps of its own.
     """
     parts, notes = run.tables(name)
     logs, back, phase, attempt = list[Log](), None, 1, 1
-    current = parts[0]
+    current, passes, are_alike = parts[0], 1, _are_alike(parts)
     for part in parts[1:]:
         step, last = int(part.step_n[0]), int(current.step_n[-1])
+        if _counts_on(current, part, are_alike):
+            passes += 1
+            current = _merged(current, part._replace(step_n=part.step_n + last + _spacing(part) - step))
+            continue
         if _repeats(current, part):
             notes.append(f"{name}: steps {step} to {min(last, int(part.step_n[-1]))} are written twice and count once")
             current = _merged(current, part)
         elif _goes_on(current, part):
             logs.append(log_of(f"{_named(name, phase)} attempt {attempt}", current, bits, back))
-            back = WentBack(last, step, _lr(current, last), _lr(part, step))
+            back = WentBack(last, step, _lr(current, step), _lr(part, step))
             current = _merged(current.rows(current.step_n < step), part)
             attempt += 1
         else:
@@ -177,6 +184,8 @@ def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str
             notes.append(f"{name}: after step {last}, phase {phase + 1} begins with step {step} at another loss")
             current, back, phase, attempt = part, None, phase + 1, 1
     logs.append(log_of(_named(name, phase), current, bits, back))
+    if passes > 1:
+        notes.append(f"{name}: steps begin anew {passes - 1} times while the loss goes on, so they are counted on")
     return logs, [*notes, *(f"{log.name}: {log.note}" for log in logs if log.note)]
 
 
@@ -194,17 +203,51 @@ def _repeats(before: Table, part: Table) -> bool:
 
 def _goes_on(before: Table, part: Table) -> bool:
     """Whether the loss is near that of the rows before the first step, so that training went back to a checkpoint."""
-    earlier = before.rows(before.step_n < part.step_n[0]).known(LOSS).to_numpy()[-8 * LEVEL_ROWS :]
-    if len(earlier) < LEVEL_ROWS:
+    earlier, losses = before.rows(before.step_n < part.step_n[0]).known(LOSS), before.known(LOSS)
+    if len(earlier) < LEVEL_ROWS and part.step_n[0] > 2 * _spacing(before):  # a log that begins at a checkpoint
+        earlier = losses.head(LEVEL_ROWS)
+    return is_near(earlier.to_numpy(), part.known(LOSS).to_numpy())
+
+
+def is_near(earlier: Numbers, later: Numbers) -> bool:
+    """Whether the first of some losses are near the last of others."""
+    if len(earlier) < LEVEL_ROWS or not len(later):
         return False
-    change_n = np.diff(earlier)
+    change_n = np.diff(earlier[-8 * LEVEL_ROWS :])
     deviation = NORMAL * float(np.median(np.abs(change_n - np.median(change_n))))
-    gap = abs(part.known(LOSS).head(LEVEL_ROWS).median() - float(np.median(earlier[-LEVEL_ROWS:])))
+    gap = abs(float(np.median(later[:LEVEL_ROWS])) - float(np.median(earlier[-LEVEL_ROWS:])))
     return bool(gap <= max(CLOSE_NATS, CLOSE_DEVIATIONS * deviation))
 
 
+def _spacing(part: Table) -> int:
+    return int(np.median(np.diff(part.step_n))) if len(part.step_n) > 1 else 1
+
+
+def _are_alike(parts: Sequence[Table]) -> bool:
+    """Whether there are several parts with the same first and last step, as passes over the data have; the last may end
+    early.
+    """
+    firsts, lasts = [int(part.step_n[0]) for part in parts], [int(part.step_n[-1]) for part in parts[:-1]]
+    apart = _spacing(parts[0])
+    return len(parts) > 2 and max(firsts) - min(firsts) <= apart and max(lasts) - min(lasts) <= apart
+
+
+def _counts_on(before: Table, part: Table, are_alike: bool) -> bool:
+    """Whether steps begin anew and the loss goes on: it is near that of the last rows.
+
+    Of parts that ``are_alike``, it need only be nearer to that of the last rows than to that of the first ones.
+    """
+    earlier, later = before.known(LOSS).to_numpy(), part.known(LOSS).to_numpy()
+    if part.step_n[0] > 2 * _spacing(part) or not len(later) or not len(earlier):
+        return False
+    now, last, first = (float(np.median(losses)) for losses in (later[:FEWEST], earlier[-FEWEST:], earlier[:FEWEST]))
+    return is_near(earlier, later) or (are_alike and abs(now - last) < abs(now - first))
+
+
 def _lr(table: Table, step: int) -> float:
-    return float(table.known("lr").get(step, math.nan)) if "lr" in table.columns else math.nan
+    """The learning rate at a step, between those that were logged; NaN if none was."""
+    rates = table.known("lr") if "lr" in table.columns else pd.Series(dtype=float)
+    return float(np.interp(step, rates.index, rates)) if len(rates) else math.nan
 
 
 def log_of(name: str, table: Table, bits: float, back: WentBack | None = None) -> Log:

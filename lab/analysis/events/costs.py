@@ -49,6 +49,8 @@ def spike_costs(records: Records) -> pd.DataFrame:
     """
     runs = records.runs
     watched = runs[runs["spikes"].notna()] if "spikes" in runs else runs.head(0)
+    if watched.empty:
+        return pd.DataFrame([], [], list(COSTS), dtype=float)
     metrics = records.metrics[records.metrics["probe"] == HELD_OUT].sort_values("step", kind="stable")
     losses, events = _by_run(metrics, "step", "value"), _by_run(records.events, "step", "kind")
     names = ("final_val_loss", "rewound_steps", "skipped_batches", "spikes", "steps")

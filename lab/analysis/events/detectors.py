@@ -14,14 +14,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.levels import LEVEL, Level
-from lab.analysis.events.trend import Span, loss_spikes
+from lab.analysis.events.log_reader import of_rewards
+from lab.analysis.events.trend import LEAST_RISE, Span, loss_spikes, rises
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
 from lab.core.windows import FEWEST, MERGE, Numbers, before
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
-GRADIENT_RISE, MEMORY = 5.0, 0.99
+# Among the first rows it exceeds the largest so far by as much; the very first, so many, are not judged.
+GRADIENT_RISE, MEMORY, FIRST_NORMS = 5.0, 0.99, 5
 # A gradient norm that is not finite in so many rows in a row is no skipped step, if it was logged in earlier rows.
 LASTING = 3
 # A gradient norm drifts if the median of so many rows stays above the smallest such median before it by this factor,
@@ -38,15 +40,20 @@ HELD = 5
 # Experts collapse if the most loaded one takes this many times its share, or if the balancing loss exceeds its smallest
 # median over ``HELD`` rows by this factor, in so many measurements in a row.
 COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
-# An alarm counts as a warning of a loss spike if it begins at most this many measurements before it.
-LEAD = 100
+# An alarm counts as a warning of a loss spike if it begins at most this many measurements before it; and so does a
+# gradient norm that stays above the median before it by this factor up to the spike, with single rows below.
+LEAD, NORM_LEAD = 100, 2.5
+# Fewer rows in which nothing changes do not say that nothing is learned.
+IDLE_ROWS = 20
+SPIKE = "spike"
+UNRECOVERED = ("stuck", "diverged")  # endings of a loss that did not come back
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
 LABELS: dict[str, dict[str, str]] = shipped.load(Path(__file__).with_name("kinds.yaml"))
 
 
 class WentBack(NamedTuple):
-    """Training went back from the last step of an attempt to an earlier one, perhaps at another learning rate."""
+    """Training went back from the last step of an attempt to an earlier one, at learning rates of that earlier step."""
 
     last: int
     step: int
@@ -78,6 +85,11 @@ class Log(NamedTuple):
     mantissa_bits: float = BF16
     went_back: WentBack | None = None
 
+    @property
+    def is_of_rewards(self) -> bool:
+        """Whether it is of reinforcement learning, where the loss says little and is in no unit."""
+        return of_rewards(self.columns)
+
 
 class Event(NamedTuple):
     """An alarm.
@@ -86,8 +98,8 @@ class Event(NamedTuple):
         run: name of the log.
         step: training step at which it begins.
         kind: a key of ``LABELS``, such as ``spike``, or ``level_COLUMN`` beyond a level, which is then the ``usual``
-            value; ``restart`` where training went back, with the learning rates before and after it as ``usual`` and
-            ``value``.
+            value; ``restart`` where training went back, with the learning rates that the first and the second
+            attempt have at this step as ``usual`` and ``value``.
         ending: ``recovered``, ``stuck``, ``diverged``, ``isolated``, ``anew``, ``stalled``, or ``none`` while there is
             none; see ``Rise``.
         end: the step of the ending; None without one.
@@ -117,24 +129,27 @@ def detect(
         levels: of columns, beyond which an alarm is wanted as well.
     """
     losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
+    if log.is_of_rewards:  # the loss is a means of a gradient, and tells nothing as long as it is a number
+        losses = [span for span in losses if not math.isfinite(log.columns["loss"][span.first])]
     spans = {
-        kind: list(find(log.columns[column]) if find else losses)
+        kind: list(_in_known_rows(find, log.columns[column]) if find else losses)
         for kind, (column, find) in (KINDS | WATCHED).items()
-        if column in log.columns
+        if column in log.columns and (find or kind == SPIKE)
     }
     spans |= {
         f"{LEVEL}{column}": list(_runs(level.passed(log.columns[column]), level.value))
         for column, level in levels.items()
         if column in log.columns
     }
+    spans |= dict(_of_rewards(log)) | {"nothing_learned": list(nothing_learned(log))}
     lost_n = ~np.isfinite(log.columns["loss"])
     overflows = spans.get("norm_not_finite", [])
     spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
     rows = {row for span in overflows for row in range(span.first, span.last + 1)}
     spans["gradient_spike"] = [span for span in spans.get("gradient_spike", []) if span.first not in rows]
-    warnings = sorted(span.first for kind, found in spans.items() if kind != "spike" for span in found)
+    warnings = [span.first for kind, found in spans.items() if kind != "spike" for span in found]
     events = [
-        (span.first, _event(log, kind, span, warnings if kind == "spike" else []))
+        (span.first, _event(log, kind, span, [*warnings, *norm_leads(log, span.first)] if kind == "spike" else []))
         for kind, found in spans.items()
         for span in found
     ]
@@ -145,6 +160,39 @@ def detect(
             (int(np.searchsorted(log.step_n, step)), Event(log.name, step, "restart", "none", None, lr, lr_before))
         )
     return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
+
+
+def _of_rewards(log: Log) -> Iterator[tuple[str, list[Span]]]:
+    """Falls of the reward and rises of the KL divergence, above or below their trend."""
+    if log.is_of_rewards and "reward" in log.columns:
+        spans = rises(log.step_n, -log.columns["reward"])
+        yield "reward_fall", [_without_loss(span)._replace(usual=-span.usual) for span in spans]
+    if log.is_of_rewards and "kl" in log.columns:
+        yield "kl_growth", [_without_loss(span) for span in rises(log.step_n, log.columns["kl"], may_grow=True)]
+
+
+def _without_loss(span: Span) -> Span:
+    """A span whose ending says nothing of a loss at initialization."""
+    return span._replace(ending="stuck") if span.ending in ("diverged", "anew") else span
+
+
+def nothing_learned(log: Log) -> Iterator[Span]:
+    """The whole of a log in which the loss never changes, or does not fall and the gradient or the rate is 0."""
+    loss_n = log.columns["loss"]
+    if len(loss_n) >= IDLE_ROWS and np.isfinite(loss_n).all() and constants(log):
+        yield Span(0, len(loss_n) - 1, float(loss_n[0]))
+
+
+def constants(log: Log) -> dict[str, float]:
+    """What shows by never changing that nothing is learned; a norm or rate of 0 may be rounded if the loss falls."""
+    loss_n = log.columns["loss"]
+    first, last = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
+    falls = float(np.median(first) - np.median(last)) > LEAST_RISE and not log.is_of_rewards
+    found = {"loss": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
+    for name in () if falls else ("grad_norm", "lr"):
+        known_n = log.columns[name][~np.isnan(log.columns[name])] if name in log.columns else np.ones(1)
+        found |= {name: 0.0} if len(known_n) and not known_n.any() else {}
+    return found
 
 
 def label_of(kind: str) -> str:
@@ -159,20 +207,46 @@ def column_of(kind: str) -> str:
 
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     values = log.columns[column_of(kind)][span.first : span.last + 1]
-    farthest = np.nanmin if kind.startswith(LEVEL) and np.nanmax(values) < span.usual else np.nanmax
+    is_below = kind == "reward_fall" or (kind.startswith(LEVEL) and np.nanmax(values) < span.usual)
+    farthest = np.nanmin if is_below else np.nanmax
     largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
     step = int(log.step_n[span.first])
-    lead = step - int(log.step_n[early[0]]) if early else None
+    lead = step - int(log.step_n[min(early)]) if early else None
     end = None if span.end is None else int(log.step_n[span.end])
     return Event(log.name, step, kind, span.ending, end, largest, span.usual, lead)
+
+
+def _in_known_rows(find: Callable[[Numbers], Iterator[Span]], value_n: Numbers) -> Iterator[Span]:
+    """What a detector finds, in the rows that have a value if these are fewer than half."""
+    known_n = np.flatnonzero(~np.isnan(value_n))
+    if 2 * len(known_n) >= len(value_n) or find is lasting_overflow:
+        yield from find(value_n)
+        return
+    for span in find(value_n[known_n]):
+        end = None if span.end is None else int(known_n[span.end])
+        yield span._replace(first=int(known_n[span.first]), last=int(known_n[span.last]), end=end)
+
+
+def norm_leads(log: Log, row: int) -> list[int]:
+    """The row from which on the gradient norm has risen by ``NORM_LEAD``, up to this row; empty if it has not."""
+    if "grad_norm" not in log.columns:
+        return []
+    norm_n = log.columns["grad_norm"][: row + 1]
+    has_risen_n = norm_n > NORM_LEAD * before(norm_n)[0]
+    first = row
+    while first and has_risen_n[max(0, first - 2) : first].any():
+        first -= 1 if has_risen_n[first - 1] else 2
+    return [first] if first < row else []
 
 
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
     """Gradient norms above ``GRADIENT_RISE`` times their running mean, which is frozen during an event."""
     mean, seen, first, last = math.nan, 0, -1, -1
+    largest = np.fmax.accumulate(np.concatenate([[-math.inf], norm_n]))
     for row, norm in enumerate(norm_n):
         high = seen >= FEWEST and not norm <= GRADIENT_RISE * mean
+        high = high or (FIRST_NORMS <= seen < FEWEST and GRADIENT_RISE * largest[row] < norm)
         if high and math.isnan(norm) and not np.isfinite(norm_n[row:]).any() and first < 0:
             return
         if high:
@@ -292,4 +366,7 @@ WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "router_collapse": ("expert_load_max", _lasts(lambda load_n: load_n > COLLAPSED_LOAD, 1.0)),
     "router_balance": ("router_balance", unbalanced),
     "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
+    "reward_fall": ("reward", None),  # and so are these, by the trend
+    "kl_growth": ("kl", None),
+    "nothing_learned": ("loss", None),
 }

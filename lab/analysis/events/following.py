@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.attempts import Column, log_of, table_of
-from lab.analysis.events.detectors import LEAD, Event, Log, detect
+from lab.analysis.events.attempts import Column, is_near, log_of, table_of
+from lab.analysis.events.detectors import LEAD, Event, Log, detect, norm_leads
 from lab.analysis.events.growing_log import open_log
 from lab.analysis.events.levels import Level
 from lab.analysis.events.log_reader import LOSS, Row
@@ -28,6 +29,7 @@ TAIL = 512
 # An alarm may be found up to this many rows after it began; it is new unless it was raised before.
 LATE = 110
 SPIKE = "spike"
+OPEN = ("none", "stuck", "diverged")  # endings after which a spike may recover
 CURSOR = "cursor.json"
 
 
@@ -45,9 +47,10 @@ class _Run:
         self.watch = TrendWatch()
         self.columns: dict[str, Column] = defaultdict(Column)
         self.first = -1  # the first step
+        self.offset = 0  # steps of earlier passes over the data, after each of which they begin anew
         self.rows = 0  # number of losses read
         self.last = -1  # step of the last one
-        self.open = -1  # step of the spike that was raised and has not ended
+        self.open = dict[str, str]()  # the last known ending of each raised spike that has not recovered, by its step
         self.warnings = list[int]()  # steps of the last alarms of other kinds
         self.again: int | None = None  # the first step that was written again
         self.is_renewed = False  # whether the next rows are in another file
@@ -55,7 +58,11 @@ class _Run:
     def add(self, rows: Iterable[Row]) -> Iterator[tuple[NDArray[np.int64], Numbers]]:
         """Keep measurements; yields the losses among them in pieces of increasing steps, for the trend."""
         steps, losses = list[int](), list[float]()
-        for row in rows:
+        for logged in rows:
+            if LOSS in logged.values and self._begins_pass(logged):
+                apart = self.last - self.columns[LOSS].steps[-2]
+                self.offset = self.last + apart - logged.step
+            row = logged._replace(step=logged.step + self.offset)
             for name, value in row.values.items():
                 column = self.columns[name]
                 column.rewind(row.step)
@@ -79,6 +86,11 @@ class _Run:
             self.first = row.step if self.first < 0 else self.first
             self.last, self.rows = row.step, self.rows + 1
         yield np.array(steps, dtype=np.int64), np.array(losses)
+
+    def _begins_pass(self, row: Row) -> bool:
+        """Whether steps begin anew with this row, and the loss goes on."""
+        begins_anew = row.step <= self.first and row.step + self.offset < self.last
+        return begins_anew and is_near(np.array(self.columns[LOSS].values), np.array([row.values[LOSS]]))
 
     def state(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("watch", "columns")}
@@ -190,14 +202,17 @@ class Follower:
         others = [event for event in detect(log, (), self.levels) if event.step >= since]
         new = [event for event in others if _key(event) not in self.raised]
         run.warnings = sorted({*run.warnings, *(event.step for event in new)})[-TAIL:]
+        rises = [rise for rise in rises if not (log.is_of_rewards and math.isfinite(rise.peak))]
         spikes = [_spike(log, rise, run.warnings) for rise in rises]
         for event in sorted([*new, *spikes], key=lambda each: each.step):
             if _key(event) not in self.raised:
-                run.open = event.step if event.kind == SPIKE and event.ending == "none" else run.open
+                if event.kind == SPIKE and event.ending in OPEN:
+                    run.open[str(event.step)] = event.ending
                 yield Alarm(event, log)
-            elif event.kind == SPIKE and event.step == run.open and event.ending != "none":
-                run.open = -1
+            elif event.kind == SPIKE and event.ending not in ("none", run.open.get(str(event.step), event.ending)):
+                run.open[str(event.step)] = event.ending
                 yield f"{shown} step {event.step}: loss spike {event.ending} at step {event.end}"
+        run.open = {step: ending for step, ending in run.open.items() if ending in OPEN}
 
     def _state(self) -> str:
         runs = {name: run.state() for name, run in self.runs.items()}
@@ -228,6 +243,7 @@ def _key(event: Event) -> tuple[str, str, int]:
 def _spike(log: Log, rise: Rise, warnings: list[int]) -> Event:
     row = int(np.searchsorted(log.step_n, rise.step))
     earliest = int(log.step_n[max(0, row - LEAD)])
-    early = [step for step in warnings if earliest <= step < rise.step]
-    lead = rise.step - early[0] if early else None
+    early = [*warnings, *(int(log.step_n[first]) for first in norm_leads(log, row))]
+    early = [step for step in early if earliest <= step < rise.step]
+    lead = rise.step - min(early) if early else None
     return Event(log.name, rise.step, SPIKE, rise.ending, rise.end_step, rise.peak, rise.usual, lead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +48,7 @@ def read_levels(path: Path) -> dict[str, Level]:
         if column not in COLUMNS:
             raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, COLUMNS)}")
         is_level = isinstance(entry, Mapping) and len(entry) == 1 and {*entry} <= {"above", "below"}
-        if not is_level or not all(type(value) in (int, float) for value in entry.values()):
+        if not is_level or not all(type(value) in (int, float) and math.isfinite(value) for value in entry.values()):
             raise RequestError(f'{path}: {column} takes {{"above": NUMBER}} or {{"below": NUMBER}}, not {entry!r}')
     pairs = {column: next(iter(entry.items())) for column, entry in content.items()}
     return {column: Level(float(value), side == "above") for column, (side, value) in pairs.items()}

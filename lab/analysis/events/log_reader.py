@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.text import listed
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
 from lab.records.table_files import flat, mapping_of, with_point, without_commas
@@ -29,10 +31,16 @@ LARGEST_LOSS = 1e30  # a loss beyond it is as good as infinite, and its square s
 _WORDS = shipped.load(Path(__file__).with_name("names.yaml"))
 NAMES: dict[str, list[str]] = _WORDS["columns"]
 UNITS: dict[str, str] = _WORDS["units"]
-WHOLE_NAMES, HELD_OUT, OTHERS, AVERAGES = (
-    frozenset(_WORDS[kind]) for kind in ("whole", "held_out", "others", "averages")
+WHOLE_NAMES, LAST_NAMES, HELD_OUT, OF_WHOLE, OTHERS, AVERAGES = (
+    frozenset(_WORDS[kind]) for kind in ("whole", "last", "held_out", "of_whole", "others", "averages")
 )
 FEWEST = 3  # a word that occurs in fewer lines does not recur
+RARE = 5  # and one that occurs in so many times fewer than another is a summary
+# How well names fit: those that end with a usual one; averages and parts of a loss; names that come last; and where
+# lines hold ``400/3000`` without a name.
+ENDING, SECOND, PART, LAST, PROGRESS_RANK = 100, 100, 200, 400, 500
+# Two of these measurements, or the first alone, are those of reinforcement learning.
+OF_REWARDS = ("reward", "kl", "entropy")
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
@@ -43,7 +51,8 @@ LONGEST_LINE = 2**20
 # The first line with a measurement must lie within this many bytes.
 LONGEST_PREAMBLE = 8 * files.MIB
 WAITING = 500  # lines with numbers after which the columns are chosen
-STATE = ("columns", "unit", "step", "in_one_line", "rank")  # what a reader keeps between two processes
+# What a reader keeps between two processes.
+STATE = ("columns", "unit", "step", "in_one_line", "has_held_out", "rank")
 MOST_NAMES = 10_000  # different names; a log with more holds no measurements
 
 ENDS = re.compile(r"[\r\n]")
@@ -53,13 +62,26 @@ NUMBER = re.compile(
     r"|(?:nan|inf(?:inity)?)(?![\w]))[A-Za-z%]*",
     re.IGNORECASE,
 )
-UNIT = re.compile(r"(?<=[\d.])[A-Za-z%]+$")
+UNIT = re.compile(r"(?<=[\d.])(?![kKMB]$)[A-Za-z]+$")
+ROUNDED = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))([kKMB])")
+THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 WORD_BEFORE = re.compile(
     r"([A-Za-z_][\w./@\-]*(?:\(\w+\))?(?:[ \t]+[A-Za-z_(][\w./@()\-]*){0,3})[\"'\s:=>]*(?:tensor\()?$"
 )
 SEPARATORS = re.compile(r"[|,;{}\[\]\t]")
 RANK = re.compile(r"(?:(?<![a-z])(?:local_|global_)?rank\W{0,3}|\[default)(\d+)", re.IGNORECASE)
-BAR = re.compile(r"\|\s*(\d+)/\d+ \[")
+# Steps of all steps, such as ``400/3000``, but no date or path; and a name before it that means a pass over the data.
+COUNT = r"\d{1,3}(?:,\d{3})+|\d+\.\d+[kKMB]|\d+[kKMB]?"
+PROGRESS = re.compile(rf"(?<![\w.,/-])({COUNT})\s*/\s*({COUNT})(?![\w/:]|[.,-]\d)")
+PASS = re.compile(r"epochs?\W*$|\bep\W*$", re.IGNORECASE)
+# A line of two numbers.
+PAIR = re.compile(r"\s*(\d+)(?:\s+|\s*[,;:|]\s*)([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf))\s*", re.I)
+HELD_OUT_WORD = re.compile(rf"(?<![\w./-])(?:{'|'.join(HELD_OUT - {'best', 'held'})})(?![\w./-])", re.IGNORECASE)
+# Lines of tables that hold no cells; and the vertical bars of other programs.
+RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
+VERTICAL = str.maketrans(dict.fromkeys("│┃║", "|"))
+IS_HELD_OUT = ""  # the name of a field that lines of held-out losses have
+LFS_POINTER = "version https://git-lfs.github.com/spec/"
 
 Fields = Mapping[str, Any]
 
@@ -82,6 +104,8 @@ def number(value: object) -> float | None:
         return None
     except ValueError:
         word = str(value).strip()
+        if rounded := ROUNDED.fullmatch(word):  # 1.2M
+            return round(float(rounded[1]) * THOUSANDS[rounded[2]], 3)
         return None if (plain := without_commas(word)) == word else float(plain)
 
 
@@ -92,22 +116,37 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^0-9a-z_]+", "_", words.lower()).rstrip("_")
 
 
+@lru_cache(maxsize=MOST_NAMES)
 def rank_of(column: str, name: str) -> int | None:
     """How well a name fits a column: 0 is best; None if it does not fit."""
     plain, usual = plain_name(name), NAMES[column]
     if plain in usual:
-        return usual.index(plain)
-    for place, ending in enumerate(usual):
-        if ending in WHOLE_NAMES or not plain.endswith(f"_{ending}"):
-            continue
+        return usual.index(plain) + (LAST if plain in LAST_NAMES else 0)
+    if column == STEP and is_progress(name):
+        return PROGRESS_RANK
+    endings = [ending for ending in usual if ending not in WHOLE_NAMES and plain.endswith(f"_{ending}")]
+    if endings:
+        ending = max(endings, key=len)
         rest = set(plain.removesuffix(ending).strip("_").split("_"))
         if rest & OTHERS or (rest & HELD_OUT and column not in ("val_loss", "clean_val_loss")):
             return None
-        return 100 + place + (100 if rest & AVERAGES else 0)
-    prefix = next((ending for ending in usual[:4] if plain.startswith(f"{ending}_")), None)
+        is_part = column == LOSS and not rest <= OF_WHOLE | AVERAGES
+        return ENDING + usual.index(ending) + (SECOND if rest & AVERAGES else 0) + (PART if is_part else 0)
+    prefix = next((ending for ending in usual if ending not in WHOLE_NAMES and plain.startswith(f"{ending}_")), None)
     if prefix and set(plain.removeprefix(prefix).strip("_").split("_")) <= AVERAGES:
-        return 250  # loss_avg
+        return ENDING + len(usual) + SECOND  # loss_avg
     return None
+
+
+def is_progress(name: str) -> bool:
+    """Whether a name stands for the first number of ``400/3000``."""
+    return name.startswith("N/")
+
+
+def is_part(name: str) -> bool:
+    """Whether a loss may be one of several parts of the loss of training."""
+    rank = rank_of(LOSS, name)
+    return rank is not None and rank >= ENDING + PART
 
 
 def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -125,6 +164,12 @@ def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, s
     if has_experts and is_open and found.get("log_z_square") == "z_loss":
         found["router_z"] = found.pop("log_z_square")  # so Megatron-LM calls the z-loss of its routers
     return found | {name: name for name in names if re.fullmatch(rf"{MICRO_BATCH}\d+", name)}
+
+
+def of_rewards(columns: Container[str]) -> bool:
+    """Whether columns are those of reinforcement learning, where the loss says little and is in no unit."""
+    known = [name in columns for name in OF_REWARDS]
+    return known[0] or sum(known) > 1
 
 
 def given_columns(text: str) -> dict[str, str]:
@@ -163,16 +208,47 @@ def fields_of(line: str) -> Fields:
     text = line[line.find("{") :].rstrip()
     if text.startswith("{") and text.endswith("}"):
         with contextlib.suppress(ValueError):
-            return dict(flat(mapping_of(text), "/"))
-    fields, end = dict[str, Any](), 0
+            return _with_words(dict(flat(mapping_of(text), "/")), line[: line.find("{")])
+    if pair := PAIR.fullmatch(line):
+        return {"first number": pair[1], "second number": pair[2]}
+    fields, end, loss_at = dict[str, Any](), 0, 0
     for match in NUMBER.finditer(line):
         gap = SEPARATORS.split(line[max(end, match.start() - 80) : match.start()])[-1]
         end = match.end()
-        if word := WORD_BEFORE.search(gap):
+        if (word := WORD_BEFORE.search(gap)) and not match[0].endswith("%"):
             fields.setdefault(word[1], UNIT.sub("", match[0]))
-    if "progress_bar" not in fields and (bar := BAR.search(line)):
-        fields["progress_bar"] = bar[1]
-    return fields
+            loss_at = loss_at or (match.start() if rank_of(LOSS, word[1]) is not None else 0)
+    if "/" in line:
+        fields |= _progress(line)
+    return fields | _held_out(line[:loss_at])
+
+
+def _progress(text: str) -> dict[str, Any]:
+    """The first number of each ``400/3000`` in a text, but not of passes over the data."""
+    found = dict[str, Any]()
+    for match in PROGRESS.finditer(text):
+        done, whole = number(match[1]), number(match[2])
+        if done is not None and whole and done <= whole and not PASS.search(text[: match.start()]):
+            found[f"N/{whole:g}" if whole < 1e6 else f"N/{int(whole)}"] = done
+    return found
+
+
+def _held_out(text: str) -> dict[str, Any]:
+    """A field that says that a line is of held-out losses, if the text before its loss does."""
+    return {IS_HELD_OUT: True} if HELD_OUT_WORD.search(text) and "train" not in text.lower() else {}
+
+
+def _with_words(fields: Fields, before: str = "") -> Fields:
+    """Fields, some of whose values are text, with the numbers and words in it."""
+    more = dict[str, Any](_held_out(before))
+    for name, value in fields.items():
+        if isinstance(value, str):
+            if PROGRESS.fullmatch(value.strip()) and (progress := _progress(value)):
+                more |= progress
+                more[name] = next(iter(progress.values()))
+            if value.strip().lower() in HELD_OUT:
+                more[IS_HELD_OUT] = True
+    return {**fields, **more} if more else fields
 
 
 class Table(NamedTuple):
@@ -182,9 +258,10 @@ class Table(NamedTuple):
     names: list[str]
 
     def cells(self, line: str) -> list[str]:
-        if '"' not in line:
-            return line.split(self.separator)
-        return next(csv.reader([line], delimiter=self.separator), [])
+        cells = (
+            line.split(self.separator) if '"' not in line else next(csv.reader([line], delimiter=self.separator), [])
+        )
+        return list(map(str.strip, cells)) if self.separator == "|" else cells
 
     def fields(self, line: str) -> Iterator[tuple[str, Fields]]:
         """The cells of a row by name, for each run in it."""
@@ -200,9 +277,9 @@ class Table(NamedTuple):
             if not metric.endswith(EXTREMES):
                 runs.setdefault(run, {})[metric] = cell
         for run, fields in runs.items():
-            yield run, shared | fields
+            yield run, _with_words(shared | fields)
         if not runs:
-            yield "", shared
+            yield "", _with_words(shared)
 
 
 def table_of(line: str) -> Table | None:
@@ -237,16 +314,18 @@ class LogReader:
         self.header = ""  # the line before, which may be one of names
         self.step = -1  # of the rows to come
         self.in_one_line = False  # whether the step stands in the lines of losses, and not in one before them
+        self.has_held_out = False  # whether lines that say so hold losses of held-out text, since others do not say so
         self.rank: str | None = None  # of several processes that write into one log, the one that is read
         self.names = dict[str, None]()
         self.dropped = Counter[str]()
-        self.first = ""  # the first line that is not empty
+        self.first, self.lines = "", 0  # the first line that is not empty, and how many there are
         self.waiting = list[tuple[str, Fields]]()
 
     def read_lines(self, text: str) -> list[Row]:
         """The rows that are complete with these lines; a carriage return ends one, too, since bars are drawn so."""
         lines = list(filter(None, ENDS.split(text)))
-        rows = None if '"' in text or "\x1b" in text else self._numeric_rows(lines)
+        is_plain = '"' not in text and "\x1b" not in text and not HELD_OUT_WORD.search(text)
+        rows = self._numeric_rows(lines) if is_plain else None
         return [row for line in lines for row in self.read(line)] if rows is None else rows
 
     def _numeric_rows(self, lines: Sequence[str]) -> list[Row] | None:
@@ -271,10 +350,10 @@ class LogReader:
 
     def read(self, line: str) -> list[Row]:
         """The rows that are complete with this line; none if it holds no measurement."""
-        line = ESCAPES.sub("", line).rstrip("\r\n")
-        if not line.strip():
+        line = ESCAPES.sub("", line).rstrip("\r\n").translate(VERTICAL)
+        if RULE.fullmatch(line) or not line:
             return []
-        self.first = self.first or line
+        self.first, self.lines = self.first or line, self.lines + 1
         if self.table is None:
             self.table = self._begun_table(line)
             self.header = line
@@ -339,10 +418,16 @@ class LogReader:
             return []
         steps = self._candidates(STEP, self._counts)
         beside = {name for _, fields in self.waiting for name in fields if any(step in fields for step in steps)}
-        losses = self._candidates(LOSS, lambda name: name in beside or self._varies(name))
+        losses = self._losses(beside)
         if not losses or any(column not in usual_columns(self.names, self.given) for column in self.given):
             return []
-        with_loss = [fields for _, fields in self.waiting if losses[0] in fields]
+        with_loss = [
+            fields
+            for _, fields in self.waiting
+            if losses[0] in fields and not (self.has_held_out and IS_HELD_OUT in fields)
+        ]
+        if steps and is_progress(steps[0]):  # of bars of training and evaluation, the one beside the loss
+            steps.sort(key=lambda step: -sum(step in fields for fields in with_loss))
         self.in_one_line = bool(steps) and 2 * sum(steps[0] in fields for fields in with_loss) > len(with_loss)
         of_rows = [fields for _, fields in self.waiting if not self.in_one_line or steps[0] in fields]
         names = [name for name in self.names if any(name in fields for fields in of_rows)]
@@ -353,9 +438,33 @@ class LogReader:
         waiting, self.waiting = self.waiting, []
         return [row for run, fields in waiting for row in self._rows(fields, run)]
 
+    def _losses(self, beside: Container[str]) -> list[str]:
+        """The names of losses, the best first; none if the best is one of several parts.
+
+        ``beside`` are the names in lines with a step.
+        """
+        self.has_held_out = False
+        every = self._candidates(LOSS, lambda name: name in beside or self._varies(name))
+        told = [
+            fields for _, fields in self.waiting if IS_HELD_OUT not in fields and any(map(fields.__contains__, every))
+        ]
+        self.has_held_out = len(told) >= FEWEST
+        losses = self._candidates(LOSS, lambda name: name in beside or self._varies(name))
+        losses = losses or [name for name in self._candidates(LOSS, bool) if len(self._values(name)) >= RARE * FEWEST]
+        if losses and plain_name(losses[0]) == "second_number" and 2 * len(self._values(losses[0])) < self.lines:
+            return []
+        return [] if self._parts(losses) else losses
+
+    def _parts(self, losses: Sequence[str]) -> list[str]:
+        """The losses of which none is known to be the whole, of training that is no reinforcement learning."""
+        if LOSS in self.given or len(losses) < 2 or not is_part(losses[0]) or of_rewards(usual_columns(self.names, {})):
+            return []
+        return list(losses)
+
     def _values(self, name: str) -> list[float]:
-        found = (number(fields.get(name)) for _, fields in self.waiting)
-        return [value for value in found if value is not None]
+        is_loss = self.has_held_out and rank_of(LOSS, name) is not None
+        some = (fields for _, fields in self.waiting if not (is_loss and IS_HELD_OUT in fields))
+        return [value for fields in some if (value := number(fields.get(name))) is not None]
 
     def _candidates(self, column: str, is_one: Callable[[str], bool]) -> list[str]:
         """The names of a column that recur, the best first."""
@@ -363,17 +472,33 @@ class LogReader:
             return [name for name in self.names if self.given[column] in (name, plain_name(name))][:1]
         ranks = [(rank, name) for name in self.names if (rank := rank_of(column, name)) is not None]
         found = {name: len(self._values(name)) for _, name in sorted(ranks) if is_one(name)}
-        return [name for name, count in found.items() if count >= FEWEST and max(found.values()) <= 5 * count]
+        often = max(found.values(), default=0) / RARE
+        return [
+            name for name, count in found.items() if count >= FEWEST and (count >= often or self._may_be_rare(name))
+        ]
+
+    def _may_be_rare(self, name: str) -> bool:
+        """Whether it is a bar, or said to be of training and in lines of several steps, unlike that of a summary."""
+        if is_progress(name):
+            return True
+        if not {"train", "training"} & {*plain_name(name).split("_")}:
+            return False
+        steps = [step for step in self.names if rank_of(STEP, step) is not None]
+        known = {
+            (step, fields[step]) for _, fields in self.waiting if name in fields for step in steps if step in fields
+        }
+        return any(sum(each == step for each, _ in known) >= FEWEST for step in steps)
 
     def _varies(self, name: str) -> bool:
         values = self._values(name)
         return len(set(values)) > 1 or not all(map(math.isfinite, values))
 
     def _counts(self, name: str) -> bool:
-        """Whether the values are whole numbers that change."""
+        """Whether the values are whole numbers that change, those of a bar from line to line."""
         values = self._values(name)
         whole = sum(0 <= value <= LARGEST_STEP and value == int(value) for value in values if math.isfinite(value))
-        return len(set(values)) > 1 and whole >= 0.9 * len(values)
+        changes = sum(a != b for a, b in itertools.pairwise(values))
+        return changes > (len(values) / 2 if is_progress(name) else 0) and whole >= 0.9 * len(values)
 
     def _unit_of_loss(self) -> str:
         """The unit of the loss, by its name, or by a perplexity beside it."""
@@ -390,6 +515,8 @@ class LogReader:
         for column, name in self.columns.items():
             if column != STEP and (value := number(fields.get(name))) is not None:
                 values[column] = self._in_nats(value) if column == LOSS else value
+        if self.has_held_out and IS_HELD_OUT in fields and LOSS in values:
+            values = {"val_loss": values[LOSS]} | {name: value for name, value in values.items() if name == "val_loss"}
         if STEP in self.columns:
             text = fields.get(self.columns[STEP])
             step = number(text)
@@ -415,10 +542,16 @@ class LogReader:
 
     def chosen(self) -> str:
         """Which names were taken for the step, the loss and the others, and in which unit the loss is."""
-        step = f"step '{self.columns[STEP]}'" if STEP in self.columns else "no step, so that rows count"
-        others = [f"{column} '{self.columns[column]}'" for column in ("grad_norm", "lr") if column in self.columns]
-        unit = self.unit if self.unit == "nats" else f"{self.unit}, converted to nats"
-        return ", ".join([step, f"loss '{self.columns[LOSS]}' in {unit}", *others])
+        step = f"step {self.columns[STEP]!r}" if STEP in self.columns else "no step, so that rows count"
+        shown = ("grad_norm", "lr", *OF_REWARDS)
+        others = [f"{column} '{self.columns[column]}'" for column in shown if column in self.columns]
+        unit = f" in {self.unit}" if self.unit == "nats" else f" in {self.unit}, converted to nats"
+        if of_rewards(self.columns):
+            unit = " of reinforcement learning, judged only where it is not finite"
+        return ", ".join([step, f"loss '{self.columns[LOSS]}'{unit}", *others])
+
+    def _rank_of_loss(self, name: str) -> int:
+        return rank_of(LOSS, name) or 0
 
     def fault(self) -> str:
         """The reason why the lines held no row."""
@@ -426,10 +559,18 @@ class LogReader:
             return "has no row with a step and a loss"
         if not self.first:
             return "is empty"
+        if self.first.startswith(LFS_POINTER):
+            return "is a pointer of Git LFS and not the log; git lfs pull fetches what it points to"
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:
             return missing_column(wanted[0], self.names, self.given)
-        losses = [name for name in self.names if rank_of(LOSS, name) is not None]
+        losses = sorted((name for name in self.names if rank_of(LOSS, name) is not None), key=self._rank_of_loss)
+        if parts := self._parts([name for name in losses if len(self._values(name)) >= FEWEST]):
+            return f"has several losses and no total, {listed(parts)}; --columns loss=COLUMN names the one to judge"
+        if losses and len(self._values(losses[0])) == 1:
+            return (
+                f"holds a single row with {losses[0]!r}, as the summary of a run does; a log has {FEWEST} rows or more"
+            )
         if losses:
             words = [str(fields[losses[0]]) for _, fields in self.waiting if losses[0] in fields]
             odd = next((f": {word!r} is none{hint}" for word in words if (hint := with_point(word))), "")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lab.analysis.events import event_logs
+from lab.analysis.events import event_logs, mlflow_logs
 from lab.analysis.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from lab.analysis.events.detectors import Log
 from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row
@@ -47,7 +47,7 @@ class Logs(NamedTuple):
 
 
 def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Logs:
-    """Read the runs of a results folder, a log of another program, a folder of logs, or of TensorBoard's event files.
+    """Read the runs of a results folder, a log of another program, or a folder of logs, of event files, or of MLflow.
 
     A log may be compressed by gzip, or come from standard input, ``-``.
 
@@ -65,6 +65,8 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
         return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
     if (path.is_dir() and event_logs.runs_of(path)) or event_logs.is_event_file(path):
         return _logs(path.name, event_logs.read_rows(path, given), bits)
+    if path.is_dir() and mlflow_logs.runs_of(path):
+        return _logs(path.name, mlflow_logs.read_rows(path, given), bits)
     if path.is_dir():
         return _folder(path, given, bits)
     if str(path) == STANDARD_INPUT:

@@ -162,6 +162,7 @@ APART = 3
 # The gap is judged over the last so many of the rows that count, since early in training it changes with the loss.
 JUDGED = 0.5
 FEWEST_ROWS = 16  # judged; fewer have no interval
+FEWEST_OF_ONE_SIGN = 6  # rows of a gap; of fewer, chance makes all of one sign too often
 LEVEL, POWER = 0.95, 0.80  # of intervals, and with which the smallest gap is seen
 # Losses are equal if they differ by less than this share of the loss: what DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # kept between fp8 and bf16.
@@ -203,6 +204,7 @@ class Gap(NamedTuple):
         freedom: degrees of freedom of Student's t.
         lasting: rows over which a miss of the line lasts; 1 for white noise.
         margin: the losses are equal if they differ by less.
+        is_of_one_sign: whether all judged rows of the gap have the same sign.
     """
 
     is_paired: bool
@@ -217,6 +219,7 @@ class Gap(NamedTuple):
     freedom: int
     lasting: float
     margin: float
+    is_of_one_sign: bool = False
 
     def half_width(self, level: float = LEVEL) -> float:
         """Half the width of the interval of the mean."""
@@ -258,13 +261,14 @@ class Gap(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``growing gap``, ``shrinking gap``, ``constant gap`` or ``open``.
+        """``equal``, ``growing gap``, ``shrinking gap``, ``constant gap``, ``gap of one sign`` or ``open``.
 
         A gap is constant if it is told from none, and its change is, by two one-sided tests at 5 %, less than half of
-        it or than the margin.
+        it or than the margin. One without an interval is decided if it has the same sign in all judged rows.
         """
         if math.isnan(self.error) or self.wanders:
-            return "open"
+            is_decided = self.is_of_one_sign and self.rows >= FEWEST_OF_ONE_SIGN and abs(self.mean) > self.margin
+            return "gap of one sign" if is_decided else "open"
         if self.equal_within < self.margin:
             return "equal"
         if abs(self.change) > self.change_half_width():
@@ -380,9 +384,10 @@ def line_of(
     calm_n = ~spiking(events, step_n[begin:]) & ~bumping(gap_n)[begin:]
     step_n, gap_n = step_n[begin:][calm_n], gap_n[begin:][calm_n]
     rows, left_out = len(step_n), int((~calm_n).sum())
+    one_sign = rows > 0 and bool((gap_n > 0).all() or (gap_n < 0).all())
     if rows < FEWEST_ROWS:
         mean, none = float(gap_n.mean()) if rows else math.nan, math.nan
-        return Gap(is_paired, first, last, rows, left_out, mean, none, none, none, LEAST_SHAPES, none, margin)
+        return Gap(is_paired, first, last, rows, left_out, mean, none, none, none, LEAST_SHAPES, none, margin, one_sign)
     mean = float(gap_n.mean())
     x_n = step_n - step_n.mean()
     slope = float(x_n @ gap_n / (x_n @ x_n))
@@ -395,7 +400,8 @@ def line_of(
     error, slope_error = deviation / math.sqrt(rows), deviation / math.sqrt(float(x_n @ x_n))
     span = last - first
     change, change_error = slope * span, slope_error * span
-    return Gap(is_paired, first, last, rows, left_out, mean, error, change, change_error, shapes, lasting, margin)
+    found = (mean, error, change, change_error, shapes, lasting, margin, one_sign)
+    return Gap(is_paired, first, last, rows, left_out, *found)
 
 
 def _lasting(miss_n: Numbers) -> float:

@@ -16,7 +16,7 @@ import lab.analysis.forecast.sizes as sizes
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, finite, format_value, listed, plain_text
+from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records import run_table
 from lab.records.store import Records
@@ -68,7 +68,10 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
         RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
     if run_table.is_imported(records):
-        found = list(_of_table(records, size, window or WINDOW))
+        if not (found := list(_of_table(records, size, window or WINDOW))):
+            raise RequestError(
+                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by"
+            )
     elif window:
         raise RequestError(NO_WINDOW)
     else:
@@ -126,11 +129,17 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
     return between
 
 
-def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: int) -> list[str]:
-    """What the forecasts say at a size, as lines of text."""
+def lines_of(
+    found: list[AtSize], size: float, lr: float | None, line_length: int, axis: Axis, public: Crossing = UNKNOWN
+) -> list[str]:
+    """What the forecasts of curves along an axis say at a size, as lines of text.
+
+    Args:
+        public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
+    """
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
-    place = f"{count(size)} parameters" + (f" and learning rate {format_value(lr)}" if lr else "")
+    place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
     beyond = (
         f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {fits.ABOUT['not_covered']}"
         if decades > 0
@@ -139,19 +148,30 @@ def lines_of(found: list[AtSize], size: float, lr: float | None, line_length: in
     lines = textwrap.wrap(f"At {place}, {'an extrapolation ' if decades > 0 else ''}{beyond}", line_length)
     for quantity in dict.fromkeys(row.quantity for row in found):
         rows = [row for row in found if row.quantity == quantity]
-        lines += ["", quantity, *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
+        lines += ["", sizes.named(quantity, axis), *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
+    if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
+        sentence = (
+            "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "
+            f"rate of {_with_ends(public)}. The forecast above holds for the tokens and the steps of this folder."
+        )
+        lines += ["", *textwrap.wrap(sentence, line_length)]
     if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
         low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
+        arms = dict.fromkeys(row.arm for row in outside)
         lines += [
             "",
             *textwrap.wrap(
                 f"Learning rate {format_value(lr or 0)} is beyond those that ran, {format_value(low)} to "
-                f"{format_value(high)}, so no value is given for {listed(dict.fromkeys(row.arm for row in outside))}; "
-                "train some runs there.",
+                f"{format_value(high)}, so no value is given for {listed(few(arms))}; train some runs there.",
                 line_length,
             ),
         ]
     return lines
+
+
+def _foretells_failing(row: AtSize) -> bool:
+    """Whether it says from which learning rate runs of the size are unstable."""
+    return row.quantity == sizes.ETA_DIV or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
 
 
 def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
@@ -175,8 +195,12 @@ def _with_ends(value: Crossing) -> str:
     return f"{value.middle:.3g}{ends}"
 
 
-def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, Any]]:
-    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach."""
+def plain(found: list[AtSize], size: float, lr: float | None, public: Crossing = UNKNOWN) -> list[dict[str, Any]]:
+    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach.
+
+    Args:
+        public: from which learning rate public runs of this size fail.
+    """
     return [
         {
             "quantity": row.quantity,
@@ -193,6 +217,7 @@ def plain(found: list[AtSize], size: float, lr: float | None) -> list[dict[str, 
             "decades_left": row.decades_left.plain,
             "fails_from_lr": row.fails_from_lr.plain,
             "fails_from_size": row.fails_from_size.plain,
+            "public_runs_fail_from_lr": (public if _foretells_failing(row) else UNKNOWN).plain,
         }
         for row in found
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,21 +16,34 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.curves import configs, differing, setting_name
 from lab.analysis.grouping import arm_labels
-from lab.analysis.sensitivity import capped, optima
+from lab.analysis.sensitivity import LOST, capped, optima
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
-from lab.analysis.text import count, format_value
+from lab.analysis.text import LEARNING_RATE, Axis, count, format_value, listed
+from lab.records import run_table
 from lab.records.store import Records
 
-TRANSFER, LAW = "Does the best learning rate transfer?", "Law of the best learning rate"
+TRANSFER, LAW = "Does the best {axis.name} transfer?", "Law of the best {axis.name}"
 FEWEST_SPARE = 2  # curves beyond the coefficients of a law
+# A number follows from others if so small a share of its spread, in logarithms, is its own: its exponent would be ten
+# times less certain than if it varied by itself. Spreads smaller than ``CONSTANT`` are rounding errors.
+LEAST_SHARE, CONSTANT = 0.1, 1e-6
+STEPS = "steps"
+SAME_RATE = 1e-6  # decades between learning rates that are one
 
 
-def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
+class Law(NamedTuple):
+    """The law of the best learning rate of an arm in words; without exponents it says why there is none."""
+
+    text: str
+    has_exponents: bool
+
+
+def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
     """The laws of the best learning rate, of arms in which two or more numbers vary, model size among them.
 
     Each is a power law with the 95 % intervals of its exponents, the number of curves of all seeds that were fitted,
-    how many were left out since their best learning rate is at an end of the grid, and the residual standard deviation
-    as a factor.
+    how many were left out since their best learning rate is at an end of the grid, the residual standard deviation as a
+    factor, and the numbers that follow from the others, which have no exponent of their own.
 
     Args:
         records: imported records.
@@ -39,33 +53,41 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[str]:
     curve_of_run, curves = configs(cards)
     values = {key: [curve[key] for curve in curves.values()] for key in differing(list(curves.values()))}
     names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
-    numbers = {
-        setting_name(key, names): dict(zip(cards["id"], (curves[curve][key] for curve in curve_of_run), strict=True))
-        for key in names
-    }
-    table = points.assign(**{name: points["id"].map(values).astype(float) for name, values in numbers.items()})
-    arms = table.groupby(table["id"].map(arm_labels(records.runs, names)), sort=False)
-    laws = {str(arm): _law(runs, ["size", *numbers]) for arm, runs in arms}
-    return [f"{arm}: {law}" if len(laws) > 1 else law for arm, law in laws.items() if law]
+    names.sort(key=lambda name: name == STEPS)  # they follow from tokens and batch, rather than these from them
+    settings = pd.DataFrame([curves[curve] for curve in curve_of_run], cards["id"])[names]
+    derived = [name for name in map(str, cards) if name.startswith(f"{run_table.DERIVED}.") and (cards[name] > 0).all()]
+    numbers = pd.concat([settings, cards.set_index("id")[derived]], axis=1).astype(float).loc[points["id"]]
+    every = [*names, *derived]
+    numbers = numbers.set_axis([setting_name(key, every) for key in every], axis=1).set_axis(points.index)
+    numbers.insert(0, "size", points["size"], allow_duplicates=True)
+    known = run_table.followed(records)
+    arms = points.groupby(points["id"].map(arm_labels(records.runs, names)), sort=False)
+    laws = {str(arm): law for arm, runs in arms if (law := _law(runs, numbers.loc[runs.index], known))}
+    return [law._replace(text=f"{arm}: {law.text}") if len(arms) > 1 else law for arm, law in laws.items()]
 
 
-def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
-    """The law of one arm; empty if fewer than two numbers vary independently, or too few curves have an optimum."""
+def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law | None:
+    """The law of one arm; None if only one number varies, or too few curves have an optimum.
+
+    The ``numbers`` of each run have a column each. Those ``known`` follow from others, as the import has said already.
+    """
+    names = list(map(str, numbers))
     seeds = runs.groupby(["curve", "seed"], sort=False)
     best = optima(runs)["best_lr_fine"].to_numpy()
     ends = seeds["lr"].agg(["min", "max"]).to_numpy()
     is_inner = (best > ends[:, 0]) & (best < ends[:, 1])
-    chosen: list[str] = []
-    logs = np.log10(seeds[list(names)].first().to_numpy())[is_inner]
-    columns = [np.ones(len(logs))]
-    for position, name in enumerate(names):
-        if np.linalg.matrix_rank(np.stack([*columns, logs[:, position]], axis=1)) > len(columns):
-            columns.append(logs[:, position])
-            chosen.append(name)
-    spare = len(logs) - len(columns)
-    if len(chosen) < 2 or spare < FEWEST_SPARE:
-        return ""
-    x_nk, y_n = np.stack(columns, axis=1), np.log10(best[is_inner])
+    first = [rows[0] for rows in seeds.indices.values()]
+    logs = np.log10(numbers.to_numpy(dtype=float)[first])[is_inner]
+    places, follow = independent(logs, names)
+    chosen = [names[place] for place in places]
+    spare = len(logs) - len(chosen) - 1
+    if spare < FEWEST_SPARE or len(chosen) < 2 - bool(follow):
+        return None
+    left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
+    if len(chosen) < 2:
+        return Law(f"none, since only {listed(chosen)} varies by itself; {left_out}", False)
+    x_nk = np.column_stack([np.ones(len(logs)), logs[:, places]])
+    y_n = np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
     variance = float(((y_n - x_nk @ fitted_k) ** 2).sum()) / spare
     errors_k = np.sqrt(variance * np.diag(np.linalg.inv(x_nk.T @ x_nk)))
@@ -74,12 +96,40 @@ def _law(runs: pd.DataFrame, names: Sequence[str]) -> str:
         f"{name}^{power:.2f} [{power - half:.2f}, {power + half:.2f}]"
         for name, power, half in zip(chosen, fitted_k[1:], half_k[1:], strict=True)
     ]
-    left_out = f", {(~is_inner).sum()} left out" if not is_inner.all() else ""
-    scatter = 10 ** math.sqrt(variance)
-    return f"{' '.join(powers)}, from {len(logs)} curves{left_out}; they scatter by a factor of {scatter:.2f}"
+    at_ends = f", {(~is_inner).sum()} left out" if not is_inner.all() else ""
+    scatter = f"they scatter by a factor of {10 ** math.sqrt(variance):.2f}"
+    fitted = f"{' '.join(powers)}, from {len(logs)} curves{at_ends}"
+    return Law("; ".join(filter(None, [fitted, scatter, left_out])), True)
 
 
-def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
+def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Tell columns that vary by themselves from those that follow from earlier ones.
+
+    Args:
+        logs: a row per curve, a column per name, in log10.
+        names: of the columns; the first of those that vary together varies by itself.
+
+    Returns:
+        The places of the former, and the names of the latter with what they follow from: ``steps (from tokens and
+        batch)``.
+    """
+    chosen, follow = list[int](), list[str]()
+    centred = logs - logs.mean(axis=0) if len(logs) else logs
+    for place, column in enumerate(centred.T):
+        before = centred[:, chosen]
+        weights = np.linalg.lstsq(before, column, rcond=None)[0]
+        if np.abs(column).max(initial=0) < CONSTANT:
+            continue
+        if np.linalg.norm(column - before @ weights) < LEAST_SHARE * np.linalg.norm(column):
+            parts = np.linalg.norm(before * weights, axis=0) / np.linalg.norm(column)
+            sources = [names[other] for other, part in zip(chosen, parts, strict=True) if part > LEAST_SHARE]
+            follow.append(f"{names[place]} (from {listed(sources)})")
+        else:
+            chosen.append(place)
+    return chosen, follow
+
+
+def transfer_table(points: pd.DataFrame, axis: Axis = LEARNING_RATE) -> pd.DataFrame:
     """What happens if the best learning rate of the smallest size of an arm is used at its largest.
 
     A row for each arm with two sizes or more and three learning rates that both ends ran. A shift is that of log10 of
@@ -108,10 +158,10 @@ def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
                 "arm": str(arm),
                 "from": count(sizes[0]),
                 "to": count(sizes[1]),
-                "best LR": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
+                f"best {axis.short}": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
                 "shift in steps": f"{'at least ' if at_edge else ''}{shift.mean / step:+.2f}",
                 "could have seen": f"{unseen:.2f}",
-                "cost": cost.bare,
+                "cost": cost.bare if cost.n else "unknown",
                 "n": cost.n,
             }
         )
@@ -119,7 +169,18 @@ def transfer_table(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cost(curve: pd.DataFrame, log_lr: float) -> float:
-    """The loss at a learning rate minus the lowest on the curve of a seed, read between points in log LR."""
+    """The loss at a learning rate minus the lowest on the curve of a seed, read between points in log LR.
+
+    NaN where nothing tells it: beyond the learning rates that ran, beside one that diverged, and where the loss rises
+    by more than ``LOST`` from one learning rate to the next, since it may do so anywhere between them.
+    """
     curve = curve.sort_values("lr")
-    loss = capped(curve)
-    return float(np.interp(log_lr, np.log10(curve["lr"]), loss) - loss.min()) if not math.isnan(log_lr) else math.nan
+    log_lrs, loss, outcomes = np.log10(curve["lr"].to_numpy()), capped(curve), curve["outcome"].tolist()
+    right = int(np.searchsorted(log_lrs, log_lr - SAME_RATE))  # the first that is as high, NaN being the highest
+    if right == len(loss):
+        return math.nan
+    left = right if log_lrs[right] <= log_lr + SAME_RATE else right - 1
+    beside = slice(left, right + 1)
+    if left < 0 or "diverged" in outcomes[beside] or np.ptp(loss[beside]) > LOST:
+        return math.nan
+    return float(np.interp(log_lr, log_lrs, loss) - loss.min())

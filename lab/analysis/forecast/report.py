@@ -22,7 +22,7 @@ from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, finite, format_value, listed, plain_text
+from lab.analysis.text import count, few, finite, format_value, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import run_table
@@ -141,7 +141,7 @@ def say(records: Records) -> list[str]:
         raise errors[0]
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
-        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(not_fitted)}.", LINE_LENGTH), ""]
+        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(few(not_fitted))}.", LINE_LENGTH), ""]
     return [*lines, *textwrap.wrap(fits.ABOUT["trends"], LINE_LENGTH)]
 
 

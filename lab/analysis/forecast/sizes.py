@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +14,13 @@ import pandas as pd
 
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.optimum as optimum
-from lab.analysis.curves import axis_name, points
+from lab.analysis.curves import named_axis, points
 from lab.analysis.forecast.fits import Line, slope_text
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
-from lab.analysis.text import count, in_terms_of, listed, plain_text
+from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text
 from lab.core.errors import RequestError
+from lab.records.run_table import UNKNOWN_SIZE
 from lab.records.store import Records
 
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
@@ -91,36 +91,52 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
     Raises:
         RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
     """
-    observed = observe(records, window)
+    observed, axis = observe(records, window), named_axis(records.runs)
     lines, scored = [], False
     for quantity in (LR, SENSITIVITY, ETA_DIV):
         forecasts = _forecasts(observed, quantity)
-        over = f", over learning rates from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
-        lines.append(f"{quantity}{over}")
-        lines += plain_text(pd.DataFrame(starmap(_row, forecasts.items()))) if forecasts else []
-        for sentence in _cautions(quantity, observed, forecasts):
+        over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
+        lines.append(f"{named(quantity, axis)}{over}")
+        largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
+        rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
+        lines += plain_text(pd.DataFrame(rows)) if rows else []
+        for sentence in _cautions(quantity, axis, observed, forecasts):
             lines += textwrap.wrap(sentence, line_length)
         lines.append("")
         scored |= bool(forecasts)
     place = _place_of_optimum(records, line_length)
     if not scored:
-        sizes = listed(map(count, sorted(observed["size"].unique())))
-        why = f"no arm has a value at {FEWEST_SIZES} sizes ({sizes} parameters), one of them to score it by"
+        sizes = sorted(observed["size"].unique())
+        given = (
+            f"{listed(few(map(count, sizes)))} parameters"
+            if sizes != [UNKNOWN_SIZE]
+            else "lab import --size names them"
+        )
+        why = f"no arm has a value at {FEWEST_SIZES} sizes ({given}), one of them to score it by"
         if not place:
             raise RequestError(f"no forecast: {why}")
         lines = [f"No forecast: {why}."]
     legend = textwrap.wrap(fits.ABOUT["sizes"], line_length) if scored else []
-    return [in_terms_of(axis_name(records.runs), line) for line in [*lines, *legend, *place]]
+    return [*lines, *legend, *place]
 
 
 def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     """Whether the best learning rate transfers, and its law, as lines; empty if neither can be told."""
-    ended, lines = judge(points(records.runs)), list[str]()
-    if len(table := optimum.transfer_table(ended)):
-        lines += ["", optimum.TRANSFER, *plain_text(table), *textwrap.wrap(fits.ABOUT["transfer"], line_length)]
-    if laws := optimum.fit_laws(records, ended):
-        lines += ["", optimum.LAW, *laws, *textwrap.wrap(fits.ABOUT["law"], line_length)]
+    ended, axis, lines = judge(points(records.runs)), named_axis(records.runs), list[str]()
+    if len(table := optimum.transfer_table(ended, axis)):
+        about = textwrap.wrap(fits.ABOUT["transfer"].format(axis=axis), line_length)
+        lines += ["", optimum.TRANSFER.format(axis=axis), *plain_text(table), *about]
+    laws = optimum.fit_laws(records, ended)
+    if laws and (lines or any(law.has_exponents for law in laws)):
+        lines += ["", optimum.LAW.format(axis=axis), *(law.text for law in laws)]
+        lines += textwrap.wrap(fits.ABOUT["law"].format(axis=axis), line_length)
     return lines
+
+
+def named(quantity: str, axis: Axis) -> str:
+    """The name of a quantity of curves along an axis."""
+    of_axis = {LR: f"Best {axis.name}", SENSITIVITY: f"{capitalized(axis.sensitivity)} (nats/token)"}
+    return of_axis.get(quantity, quantity)
 
 
 def plain(records: Records, window: Window) -> list[dict[str, Any]]:
@@ -145,28 +161,31 @@ def _forecasts(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]
     return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}
 
 
-def _row(arm: str, forecast: SizeForecast) -> dict[str, str]:
-    runs, line = forecast.runs, forecast.line
-    largest = runs["size"].max()
-    trials = int((runs["size"] == largest).sum())
+def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, str]:
+    """A row of the table of a quantity; its columns name sizes if all arms have the same ``largest`` one."""
+    runs, line, own = forecast.runs, forecast.line, forecast.runs["size"].max()
     row = {
         "arm": arm,
         "sizes": str(runs["size"].nunique()),
         "slope": slope_text(line),
-        f"error at {count(largest)}": f"{forecast.error:+.2f}",
+        **({} if largest else {"largest": count(own)}),
+        f"error at {count(largest) if largest else 'it'}": f"{forecast.error:+.2f}",
         "without growth": f"{forecast.unchanged:+.2f}",
-        "inside": "" if forecast.inside is None else f"{forecast.inside} of {trials}",
+        "inside": "" if forecast.inside is None else f"{forecast.inside} of {int((runs['size'] == own).sum())}",
     }
     for multiple in MULTIPLES:
-        middle, low, high = (10 ** float(end) for end in line.predict(multiple * largest))
-        row[f"{count(multiple * largest)} ({multiple}x)"] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
+        middle, low, high = (10 ** float(end) for end in line.predict(multiple * own))
+        name = f"{count(multiple * largest)} ({multiple}x)" if largest else f"{multiple}x"
+        row[name] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
     return row
 
 
-def _cautions(quantity: str, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
+def _cautions(quantity: str, axis: Axis, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
     text = html.render(
         "size_forecast.txt",
-        quantity=quantity,
+        axis=axis,
+        is_best=quantity == LR,
+        is_limit=quantity == ETA_DIV,
         fewest=FEWEST_SIZES,
         unscored=[arm for arm in observed["arm"].unique() if arm not in forecasts],
         missing=int(observed[quantity].isna().sum()),

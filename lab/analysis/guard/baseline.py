@@ -17,6 +17,7 @@ from lab.analysis.sensitivity import WINDOW, Window, window_of
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.schema import key_now
 from lab.records import store
 from lab.records.store import Records
 
@@ -162,7 +163,8 @@ def _check(runs: pd.DataFrame, curves: Mapping[int, Curve]) -> None:
 
 
 def _config(values: Mapping[str, Any]) -> Curve:
-    return {key: math.inf if value == "inf" else plain(value) for key, value in values.items()}
+    name = str if store.TABLE in values else key_now
+    return {name(key): math.inf if value == "inf" else plain(value) for key, value in values.items()}
 
 
 def save(baseline: Baseline, path: Path) -> None:

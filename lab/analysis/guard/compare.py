@@ -31,7 +31,8 @@ from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, diff
 from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 
-OK, DRIFT, REGRESSION, CANNOT_JUDGE = "ok", "drift", "regression", "cannot judge"
+OK, DRIFT, UNCLEAR, REGRESSION, CANNOT_JUDGE = "ok", "drift", "unclear", "regression", "cannot judge"
+BETTER = "better"
 # A change below this share of its margin does not count, since processors and libraries differ in rounding.
 NEGLIGIBLE = 0.01
 FINAL_LOSS = "final loss"
@@ -76,6 +77,12 @@ class Change(NamedTuple):
         """Whether the change is significant, adjusted for all changes of the comparison."""
         return self.p < CHANGE_LEVEL
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the seeds leave open that the change lies beyond its margin; so may a drift, unlike one of order."""
+        is_within = math.isnan(self.equivalence) or -self.margin < self.low <= self.high < self.margin
+        return self.verdict == UNCLEAR or (self.verdict == DRIFT and not is_within)
+
 
 class Move(NamedTuple):
     """Change of one number at one learning rate of an arm and size, with its 90 % interval.
@@ -116,6 +123,7 @@ class Comparison(NamedTuple):
         remarks: other differences, which do not affect the verdict.
         window: the learning rates over which sensitivity is a mean.
         of_cards: whether cards of the crash test were compared, instead of curves.
+        fails_on_unclear: whether a change fails, too, of which the seeds cannot show that it lies within its margin.
     """
 
     baseline: str
@@ -129,20 +137,23 @@ class Comparison(NamedTuple):
     remarks: list[str]
     window: Window = WINDOW
     of_cards: bool = False
+    fails_on_unclear: bool = False
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``drift``, ``regression`` or ``cannot judge``."""
+        """``ok``, ``drift``, ``regression`` or ``cannot judge``; ``unclear`` only where that fails."""
         if self.reasons:
             return CANNOT_JUDGE
         if self.removed or any(change.verdict == REGRESSION for change in self.changes):
             return REGRESSION
+        if self.fails_on_unclear and any(change.is_undecided for change in self.changes):
+            return UNCLEAR
         return DRIFT if any(change.is_certain for change in self.changes) else OK
 
     @property
     def exit_code(self) -> int:
-        """0 if the curves are no worse, 1 if they are worse (or, if strict, drifted), 2 if they cannot be compared."""
-        return {OK: 0, DRIFT: int(self.strict), REGRESSION: 1, CANNOT_JUDGE: 2}[self.verdict]
+        """0 if the curves are no worse, 1 if something is that fails, 2 if they cannot be compared."""
+        return {OK: 0, DRIFT: int(self.strict), UNCLEAR: 1, REGRESSION: 1, CANNOT_JUDGE: 2}[self.verdict]
 
 
 def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool = False) -> Comparison:
@@ -228,7 +239,7 @@ def judged_together(changes: Sequence[Change]) -> list[Change]:
     """Changes with p adjusted for all of them (Holm); significant ones that are no regression are drifts."""
     adjusted = [change._replace(p=p) for change, p in zip(changes, holm([change.p for change in changes]), strict=True)]
     return [
-        change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", "unclear") else change
+        change._replace(verdict=DRIFT) if change.is_certain and change.verdict in ("same", UNCLEAR) else change
         for change in adjusted
     ]
 
@@ -326,10 +337,10 @@ def change_of(
 
 def _verdict(change: Difference, margin: float, worse: int) -> str:
     if change.low > margin:
-        return REGRESSION if worse >= 0 else "better"
+        return REGRESSION if worse >= 0 else BETTER
     if change.high < -margin:
-        return REGRESSION if worse <= 0 else "better"
-    return "same" if -margin < change.low and change.high < margin else "unclear"
+        return REGRESSION if worse <= 0 else BETTER
+    return "same" if -margin < change.low and change.high < margin else UNCLEAR
 
 
 def _orders(
@@ -346,12 +357,12 @@ def _orders(
         enough_seeds = min(len(old_gap), len(new_gap)) >= FEWEST_SEEDS
         if size != other_size or not enough_seeds or _from_zero(old_gap).low <= limit:
             continue
-        gap_now, verdict = _from_zero(new_gap), "unclear"
+        gap_now, verdict = _from_zero(new_gap), UNCLEAR
         if gap_now.low > 0:
             verdict = "same"
         elif gap_now.high < 0:
             first_got_worse = difference(before[first]["total"], now[first]["total"]).low > 0
-            verdict = REGRESSION if first_got_worse else "better"
+            verdict = REGRESSION if first_got_worse else BETTER
         change = change_of(
             f"sensitivity of {other_arm} above it",
             NATS,

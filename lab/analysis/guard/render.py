@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, Change, Comparison
+from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, UNCLEAR, Change, Comparison
 from lab.analysis.guard.quantities import STEPS, TENFOLD
 from lab.analysis.sensitivity import WINDOW
 from lab.analysis.statistics import DIFFERENCE_LEVEL
@@ -21,6 +21,7 @@ from lab.core.printing import printable
 MEANING = {
     OK: "no significant change",
     DRIFT: "a significant change, no regression beyond its margin",
+    UNCLEAR: "the seeds leave open whether a change lies beyond its margin",
     REGRESSION: "the 90 % interval of a change lies wholly outside its margin",
     CANNOT_JUDGE: "runs and baseline cannot be compared",
 }
@@ -29,8 +30,11 @@ MEANING = {
 def headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 quantities, margin 5 % of the best loss)``."""
     n = len(check.changes)
-    certain = sum(change.verdict == check.verdict for change in check.changes)
-    tally = f"{certain} of {n} quantities" if certain else f"{n} quantities compared" if n else ""
+    is_told = (
+        change.is_undecided if check.verdict == UNCLEAR else change.verdict == check.verdict for change in check.changes
+    )
+    told = sum(is_told)
+    tally = f"{told} of {n} quantities" if told else f"{n} quantities compared" if n else ""
     details = [tally] * bool(tally) + [f"margin {100 * check.margin:g} % of the best loss"]
     details += ["half the gap between the zones of a test"] * check.of_cards
     details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]
@@ -101,7 +105,7 @@ def moved(check: Comparison) -> Iterator[str]:
 
 
 def as_json(check: Comparison) -> str:
-    """The comparison as JSON, with its ``verdict`` (``ok | drift | regression | cannot judge``); NaN is null."""
+    """The comparison as JSON, with its ``verdict`` (``ok | drift | unclear | ...``); NaN is null."""
     rows = {"changes": json_rows(check.changes), "moves": json_rows(check.moves)}
     content = {"verdict": check.verdict, "interval_level": DIFFERENCE_LEVEL, **check._asdict(), **rows}
     if check.window == WINDOW:
@@ -127,7 +131,7 @@ def _literal(text: str) -> str:
 
 
 def junit(check: Comparison) -> str:
-    """JUnit XML: a test case per change and lost intervention, failed if it is a regression (or a drift, if strict).
+    """JUnit XML: a test case per change and lost intervention, failed if it is a regression, or what else fails.
 
     Each reason not to judge is an error.
     """
@@ -136,6 +140,7 @@ def junit(check: Comparison) -> str:
         before, now = (_value(change, value) for value in (change.before, change.now))
         message = f"{before} -> {now}: {_interval(change)} {change.unit}, margin {change.margin:.3g}"
         fails = change.verdict == REGRESSION or (check.strict and change.is_certain)
+        fails |= check.fails_on_unclear and change.is_undecided
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"
         cases.append((name, "failure" if fails else "", message))
     cases += [(line, "failure", line) for line in check.removed]

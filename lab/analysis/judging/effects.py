@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.evidence import LOST, ArmTables, MissingRunsError
+from lab.analysis.judging.evidence import ArmTables, MissingRunsError
 from lab.analysis.judging.quantities import Quantity, log10, quantity, resolution
 from lab.analysis.probe_values import late
-from lab.analysis.sensitivity import HIGH
+from lab.analysis.sensitivity import HIGH, LOST
 from lab.analysis.statistics import Interval, share_of_clusters, student_t
 from lab.analysis.text import count
 

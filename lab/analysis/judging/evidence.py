@@ -19,7 +19,7 @@ import pandas as pd
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import Curve, configs, interventions, points
 from lab.analysis.events.costs import NONE
-from lab.analysis.sensitivity import HIGH, PARTS, judge, regret, vertex
+from lab.analysis.sensitivity import HIGH, LOST, PARTS, judge, regret, vertex
 from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.records import store
@@ -32,8 +32,6 @@ SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
 COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
-# A learning rate above the best one is costly if the loss ends further than this above the best loss, nats/token.
-LOST = 0.3
 BURST = "burst"
 # A table beside results folders: a row each time that a claim was judged on fresh seeds, in the order of time.
 READINGS_FILE = "readings.csv"
@@ -109,6 +107,7 @@ def _summarize(rows: list[Any]) -> CurveSummary:
         values |= regret(lr, loss)._asdict()
         coupled = min((regret(lr, loss, *window) for window in COUPLED_WINDOWS), key=lambda parts: parts.total)
         values |= {"coupled": coupled.total, "coupled_above": coupled.above}
+    if alive and learned and lr[0] > 0:  # a table may have no learning rates, or another axis with zero on it
         values["log_best"] = math.log10(vertex(lr, loss))
         values["log_lost"], step = _crossing(lr, loss)
         # a parabola has no grid; the best learning rate has one only if it ends it

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
+from lab.analysis.rendering import style
 from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.statistics import FEWEST_SEEDS, geometric_mean, student_t
 from lab.analysis.text import count, shortened
@@ -62,12 +63,12 @@ class HoverText:
             *others: further lines about the position of the point.
         """
         runs = {name: column[shown] for name, column in self.columns.items()}
-        lrs, n = sorted(set(runs["lr"])), len(runs["lr"])
-        lr = f"learning rate {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} learning rates, {lrs[0]:g} to {lrs[-1]:g}"
+        axis, lrs, n = style.axis(), sorted(set(runs["lr"])), len(runs["lr"])
+        lr = f"{axis.name} {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} {axis.values}, {lrs[0]:g} to {lrs[-1]:g}"
         counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
         outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
         size = f"{count(runs['size'][0])} parameters".removesuffix("unknown size parameters")
-        place = filter(None, (shortened(str(runs["arm"][0])), size, lr, *others))
+        place = filter(None, (shortened(str(runs["arm"][0])), size, lr if axis.peak else "", *others))
         seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
         names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
         return "\n".join([*dict.fromkeys(place), *quantity.lines(values), *outcomes, *names])

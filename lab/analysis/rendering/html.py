@@ -14,7 +14,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from lab.analysis.text import capitalized, listed
+from lab.analysis.text import capitalized, few, listed
 from lab.core.files import read_text
 from lab.core.printing import printable
 
@@ -44,7 +44,7 @@ ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-ENVIRONMENT.filters |= {"capitalized": capitalized, "listed": listed}
+ENVIRONMENT.filters |= {"capitalized": capitalized, "few": few, "listed": listed}
 
 
 def render(template: str, **values: Any) -> str:

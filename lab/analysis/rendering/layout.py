@@ -289,12 +289,15 @@ def facets(
 
 
 def styled(draw: Callable[..., Sheet]) -> Callable[..., Drawing]:
-    """Decorator: draw a sheet in the style of the lab and finish it; the docstring is its caption."""
+    """Decorator: draw a sheet in the style of the lab and finish it; the docstring is its caption.
+
+    In the docstring ``{axis}`` stands for ``style.axis``.
+    """
 
     @wraps(draw)
     def drawing(*arguments: Any) -> Drawing:
         with style.drawn_for(style.page()):
-            return draw(*arguments).finish(inspect.getdoc(draw) or "")
+            return draw(*arguments).finish((inspect.getdoc(draw) or "").format(axis=style.axis()))
 
     return drawing
 

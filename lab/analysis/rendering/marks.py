@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from lab.analysis.rendering import style
 from lab.analysis.rendering.style import INK
 from lab.analysis.text import first_to_last
 
@@ -25,13 +26,15 @@ AT_INIT, BIGRAM, EPSILON = "at initialization", "bigram model", "Adam's epsilon"
 SENTENCES = {
     RANGE: "Bands reach from the lowest to the highest of {seeds} seeds.",
     MIDDLE: "Bands hold the middle 80 % of {seeds} seeds.",
-    "unstable": "A cross marks runs of which some seed was unstable: its learning rate is above the best one, and it "
+    "unstable": "A cross marks runs of which some seed was unstable: its {axis.name} is above the best one, and it "
     "ended worse than a bigram model of the text.",
     "diverged": "A triangle marks runs of which some seed diverged: its loss was non-finite, or ended no lower than it "
     "began.",
     INTERVAL: "Bars are 95 % Student-t intervals over {seeds} seeds.",
     SEED: "A short line is a seed, since fewer than three seeds have no interval.",
 }
+# What the sentence on unstable runs says of a table, which does not tell the loss of a bigram model.
+OF_TABLES = ("ended worse than a bigram model of the text", "ended more than 0.3 above the best loss")
 # In the order of their entries in a key; intervals and seeds have none.
 KINDS = (RANGE, MIDDLE, *OUTCOMES, AT_INIT, BIGRAM)
 
@@ -98,7 +101,7 @@ def sentences(figure: Figure, others: Mapping[str, str]) -> Iterator[str]:
     artists_by_kind = drawn(figure)
     for kind, sentence in (*others.items(), *SENTENCES.items()):
         if kind in artists_by_kind:
-            yield sentence.format(seeds=_seeds(artists_by_kind[kind]))
+            yield sentence.format(seeds=_seeds(artists_by_kind[kind]), axis=style.axis())
 
 
 def _seeds(artists: Iterable[Artist]) -> str:

@@ -38,11 +38,11 @@ def x_axis(axes: Axes, name: str, ends: Iterable[float], ticks: Iterable[float],
 
 
 def lr_axis(axes: Axes, lrs: Iterable[float]) -> Any:
-    """Set an x axis of learning rates with ticks at decades, or at each rate if they are few; see ``setting_axis``."""
+    """Set an x axis of ``style.axis`` with ticks at decades, or at each value if they are few; see ``setting_axis``."""
     grid = sorted(set(lrs))
     if not grid[0] or (len(grid) >= FEW_LRS and grid[-1] < 10 * grid[0]):  # such as warm-up steps, or beta2
-        return setting_axis(axes, grid, "peak learning rate")
-    x_axis(axes, "peak learning rate", grid, grid if len(grid) < FEW_LRS else decades(grid), number)
+        return setting_axis(axes, grid, style.axis().peak)
+    x_axis(axes, style.axis().peak, grid, grid if len(grid) < FEW_LRS else decades(grid), number)
     return lambda lr: lr
 
 

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from lab.analysis.text import number, shortened
+from lab.analysis.text import LEARNING_RATE, Axis, number, shortened
 
 FONT = "DejaVu Sans"
 STYLE: dict[Any, Any] = {
@@ -66,6 +66,7 @@ class Page(NamedTuple):
 # Figures of a report: so narrow that a phone of 420 pixels, which shows them in its width, leaves text 10 pixels high.
 SCREEN = Page(5.8, 11.0)
 _page: ContextVar[Page] = ContextVar("page", default=SCREEN)
+_axis: ContextVar[Axis] = ContextVar("axis", default=LEARNING_RATE)
 
 
 @contextmanager
@@ -84,6 +85,21 @@ def drawn_for(page: Page) -> Iterator[None]:
 def page() -> Page:
     """The page for which figures are drawn now."""
     return _page.get()
+
+
+@contextmanager
+def drawn_along(axis: Axis) -> Iterator[None]:
+    """Draw the figures of this block for curves along an axis, whose name they show."""
+    token = _axis.set(axis)
+    try:
+        yield
+    finally:
+        _axis.reset(token)
+
+
+def axis() -> Axis:
+    """The axis along which the curves run that are drawn now."""
+    return _axis.get()
 
 
 def em() -> float:

@@ -78,6 +78,7 @@ def _adam(
         _average(square, gradient.square(), beta2)
         root = (square / over(unbias2, square)).sqrt_().add_(over(eps, square))
         direction[name] = (mean / over(unbias1, mean)).div_(root).masked_fill_(root == 0, 0.0)
+    announce("second_moments", "", updates, {name: state[f"square.{name}"] for name in updates}, unbias2)
     if now.held_out:
         means = {name: state[f"mean.{name}"] for name in updates}
         announce("adam_direction", "", direction, means, beta1, now.held_out)

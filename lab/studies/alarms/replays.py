@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ class Cause(NamedTuple):
     cause: str
 
 
-Pair = tuple[pd.DataFrame, pd.DataFrame]
+Pair: TypeAlias = "tuple[pd.DataFrame, pd.DataFrame]"  # a text, since loading pandas takes long
 
 
 def _pair(log: Log, replay: Log) -> Pair:
@@ -59,6 +59,10 @@ class Twin(NamedTuple):
     log: Log
     events: Sequence[Event]
     parting: int | None
+
+    def has_others_at(self, step: int) -> bool:
+        """Whether it has other batches than the log at a step."""
+        return self.parting is not None and step >= self.parting
 
 
 def same_batches(log: Log, twin: Log, spikes: Sequence[Event], events: Sequence[Event]) -> Twin:
@@ -99,6 +103,8 @@ def find_twins(log: Log, logs: Sequence[Log], replays: Sequence[Sequence[Log]]) 
 
 def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
     """The cause of a loss spike by its twins: the batches if at least half of those that have the step spike, too."""
+    if all(twin.has_others_at(spike.step) for twin in twins):
+        return "other_batches"
     shared = [shares_event(spike, log, twin.log, twin.events) for twin in twins if len(twin.log.step_n)]
     known = [is_shared for is_shared in shared if is_shared is not None]
     if not known:
@@ -106,9 +112,11 @@ def twin_cause(spike: Event, log: Log, twins: Sequence[Twin]) -> str:
     return "batch" if sum(known) >= len(known) / 2 else "not_batch"
 
 
-def spike_cause(log: Log, replay: Log | None, spike: Event) -> str:
-    """The likely cause of a loss spike of the log."""
-    pair = _pair(log, replay) if replay else None
+def spike_cause(log: Log, twin: Twin | None, spike: Event) -> str:
+    """The likely cause of a loss spike of the log, by its only replay."""
+    if twin and twin.has_others_at(spike.step):
+        return "other_batches"
+    pair = _pair(log, twin.log) if twin else None
     if pair is None or spike.step not in pair[0].index:
         return "not_replayed"
     until = int(log.step_n[-1] if spike.end is None else spike.end)

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lab.analysis.events.collapse import FEWEST, Departure, departure
-from lab.analysis.events.detectors import Event, Log, detect
+from lab.analysis.events.detectors import SPIKE, UNRECOVERED, Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
-from lab.analysis.text import finite, json_rows, listed
+from lab.analysis.text import capitalized, finite, json_rows, listed
 from lab.core.errors import RequestError, similar_names
 from lab.records import store
-from lab.studies.alarms.watching import plain_event
-from lab.studies.alarms.words import sentence
+from lab.studies.alarms.words import plain_event, sentence
 
 METHOD = (
     f"Intervals: {100 * LEVEL:g} %, of a least-squares line; HAC by orthonormal series (Sun 2013; Lazarus et al. 2018)."
@@ -30,13 +29,17 @@ MOST_EVENTS, MOST_BUMPS = 20, 8  # that are printed
 
 
 class Pair(NamedTuple):
-    """A log against the first one."""
+    """A log against the first one.
+
+    ``lost`` are of both the steps of the loss spike from which they did not recover; None without one.
+    """
 
     first: Log
     second: Log
     sharing: Sharing
     gaps: list[Gap]
     bumps: list[Bump]
+    lost: tuple[int | None, int | None]
 
 
 class SharedEvent(NamedTuple):
@@ -108,14 +111,25 @@ def compare_logs(paths: Sequence[Path], margin: float | None = None) -> Compared
     logs, notes = _read_all(paths)
     if len(logs) < 2:
         raise RequestError(f"compare {logs[0].name} with which log? lab compare LOG LOG [...]")
-    first, *others = logs
+    return compared(logs, notes, margin)
+
+
+def compared(logs: Sequence[Log], notes: Sequence[str] = (), margin: float | None = None) -> ComparedLogs:
+    """Logs that were read already, under names that may be the same, compared with the first of them."""
+    first, *others = _distinct(logs)
     events = {log.name: detect(log) for log in (first, *others)}
     pairs = []
     for other in others:
         sharing = shared_batches(first, other)
         found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
-        pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing)))
-    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), notes)
+        lost = _lost_at(events[first.name]), _lost_at(events[other.name])
+        pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing), lost))
+    return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), list(notes))
+
+
+def _lost_at(events: Sequence[Event]) -> int | None:
+    """The step of the first loss spike from which a log did not recover."""
+    return next((event.step for event in events if event.kind == SPIKE and event.ending in UNRECOVERED), None)
 
 
 class Siblings(NamedTuple):
@@ -162,7 +176,7 @@ def follow_siblings(paths: Sequence[Path]) -> Siblings:
     Raises:
         RequestError: a path cannot be read, there are fewer than two siblings, or they have too few steps in common.
     """
-    run, *siblings = _read_all(paths)[0]
+    run, *siblings = _distinct(_read_all(paths)[0])
     if len(siblings) < 2:
         raise RequestError("--siblings needs a run and at least two siblings: lab compare LOG LOG LOG [...] --siblings")
     found = departure(run, siblings)
@@ -181,7 +195,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[list[Log], list[str]]:
         more, remarks = _read(path)
         logs += more
         notes += remarks
-    return _distinct(logs), notes
+    return logs, notes
 
 
 def _shared_events(first: Log, pairs: Sequence[Pair], events: Mapping[str, Sequence[Event]]) -> Iterator[SharedEvent]:
@@ -271,12 +285,24 @@ def _shared_sentence(letter: str, pair: Pair) -> str:
 def pair_sentences(letter: str, pair: Pair) -> Iterator[str]:
     """All that is said of a pair."""
     yield _shared_sentence(letter, pair)
+    if lost := lost_phrase(letter, pair):
+        yield f"{capitalized(lost)}."
     for gap in pair.gaps:
         yield from _gap_sentences(letter, gap)
     if pair.bumps:
         shown = [f"{bump.size:+.3f} at steps {bump.first} to {bump.last}" for bump in pair.bumps[:MOST_BUMPS]]
         more = f", and {len(pair.bumps) - MOST_BUMPS} more" if len(pair.bumps) > MOST_BUMPS else ""
         yield f"Bumps of the gap, nats/token: {', '.join(shown)}{more}."
+
+
+def lost_phrase(letter: str, pair: Pair) -> str:
+    """``B is worse, since B is lost from step 110 on and A is not``; empty unless one of them is."""
+    first, second = pair.lost
+    if (first is None) == (second is None):
+        return ""
+    if first is None:
+        return f"{letter} is worse, since {letter} is lost from step {second} on and A is not"
+    return f"{letter} is better, since A is lost from step {first} on and {letter} is not"
 
 
 def _gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
@@ -287,30 +313,45 @@ def _gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
     if math.isnan(gap.error):
         mean = "" if math.isnan(gap.mean) else f"{gap.mean:+.4f} nats/token; "
         yield f"{where}: {mean}too few rows for an interval."
+        yield f"Verdict: {verdict_phrase(letter, gap)}."
         return
     slope, half = (gap.per_thousand * value for value in (gap.change, gap.change_half_width()))
     yield f"{where}: {_interval(gap.mean, gap.half_width())} nats/token, slope {_interval(slope, half)} per 1000 steps."
-    yield f"Verdict: {verdict_phrase(gap)}."
+    yield f"Verdict: {verdict_phrase(letter, gap)}."
     seen = f"a constant gap of {gap.smallest_gap:.2g}, or a change by {gap.smallest_change:.2g} over these steps"
     yield f"Power: {seen}, would have been seen in {100 * POWER:g} of 100 cases."
 
 
-def verdict_phrase(gap: Gap) -> str:
-    """``equal within 0.004 nats``, or another verdict with its numbers or its reason."""
+def verdict_phrase(letter: str, gap: Gap) -> str:
+    """``equal within 0.004 nats``, ``B is worse by 0.2 nats``, or another verdict with its numbers or its reason."""
     margin = f"{gap.margin:.2g} nats"
+    who = f"{letter} is {_worse(gap.mean)}"
     if gap.verdict == "equal":
         return f"equal within {margin} (even within {gap.equal_within:.2g})"
     if gap.verdict == "constant gap":
-        return f"constant gap of {gap.mean:+.3g} nats"
+        return f"{who} by {abs(gap.mean):.3g} nats throughout (constant gap)"
+    if gap.verdict == "gap of one sign":
+        size = "its size wanders" if gap.wanders else f"there are too few rows for an interval, {gap.rows}"
+        return f"{who} by about {abs(gap.mean):.2g} nats in all rows; {size}"
     if gap.verdict != "open":
-        return f"{gap.verdict}, from {gap.mean - gap.change / 2:+.3g} to {gap.mean + gap.change / 2:+.3g} nats"
+        begin, end = gap.mean - gap.change / 2, gap.mean + gap.change / 2
+        how = f"{who}, {'and ever more' if gap.verdict == 'growing gap' else 'but ever less'}"
+        how = how if begin * end > 0 else f"{letter} is {_worse(begin)} at first and {_worse(end)} at the end"
+        return f"{how}: from {begin:+.3g} to {end:+.3g} nats ({gap.verdict})"
     if math.isnan(gap.error):
-        return "open, since there are too few rows"
+        rows = "the only one" if gap.rows == 1 else f"all {gap.rows}"
+        all_rows = f", though {who} in {rows}" if gap.is_of_one_sign else ""
+        return f"open, since there are too few rows{all_rows}"
     if gap.wanders:
         return f"open, since the gap wanders, so that {gap.rows} rows are worth about {gap.rows / gap.lasting:.0f}"
     if abs(gap.mean) > gap.half_width():
-        return f"a gap of {gap.mean:+.3g} nats (whether it grows is open)"
+        return f"{who} by {abs(gap.mean):.3g} nats (whether the gap grows is open)"
     return f"open, since no gap is seen, but equality holds within {gap.equal_within:.2g} nats only, not {margin}"
+
+
+def _worse(gap: float) -> str:
+    """What the second log is, by its gap from the first."""
+    return "worse" if gap > 0 else "better"
 
 
 def _interval(middle: float, half: float) -> str:
@@ -321,7 +362,7 @@ def _plain(pair: Pair) -> dict[str, Any]:
     """A pair as values for JSON."""
     sharing = {key: finite(value) for key, value in pair.sharing._asdict().items()}
     found = {"gaps": [_plain_gap(gap) for gap in pair.gaps], "bumps": json_rows(pair.bumps)}
-    return {"second": pair.second.name, "batches": sharing, **found}
+    return {"second": pair.second.name, "batches": sharing, **found, "lost": pair.lost}
 
 
 def _plain_gap(gap: Gap) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from lab.studies.alarms.two_logs import (
     SharedEvent,
     Siblings,
     event_sentence,
+    lost_phrase,
     pair_sentences,
     verdict_phrase,
 )
@@ -39,7 +40,7 @@ PARTING, INTERVAL, MARGIN = "other batches from here on", "95 % interval of the 
 def page(compared: ComparedLogs) -> str:
     """The whole page."""
     letters = compared.letters
-    verdicts = [f"{letters[pair.second.name]}: {_verdicts(pair)}." for pair in compared.pairs]
+    verdicts = [f"{_verdicts(letters[pair.second.name], pair)}." for pair in compared.pairs]
     names = [f"{letter} is {name}" for name, letter in letters.items()]
     body = [
         html.paragraph(" ".join(verdicts), "lead") if len(verdicts) == 1 else html.bullets(verdicts),
@@ -52,13 +53,14 @@ def page(compared: ComparedLogs) -> str:
     return html.document(TITLE, body)
 
 
-def _verdicts(pair: Pair) -> str:
+def _verdicts(letter: str, pair: Pair) -> str:
     """The verdict of each part."""
     parts = [
-        f"{verdict_phrase(gap)} at steps {gap.first} to {gap.last}, {'paired' if gap.is_paired else 'unpaired'}"
+        f"{verdict_phrase(letter, gap)} at steps {gap.first} to {gap.last}, {'paired' if gap.is_paired else 'unpaired'}"
         for gap in pair.gaps
     ]
-    return "; ".join(parts or ["no step in common"])
+    lost = lost_phrase(letter, pair)
+    return "; ".join([*([lost] if lost else []), *(parts or ["no step in common"])])
 
 
 def _pair(pair: Pair, compared: ComparedLogs) -> Iterator[Markup]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +12,9 @@ from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
+from lab.analysis.recordings.recording import is_recording
 from lab.core import files
 from lab.studies.alarms.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
-from lab.studies.alarms.words import next_look, rounded_level, sentence
 
 
 class Found(NamedTuple):
@@ -63,6 +62,7 @@ def watch(
     """Find the alarms of a results folder or of logs, and write a page for each run that has some, unless ``as_json``.
 
     Pages go into ``alarms/`` in the folder, or into ``NAME.alarms/`` beside the log; of standard input there is none.
+    With replays, each page has another beside it, which compares the two.
 
     Args:
         path: the folder or the log.
@@ -84,34 +84,50 @@ def watch(
     sources = [read_logs(replay) for replay in replays]
     notes = [*notes, *(note for source in sources for note in source.notes)]
     alarms = [(log, event) for log in logs for event in events[log.name]]
-    causes, departed = _causes(logs, events, [source.runs for source in sources])
+    twins = [source.runs for source in sources]
+    causes, departed = _causes(logs, events, twins)
+    recorded = None
+    if is_recording(path):
+        from lab.analysis.recordings.words import report
+
+        recorded = report(path, [event for _, event in alarms], levels)
+    if alarms:  # what words and pages need takes long to load
+        from lab.studies.alarms.words import next_look, plain_event, sentence
+
     if as_json:
         plain = [
             plain_event(log, event)
-            | {"text": sentence(log, event), "next": next_look(log, event, events)}
+            | {"text": sentence(log, event), "next": next_look(log, event, events, causes.get(event, ""))}
             | ({"cause": causes.get(event)} if replays else {})
             for log, event in alarms
         ]
         output: dict[str, Any] = {"events": plain}
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
+        output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     if alarms:
-        from lab.studies.alarms import pages  # loads what draws
-
+        from lab.studies.alarms import pages, two_logs, two_logs_page
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
         if events[log.name]:
             page = folder / f"{pages.file_name(log.name)}.html"
+            beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
             if str(path) != STANDARD_INPUT:
-                files.write_text(page, pages.page(log, events), within=folder.parent)
+                link = beside.name if beside else None
+                files.write_text(page, pages.page(log, events, causes, link), within=folder.parent)
+            if beside and str(path) != STANDARD_INPUT:
+                text = two_logs_page.page(two_logs.compared([log, *find_twins(log, logs, twins)]))
+                files.write_text(beside, text, within=folder.parent)
             for event in events[log.name]:
                 cause = _because(causes[event]) if event in causes else ""
-                lines.append(f"{sentence(log, event)}{cause}. Look next at {next_look(log, event, events)}.")
+                advice = next_look(log, event, events, causes.get(event, ""))
+                lines.append(f"{sentence(log, event)}{cause}. Look next at {advice}.")
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
+    lines += recorded.lines if recorded else []
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
     return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
 
@@ -132,9 +148,9 @@ def _causes(
         if len(twins) > 1:
             causes |= {spike: twin_cause(spike, log, twins) for spike in spikes}
         else:
-            replay = twins[0].log if twins else None
-            causes |= {spike: spike_cause(log, replay, spike) for spike in spikes}
-            if cause := departure(log, twins[0] if twins else None, events[log.name]):
+            twin = twins[0] if twins else None
+            causes |= {spike: spike_cause(log, twin, spike) for spike in spikes}
+            if cause := departure(log, twin, events[log.name]):
                 departed.append(cause)
         departed += [Cause(log.name, twin.parting, "other_batches") for twin in twins if twin.parting is not None]
     return causes, departed
@@ -142,13 +158,3 @@ def _causes(
 
 def _because(cause: str) -> str:
     return f", likely cause: {cause} ({CAUSES[cause]})"
-
-
-def plain_event(log: Log, event: Event) -> dict[str, Any]:
-    """An alarm as values for JSON."""
-    facts = event._asdict()
-    if event.kind == "logit_rounding":
-        facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
-    }

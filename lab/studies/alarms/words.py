@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, column_of, label_of
+from lab.analysis.events.detectors import KINDS, LABELS, Event, Log, column_of, constants, label_of
 from lab.analysis.events.held_out_losses import WINDOW
 from lab.analysis.events.levels import LEVEL
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import html
-from lab.analysis.text import format_value
+from lab.analysis.text import format_value, listed
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3
 # The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
 AT_PEAK, JUMP = 0.95, 1.5
+# Learning rates of two attempts at a step are the same within this share, since they may be written with few digits.
+SAME_RATE = 0.01
 # Where the norm is not finite, the loss still falls or not by the medians of so many rows at both ends.
 ENDS = 10
 
 
-def sentence(log: Log, event: Event) -> str:
-    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``."""
-    return f"{event.run} step {event.step}: {what_happened(log, event)}"
+def plain_event(log: Log, event: Event) -> dict[str, Any]:
+    """An alarm as values for JSON."""
+    facts = event._asdict()
+    if event.kind == "logit_rounding":
+        facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
+    }
 
 
-def what_happened(log: Log, event: Event) -> str:
+def sentence(log: Log, event: Event, *, is_growing: bool = False) -> str:
+    """``a1b2 step 350: loss spike, 2.01 to 4.5, recovered at step 410, 12 steps after the first warning``.
+
+    The end of a log that ``is_growing`` is not that of the run.
+    """
+    return f"{event.run} step {event.step}: {what_happened(log, event, is_growing=is_growing)}"
+
+
+def what_happened(log: Log, event: Event, *, is_growing: bool = False) -> str:
     """``sentence`` without the run and the step."""
-    is_finite = math.isfinite(event.value)
+    lr_known = math.isfinite(event.value) and math.isfinite(event.usual)
     text = html.render(
         "alarm.txt",
         log=log,
@@ -37,12 +53,18 @@ def what_happened(log: Log, event: Event) -> str:
         name=label_of(event.kind),
         level_of=LEVEL,
         window=WINDOW,
-        is_finite=is_finite,
-        lr_differs=is_finite and math.isfinite(event.usual) and event.value != event.usual,
+        is_growing=is_growing,
+        is_finite=math.isfinite(event.value),
+        has_no_usual=math.isnan(event.usual),
+        steps=int(log.step_n[-1]) - event.step,
+        lr_known=lr_known,
+        lr_differs=lr_known and not math.isclose(event.value, event.usual, rel_tol=SAME_RATE),
+        crossing=_at(log, event),
         level=rounded_level,
         format_name=format_name,
         rows_until=_rows_until,
         rows_after=_rows_after,
+        nothing_learned=_nothing_learned,
     )
     return text.strip()
 
@@ -53,10 +75,14 @@ def rounded_level(log: Log, event: Event) -> float:
     return float(log.columns["output_logit"][during_n].max())
 
 
-def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> str:
-    """What to look at next, decided by numbers in the log; it names no cause, since none was tested.
+def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]], cause: str = "") -> str:
+    """What to look at next, decided by numbers in the log; it names no cause that was not tested.
 
-    ``events`` are the alarms of each run that was watched beside it.
+    Args:
+        log: the log.
+        event: one of its alarms.
+        events: the alarms of each run that was watched beside it.
+        cause: of ``CAUSES``, the one that replays show; empty without a replay.
     """
     if event.kind.startswith(LEVEL):
         kinds = {column: kind for kind, (column, _) in KINDS.items()} | {"output_logit": "logit_rounding"}
@@ -69,6 +95,16 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         return LABELS[event.kind]["next"]
     if event.ending in _AFTER_ENDING:
         return _AFTER_ENDING[event.ending]
+    if event.ending == "recovered":
+        return _before_spike(log, event, events, cause)
+    if math.isnan(event.usual):
+        return "the first batch, the initialization and the number format, since no row before was sound"
+    condition = "if it does not come back" if event.ending == "none" else "since it did not come back"
+    return f"{_before_spike(log, event, events, cause)}; {condition}, go back to a checkpoint before step {event.step}"
+
+
+def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]], cause: str) -> str:
+    """What comes before a loss spike, as far as the log and other runs show it."""
     row = int(np.searchsorted(log.step_n, event.step))
     others = [of_run for run, of_run in events.items() if run != event.run]
     near = float(np.median(np.diff(log.step_n))) * ALIKE_ROWS if len(log.step_n) > 1 else 0.0
@@ -85,11 +121,13 @@ def next_look(log: Log, event: Event, events: Mapping[str, Sequence[Event]]) -> 
         return f"the learning rate, which changes there from {format_value(lr_n[row - 1])} to {format_value(lr_n[row])}"
     if event.ending == "diverged" and log.note:
         return "the number format and the loss scale, since the gradient or the loss overflowed"
-    if lr_n[row] >= AT_PEAK * np.nanmax(lr_n, initial=-math.inf):
+    peak = AT_PEAK * np.nanmax(lr_n, initial=-math.inf)
+    if lr_n[row] >= peak > np.nanmin(lr_n[: row + 1], initial=math.inf):
         return f"the learning rate, which is at its peak there, {format_value(lr_n[row])}"
-    return (
-        f"the batches just before step {event.step}; a second run of these steps, with --replay, tells data from chance"
-    )
+    if cause == "not_batch":
+        return f"the state of the run before step {event.step}, since another run takes these batches without a spike"
+    replay = "" if cause else "; a second run of these steps, with --replay, tells data from chance"
+    return f"the batches just before step {event.step}{replay}"
 
 
 # By the ending of a loss spike.
@@ -101,6 +139,18 @@ _AFTER_LOSS = {
     True: "whether updates are skipped, since the loss still falls; the format of gradients and the loss scale",
     False: "the weights, since the loss no longer falls: go back to a checkpoint before this step",
 }
+
+
+def _at(log: Log, event: Event) -> float:
+    """The value of its column at the first step of an alarm; NaN for a restart."""
+    column = column_of(event.kind)
+    return float(log.columns[column][np.searchsorted(log.step_n, event.step)]) if column else math.nan
+
+
+def _nothing_learned(log: Log) -> str:
+    """What never changes."""
+    names = {"loss": "the loss", "grad_norm": "the gradient norm", "lr": "the learning rate"}
+    return listed([f"{names[name]} is {value:.4g}" for name, value in constants(log).items()])
 
 
 def _rows_until(log: Log, event: Event) -> int:

@@ -20,6 +20,7 @@ from lab.analysis.statistics import Interval, geometric_mean
 from lab.analysis.text import arm_phrase, count, finite, format_value, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records.run_table import is_imported
 from lab.records.store import Records
 from lab.studies.batch_size.measures import STAGES, TunedSteps, noise_sums, ratio_of_means, stages, tuned_steps
 
@@ -81,8 +82,8 @@ class BatchAdvice(NamedTuple):
 
 
 def is_measured(records: Records) -> bool:
-    """Whether any run recorded the noise scale."""
-    return bool((records.metrics["probe"] == PROBE).any())
+    """Whether any run of the lab recorded the noise scale; a table may call anything so."""
+    return not is_imported(records) and bool((records.metrics["probe"] == PROBE).any())
 
 
 def advise(records: Records) -> list[BatchAdvice]:

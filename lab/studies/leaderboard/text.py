@@ -11,6 +11,7 @@ import pandas as pd
 from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.text import format_p, listed, plain_text, to_json
+from lab.core import files
 from lab.studies.leaderboard.failures import Failure
 from lab.studies.leaderboard.matrix import (
     CURES,
@@ -196,7 +197,7 @@ def lines(matrix: Matrix) -> Iterator[str]:
 
 def as_csv(matrix: Matrix) -> str:
     """A line for each arm and failure."""
-    return pd.DataFrame(list(_plain_cells(matrix))).to_csv(index=False, lineterminator="\n")
+    return files.csv_text(pd.DataFrame(list(_plain_cells(matrix))))
 
 
 def as_json(matrix: Matrix) -> str:

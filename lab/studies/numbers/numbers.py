@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,19 +11,22 @@ from typing import Any, NamedTuple, Self
 
 from lab.analysis.forecast.fits import Crossing
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.analysis.sensitivity import LOST
 from lab.analysis.text import count, format_value, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.records.columns import spelled_out
-from lab.studies.numbers.limits import Limit, read_limits
+from lab.studies.numbers.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
 
 BEYOND, OPEN, UNTRIED, CLEAR = "beyond", "open", "not tried", "clear"
 APART, UNASKED = "does not carry over", "no number"
 VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
 FP16 = {"fp16": "fp16_emulated"}
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
-FAR_SIZES = 1000  # times the largest model that ran, beyond which a page says so first
+FAR_SIZES = 30  # times the largest run, beyond which nothing is called clear
 HIGH_RATE = 10.0  # a learning rate above which a page says so first
+DISAGREE = 3.0  # times, by which two records of one level may differ
+GO, LOOK, STOP = "go", "look", "stop"
 
 
 class Number(float):
@@ -85,6 +88,7 @@ class Risk:
     act: str = ""
     threshold: Mapping[str, Any] | None = None
     does_not_carry: str = ""
+    also: str = ""
 
     @property
     def means(self) -> str:
@@ -95,6 +99,13 @@ class Risk:
     def needs(self) -> tuple[str, ...]:
         """The numbers that it takes."""
         return DERIVED[self.number].needs if self.number in DERIVED else (self.number,)
+
+
+class Decision(NamedTuple):
+    """Whether to go, to look closer or to stop, and why."""
+
+    word: str
+    why: str
 
 
 class Row(NamedTuple):
@@ -129,14 +140,31 @@ class Row(NamedTuple):
     @property
     def does_not_carry(self) -> str:
         """Why the limit is another one for a model of the user's size; empty if no reason is known."""
-        is_clear = min(self.decades) > 0 and not self.source.has_trend
-        return self.risk.does_not_carry or (table()["without_a_trend"] if is_clear else "")
+        if self.risk.also:
+            records = [self.source, read_limits()[self.risk.also]]
+            levels = [record.beyond for record in records]
+            if max(levels) > DISAGREE * min(levels):
+                named = [
+                    f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)"
+                    for record in records
+                ]
+                return f"its records disagree, and the level is {listed(named)}"
+        reason = "" if self.source.has_trend else str(table()["without_a_trend"])
+        if self.beyond > math.log10(FAR_SIZES):
+            reason = reason or str(table()["too_far"])
+        return self.risk.does_not_carry or (reason if min(self.decades) > 0 else "")
+
+    @property
+    def factors_of_two(self) -> Crossing:
+        """From the number to the limit, with the interval; negative beyond it."""
+        return Crossing(*(decades / math.log10(2) for decades in self.decades))
 
     @property
     def verdict(self) -> str:
         """One of ``VERDICTS``; open if the interval of the limit holds the number, not tried if it has no end there.
 
-        A limit of small models at one size can tell what is beyond it, but never that a large model is clear of it.
+        A limit of small models at one size, or far below the user's, can tell what is beyond it, but never that a large
+        model is clear of it.
         """
         if math.isnan(self.value):
             return UNASKED
@@ -228,17 +256,89 @@ def not_covered(numbers: Mapping[str, Number | str]) -> list[str]:
 
 def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
     """What to know before all else, a sentence each: how far the numbers lie from all that ran."""
-    size, lr = numbers["params"], numbers.get("lr")
-    largest = max(limit.sizes[1] for limit in read_limits().values())
-    found = []
-    if float(size) > FAR_SIZES * largest:
-        times = count(float(size) / largest)
-        found.append(f"Your size is {times} times that of the largest model that ran here ({count(largest)}).")
+    ranges, found = public()["ranges"], []
+    if times := _far_size(numbers):
+        found.append(
+            f"Your size is {count(times)} times that of the largest public run here ({count(ranges['params'][1])})."
+        )
+    lr = numbers.get("lr")
     if isinstance(lr, Number) and lr > HIGH_RATE:
-        highest = max(limit.tried[1] for name, limit in read_limits().items() if name.startswith("costly_lr"))
-        found.append(f"lr={lr.text} is above {HIGH_RATE:g}, and the highest that ran here is {highest:g}: is it meant?")
+        found.append(
+            f"lr={lr.text} is above {HIGH_RATE:g}, and the highest that ran here is {ranges['lr'][1]:g}: is it meant?"
+        )
+    outside = [
+        f"{key}={_text(numbers[key])} ({short(low)} to {short(high)})"
+        for key, (low, high) in ranges.items()
+        if key in numbers and key not in ("params", "lr") and not low <= float(numbers[key]) <= high
+    ]
+    if outside:
+        found.append(f"Outside of what public runs had: {listed(outside)}.")
     if "optimizer" not in numbers:
         found.append("No optimizer is given, so these are the limits of AdamW.")
+    return found
+
+
+def _far_size(numbers: Mapping[str, Number | str]) -> float:
+    """The size over that of the largest public run, if it is more than ``FAR_SIZES`` times that; else 0."""
+    times = float(numbers["params"]) / float(public()["ranges"]["params"][1])
+    return times if times > FAR_SIZES else 0.0
+
+
+def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decision:
+    """What to do, by the rows of a run: stop beyond a limit, look where one is open, far away, or none is clear."""
+    titles = {word: [row.risk.title for row in found if row.verdict == word] for word in VERDICTS}
+    if beyond := titles[BEYOND]:
+        return Decision(STOP, f"{_are(beyond)} beyond the limit")
+    if unsure := [*titles[OPEN], *titles[UNTRIED]]:
+        return Decision(LOOK, f"{_are(unsure)} open")
+    if times := _far_size(numbers):
+        return Decision(LOOK, f"nothing is clear at {count(times)} times the size of any public run here")
+    if not titles[CLEAR]:
+        return Decision(LOOK, "no limit that carries over judges these numbers")
+    return Decision(GO, f"{_are(titles[CLEAR])} clear of the limit")
+
+
+def _are(titles: Sequence[str]) -> str:
+    return f"{listed(titles)} {'is' if len(titles) == 1 else 'are'}"
+
+
+def cliff(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> str:
+    """How far the learning rate lies from that at which runs begin to fail, a sentence; empty if that is not known."""
+    of_rates = [row for row in found if row.risk.number == "lr" and row.source.law and not math.isnan(row.value)]
+    for row in sorted(of_rates, key=lambda row: row.decades.middle)[:1]:
+        middle, *ends = row.factors_of_two
+        side = "below" if middle > 0 else "above"
+        low, high = sorted(ends) if middle > 0 else sorted(-end for end in ends)
+        return (
+            f"lr={_text(numbers['lr'])} is {abs(middle):.1f} [{low:.1f}, {high:.1f}] factors of two {side} the cliff, "
+            f"the rate from which such runs end {LOST:g} nats higher or more."
+        )
+    return ""
+
+
+def changes_of(optimizer: str) -> list[str]:
+    """What single changes of a tuned recipe did to public runs of an optimizer, or of all if it is none of theirs."""
+    known: Mapping[str, Mapping[str, Sequence[int]]] = public()["changes"]
+    own = known.get(optimizer) or _together(known.values())
+    of = optimizer if optimizer in known else f"{len(known)} other optimizers, since none of {optimizer} is here"
+    broke = [f"{name} ({broken} of {tried})" for name, (broken, tried) in own.items() if broken]
+    held: dict[str, int] = {}
+    for name, (_, tried) in own.items():
+        key = name.split()[0]
+        held[key] = held.get(key, 0) + tried
+    never = [key for key in held if not any(name.split()[0] == key and broken for name, (broken, _) in own.items())]
+    return [
+        f"Single changes that broke tuned runs of {of}: {listed(broke or ['none'])}.",
+        f"Changes that broke none: {listed(f'{key} (of {held[key]})' for key in never)}.",
+    ]
+
+
+def _together(tables: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Sequence[int]]:
+    """Runs that broke and that were tried, by change, summed over optimizers."""
+    found: dict[str, Sequence[int]] = {}
+    for own in tables:
+        for name, counts in own.items():
+            found[name] = [a + b for a, b in zip(found.get(name, (0, 0)), counts, strict=True)]
     return found
 
 
@@ -265,7 +365,7 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
         if risk.number in DERIVED:  # in proportion to the first of its numbers
             derived = DERIVED[risk.number].value
             value, unit = derived(first, *others), 1 / derived(1.0, *others)
-    limit = source.at(size, numbers.get("lr"))
+    limit = source.at(numbers)
     sign = -1 if risk.trouble == "below" else 1
     ends = [sign * _decades(value, end) for end in limit]
     beyond = max(0.0, math.log10(size / source.sizes[1]))
@@ -297,6 +397,13 @@ def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]
     low, high = source.tried
     if source.has_trend and numbers["params"] < source.sizes[0]:
         remarks.append(f"Your size lies below those that ran, from {count(source.sizes[0])} on.")
+    if source.law and "tokens" in source.law.exponents and "tokens" not in numbers:
+        remarks.append(f"No tokens are given, so {TOKENS_PER_PARAMETER} to each parameter are taken.")
+    optimizer = str(numbers.get("optimizer", "adamw"))
+    if source.offsets and optimizer not in source.offsets:
+        remarks.append(
+            f"No public run here has {optimizer}, so the interval covers {count(len(source.offsets))} others."
+        )
     if source.lines and math.isnan(source.beyond):
         at = f"The limit is that at a learning rate of {format_value(source.nearest(numbers.get('lr')))}"
         if "lr" not in numbers:

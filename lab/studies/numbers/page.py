@@ -16,9 +16,11 @@ from lab.analysis.forecast.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.studies.numbers import numbers
-from lab.studies.numbers.numbers import BEYOND, VERDICTS, Number, Row, short
+from lab.studies.numbers.limits import PUBLIC_RUNS
+from lab.studies.numbers.numbers import BEYOND, VERDICTS, Decision, Number, Row, short
 
 LINE_LENGTH = 120
+SAME_SIZE = 0.2  # decades beyond the largest size that ran, up to which a table is silent
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class NumbersPage:
                     "verdict": row.verdict,
                     "yours": yours(row),
                     "limit here": limit_text(row),
-                    "decades to it": decades_text(row.decades),
-                    "sizes between": f"{row.beyond:.1f} decades" if row.beyond else "none",
+                    "factors of two to it": factors_text(row.factors_of_two),
+                    "stands on": row.source.place,
+                    "your size": f"{count(10**row.beyond)} times larger" if row.beyond > SAME_SIZE else "",
                 }
                 for row in self.rows
             ]
@@ -67,6 +70,16 @@ class NumbersPage:
         """The levels at which to act, by column of a log."""
         found = [row.threshold for row in self.rows if row.threshold]
         return {threshold.column: {"above": threshold.above} for threshold in found}
+
+    @property
+    def decision(self) -> Decision:
+        """Whether to go, to look or to stop, and why."""
+        return numbers.decide(self.rows, self.given)
+
+    def lead(self) -> str:
+        """The decision, and how far the learning rate lies from the cliff."""
+        word, why = self.decision
+        return f"{word.capitalize()}: {why}. {numbers.cliff(self.rows, self.given)}".strip()
 
     def headline(self) -> str:
         """Which risks lie beyond their limits, and which are open, clear or unknown."""
@@ -80,7 +93,12 @@ class NumbersPage:
         """How far the numbers lie from all that ran, what is not covered, and what was not asked, a sentence each."""
         found = [f"Not covered: {reason}." for reason in numbers.not_covered(self.given)]
         out = [f"Not asked ({given}): {listed(titles)}." for given, titles in numbers.left_out(self.given).items()]
-        return [*numbers.far_away(self.given), *found, *out]
+        return [*numbers.far_away(self.given), *found, *self.changes(), *out]
+
+    def changes(self) -> list[str]:
+        """What single changes of a tuned recipe did to public runs of the optimizer, if one is given."""
+        optimizer = self.given.get("optimizer")
+        return numbers.changes_of(str(optimizer)) if optimizer else []
 
     def columns(self) -> str:
         """The names of what to log, as ``lab watch`` reads them."""
@@ -88,7 +106,7 @@ class NumbersPage:
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
-        for line in (self.title, self.headline(), *self.remarks()):
+        for line in (self.lead(), self.title, self.headline(), *self.remarks()):
             yield from textwrap.wrap(line, LINE_LENGTH)
         yield ""
         yield from plain_text(self.table)
@@ -115,7 +133,8 @@ class NumbersPage:
         return "\n".join(self._body())
 
     def _body(self) -> Iterator[Markup]:
-        yield html.paragraph(self.headline(), "lead")
+        yield html.paragraph(self.lead(), "lead")
+        yield html.paragraph(self.headline())
         yield from map(html.paragraph, self.remarks())
         yield html.table(self.table)
         yield html.paragraph(numbers.table()["about"], "note")
@@ -130,9 +149,11 @@ class NumbersPage:
         content = {
             "command": self.command,
             "numbers": dict(self.given),
+            "decision": self.decision._asdict(),
             "headline": self.headline(),
             "risks": [_plain(row) for row in self.rows],
             "thresholds": self.thresholds,
+            "changes": self.changes(),
             "far_away": numbers.far_away(self.given),
             "left_out": [
                 f"{title} ({given})" for given, titles in numbers.left_out(self.given).items() for title in titles
@@ -157,8 +178,9 @@ def about(row: Row) -> list[str]:
         missing=_missing(row),
         remarks=row.remarks,
         threshold=row.threshold,
+        is_public=row.source.sweep == PUBLIC_RUNS,
         sizes=first_to_last(map(count, row.source.sizes)),
-        steps=first_to_last(map(str, row.source.steps)),
+        steps=first_to_last(map(short, row.source.steps)),
     )
     return text.splitlines()
 
@@ -190,12 +212,12 @@ def limit_text(row: Row) -> str:
     return f"{spelled(row.limit.middle)} [{spelled(ends[0])}, {spelled(ends[1])}]"
 
 
-def decades_text(decades: Crossing) -> str:
-    """Decades to a limit with their interval; empty without a number."""
-    if math.isnan(decades.middle):
+def factors_text(factors: Crossing) -> str:
+    """Factors of two to a limit with their interval; empty without a number."""
+    if math.isnan(factors.middle):
         return ""
-    ends = sorted(decades[1:])
-    return f"{_signed(decades.middle)} [{_signed(ends[0])}, {_signed(ends[1])}]"
+    ends = sorted(factors[1:])
+    return f"{_signed(factors.middle)} [{_signed(ends[0])}, {_signed(ends[1])}]"
 
 
 def _signed(value: float) -> str:
@@ -213,12 +235,14 @@ def _plain(row: Row) -> dict[str, Any]:
         "limit": Crossing(*(end or -math.inf for end in row.limit)).plain,  # 0 stands for an end below all that ran
         "trouble": risk.trouble,
         "decades_to_limit": row.decades.plain,
+        "factors_of_two_to_limit": row.factors_of_two.plain,
         "decades_of_size_between": row.beyond,
         "is_extrapolated": row.beyond > 0,
         "n": source.seeds,
         "interval_level": 0.95,
         "records": {
             "sweep": source.sweep,
+            "runs": source.runs,
             "parameters": list(source.sizes),
             "steps": list(source.steps),
             "values": list(source.tried),

@@ -18,8 +18,8 @@ from lab.analysis.grouping import arm_labels
 from lab.analysis.rendering import layout, marks, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import number
-from lab.records.store import Records
-from lab.studies.spikes.restart_effects import ENTRIES, LEDGER, NONE, RecordedRestart, restarts_of
+from lab.records.store import ENTRIES, Records
+from lab.studies.spikes.restart_effects import LEDGER, NONE, RecordedRestart, restarts_of
 
 LOSSES = {"val_loss": "held-out loss\n(nats/token)", "train_loss": "training loss\n(nats/token)"}
 FEWEST_STEPS, MOST_POINTS = 10, 100  # fewest steps of a loss that is drawn, most points of a line

@@ -244,6 +244,8 @@ def _costs(records: Records) -> pd.DataFrame:
     planted = planted[planted.index.map(burst.to_dict()) != NONE]
     planted = planted.assign(more=(planted["spikes"] - 1).clip(lower=0), lost=planted["rewound"] + planted["skipped"])
     both = pd.concat([remedy_traits(records), planted])[["more", "lost", "final"]]
+    if both.empty:
+        return both.assign(id=[], spikes=[], name=[])
     names = remedy_names(records.runs.to_dict("records"))
     kinds = both.index.map(burst.to_dict()).str.replace("_", " ").to_series(both.index).replace(NONE, OWN_SPIKES)
     return both.assign(id=both.index, spikes=kinds, name=both.index.map(names)).dropna(subset=["name"])

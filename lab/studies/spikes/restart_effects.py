@@ -16,10 +16,10 @@ from lab.analysis.judging.evidence import ArmTables
 from lab.analysis.judging.quantities import held_out, loss_at_top
 from lab.analysis.probe_values import late_excess, rise
 from lab.core.spike_trigger import LEAST_RISE
-from lab.records.store import Records
+from lab.records.store import ENTRIES, Records
 from lab.studies.spikes.effects import HALF
 
-LEDGER, ENTRIES, NONE, CHAIN = "ledger", "ledger.entries", "none", "optimizer.chain"
+LEDGER, NONE, CHAIN = "ledger", "none", "optimizer.chain"
 # Settings of the optimizer that are shown as multiples of those at the start; and names of settings for readers.
 RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from lab.analysis.text import capitalized, listed
 from lab.core import shipped
-from lab.core.errors import RequestError, nearest
+from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.registry import load_plugins
 
 FILE = Path(__file__).with_name("battery.yaml")
@@ -149,12 +150,19 @@ class Change(NamedTuple):
         acts_on: the part of training that it changes.
         words: the overrides that make it; empty for an intervention.
         times: its learning rate for each of the recipe's.
+        scales: keys whose value in the recipe it multiplies, each with the factor.
     """
 
     name: str
     acts_on: str
     words: tuple[str, ...] = ()
     times: float = 1.0
+    scales: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def is_intervention(self) -> bool:
+        """Whether it is the intervention of its name."""
+        return not (self.words or self.scales)
 
 
 class Stages(NamedTuple):
@@ -176,6 +184,7 @@ class Battery(NamedTuple):
         sizes: overrides of further sizes at which a card of so many minutes trains the curve.
         confirm: how changes are tried.
         changes: single changes of a recipe by name.
+        without_hooks: names of the changes that a model of the user's own can take, the most promising first.
         tests: the tests by name, in their order.
     """
 
@@ -186,6 +195,7 @@ class Battery(NamedTuple):
     sizes: Mapping[int, Sequence[str]]
     confirm: Stages
     changes: Mapping[str, Change]
+    without_hooks: tuple[str, ...]
     tests: Mapping[str, StressTest]
 
     def chosen(self, names: Sequence[str], minutes: int) -> list[StressTest]:
@@ -212,29 +222,42 @@ class Battery(NamedTuple):
         """The test on whose runs the cures of a failed test are tried: itself, or one of the same failure."""
         return self.tests[test.cured_as or test.name]
 
-    def cures_of(self, test: StressTest, asked: str, others: Mapping[str, Change] | None = None) -> list[Change]:
+    def cures_of(
+        self,
+        test: StressTest,
+        asked: str,
+        others: Mapping[str, Change] = MappingProxyType({}),
+        *,
+        has_hooks: bool = True,
+    ) -> list[Change]:
         """The changes that are tried on a test.
 
         Args:
             test: the test.
             asked: ``none``, how many of its cures, ``all``, or names of changes separated by commas.
-            others: changes that ``all`` tries after those of the test.
+            others: changes that ``all`` tries after those of the test, and that may be named, too.
+            has_hooks: whether the model has the lab's hooks; else the cures are those that need none.
 
         Raises:
             RequestError: it is none of these, or a name is unknown.
         """
+        known = {**others, **self.changes}
+        cures = list(test.cures)
+        if not has_hooks:
+            cures = sorted(self.without_hooks, key=lambda name: name not in test.cures)
         if asked == "none":
-            return []
-        if asked == "all":
-            rest = (change for name, change in (others or {}).items() if name not in test.cures)
-            return [*(self.changes[name] for name in test.cures), *rest]
-        if asked.isdecimal():
-            return [self.changes[name] for name in test.cures[: int(asked)]]
-        names = asked.split(",")
-        if unknown := [name for name in names if name not in self.changes]:
-            known = nearest(unknown[0], self.changes)
-            raise RequestError(f"unknown cure {unknown[0]!r}; {known}; or a number of cures, all, or none")
-        return [self.changes[name] for name in names if name in test.cures]
+            names = []
+        elif asked == "all":
+            names = [*cures, *others]
+        elif asked.isdecimal():
+            names = cures[: int(asked)]
+        else:
+            names = asked.split(",")
+        if unknown := [name for name in names if name not in known]:
+            similar = similar_names(unknown[0], sorted(known))
+            hint = f"nearest: {', '.join(similar)}" if similar else "lab list interventions and optimizers name them"
+            raise RequestError(f"unknown cure {unknown[0]!r}; {hint}; or a number of cures, all, or none")
+        return [known[name] for name in dict.fromkeys(names)]
 
     def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:
         left, fitting = 60.0 * minutes, []
@@ -311,7 +334,10 @@ def read_battery() -> Battery:
     tests = {name: _test(name, entry) for name, entry in tree["tests"].items()} | _ADDED
     low, high = map(float, tree["farthest"])
     changes = {
-        name: Change(name, entry["acts_on"], tuple(entry.get("words", ()))) for name, entry in tree["changes"].items()
+        name: Change(
+            name, entry["acts_on"], tuple(entry.get("words", ())), scales=tuple(entry.get("scales", {}).items())
+        )
+        for name, entry in tree["changes"].items()
     }
     return Battery(
         tuple(tree["runs"]),
@@ -321,6 +347,7 @@ def read_battery() -> Battery:
         tree["sizes"],
         Stages(**tree["confirm"]),
         changes,
+        tuple(tree["without_hooks"]),
         tests,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.statistics import power_of
+from lab.analysis.statistics import Interval, power_of
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
+from lab.core import files
+from lab.core.errors import RequestError, nearest
 from lab.studies.stress.battery import Battery, StressTest, read_battery
 from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, VERDICTS, WEAK, Line, lines_of, strips
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
-from lab.studies.stress.reference import beside_published
-from lab.studies.stress.sizes import SizeTrend
+from lab.studies.stress.reference import beside_published, published_verdicts
 
+FILE = "card.json"  # of a card, in the folder of its records
 INTERVAL_LEVEL = 0.95
 SAY = html.macros("card.txt")  # a macro for each kind of sentence
 
@@ -41,9 +43,10 @@ class Card:
         bigram: loss of a bigram model of the text, nats per token; NaN without losses.
         parameters: of the model.
         active: those that act on a token; fewer where the model has experts.
+        is_judged: whether the recipe ends better than a bigram model at any learning rate, as far as its card tells.
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
-        trend: of the headroom over size; None without three sizes.
+        trend: of the headroom over size, see ``SizeTrend.plain``; None without three sizes.
     """
 
     recipe: str
@@ -54,20 +57,16 @@ class Card:
     bigram: float
     parameters: int
     active: int
+    is_judged: bool = True
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
-    trend: SizeTrend | None = None
+    trend: Mapping[str, Any] | None = None
 
     @property
     def size(self) -> str:
         """Its parameters in words: ``41.2k``, or with experts ``72.4k (35.5k active)``."""
         active = f" ({count(self.active)} active)" if self.active < self.parameters else ""
         return f"{count(self.parameters)}{active}"
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the recipe ends better than a bigram model at any learning rate."""
-        return all(line.verdict != NOT_JUDGED for line in self.lines)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -100,7 +99,7 @@ class Card:
                 "verdict": cure.verdict,
                 "takes off": cure.effect,
                 "p (Holm)": format_p(cure.p),
-                "left": f"{cure.left:.2f}{f', {cure.stuck} seeds stuck' * bool(cure.stuck)}",
+                "left": cure.what_is_left,
                 "at the best LR": cure.cost_at_best,
                 "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
                 "parameters": f"{cure.parameters:+,}",
@@ -112,13 +111,19 @@ class Card:
         return pd.DataFrame(rows)
 
     def cure_line(self) -> str:
-        """Which changes cure which failure."""
+        """Which changes cure which failure, and which of the tests on which changes were tried by name."""
+        tried = {cure.test.name for cure in self.cures or () if not cure.reason}
         failed = [line.test for line in self.lines if line.verdict == FAILS]
-        if not failed:
+        others = [
+            line.test
+            for line in self.lines
+            if line.verdict in (WEAK, OPEN) and (line.test.cured_as or line.test.name) in tried
+        ]
+        if not failed and not others:
             return "It fails no test, so there is nothing to cure."
         if self.cures is None:
             return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
-        return " ".join([*(self._cured(test) for test in failed), *self._costly()])
+        return " ".join([*map(self._cured, [*failed, *others]), *self._costly()])
 
     def _costly(self) -> Iterator[str]:
         """Yield which changes would cure a test and are not advised."""
@@ -131,6 +136,10 @@ class Card:
 
     def _cured(self, test: StressTest) -> str:
         of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
+        tried = sum(not cure.reason for cure in of_test)
+        if not tried:
+            why = "no change could be tried on it" if of_test else "no change is known to try on it"
+            return f"{capitalized(test.title)}: {why}."
         advised = [cure for cure in of_test if cure.is_advised]
         parts = [
             f"{head} {listed(_at_a_price(cure) for cure in advised if cure.verdict == verdict)}"
@@ -139,8 +148,8 @@ class Card:
         ]
         if test.cured_as and parts:  # its cures are measured in the unit of another test
             parts[-1] += f", as measured by {of_test[0].test.title}"
-        tried = sum(not cure.reason for cure in of_test)
-        return f"{capitalized(test.title)} {'; '.join(parts) or f'is cured by none of the {tried} changes tried'}."
+        none = "is not cured by the change tried" if tried == 1 else f"is cured by none of the {tried} changes tried"
+        return f"{capitalized(test.title)} {'; '.join(parts) or none}."
 
     def figure(self) -> Drawing:
         """The strips of all tests."""
@@ -154,8 +163,8 @@ class Card:
         lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
         yield from (*lead, *card_body(self.lines, self.table), *cures)
-        if self.trend:
-            yield html.section("Headroom with size", html.bullets(self.trend.sentences()))
+        if self.trend and self.is_judged:
+            yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
             yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
@@ -164,15 +173,32 @@ class Card:
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
 
     def _cures(self) -> Iterator[Markup]:
-        if len(self.cure_table):
-            yield html.table(self.cure_table)
+        """Yield a table for each test, so that its title and units take no width in each row."""
+        table = self.cure_table
+        for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
+            of_test = table[table["test"] == test.title].drop(columns="test")
+            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+                of_test[column] = of_test[column].str.removesuffix(f" {unit}")
+                of_test = of_test.rename(columns={column: f"{column}, {unit}"})
+            of_test["time of a step"] = of_test["time of a step"].str.partition(" ")[0]
+            yield html.paragraph(f"On {test.title}:")
+            yield html.table(of_test)
         if untried := list(self._untried()):
             yield html.bullets(untried)
 
     def _untried(self) -> Iterator[str]:
-        reasons = {cure.change: cure.reason for cure in self.cures or () if cure.reason}
-        for change, reason in reasons.items():
-            yield f"Not tried: {change}, since {reason}."
+        """Yield which changes were not tried, those together that have one reason on the same tests."""
+        every = {cure.test.title for cure in self.cures or ()}
+        tests = dict[tuple[str, str], list[str]]()  # by reason and change
+        for cure in self.cures or ():
+            if cure.reason:
+                tests.setdefault((cure.reason, cure.change), []).append(cure.test.title)
+        changes = dict[tuple[str, str], list[str]]()  # by reason and the tests
+        for (reason, change), titles in tests.items():
+            on = f" on {listed(titles)}" if len(titles) < len(every) else ""
+            changes.setdefault((reason, on), []).append(change)
+        for (reason, on), names in changes.items():
+            yield f"Not tried{on}: {listed(names)}, since {reason}."
 
     def page(self) -> str:
         """A page of HTML."""
@@ -180,23 +206,32 @@ class Card:
         return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
 
     def headline(self) -> str:
-        """Which tests it fails, in which it is weak or open, and which it passes."""
+        """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
         if not self.is_judged:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
             return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
-        heads = {FAILS: "Fails", WEAK: "Weak", OPEN: "Open", PASSES: "Passes"}
-        return " ".join(f"{heads[word]}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS)
+        parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
+        if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
+            parts.append(f"Not judged: {listed(unjudged)}.")
+        return " ".join(parts)
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SAY.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             is_bound=any(line.is_bound for line in self.lines),
-            has_cures=bool(self.cures),
+            is_capped=any(line.capped and line.shown_values for line in self.lines)
+            or any(cure.capped for cure in self.cures or ()),
+            caveats={
+                line.test.title: line.caveat
+                for line in self.lines
+                if self.is_judged and line.caveat and line.verdict != FAILS
+            },
+            has_cures=any(not cure.reason for cure in self.cures or ()),
             left_out=self.left_out,
-            counts_experts=self.trend and self.active < self.parameters,
+            counts_experts=bool(self.trend) and self.active < self.parameters,
             parameters=self.size,
         )
         return [*(line.test.explained for line in self.lines), *notes.splitlines()]
@@ -215,8 +250,8 @@ class Card:
                 yield from plain_text(self.cure_table)
             yield from self._untried()
             yield ""
-        if self.trend:
-            yield from (*self.trend.sentences(), "")
+        if self.trend and self.is_judged:
+            yield from (*self.trend["sentences"], "")
         yield from self.notes()
 
     def not_tested(self) -> list[str]:
@@ -235,23 +270,24 @@ class Card:
             "is_judged": self.is_judged,
             "best_lr": best_lr(self.losses),
             "best_loss": self.best_loss,
-            "losses_at_best_lr": _by_seed(self.losses),
+            "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
+            "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},
             "loss_bigram": self.bigram,
             "parameters": self.parameters,
             "active_parameters": self.active,
             "tests": [_plain(line) for line in self.lines],
             "left_out": dict(self.left_out),
             "not_tested": self.not_tested(),
-            "sizes": self.trend.plain() if self.trend else None,
+            "sizes": self.trend,
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return to_json(content)
 
 
-def _by_seed(losses: pd.DataFrame) -> dict[str, float]:
-    """The losses at the best learning rate by seed."""
-    at_best = losses.T.get(best_lr(losses), pd.Series(dtype=float))
-    return {str(seed): float(loss) for seed, loss in at_best.items()}
+def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
+    """The losses at a learning rate by seed; none where the curve lacks it."""
+    at_lr = losses.T.get(lr, pd.Series(dtype=float))
+    return {str(seed): float(loss) for seed, loss in at_lr.items()}
 
 
 def _at_a_price(cure: Cure) -> str:
@@ -261,11 +297,11 @@ def _at_a_price(cure: Cure) -> str:
 
 
 def _failure(test: StressTest) -> str:
-    """What fails at scale, who says so, and what is known to fail the test here."""
+    """What fails at scale, who says so, and which recipes are known to fail the test here."""
     known = "no recipe is known to fail it here"
     if test.fails_with is not None:
         known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
-    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}."
+    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}.{published_verdicts(test.name)}"
 
 
 def power(line: Line) -> float | None:
@@ -294,6 +330,9 @@ def _plain(line: Line) -> dict[str, Any]:
         "seeds": list(interval.values),
         "seed_numbers": list(line.seeds),
         "stuck_seeds": line.stuck,
+        "capped_seeds": line.capped,
+        "caveat": line.caveat,
+        "reason": line.caveat if line.verdict == NOT_JUDGED else "",
         "passes": test.passes,
         "fails": test.fails,
         "failure": test.failure,
@@ -314,6 +353,7 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "p": cure.p,
         "left": cure.left,
         "stuck_seeds": cure.stuck,
+        "capped_seeds": cure.capped,
         "cost_at_best_lr": cure.cost.mean,
         "cost_low": cure.cost.low,
         "cost_high": cure.cost.high,
@@ -336,4 +376,82 @@ def card_of(
     tables = list(done.values())
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
     parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
-    return Card(recipe, command, folder, lines, losses, bigram, parameters, active)
+    return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done))
+
+
+def read_card(folder: Path) -> Card:
+    """The card that ``lab stress`` left in a folder.
+
+    Raises:
+        RequestError: there is none, it is damaged, or it has a test or a change that is unknown here.
+    """
+    path = folder / FILE
+    try:
+        content = files.read_json(path, dict)
+    except OSError as refusal:
+        raise RequestError(f"no card {path}: {refusal.strerror}") from None
+    except ValueError:
+        raise RequestError(f"{path} is damaged; lab stress makes it anew") from None
+    known = read_battery().tests
+    if unknown := [test["name"] for test in content.get("tests", ()) if test.get("name") not in known]:
+        raise RequestError(f"{path} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], known)}")
+    try:
+        return _read(content, folder)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RequestError(f"{path} is damaged, or of another version; lab stress makes it anew") from None
+
+
+def _read(content: Mapping[str, Any], folder: Path) -> Card:
+    """The card in the JSON of ``Card.as_json``; an earlier one has the losses at its best learning rate only."""
+    tests, lines = dict(read_battery().tests), list[Line]()
+    for told in content["tests"]:
+        as_told = {key: told[key] for key in ("title", "unit", "passes", "fails", "failure", "source", "means")}
+        tests[told["name"]] = test = replace(tests[told["name"]], **as_told)
+        interval = _interval(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
+        facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
+        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("caveat", "")))
+    curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
+    losses = pd.DataFrame({float(lr): of_lr for lr, of_lr in curve.items() if of_lr}, dtype=float).T
+    cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]
+    return Card(
+        content["recipe"],
+        content["command"],
+        folder,
+        lines,
+        losses.rename(columns=int),
+        _number(content["loss_bigram"]),
+        content["parameters"],
+        content["active_parameters"],
+        content["is_judged"],
+        cures,
+        content["left_out"],
+        content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
+    )
+
+
+def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
+    return Cure(
+        test,
+        told["change"],
+        told["verdict"],
+        _interval(told, "takes_off", "low", "high"),
+        _number(told["p"]),
+        _number(told["left"]),
+        told["stuck_seeds"],
+        _interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
+        told["parameters_added"],
+        told["reason"],
+        told["is_confirmed"],
+        told.get("capped_seeds", 0),
+        told["is_advised"],
+    )
+
+
+def _interval(told: Mapping[str, Any], *keys: str) -> Interval:
+    mean, low, high = (_number(told[key]) for key in keys)
+    return Interval(mean, low, high, told["n"])
+
+
+def _number(value: float | None) -> float:
+    """A number of JSON; null is NaN."""
+    return math.nan if value is None else float(value)

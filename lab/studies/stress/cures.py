@@ -12,7 +12,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
 from lab.studies.stress.battery import Change, Setting, Spread, StepTime, StressTest, read_step_times
 from lab.studies.stress.lines import with_half_width
-from lab.studies.stress.measures import Outcomes, is_stuck, pooled_interval, pooled_sd
+from lab.studies.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval, pooled_sd
 
 FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -50,6 +50,7 @@ class Cure(NamedTuple):
         parameters: that it adds.
         reason: why it was not tried.
         is_confirmed: whether its numbers are of fresh seeds, by which it was not chosen.
+        capped: of how many seeds the stressed run counts with its loss at initialization.
         is_advised: whether the recipe loses no more than ``LOSES`` by it at its best learning rate, and still ends
             better than a bigram model there, if it did.
     """
@@ -65,12 +66,20 @@ class Cure(NamedTuple):
     parameters: int
     reason: str = ""
     is_confirmed: bool = False
+    capped: int = 0
     is_advised: bool = True
 
     @property
     def effect(self) -> str:
         """Its effect with interval and unit: ``0.44 ± 0.16 nats``."""
         return with_half_width(self.takes_off, self.test.unit)
+
+    @property
+    def what_is_left(self) -> str:
+        """What is left of the measure, and how many seeds are stuck or capped: ``0.31, 1 seed stuck``."""
+        counts = {"stuck": self.stuck, "capped": self.capped}
+        seeds = [f"{number} seed{'s' * (number > 1)} {word}" for word, number in counts.items() if number]
+        return ", ".join([f"{round(self.left, 2) + 0.0:.2f}", *seeds])
 
     @property
     def step_time(self) -> StepTime | None:
@@ -138,7 +147,9 @@ def judge(
         numbers = (interval, p, float(left.mean()), stuck, cost, added)
         is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
         is_advised = not is_lost and not cost.mean > LOSES
-        cures.append(Cure(test, trial.change, verdict, *numbers, is_confirmed=bool(fresh), is_advised=is_advised))
+        capped = int(is_capped(table).sum()) if test.metric == "loss" else 0
+        judged = Cure(test, trial.change, verdict, *numbers, capped=capped, is_advised=is_advised)
+        cures.append(judged._replace(is_confirmed=bool(fresh)))
     return sorted(cures, key=lambda cure: -cure.takes_off.mean)
 
 

@@ -17,6 +17,7 @@ VERDICTS = (FAILS, WEAK, OPEN, PASSES)
 STRIP = 32  # characters
 BETWEEN = (0.375, 0.625)  # the part of a strip between the zones
 SEED = "o"
+UNTRAINED = "the recipe ends no better than a bigram model at any learning rate"
 ZONE_MARKS = {PASSES: ".", WEAK: ":", FAILS: "#"}
 
 
@@ -57,6 +58,8 @@ class Line(NamedTuple):
         is_bound: whether the measure is a lower bound.
         stuck: of how many seeds training was stuck, or diverged.
         seeds: the seeds of the values of the interval, in their order.
+        capped: of how many seeds the loss of a run counts as that at initialization.
+        caveat: why a small number says nothing of what the recipe stands; empty where nothing speaks against it.
     """
 
     test: StressTest
@@ -65,6 +68,8 @@ class Line(NamedTuple):
     is_bound: bool
     stuck: int
     seeds: tuple[int, ...] = ()
+    capped: int = 0
+    caveat: str = ""
 
     @property
     def by_seed(self) -> pd.Series[float]:
@@ -73,12 +78,25 @@ class Line(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The number with its interval and its unit: ``0.83 ± 0.20 decades``."""
+        """The number with its interval and its unit, ``0.83 ± 0.20 decades``; empty where the test is not judged."""
+        if self.verdict == NOT_JUDGED:
+            return ""
         if math.isnan(self.interval.mean):
             return "no value"
         bound = "at least " if self.is_bound else ""
         stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
-        return f"{bound}{with_half_width(self.interval, self.test.unit)}{stuck}"
+        capped = f", {self.capped} of {self.interval.n} seeds capped" if self.capped else ""
+        return f"{bound}{with_half_width(self.interval, self.test.unit)}{stuck}{capped}"
+
+    @property
+    def outcome(self) -> str:
+        """The number and the verdict: ``0.83 ± 0.20 decades, fails``; the verdict alone where it is not judged."""
+        return ", ".join(filter(None, [self.number, self.verdict]))
+
+    @property
+    def shown_values(self) -> tuple[float, ...]:
+        """A value per seed for readers; none where the test is not judged."""
+        return () if self.verdict == NOT_JUDGED else self.interval.values
 
     @property
     def zones(self) -> tuple[str, str]:
@@ -87,9 +105,12 @@ class Line(NamedTuple):
         return f"{above} {self.test.passes:g}", f"{below} {self.test.fails:g}"
 
     def strip(self) -> str:
-        """The zones as plain characters, with a mark for each seed, or with the number of seeds in one place."""
+        """The zones as plain characters, with a mark for each seed, or with the number of seeds in one place.
+
+        A test that is not judged has no marks.
+        """
         marks = [ZONE_MARKS[zone_at((place + 0.5) / STRIP)] for place in range(STRIP)]
-        places = [min(int(along(self.test, value) * STRIP), STRIP - 1) for value in self.interval.values]
+        places = [min(int(along(self.test, value) * STRIP), STRIP - 1) for value in self.shown_values]
         for place in places:
             seeds = places.count(place)
             marks[place] = SEED if seeds == 1 else str(seeds) if seeds < 10 else "*"
@@ -119,17 +140,23 @@ def strips(lines: Sequence[Line], names: Sequence[str] = ()) -> Iterator[str]:
     names = names or [line.test.title for line in lines]
     width = max(map(len, names), default=0)
     for name, line in zip(names, lines, strict=True):
-        yield f"{name:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}"
+        yield f"{name:{width}}  [{line.strip()}]  {line.verdict:10}  {line.number}".rstrip()
 
 
 def lines_of(tests: Iterable[StressTest], done: Outcomes, battery: Battery) -> list[Line]:
     """What the runs so far say of each test; tests some of whose runs are missing are left out.
 
-    No test of a recipe is judged that ends no better than a bigram model at any learning rate of its curve.
+    No test is judged of a recipe that ends no better than a bigram model at any learning rate of its curve.
     """
-    is_judged = not len(curve(done)) or beats_bigram(done)
     lines = [line for test in tests if (line := _line_of(test, done, battery))]
-    return lines if is_judged else [line._replace(verdict=NOT_JUDGED) for line in lines]
+    if is_judged(done):
+        return lines
+    return [line._replace(verdict=NOT_JUDGED, caveat=UNTRAINED) for line in lines]
+
+
+def is_judged(done: Outcomes) -> bool:
+    """Whether a recipe ends better than a bigram model at any learning rate of its curve, if it has one."""
+    return not len(curve(done)) or beats_bigram(done)
 
 
 def _line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
@@ -139,5 +166,7 @@ def _line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
         return None
     interval = pooled_interval(list(measured.seeds), test.spread)
     verdict = verdict_of(test, interval, is_bound=measured.is_bound, stuck=measured.stuck)
+    if verdict == PASSES and measured.caveat:
+        verdict = NOT_JUDGED
     seeds = tuple(int(str(seed)) for seed in measured.seeds.index)
-    return Line(test, verdict, interval, measured.is_bound, measured.stuck, seeds)
+    return Line(test, verdict, interval, measured.is_bound, measured.stuck, seeds, measured.capped, measured.caveat)

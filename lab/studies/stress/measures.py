@@ -38,11 +38,15 @@ class Measured(NamedTuple):
         seeds: a value per seed; without those that have none.
         is_bound: whether the value is a lower bound, since the curve ends before the loss has risen.
         stuck: of how many stressed seeds training was stuck, or diverged.
+        capped: of how many seeds the loss of a run counts as that at initialization.
+        caveat: why a small number says nothing of what the recipe stands; empty where nothing speaks against it.
     """
 
     seeds: pd.Series[float]
     is_bound: bool = False
     stuck: int = 0
+    capped: int = 0
+    caveat: str = ""
 
 
 def outcomes(records: Records, ids: Mapping[Setting, Sequence[str]]) -> dict[Setting, pd.DataFrame]:
@@ -229,7 +233,26 @@ def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | No
         return None
     *references, stressed = (table for table in tables if table is not None)
     values = stressed[test.metric] - (references[0][test.metric] if references else 0.0)
-    return Measured(values.dropna(), stuck=int(is_stuck(stressed).sum()))
+    capped = int(np.logical_or.reduce([is_capped(table) for table in (*references, stressed)]).sum())
+    caveat = caveat_of(references[0]) if references else ""
+    return Measured(values.dropna(), False, int(is_stuck(stressed).sum()), capped * (test.metric == "loss"), caveat)
+
+
+def caveat_of(reference: pd.DataFrame) -> str:
+    """Why a small difference from these runs says nothing: they learned too little to lose; empty where they did not.
+
+    Runs that end no better than a bigram model lose little under any stress. So a test would credit an optimizer for
+    being slow at the learning rate of its reference.
+    """
+    loss, bigram = float(reference["loss"].mean()), float(reference["loss_bigram"].mean())
+    if loss < bigram:
+        return ""
+    return f"the runs that it is compared with end at {loss:.3f}, no better than a bigram model ({bigram:.3f})"
+
+
+def is_capped(table: pd.DataFrame) -> pd.Series[bool]:
+    """By seed whether a run counts with its loss at initialization, since it ended above it or diverged."""
+    return table["loss"] >= table["loss_at_init"]
 
 
 def is_stuck(table: pd.DataFrame) -> pd.Series[bool]:
@@ -246,8 +269,8 @@ def pooled_sd(groups: Sequence[np.ndarray], spread: Spread) -> Spread:
     """
     freedom = sum(max(len(group) - 1, 0) for group in groups)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups if len(group))
-    if freedom and spread.freedom:
-        ratio = squares / freedom / spread.sd**2
+    if freedom and spread.freedom and squares:
+        ratio = squares / freedom / spread.sd**2 if spread.sd else math.inf
         spread = Spread() if scipy.special.fdtrc(freedom, spread.freedom, ratio) < SPREADS_MORE else spread
     if spread.freedom:
         freedom, squares = freedom + spread.freedom, squares + spread.freedom * spread.sd**2

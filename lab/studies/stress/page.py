@@ -21,7 +21,8 @@ HEIGHT = 0.56  # of a strip, of its row
 def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
     """A strip per test: where recipes pass, where they are weak and where they fail, with a dot for each seed.
 
-    Each strip has a scale of its own. Seeds beyond its ends lie at the ends. Bars are 95 % intervals of the mean.
+    Each strip has a scale of its own. Seeds beyond its ends lie at the ends. Bars are 95 % intervals of the mean. A
+    test that is not judged shows neither.
     """
     names = names or [f"{line.test.title}: {line.verdict}" for line in lines]
     sheet, [[axes]] = layout.facets([""], [""], panels.rows_height(names), 1, room=panels.rows_room(names))
@@ -31,15 +32,15 @@ def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
             place = ((left, row - HEIGHT / 2), right - left, HEIGHT)
             axes.add_patch(Rectangle(*place, facecolor=COLOURS[zone], alpha=0.25, linewidth=0))
         test, interval = line.test, line.interval
-        if interval.n and interval.low <= interval.high:
+        if line.shown_values and interval.low <= interval.high:
             ends = [along(test, interval.low), along(test, interval.high)]
             axes.plot(ends, [row, row], color=style.INK, linewidth=1.2)
-        seeds = [along(test, value) for value in interval.values]
+        seeds = [along(test, value) for value in line.shown_values]
         (dots,) = axes.plot(seeds, [row] * len(seeds), "o", color=style.INK, markersize=5, alpha=0.8)
         zones = "passes {}, fails {}".format(*line.zones)
         texts = [
             f"{test.title}\nseed {seed + 1} of {interval.n}\n{value:.3g} {test.unit}\n{zones}"
-            for seed, value in enumerate(interval.values)
+            for seed, value in enumerate(line.shown_values)
         ]
         panels.say(axes, dots, texts)
     axes.set_yticks(range(len(names)), list(map(panels.row_name, names)))

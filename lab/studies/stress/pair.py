@@ -16,7 +16,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.studies.stress.card import INTERVAL_LEVEL, SAY, Card
-from lab.studies.stress.lines import NOT_JUDGED, Line, strips, with_half_width
+from lab.studies.stress.lines import Line, strips, with_half_width
 from lab.studies.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.studies.stress.page import card_figure
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
         first: the line of the first card.
         second: the line of the second card.
         difference: the first measure minus the second over their common seeds, with its 95 % interval.
-        p: of no difference, adjusted for all tests; NaN where a recipe is not judged or nothing tells the spread.
+        p: of no difference, adjusted for all tests; NaN where they cannot be compared or nothing tells the spread.
     """
 
     first: Line
@@ -50,8 +50,15 @@ class Pair(NamedTuple):
         return -1 if worse.is_bound else better
 
     @property
+    def caveats(self) -> tuple[str, str]:
+        """Why a small number of each recipe says nothing; where there is any, the two cannot be compared."""
+        return self.first.caveat, self.second.caveat
+
+    @property
     def number(self) -> str:
-        """The difference with its interval and its unit."""
+        """The difference with its interval and its unit; empty where the two cannot be compared."""
+        if any(self.caveats):
+            return ""
         if math.isnan(self.difference.mean):
             return "no value"
         return with_half_width(self.difference, self.first.test.unit, sign="+")
@@ -66,8 +73,8 @@ def pairs_of(first: Card, second: Card) -> list[Pair]:
         spread, seeds = line.test.spread, [seed for seed in line.seeds if seed in other.seeds]
         old, new = other.by_seed.loc[seeds], line.by_seed.loc[seeds]
         change = pooled_difference(old, new, spread)
-        is_judged = NOT_JUDGED not in (line.verdict, other.verdict)
-        p = change.p() if is_judged and math.isfinite(change.error) else math.nan
+        is_comparable = not (line.caveat or other.caveat)
+        p = change.p() if is_comparable and math.isfinite(change.error) else math.nan
         found.append((pooled_interval(list(new - old), of_difference(spread)), p))
     ps = holm([p for _, p in found])
     return [Pair(*lines, interval, p) for lines, (interval, _), p in zip(both, found, ps, strict=True)]
@@ -90,16 +97,22 @@ class CardPair:
     @property
     def names(self) -> tuple[str, str]:
         """The names of the recipes for readers, without changes that both have."""
-        first, second = (card.recipe for card in self.cards)
-        if self.shared:
-            return first.partition(" with ")[0], second.partition(" with ")[0]
-        return first, second
+        names = []
+        for card in self.cards:
+            recipe, _, changes = card.recipe.partition(" with ")
+            names.append(_with(recipe, [word for word in changes.split() if word not in self.shared]))
+        return names[0], names[1]
 
     @property
-    def shared(self) -> str:
-        """The changes that both recipes have: `` with steps=400``; empty if they differ or there are none."""
-        first, second = ("".join(card.recipe.partition(" with ")[1:]) for card in self.cards)
-        return first if first == second else ""
+    def shared(self) -> list[str]:
+        """The changes that both recipes have, such as ``steps=400``."""
+        first, second = (card.recipe.partition(" with ")[2].split() for card in self.cards)
+        return [word for word in first if word in second]
+
+    @property
+    def title(self) -> str:
+        """``Crash test of olmo2 and llama with steps=400``."""
+        return _with(f"Crash test of {' and '.join(self.names)}", self.shared)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -108,8 +121,8 @@ class CardPair:
         rows = [
             {
                 "test": pair.first.test.title,
-                first: f"{pair.first.number}, {pair.first.verdict}",
-                second: f"{pair.second.number}, {pair.second.verdict}",
+                first: pair.first.outcome,
+                second: pair.second.outcome,
                 "difference": pair.number,
                 "p (Holm)": format_p(pair.p),
                 "stands more": self.names[pair.stands_more] if pair.stands_more >= 0 else "",
@@ -123,8 +136,9 @@ class CardPair:
         if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.is_judged]:
             verb = "is" if len(unjudged) == 1 else "are"
             return f"Not judged: {listed(unjudged)} {verb} no better than a bigram model at any learning rate."
+        compared = [pair for pair in self.pairs if not any(pair.caveats)]
         titles = {
-            who: [f"{pair.first.test.title} ({pair.number})" for pair in self.pairs if pair.stands_more == who]
+            who: [f"{pair.first.test.title} ({pair.number})" for pair in compared if pair.stands_more == who]
             for who in (0, 1, -1)
         }
         sentences = [
@@ -132,6 +146,8 @@ class CardPair:
         ]
         if titles[-1]:
             sentences.append(f"No difference found: {listed(titles[-1])}.")
+        if others := [pair.first.test.title for pair in self.pairs if any(pair.caveats)]:
+            sentences.append(f"Not compared: {listed(others)}.")
         return " ".join(sentences) or "They have no test in common."
 
     def figure(self) -> Drawing:
@@ -148,6 +164,13 @@ class CardPair:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SAY.notes_of_pair(
             is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
+            is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
+            caveats=[
+                (name, pair.first.test.title, caveat)
+                for pair in self.pairs
+                for name, caveat in zip(self.names, pair.caveats, strict=True)
+                if caveat and all(card.is_judged for card in self.cards)  # else the headline says it
+            ],
             left_out=[(card.recipe, *reason) for card in self.cards for reason in card.left_out.items()],
             parameters=" and ".join(dict.fromkeys(card.size for card in self.cards)),
         )
@@ -169,11 +192,11 @@ class CardPair:
         """A page of HTML."""
         records = [f"Records of {card.recipe}: {card.folder}." for card in self.cards]
         made = html.section("How this was made", html.block(self.command), html.bullets(records))
-        return html.document(f"Crash test of {' and '.join(self.names)}{self.shared}", [*self._body(), made])
+        return html.document(self.title, [*self._body(), made])
 
     def text(self) -> Iterator[str]:
         """Yield its lines for a terminal."""
-        yield f"Crash test of {' and '.join(self.names)}{self.shared}"
+        yield self.title
         yield self.headline()
         yield ""
         yield from strips(*self.strips())
@@ -215,8 +238,13 @@ class CardPair:
             "n": interval.n,
             "interval_level": INTERVAL_LEVEL,
             "p": pair.p,
+            "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
             "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
         }
+
+
+def _with(name: str, changes: Sequence[str]) -> str:
+    return f"{name} with {' '.join(changes)}" if changes else name
 
 
 def card_pair(first: Card, second: Card, command: str) -> CardPair:

@@ -8,20 +8,18 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.records.store import Records
 from lab.studies.stress.battery import Battery, Setting
-from lab.studies.stress.lines import Line
-from lab.studies.stress.measures import (
-    Outcomes,
-    outcomes,
-)
+from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line
+from lab.studies.stress.measures import Outcomes, outcomes
 
 # Numbers of the published recipes, written by ``make results-readme``.
 FILE = Path(__file__).with_name("reference.csv")
 # A rule of one bit: a recipe is stable if it has one of these, which bound the scores of attention.
 BOUNDS_SCORES = frozenset({"qk_layernorm", "qk_rmsnorm", "qk_l2norm", "ngpt", "score_softcap"})
-UNSTABLE = "unstable"
+SAID = {PASSES: "pass it", WEAK: "are weak in it", OPEN: "are open", FAILS: "fail it", NOT_JUDGED: "are not judged"}
 
 
 def read_reference() -> pd.DataFrame:
@@ -66,8 +64,26 @@ def published_outcomes() -> dict[str, str]:
     return {name: outcome for name, outcome in told.items() if outcome}
 
 
+def judged_values(table: pd.DataFrame, test: str) -> pd.Series[float]:
+    """The values of a test in a table of recipes; NaN where it is not judged."""
+    return table[test].where(table[f"{test}_verdict"] != NOT_JUDGED)
+
+
+def published_verdicts(test: str) -> str:
+    """How many published recipes a test passes, fails and so on, as a sentence after a space; empty without records."""
+    column = f"{test}_verdict"
+    if column not in (table := read_reference()):
+        return ""
+    told = table[column].value_counts()
+    counts = [f"{told[verdict]} {words}" for verdict, words in SAID.items() if verdict in told]
+    separates_none = len({*told.index} - {NOT_JUDGED}) < 2
+    return f" Of {len(table)} published recipes, {listed(counts)}{', so it separates none of them' * separates_none}."
+
+
 def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
-    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``."""
+    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``, or ``not judged``."""
+    if row[f"{test}_verdict"] == NOT_JUDGED:
+        return NOT_JUDGED
     half = row[f"{test}_high"] - row[test]
     bound = "at least " if row[f"{test}_bound"] else ""
     return f"{bound}{round(row[test], 2) + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
@@ -87,7 +103,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
     for line in lines:
         own |= columns_of(line)
     both = pd.concat([pd.DataFrame([own]), table.assign(is_own=False)])
-    both = both.iloc[both[known[0].name].map(known[0].share).argsort(kind="stable")]
+    both = both.assign(order=judged_values(both, known[0].name).map(known[0].share)).sort_values("order", kind="stable")
     published = published_outcomes()
     rows = [
         {

@@ -63,7 +63,7 @@ class SizeTrend(NamedTuple):
             yield score_sentence()
 
     def plain(self) -> dict[str, Any]:
-        """The trends in plain values; None where a number is unknown or out of reach."""
+        """The trends in plain values, and in sentences; None where a number is unknown or out of reach."""
 
         def slope(line: Line | None) -> dict[str, float | int | None]:
             return line.plain if line else {"slope": None, "n": 0}
@@ -76,6 +76,7 @@ class SizeTrend(NamedTuple):
             "lr": finite(self.lr),
             "fails_from_size": self.fails_from.plain,
             "is_extrapolated": bool(self.fails_from.middle > self.sizes[-1]),
+            "sentences": list(self.sentences()),
         }
 
 

@@ -17,7 +17,7 @@ from lab.analysis.judging.effects import (
     extrapolated,
     parts,
 )
-from lab.analysis.judging.evidence import LOST, ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
+from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
 from lab.analysis.judging.quantities import log10
 from lab.analysis.judging.verdicts import (
     DECAY,
@@ -30,6 +30,7 @@ from lab.analysis.judging.verdicts import (
 )
 from lab.analysis.logit_rounding import rounded_runs
 from lab.analysis.probe_values import late, near, peak
+from lab.analysis.sensitivity import LOST
 
 LOGIT, FIRST = "attention_logit_max", "block0"
 

@@ -20,7 +20,7 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS, Dot
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
-from lab.analysis.text import count, number, shortened
+from lab.analysis.text import capitalized, count, number, shortened
 from lab.records.run_table import is_imported, size_name
 from lab.records.store import Records
 
@@ -30,29 +30,25 @@ GRADIENT_EQUALS_EPSILON, NO_BLOCKS, POWER_LAW = (
     "model of no blocks",
     "power law of the smaller sizes",
 )
-BEST_LOSS, BEST_LR = Quantity("best held-out loss", "nats/token"), Quantity("best peak learning rate", log=True)
+BEST_LOSS = Quantity("best held-out loss", "nats/token")
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
 LOSS_BY_ARM = Measure("Final loss", "nats/token", final_losses, by_size, "lower")
 LOSS_LABEL = "final held-out loss\n(nats/token)"
 # More arms than colours have a row each instead of a line.
 OWN_LABELS = 15.0  # least width of a panel with labels of its own, in multiples of the size of text
 MOST_LINES = len(style.ARM_COLOURS)
-# The two numbers drawn for each arm and size: its name in hover texts, its key, and its look.
-PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "total": ("LR sensitivity", "sensitivity", {}),
-    "above": (
-        "LR sensitivity, instability part",
-        "its instability part",
-        {"linestyle": style.DASHED, "fillstyle": "none", "markersize": 8},
-    ),
+# The two numbers drawn for each arm and size, and the look of each.
+PARTS: dict[str, dict[str, Any]] = {
+    "total": {},
+    "above": {"linestyle": style.DASHED, "fillstyle": "none", "markersize": 8},
 }
 
 
 @figure("loss_against_setting")
 def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Final loss against a setting of the recipe, one line per learning rate.
+    """Final loss against a setting of the recipe, one line per {axis.name}.
 
-    Lines are means over seeds. The flatter and the closer together they are, the less the setting and the learning rate
+    Lines are means over seeds. The flatter and the closer together they are, the less the setting and the {axis.name}
     matter.
     """
     swept = swept_setting(records.runs, runs)
@@ -93,16 +89,16 @@ def loss_against_setting(records: Records, runs: pd.DataFrame) -> Sheet:
     if (shown["setting"] == 0).any():
         sheet.note("A value of zero is drawn at the left edge without a line, since the axis is logarithmic.")
     keys = layout.line_keys(shades, number if line == "lr" else count)
-    sheet.keys(("peak learning rate" if line == "lr" else "parameters", keys))
+    sheet.keys((style.axis().peak if line == "lr" else "parameters", keys))
     return sheet
 
 
 @figure("best_loss_with_size")
 def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Best loss over the learning rates, and the learning rate that reaches it, against size.
+    """Best loss over the {axis.values}, and the {axis.name} that reaches it, against size.
 
-    Each seed has a best of its own; lines are means over seeds (geometric for learning rates). The flatter a line of
-    learning rates, the better a learning rate found on a small model suits a large one. All axes are logarithmic.
+    Each seed has a best of its own; lines are means over seeds (geometric for {axis.values}). The flatter a line of
+    {axis.values}, the better a {axis.name} found on a small model suits a large one. All axes are logarithmic.
     """
     blocks = runs["id"].map(depths(records.runs)).fillna(1)  # an imported table may lack it
     best = runs[(blocks > 0) & (runs["lr"] == runs["best_lr"])]
@@ -110,11 +106,11 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     if not arms or runs["lr"].nunique() == 1:
         raise NothingToDrawError("nothing to draw: no arm has several sizes and learning rates")
     sheet, ((losses,), (rates,)) = layout.facets(["", ""], [""], 17.0, layout.columns_for(2, OWN_LABELS), share_y=False)
-    looks = panels.arm_looks(arm for arm, _ in arms)
+    looks, best_value = panels.arm_looks(arm for arm, _ in arms), Quantity(f"best {style.axis().peak}", log=True)
     for arm, best_of_arm in arms:
         look = looks[arm]
         sizes: dict[Any, pd.DataFrame] = dict(list(best_of_arm.groupby("size")))
-        for axes, value, quantity in ((losses, "capped", BEST_LOSS), (rates, "lr", BEST_LR)):
+        for axes, value, quantity in ((losses, "capped", BEST_LOSS), (rates, "lr", best_value)):
             seeds = [group[value].to_numpy(dtype=float) for group in sizes.values()]
             texts = [
                 hover.HoverText(group).point(slice(None), quantity, of_size)
@@ -127,7 +123,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
     scales.loss_axis(losses, runs, best["capped"], bigram=False)
     losses.set_ylabel("best held-out loss\n(nats/token)")
     scales.lr_ticks(rates, runs["lr"], best["lr"])
-    rates.set_ylabel("best peak learning rate")
+    rates.set_ylabel(style.literal(best_value.name))
     sheet.keys(("", panels.arm_keys(looks)))
     sheet.explain(
         POWER_LAW,
@@ -154,13 +150,13 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
 
 @figure("learning_rate_sensitivity", over_window=True)
 def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Window) -> Sheet:
-    """Final loss against learning rate, and sensitivity.
+    """Final loss against {axis.name}, and sensitivity.
 
-    Top: the flatter a line, the less the choice of learning rate matters. Lines are means over seeds; a loss above that
+    Top: the flatter a line, the less the choice of {axis.name} matters. Lines are means over seeds; a loss above that
     at initialization is drawn at it. The loss axis is logarithmic.
 
-    Bottom: sensitivity, the mean regret over the learning rates; lower is less sensitive. The hollow marks are its
-    instability part, from learning rates above the best one. The distance between the two marks is under-training.
+    Bottom: sensitivity, the mean regret over the {axis.values}; lower is less sensitive. The hollow marks are its
+    {axis.above}, from {axis.values} above the best one. The distance between the two marks is the {axis.below}.
     """
     shown = facets(records.runs, runs)
     curves = by_curve(per_seed(runs, *window))
@@ -179,21 +175,23 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     scales.loss_axis(facet_axes[0][0], runs, runs["capped"])
     sheet.keys((shown.name, shown.keys))
     bottom = sheet.panel(-1, 0, sheet.columns)
-    quantity = "LR sensitivity" if window == WINDOW else f"LR sensitivity, {window}"
+    axis = style.axis()
+    quantity = capitalized(axis.sensitivity) if window == WINDOW else f"{capitalized(axis.sensitivity)}, {window}"
     if has_lines:
         _sensitivity_lines(bottom, curves, runs, size_name(records))
-        bottom.set_ylabel(f"{quantity}\n(nats/token)")
+        bottom.set_ylabel(style.literal(quantity) + "\n(nats/token)")
         if shown.line != "arm":
             sheet.keys(("arm", panels.arm_keys(panels.arm_looks(arms))))
     else:
         by_size = style.shades(sizes, style.SIZE_SHADES if shown.line == "size" else style.LR_SHADES)
         _sensitivity_rows(bottom, curves, runs, by_size)
-        bottom.set_xlabel(f"{quantity} (nats/token)")
+        bottom.set_xlabel(style.literal(f"{quantity} (nats/token)"))
         if shown.line != "size" and len(sizes) > 1:
             sheet.keys(("parameters, below", layout.line_keys(by_size, count)))
     usual: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5}
-    looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for _, _, look in PARTS.values()]
-    keys = [Line2D([], [], label=key, **look) for look, (_, key, _) in zip(looks, PARTS.values(), strict=True)]
+    looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for look in PARTS.values()]
+    names = ["sensitivity", f"its {axis.above}"]
+    keys = [Line2D([], [], label=name, **look) for look, name in zip(looks, names, strict=True)]
     sheet.keys(("", keys))
     return sheet
 
@@ -245,7 +243,7 @@ def _sensitivity_lines(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, nam
     for position, (_, of_arm) in enumerate(arms):
         # arms stand side by side, so that their bars do not hide one another
         aside = np.log(sizes[-1] / sizes[0]) * 0.012 * (position - (len(arms) - 1) / 2)
-        for part, (_, _, look) in PARTS.items():
+        for part, look in PARTS.items():
             dots = [_dot(curve, part, runs) for curve in of_arm.itertuples()]
             panels.draw_dots(axes, of_arm["size"] * np.exp(aside), dots, **panels.arm_look(position) | look)
     scales.size_axis(axes, sizes, name)
@@ -257,7 +255,7 @@ def _sensitivity_rows(axes: Axes, curves: pd.DataFrame, runs: pd.DataFrame, shad
     arms = list(curves["arm"].unique())
     groups = []
     for size, of_size in curves.groupby("size"):
-        for part, (_, _, look) in PARTS.items():
+        for part, look in PARTS.items():
             dots = {arms.index(curve.arm): _dot(curve, part, runs) for curve in of_size.itertuples()}
             groups.append(({"color": shades[size], "marker": "o", **look}, dots))
     panels.rows(axes, arms, groups)
@@ -268,7 +266,9 @@ def _dot(curve: Any, part: str, runs: pd.DataFrame) -> Dot:
     """One of the two numbers of a row of ``by_curve``."""
     interval = getattr(curve, part)
     of_curve = runs[(runs["arm"] == curve.arm) & (runs["size"] == curve.size)]
-    quantity = Quantity(PARTS[part][0], "nats/token")
+    axis = style.axis()
+    name = axis.sensitivity if part == "total" else f"{axis.sensitivity}, {axis.above}"
+    quantity = Quantity(name, "nats/token")
     return Dot(interval, hover.HoverText(of_curve).point(slice(None), quantity, np.array(interval.values)))
 
 
@@ -277,9 +277,9 @@ LOSS_ROUNDING = 1e-6  # nats/token, about the rounding error of a loss in fp32
 
 @figure("loss_over_steps")
 def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Training loss against step, one line per learning rate, with the largest attention logit below it.
+    """Training loss against step, one line per {axis.name}, with the largest attention logit below it.
 
-    Lines are means over seeds (geometric for logits) at some of the recorded steps. Good learning rates end lowest;
+    Lines are means over seeds (geometric for logits) at some of the recorded steps. Good {axis.values} end lowest;
     unstable ones rise, or stay near the loss of the bigram model. A loss that is non-finite, or above that at
     initialization, is drawn at the latter. A line of logits ends where some seed's is non-finite.
     """
@@ -291,7 +291,7 @@ def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Output logits against step: their mean, and the mean square of the log of the softmax normalizer.
 
-    Lines are means over seeds (geometric for squares), one per learning rate. Late in training the output logits can
+    Lines are means over seeds (geometric for squares), one per {axis.name}. Late in training the output logits can
     drift away from zero; z-loss prevents that.
     """
     mean = ProbeSeries("output_logit_mean", "", "mean output logit", "asinh")
@@ -305,7 +305,7 @@ def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
     The top row is the mean square of the log of the softmax normalizer. The middle row is the share of the head's norm
     in its common mode, which moves all logits alike and so changes no probability. The bottom row is the training loss
     above the lowest of any run; values below 1e-6, about the rounding error of the loss, are drawn at it. Lines are
-    means over seeds (geometric except for the share), one per learning rate. If the top row differs between arms and
+    means over seeds (geometric except for the share), one per {axis.name}. If the top row differs between arms and
     the bottom row does not, the drift does no harm.
     """
     losses = records.metrics[records.metrics["probe"] == "train_loss"]
@@ -325,7 +325,7 @@ def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
 def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of the first MLP layer against step.
 
-    Lines are root mean squares over the layer's elements and geometric means over seeds, one per learning rate. The
+    Lines are root mean squares over the layer's elements and geometric means over seeds, one per {axis.name}. The
     update is Adam's, before learning rate and decay. It is near one, unless the gradient falls to Adam's epsilon.
     """
     gradient = ProbeSeries("grad_rms", "block0.mlp_up", "gradient RMS")
@@ -347,7 +347,7 @@ def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
 
 @figure("updates_by_epsilon")
 def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest learning rates.
+    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest {axis.values}.
 
     Lines are root mean squares over a layer's elements, in the first and the last block of the largest model, and
     geometric means over seeds. Updates are those before learning rate and decay. They shrink where the gradient falls
@@ -358,7 +358,7 @@ def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
         raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
     largest = swept.runs[swept.runs["size"] == swept.runs["size"].max()]
     shown = largest[largest["lr"].isin(sorted(largest["lr"].unique())[-3:])]
-    labels = shown["lr"].map("LR {:g}".format)
+    labels = shown["lr"].map((style.axis().short + " {:g}").format)
     labels = labels if shown["rest"].nunique() == 1 else shown["rest"] + ", " + labels
     blocks = [where for where in places(records, "grad_rms") if where.endswith(".mlp_up")]
     if not blocks:

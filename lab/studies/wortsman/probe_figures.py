@@ -33,7 +33,7 @@ EPSILON_SENTENCE = "The dashed line is Adam's epsilon: a gradient that falls to 
 
 @figure("max_attention_logit")
 def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Largest attention logit against learning rate.
+    """Largest attention logit against {axis.name}.
 
     The logit is the score before softmax: its peak over the run and over the recorded blocks, a geometric mean over
     seeds. Where the logit diverges, training is unstable.
@@ -57,40 +57,40 @@ def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
 
 @figure("gradient_with_size")
 def gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient of the first MLP layer against size, learning rate and block.
+    """Gradient of the first MLP layer against size, {axis.name} and block.
 
     It is a root mean square over the layer's elements, a mean over the last tenth of the run, and a geometric mean over
-    seeds. Against size and learning rate: the first block; against block: the largest model.
+    seeds. Against size and {axis.name}: the first block; against block: the largest model.
     """
     return _growth(records, runs, "grad_rms", ".mlp_up", "gradient RMS")
 
 
 @figure("key_gradient_with_size")
 def key_gradient_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient of the key projection against size, learning rate and block.
+    """Gradient of the key projection against size, {axis.name} and block.
 
     It is a root mean square over the projection's elements, a mean over the last tenth of the run, and a geometric mean
-    over seeds. Against size and learning rate: the first block; against block: the largest model.
+    over seeds. Against size and {axis.name}: the first block; against block: the largest model.
     """
     return _growth(records, runs, "grad_rms", ".attention.key", "gradient RMS")
 
 
 @figure("block_output_with_size")
 def block_output_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Output of a block against size, learning rate and block.
+    """Output of a block against size, {axis.name} and block.
 
     It is a root mean square of the residual stream after the block, a mean over the last tenth of the run, and a
-    geometric mean over seeds. Against size and learning rate: the first block; against block: the largest model.
+    geometric mean over seeds. Against size and {axis.name}: the first block; against block: the largest model.
     """
     return _growth(records, runs, "block_rms", "", "block output RMS")
 
 
 @figure("attention_logit_with_size")
 def attention_logit_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Largest attention logit early in training against size, learning rate and block.
+    """Largest attention logit early in training against size, {axis.name} and block.
 
     It is taken at the recorded step nearest to a tenth of the run, before runs become unstable; lines are geometric
-    means over seeds. Against size and learning rate: the first block; against block: the largest model.
+    means over seeds. Against size and {axis.name}: the first block; against block: the largest model.
     """
     return _growth(records, runs, "attention_logit_max", "", "max attention\nlogit", partial(near, part=0.1))
 
@@ -157,7 +157,7 @@ def _growth(
             panels.epsilon(axes, float(group["eps"].max()))
         scales.y_ticks(sheet.figure.axes[0])
     sheet.explain(marks.EPSILON, EPSILON_SENTENCE)
-    sheet.keys(("peak learning rate", layout.line_keys(lrs)), ("parameters", layout.line_keys(sizes, count)))
+    sheet.keys((style.axis().peak, layout.line_keys(lrs)), ("parameters", layout.line_keys(sizes, count)))
     return sheet
 
 

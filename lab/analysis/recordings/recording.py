@@ -1,0 +1,79 @@
+"""Reads the lines of JSON that a recorder wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.core import files
+from lab.core.windows import Numbers
+
+LOSS, STEP, HEADER = "loss", "step", "recorder"
+LONGEST_HEADER = 2**16  # bytes
+
+
+class Recording(NamedTuple):
+    """A run as it was recorded.
+
+    Attributes:
+        header: what was found in the model, of the last start of the run.
+        step_m: the steps at which the model was measured, in rising order.
+        columns: the numbers ``[m]`` by name and part of the model, empty for the whole; NaN where one is missing.
+    """
+
+    header: Mapping[str, Any]
+    step_m: NDArray[np.int64]
+    columns: Mapping[tuple[str, str], Numbers]
+
+    def places(self, name: str) -> list[str]:
+        """The parts of the model in which a quantity was measured, or the whole alone."""
+        places = [place for of, place in self.columns if of == name]
+        return [place for place in places if place] or places
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a file begins with what a recorder writes first."""
+    try:
+        if not path.is_file():
+            return False
+        with files.open_file(path) as file:
+            return HEADER in json.loads(file.readline(LONGEST_HEADER))
+    except (OSError, ValueError):
+        return False
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a recording; of steps that a run took again after a restart the later ones count.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is no JSON.
+    """
+    header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
+    is_begun = False
+    for line in files.read_text(path).splitlines():
+        if not line.endswith("}"):  # the last one, which is being written
+            continue
+        row = json.loads(line)
+        if HEADER in row:
+            header, is_begun = row, True
+        elif row.keys() <= {STEP, LOSS}:
+            continue
+        else:
+            if is_begun:
+                rows = {step: earlier for step, earlier in rows.items() if step < row[STEP]}
+            rows[row[STEP]], is_begun = row, False
+    columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(rows), math.nan))
+    for index, step in enumerate(sorted(rows)):
+        for name, value in rows[step].items():
+            if name != STEP and not isinstance(value, list):
+                quantity, _, place = name.partition("/")
+                columns[quantity, place][index] = value
+    return Recording(header, np.array(sorted(rows), dtype=np.int64), dict(columns))

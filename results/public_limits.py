@@ -1,0 +1,202 @@
+"""Measure in the numbers of public runs the limits that come with the package, and how well they foretell other runs.
+
+``python results/public_limits.py`` prints the second: each sweep and each size is left out in turn, and foretold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
+from lab.analysis.forecast.fits import Crossing
+from lab.analysis.text import count
+from lab.studies.numbers.limits import PUBLIC_RUNS, Limit
+from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
+
+LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of
+ADAMW: Mapping[str, Sequence[str]] = {"Step Law": ["adamw"], "Marin": ["adamw"], "the lab": ["adamw"]}
+# Numbers of the user's whose ranges Marin's tables have, and the changed keys that count in multiples.
+IN_MARIN = {
+    "lr": "learning_rate",
+    "warmup": "warmup",
+    "weight_decay": "weight_decay",
+    "beta2": "beta2",
+    "eps": "epsilon",
+}
+IN_MULTIPLES = ("learning_rate", "warmup", "weight_decay", "batch")
+
+
+@cache
+def runs_of_others() -> RealRuns:
+    """The committed numbers."""
+    return read_real_runs()
+
+
+def curves_of_sources(curves: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """The curves of sources, of these arms or of all, with their brackets, ``params`` and ``steps``."""
+    known = failing_brackets(runs_of_others().curves).rename(columns={"parameters": "params"})
+    pairs = zip(known["source"], known["arm"], strict=True)
+    kept = known[[source in curves and (not curves[source] or arm in curves[source]) for source, arm in pairs]]
+    return kept.assign(steps=kept["tokens"] / kept["batch"])
+
+
+def law_of(table: pd.DataFrame, of: Sequence[str]) -> PowerLaw:
+    """The law of the failing rates of curves, in which each size of each source counts equally."""
+    return fit_power_law(table, of, table["source"] + table["params"].astype(str), equal=True)
+
+
+def foretold(law: PowerLaw, table: pd.DataFrame) -> list[Crossing]:
+    """What a law says of each curve."""
+    return [law.predict({name: float(row[name]) for name in law.exponents}) for _, row in table.iterrows()]
+
+
+def failing_rate(of: Sequence[str], *, curves: Mapping[str, Sequence[str]], runs: str, offsets_in: str = "") -> Limit:
+    """The learning rate from which runs end 0.3 nats above the best.
+
+    Args:
+        of: the numbers of which it is a power; none for a level.
+        curves: the arms of each source that count.
+        runs: whose they are.
+        offsets_in: the source whose other arms are optimizers, each with a level of its own.
+    """
+    table = curves_of_sources(curves)
+    law = law_of(table, of)
+    others = curves_of_sources({offsets_in: []}) if offsets_in else table.head(0)
+    return _limit(table, runs, law=law, offsets=_offsets(law, others))
+
+
+def _offsets(law: PowerLaw, table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """By optimizer, how far the limits of its curves lie above a law of AdamW, in decades, with the standard error.
+
+    Optimizers whose limit is nowhere known from both sides are left out.
+    """
+    found = {"adamw": (0.0, 0.0)}
+    for name, own in table[table["arm"] != "adamw"].groupby("arm"):
+        if ((own["low"] > 0) & np.isfinite(own["high"])).any():
+            middle = np.array([each.middle for each in foretold(law, own)])
+            above = own.assign(low=own["low"] / middle, high=own["high"] / middle)
+            level = fit_power_law(above, [], own["params"].astype(str) + own["tokens"].astype(str))
+            found[str(name)] = (level.height, math.sqrt(level.covariance[0][0]))
+    return found if len(found) > 1 else {}
+
+
+def shortest_warm_up(of: str, *, runs: str) -> Limit:
+    """The warm-up, in memories of beta2, below which tuned recipes broke; ``of`` is their source."""
+    changes = runs_of_others().changes
+    warmed = changes[(changes["is_base"] & (changes["warmup"] > 0)) | (changes["changed_key"] == "warmup")]
+    steps = warmed["warmup"].where(warmed["is_base"], warmed["value"])
+    warmed = warmed.assign(memories=steps * (1 - warmed["beta2"]))
+    rows = []
+    for (optimizer, *_), own in warmed.groupby(["optimizer", "size", "chinchilla"]):
+        first = own.iloc[0]
+        broken = float(np.nan_to_num(own.loc[own["breaks"], "memories"].max()))
+        fine = own.loc[~own["breaks"] & (own["memories"] > broken), "memories"].min()
+        rows.append(
+            {"arm": optimizer, "params": first["parameters"], **first[["tokens", "steps"]], "low": broken, "high": fine}
+        )
+    table = pd.DataFrame(rows)
+    adamw = table[table["arm"] == "adamw"]
+    law = fit_power_law(adamw, [], adamw["params"].astype(str) + adamw["tokens"].astype(str))
+    tried = (warmed["memories"].min(), warmed["memories"].max())
+    return _limit(table, runs, law=law, offsets=_offsets(law, table), tried=tried)
+
+
+def rounding_cost(of: float, *, runs: str) -> Limit:
+    """The learning rate from which a baseline ends higher by so many nats than with centred output logits."""
+    losses = runs_of_others().embedding.pivot_table(index="parameters", columns=["arm", "lr"], values="loss")
+    costs = losses["baseline"] - losses["mucentering"]
+    rows = []
+    for size, cost in costs.iterrows():
+        first = cost.index[cost > of].min()
+        rows.append(
+            {"source": "", "params": size, "steps": 1e5, "low": cost.index[cost.index < first].max(), "high": first}
+        )
+    table = pd.DataFrame(rows)
+    return _limit(table, runs, law=law_of(table, []), tried=(costs.columns.min(), costs.columns.max()))
+
+
+def _limit(table: pd.DataFrame, runs: str, tried: tuple[float, float] | None = None, **found: Any) -> Limit:
+    tried = tried or (table["best_lr"].min(), table["highest_lr"].max())
+    sizes = float(table["params"].min()), float(table["params"].max())
+    steps = round(table["steps"].min()), round(table["steps"].max())
+    return Limit(PUBLIC_RUNS, runs, 1, sizes, steps, tried=(float(tried[0]), float(tried[1])), **found)
+
+
+def public_content() -> dict[str, Any]:
+    """The range of each number in public runs, and of each optimizer how many runs each single change broke."""
+    curves, changes = runs_of_others().curves, runs_of_others().changes
+    real = curves[curves["source"] != "the lab"]
+    numbers = {"params": real["parameters"], "tokens": real["tokens"], "batch": real["batch"]}
+    numbers |= {name: changes[column] for name, column in IN_MARIN.items()}
+    numbers["lr"] = pd.concat([numbers["lr"], real["best_lr"], real["highest_lr"]])
+    broken: dict[str, dict[str, list[int]]] = {}
+    for row in changes[~changes["is_base"]].to_dict("records"):
+        key = "batch" if row["changed_key"] == "train_batch_size" else row["changed_key"]
+        is_multiple = key in IN_MULTIPLES and row["ratio"] > 0
+        name = f"{key} x {row['ratio']:.2g}" if is_multiple else f"{key} {row['value']:g}"
+        of_change = broken.setdefault(row["optimizer"], {}).setdefault(name, [0, 0])
+        of_change[0] += int(row["breaks"])
+        of_change[1] += 1
+    return {
+        "ranges": {
+            name: [float(f"{end:.6g}") for end in (values.min(), values.max())] for name, values in numbers.items()
+        },
+        "changes": broken,
+    }
+
+
+@cache
+def held_out() -> pd.DataFrame:
+    """How well curves are foretold by the law fitted to other curves; a row for each part that is left out.
+
+    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others; and all but the lab's
+    own curves, which are foretold by these alone, by size and tokens and by size alone.
+
+    Columns: ``left out``; ``curves``; ``inside``, the share whose bracket meets the 95 % interval; ``error``, the mean
+    distance in decades from the law to their brackets, and ``too high``, the same with its sign; ``half width`` of the
+    interval; of these curves the shares whose failing rate lies below the interval (``costly among clear``) and whose
+    best rate lies above it (``best among beyond``).
+    """
+    table = curves_of_sources(ADAMW)
+    parts = {source: table["source"] == source for source in table["source"].unique()}
+    parts |= {f"{count(size)} parameters": table["params"] == size for size in np.sort(table["params"].unique())}
+    rows = [_score(name, foretold(law_of(table[~out], LAW), table[out]), table[out]) for name, out in parts.items()]
+    whole = failing_rate(LAW, curves=ADAMW, runs="", offsets_in="Marin")
+    for name in whole.offsets:
+        limit = replace(whole, offsets={other: offset for other, offset in whole.offsets.items() if other != name})
+        own = curves_of_sources({"Marin": [name]})
+        asked = [{"optimizer": name, **{key: float(row[key]) for key in LAW}} for _, row in own.iterrows()]
+        if name != "adamw":
+            rows.append(_score(f"{name}, by the others", [limit.at(each) for each in asked], own))
+    small = table["source"] == "the lab"
+    long = table[small & (table["tokens"] == table.loc[small, "tokens"].max())]
+    for name, law in {"": law_of(table[small], LAW), ", by size alone": law_of(long, LAW[:1])}.items():
+        rows.append(_score(f"all but the lab{name}", foretold(law, table[~small]), table[~small]))
+    return pd.DataFrame(rows)
+
+
+def _score(name: str, predicted: Sequence[Crossing], table: pd.DataFrame) -> dict[str, Any]:
+    middle, low, high = np.array(predicted).T
+    ends = np.log10(middle) - np.log10(table[["low", "high"]].to_numpy()).T  # of each curve to both ends of its bracket
+    above = np.maximum(ends[1], 0) + np.minimum(ends[0], 0)
+    return {
+        "left out": name,
+        "curves": len(table),
+        "inside": float(((low <= table["high"]) & (high >= table["low"])).mean()),
+        "error": float(np.abs(above).mean()),
+        "too high": float(above.mean()),
+        "half width": float(np.log10(high / low).mean() / 2),
+        "costly among clear": float((table["high"] < low).mean()),
+        "best among beyond": float((table["best_lr"] > high).mean()),
+    }
+
+
+if __name__ == "__main__":
+    print(held_out().round(3).to_string(index=False))

@@ -1,0 +1,112 @@
+"""Ids of committed runs and verdicts on committed records, which no change of the code may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+
+from committed import RESULTS
+from composing import remember
+from lab import RunConfig, run_config
+from lab.analysis.judging.evidence import read_evidence
+from lab.analysis.judging.verdicts import judge_claim
+from lab.cli.compose import Composer, hydra_configs, resolved
+from lab.cli.request import read_request
+from lab.core.registry import (
+    BATCHES,
+    BURSTS,
+    DATA,
+    INTERVENTIONS,
+    LINKS,
+    LOSS_SCALES,
+    PARAMETRIZATIONS,
+    RESPONSES,
+    SCHEDULES,
+)
+from lab.core.roles import TUNABLE_ROLES
+from lab.core.schema import key_now
+from lab.core.shipped import sweeps
+from lab.model.config import ModelConfig
+from lab.probes.listener import ProbesConfig
+from lab.records import store
+from lab.studies.claims import CLAIMS
+from lab.training.config import Budget
+from lab.training.identity import run_id
+from small import tree
+
+GOLDEN = yaml.safe_load(Path(__file__).with_name("golden.yaml").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch)
+        yield
+    GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize("name", GOLDEN["ids"])
+def test_a_request_for_a_committed_run_finds_it(name: str) -> None:
+    folder, words = GOLDEN["ids"][name]
+    runs = pd.read_parquet(RESULTS / folder / "runs.parquet", columns=["id", "data_fingerprint"]).set_index("id")
+    request = read_request(words.split(), "lab sweep", name="golden", sweep=sweeps().get(Path(folder).name))
+    with hydra_configs(request.files):
+        config = Composer().config(request.words)
+    assert run_id(run_config(resolved(config)), runs.loc[name, "data_fingerprint"]) == name
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A custom model."""
+
+    window: int = 3
+
+
+def test_a_run_of_a_custom_model_keeps_its_id() -> None:
+    config = replace(run_config(tree("intervention=[]")), guest={"mine": Mine()})
+    assert run_id(config, "text") == "75cd2596722dec72"
+
+
+@pytest.mark.parametrize("folder", GOLDEN["verdicts"])
+def test_claims_have_the_verdicts_that_they_had(folder: str) -> None:
+    records = store.read(RESULTS / folder)
+    evidence = read_evidence(RESULTS / folder, records)
+    expected = GOLDEN["verdicts"][folder]
+    assert {name: judge_claim(CLAIMS[name], [evidence]).verdict for name in expected} == expected
+
+
+def keys() -> set[str]:
+    """The columns that the config of a run can have now."""
+    groups = {
+        **{"batch": BATCHES, "burst": BURSTS, "data": DATA, "loss_scale": LOSS_SCALES, "response": RESPONSES},
+        **{"parametrization": PARAMETRIZATIONS, "schedule": SCHEDULES},
+    }
+    kinds: list[tuple[str, Any]] = [("", RunConfig), ("", Budget), ("model.", ModelConfig), ("probes.", ProbesConfig)]
+    kinds += [(f"{group}.", registry[name]) for group, registry in groups.items() for name in registry]
+    kinds += [(f"intervention.{name}.", INTERVENTIONS[name]) for name in INTERVENTIONS]
+    owners = ["", *(f"{name}." for name in (*LINKS, *TUNABLE_ROLES))]
+    kinds += [(f"optimizer.{owner}", LINKS[name]) for owner in owners for name in LINKS]
+    named = {f"{group}.name" for group in (*groups, "optimizer", "scale")}
+    found = {f"{prefix}{field.name}" for prefix, kind in kinds for field in fields(kind)}
+    return found | named | {*store.RUN_COLUMNS, store.ORDER, store.ENTRIES, "schedule.over", "optimizer.chain"}
+
+
+def test_every_column_of_committed_records_is_a_key_of_now() -> None:
+    """A key that was renamed has its row in ``FORMER_KEYS``."""
+    known, tables = keys(), sorted(RESULTS.glob("**/runs*.parquet"))
+    assert len(tables) > 60
+    unknown = {
+        f"{table.relative_to(RESULTS)}: {column}"
+        for table in tables
+        for column in pq.read_schema(table).names
+        if key_now(column) not in known
+    }
+    assert not unknown

@@ -1,0 +1,294 @@
+"""Public runs held against the lab's claims: curves, rules in planted worlds, and the committed numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import public_limits
+import write_pages
+from lab.analysis.forecast.brackets import fit_power_law
+from lab.analysis.judging.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
+from lab.analysis.judging.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge
+from lab.analysis.statistics import student_t
+from lab.report import ruled
+from lab.studies.claims import CLAIMS
+from lab.studies.real_runs import figures
+from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
+from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
+from sweeping import OutputOf
+
+HOME = Path(__file__).parents[1]
+
+RATES = 2.0 ** np.arange(-12, -3, 0.5)
+SIZES = (1e8, 3e8, 9e8)
+RULE = {rule.name: rule for rule in RULES}
+OWN = {"of_the_lab": {"effect": 0.4, "low": 0.3, "high": 0.5, "verdict": REPRODUCED}}
+
+
+def losses(best: float, failing: float, cliff: float = 4.0) -> np.ndarray:
+    """Final losses at ``RATES``: lowest at one, and from another one on higher by ``cliff``."""
+    decades = np.log10(RATES / best)
+    return 3 + 0.05 * decades**2 + np.where(failing * 0.99 < RATES, cliff, 0.0)
+
+
+def sweep(
+    exponent: float = -0.4, tokens: float = 0.0, batch: float = 0.0, cliff: float = 4.0, noise: float = 0.02
+) -> pd.DataFrame:
+    """Curves of three sizes, four budgets and three batches, whose first failing rate is a product of powers."""
+    draw = np.random.default_rng(0)
+    parts = []
+    for size in SIZES:
+        for budget in (1e9, 1e10, 1e11, 1e12):
+            for rows in (2**16, 2**19, 2**22):
+                log = math.log10(0.02) + exponent * math.log10(size / 3e8) + tokens * math.log10(budget / 1e10)
+                log += batch * math.log10(rows / 2**19) + noise * draw.standard_normal()
+                curve = {"lr": RATES, "loss": losses(10**log / 8, 10**log, cliff)}
+                keys = {"source": STEP_LAW, "arm": "AdamW", "parameters": size, "tokens": budget, "batch": rows}
+                parts.append(pd.DataFrame({**keys, **curve}))
+    return pd.concat(parts)
+
+
+OPTIMIZERS = ("adamw", "nadamw", "lion", "adam_mini", "muon", "scion", "soap")
+
+
+def marin(breaks: Callable[[str, str, float], bool], optimizers: Sequence[str] = OPTIMIZERS) -> RealRuns:
+    """A base and single changes of each optimizer, which end a nat higher where they break."""
+    changes = {
+        "learning_rate": [0.002, 0.016, 0.032],
+        "epsilon": [1e-15, 1e-10],
+        "warmup": [500.0, 4000.0],
+        "weight_decay": [0.2, 0.4],
+    }
+    base = {"learning_rate": 0.008, "epsilon": 1e-20, "warmup": 2000.0, "weight_decay": 0.1, "batch_sequences": 128}
+    rows = []
+    for optimizer in optimizers:
+        for size, parameters in (("130m", 1.3e8), ("300m", 3e8)):
+            for chinchilla in (1.0, 2.0, 4.0):
+                same = {"optimizer": optimizer, "size": size, "parameters": parameters, "chinchilla": chinchilla}
+                same |= {"tokens": 20 * parameters * chinchilla, "steps": 5000, **base}
+                rows.append({**same, "changed_key": math.nan, "value": math.nan, "loss": 3.0, "is_base": True})
+                for key, values in changes.items():
+                    for value in values:
+                        ratio = value / base[key]
+                        loss = 4.0 if breaks(optimizer, key, ratio) else 3.01
+                        rows.append({**same, "changed_key": key, "value": value, "loss": loss, "is_base": False})
+    table = changes_of(pd.DataFrame(rows))
+    return RealRuns(curves_of(rates_of(table)), table, pd.DataFrame())
+
+
+def verdict(name: str, runs: RealRuns | pd.DataFrame) -> str:
+    if isinstance(runs, pd.DataFrame):
+        runs = RealRuns(curves_of(runs), pd.DataFrame(), pd.DataFrame())
+    return judge(RULE[name]._replace(lab=""), runs, {}).decision.verdict
+
+
+def test_a_curve_says_where_runs_begin_to_fail() -> None:
+    curve = curve_of(np.array([4e-3, 1e-3, 2e-3, 8e-3, 1.6e-2]), np.array([3.05, 3.2, 3.0, 7.0, math.nan]))
+    assert (curve.best_lr, curve.edge_lr, curve.failing_lr, curve.is_inside) == (2e-3, 4e-3, 8e-3, True)
+    assert (curve.higher, curve.survivors) == (1, 0)
+    assert 4e-3 < curve.tolerated_lr < 8e-3
+
+
+def test_what_did_not_fail_has_no_failing_rate_and_an_optimum_at_the_end_is_not_inside() -> None:
+    curve = curve_of(np.array([1e-3, 2e-3, 4e-3]), np.array([3.4, 3.2, 3.0]))
+    assert math.isnan(curve.failing_lr)
+    assert not curve.is_inside
+    lower = curve_of(np.array([1e-3, 2e-3, 4e-3]), np.array([4.0, 3.0, 3.1]))
+    assert math.isnan(lower.failing_lr)  # a low rate fails to train, and no high one diverges
+
+
+def test_a_rate_that_survives_above_one_that_failed_is_counted() -> None:
+    curve = curve_of(np.array([1.0, 2, 3, 4, 5]), np.array([3.1, 3.0, 5.0, 3.1, 5.0]))
+    assert (curve.failing_lr, curve.higher, curve.survivors) == (3.0, 2, 1)
+
+
+def test_a_run_that_exploded_counts_as_no_more_than_a_uniform_guess() -> None:
+    runs = marin(lambda *_: False).changes
+    table = runs[["optimizer", "size", "chinchilla", "parameters", "tokens", "changed_key", "value", "is_base"]].assign(
+        loss=runs["loss"].where(runs["changed_key"] != "warmup", 4e4), learning_rate=0.008, warmup=2000.0
+    )
+    table.loc[table["changed_key"] == "learning_rate", "loss"] = math.nan
+    found = changes_of(table)
+    assert found.loc[found["changed_key"].isin(["warmup", "learning_rate"]), "excess"].eq(9.0).all()
+    assert found.loc[found["changed_key"] == "learning_rate", "breaks"].all()
+
+
+@pytest.mark.parametrize("exponent", [-0.2, -0.4, -0.9])
+def test_a_planted_exponent_is_recovered(exponent: float) -> None:
+    runs = RealRuns(curves_of(sweep(exponent, tokens=0.1)), pd.DataFrame(), pd.DataFrame())
+    found = RULE["failing_rate_falls_with_size"].effect(runs)
+    assert found.low < -exponent < found.high
+    assert found.high - found.low < 0.4
+    found = RULE["failing_rate_hardly_changes_with_tokens"].effect(runs)
+    assert found.low < 0.1 < found.high
+
+
+@pytest.mark.parametrize(
+    ("name", "holds", "fails"),
+    [
+        ("failing_rate_falls_with_size", sweep(-0.4), sweep(0.4)),
+        ("failing_rate_hardly_changes_with_tokens", sweep(), sweep(tokens=0.5)),
+        ("failing_rate_hardly_changes_with_batch", sweep(), sweep(batch=0.4)),
+        ("best_rate_falls_with_size", sweep(-0.4), sweep(0.4)),
+        ("best_rate_rises_with_batch", sweep(batch=0.4), sweep(batch=-0.4)),
+        ("best_rate_hardly_changes_with_tokens", sweep(), sweep(tokens=0.5)),
+        ("divergence_is_a_cliff", sweep(), sweep(cliff=0.5)),
+        ("epsilon_breaks_no_run", marin(lambda *_: False), marin(lambda _, key, ratio: key == "epsilon")),
+        ("more_decay_breaks_no_run", marin(lambda *_: False), marin(lambda _, key, ratio: ratio > 1)),
+        ("longer_warm_up_breaks_no_run", marin(lambda *_: False), marin(lambda _, key, ratio: key == "warmup")),
+        ("shorter_warm_up_ends_higher", marin(lambda *_: True), marin(lambda *_: False)),
+    ],
+)
+def test_a_rule_holds_in_a_world_in_which_its_sentence_does(
+    name: str, holds: RealRuns | pd.DataFrame, fails: RealRuns | pd.DataFrame
+) -> None:
+    assert verdict(name, holds) == REPRODUCED
+    assert verdict(name, fails) in (CONTRADICTED, NO_EFFECT)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_slope", "word"),
+    [
+        ([0.41, 0.42, 0.43, 0.44], True, SLOPE_HOLDS),
+        ([0.91, 0.92, 0.93, 0.94], True, CONTRADICTED),  # another slope than the lab's
+        ([0.91, 0.92, 0.93, 0.94], False, HOLDS),
+        ([-0.41, -0.42, -0.43], True, CONTRADICTED),
+        ([-0.4, 0.2, 0.5], True, NOT_DECIDED),
+    ],
+)
+def test_the_labs_claim_has_the_word_that_real_runs_give_it(values: list[float], is_slope: bool, word: str) -> None:
+    rule = Rule("a", "a", "a", student_t, lab="of_the_lab", is_slope=is_slope)
+    assert judge(rule, values, OWN).word == word
+
+
+def test_a_claim_that_the_lab_never_judged_is_not_tested() -> None:
+    rule = Rule("a", "a", "a", student_t, lab="of_the_lab")
+    assert judge(rule, [1.0, 1.1, 1.2], {"of_the_lab": {**OWN["of_the_lab"], "effect": None}}).word == NOT_TESTED
+
+
+def test_every_rule_can_be_told_from_the_others() -> None:
+    assert len(RULE) == len(RULES)
+    assert len({(rule.sentence, rule.source) for rule in RULES}) == len(RULES)
+    assert {rule.source for rule in RULES} == {STEP_LAW, MARIN, EMBEDDING}
+
+
+def brackets(exponent: float, step: float, top: float = math.inf, bottom: float = 0.0) -> pd.DataFrame:
+    """Limits that fall by a power of size, between rates of a grid with this step; beyond ``top`` nothing was tried."""
+    draw = np.random.default_rng(1)
+    size = np.repeat(np.geomspace(1e4, 1e9, 12), 6)
+    log = -1 + exponent * np.log10(size / 1e6) + 0.05 * draw.standard_normal(len(size))
+    low = step * np.floor(log / step)
+    table = pd.DataFrame({"params": size, "low": 10**low, "high": 10 ** (low + step)})
+    table["high"] = table["high"].where(table["high"] <= top, np.inf)
+    table["low"] = table["low"].where(table["low"] >= bottom, 0.0)
+    return table.assign(low=table["low"].clip(upper=top), high=table["high"].clip(lower=bottom))
+
+
+@pytest.mark.parametrize("step", [0.05, 0.15, 0.5])
+def test_a_power_law_is_recovered_from_brackets_however_wide(step: float) -> None:
+    table = brackets(-0.4, step)
+    law = fit_power_law(table, ["params"], table["params"])
+    found = law.exponent("params")
+    assert found.low < -0.4 < found.high
+    assert found.high - found.low < 0.15
+    assert law.predict({"params": 1e6}).middle == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.parametrize(("top", "bottom"), [(0.1, 0.0), (math.inf, 0.1)])
+def test_what_failed_nowhere_or_everywhere_counts_as_beyond_what_was_tried(top: float, bottom: float) -> None:
+    table = brackets(-0.4, 0.15, top, bottom)
+    law = fit_power_law(table, ["params"], table["params"])
+    assert law.exponents["params"] == pytest.approx(-0.4, abs=0.06)
+    inside = table[(table["low"] > 0) & np.isfinite(table["high"])]
+    assert len(inside) < 0.8 * len(table)
+
+
+def test_nineteen_of_twenty_new_curves_lie_in_the_interval() -> None:
+    table = brackets(-0.4, 0.05)
+    law = fit_power_law(table, ["params"], table["params"])
+    draw = np.random.default_rng(2)
+    new = 10 ** (-1 + -0.4 * np.log10(3e10 / 1e6) + 0.05 * draw.standard_normal(2000))
+    ends = law.predict({"params": 3e10})
+    assert 0.93 < np.mean((new > ends.earliest) & (new < ends.latest)) < 1
+
+
+def test_groups_count_equally_on_request_and_there_must_be_more_of_them_than_exponents() -> None:
+    few, many = brackets(-0.4, 0.05).iloc[::6], brackets(-0.4, 0.05).iloc[:6]
+    shifted = many.assign(params=1e4, low=many["low"] * 10, high=many["high"] * 10)
+    table = pd.concat([few.iloc[1:], *[shifted] * 20], ignore_index=True)
+    heights = [
+        fit_power_law(table, ["params"], table["params"], equal=equal).predict({"params": 1e4}).middle
+        for equal in (True, False)
+    ]
+    assert heights[0] < 0.7 * heights[1]
+    with pytest.raises(ValueError, match="1 groups of curves, and 2 numbers"):
+        fit_power_law(shifted, ["params"], shifted["params"])
+
+
+@cache
+def judged() -> dict[str, Judged]:
+    return {row.rule.name: row for row in ruled.judge_all("public runs")}
+
+
+def test_the_committed_numbers_decide_most_claims() -> None:
+    assert judged()["failing_rate_falls_with_size"].word == SLOPE_HOLDS
+    assert judged()["qk_norm_keeps_every_learning_rate"].word == CONTRADICTED
+    assert sum(row.decision.verdict == INCONCLUSIVE for row in judged().values()) < len(RULES) / 3
+    assert all(math.isfinite(row.decision.shown.mean) for row in judged().values())
+
+
+def test_the_labs_curves_foretell_public_runs_by_size_and_tokens_but_not_by_size_alone() -> None:
+    scores = public_limits.held_out().set_index("left out")
+    assert abs(scores.loc["all but the lab", "too high"]) < 0.15
+    assert scores.loc["all but the lab, by size alone", "too high"] < -0.5
+    of_sweeps = scores.loc[["Step Law", "Marin", "the lab"]]
+    assert (of_sweeps["error"] < 0.1).all()
+    assert not scores.loc[~scores.index.str.contains("others"), "costly among clear"].any()
+    assert (scores["best among beyond"] <= 0.2).all()
+
+
+def test_documents_have_the_tables_that_the_numbers_make() -> None:
+    table = write_pages._public_tables()
+    for page in (HOME / "docs" / "held_to_real_runs.md", HOME / "results" / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        assert table[0] in text
+    assert table[1] in (HOME / "docs" / "held_to_real_runs.md").read_text(encoding="utf-8")
+
+
+def test_claims_on_public_runs_are_listed_beside_the_labs(output_of: OutputOf) -> None:
+    text = output_of("claims", "--source", "public runs")
+    assert all(rule.sentence in text for rule in RULES)
+    rows = {row["name"]: row for row in json.loads(output_of("claims", "--source", "public runs", "--json"))}
+    assert rows["best_rate_falls_with_size"]["holds"] == SLOPE_HOLDS
+    assert rows["divergence_is_a_cliff"]["claim_of_the_lab"] is None
+
+
+def test_every_claim_of_the_lab_that_is_held_against_public_runs_exists() -> None:
+    assert {rule.lab for rule in RULES if rule.lab} <= set(CLAIMS)
+
+
+def test_the_matrix_of_changes_counts_runs() -> None:
+    table = marin(lambda optimizer, key, ratio: optimizer == "lion" and key == "warmup" and ratio < 1)
+    drawn = figures.changes(table)
+    texts = {text.get_text() for text in drawn.axes[0].texts}
+    assert {"6/6", "0/6", "0/12"} <= texts
+    bold = [text for text in drawn.axes[0].texts if text.get_weight() == "bold"]
+    assert [text.get_text() for text in bold] == ["6/6"]
+
+
+def test_the_figures_draw_the_committed_numbers() -> None:
+    runs = read_real_runs()
+    assert (
+        len(figures.cliff(runs).axes[0].lines)
+        == (runs.curves["source"] == STEP_LAW).sum()
+        - runs.curves.loc[runs.curves["source"] == STEP_LAW, "failing_lr"].isna().sum()
+    )
+    assert figures.failing_rates(runs).axes[0].get_xscale() == "log"

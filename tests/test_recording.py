@@ -1,0 +1,1012 @@
+"""A recorder overhears any training loop: its numbers are those of the lab's probes, and training keeps its bits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lab
+from lab import Fleet
+from lab.__main__ import main
+from lab.analysis.events.detectors import detect
+from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.following import GrowingRecording
+from lab.analysis.recordings.recording import read_recording
+from lab.core.errors import RequestError
+from lab.core.registry import MODELS
+from lab.recording import attention, measuring
+from lab.recording import recorder as recording
+from lab.recording.attention import sampled
+from lab.training.loop import train
+from lab.training.recorder import Recorder
+from small import configs
+from test_engine import compiles
+from test_ranks import ENVIRONMENT, TORCHRUN
+
+HERE = Path(__file__).parent
+SCHEMA = json.loads((HERE.parent / "docs" / "schema.json").read_text(encoding="utf-8"))
+SHARES = ("grad_below", "grad_underflow", "moment_outliers")  # where rounding may decide on an entry
+VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 23, 16, 2, 3, 10
+Row = dict[str, Any]
+
+
+class Attention(nn.Module):
+    """Causal attention by a fused kernel, with keys shared by two heads of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.kv_proj = nn.Linear(WIDTH, WIDTH, bias=False)  # the gradient of a key's bias is nothing but rounding
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q_proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k, v = self.kv_proj(x).unflatten(-1, (2, 1, -1)).transpose(1, 3).unbind(2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Experts(nn.Module):
+    """Two of four experts for each token, each an MLP of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k = 2
+        self.router = nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, WIDTH)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        share, chosen = self.router(x).softmax(-1).topk(self.top_k)
+        outputs = torch.stack([expert(x) for expert in self.experts], -2)
+        return (share[..., None] * outputs.gather(-2, chosen[..., None].expand(*chosen.shape, WIDTH))).sum(-2)
+
+
+class Block(nn.Module):
+    def __init__(self, mlp: Callable[[], nn.Module], *, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.mlp, self.dropout = Attention(), mlp(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class Model(nn.Module):
+    """A small Transformer as people write them."""
+
+    def __init__(
+        self,
+        mlp: Callable[[], nn.Module] = dense,
+        *,
+        vocabulary: int = VOCABULARY,
+        dropout: float = 0.0,
+        is_checkpointed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, WIDTH)
+        self.layers = nn.ModuleList(Block(mlp, dropout=dropout) for _ in range(DEPTH))
+        self.norm, self.lm_head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary, bias=False)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x)
+        return self.lm_head(self.norm(x))
+
+
+def built(**options: Any) -> Model:
+    torch.manual_seed(0)
+    return Model(**options)
+
+
+def batch(step: int, rows: int = 4) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def run(
+    model: nn.Module,
+    out: Path | None,
+    steps: int = 3,
+    *,
+    every: int = 1,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    called: Callable[[Tensor], Tensor] | None = None,
+) -> list[Row]:
+    """Train, recorded if there is a file; the rows that were written, without the first, which says what was found."""
+    made = optimizer(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, made, every=every, out=out) if out else None
+    torch.manual_seed(1)
+    for step in range(steps):
+        loss = loss_of(model if called is None else called, batch(step))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        made.step()
+        made.zero_grad()
+        if recorder:
+            recorder.step(loss)
+    if recorder:
+        recorder.close()
+    return written(out)[1:] if out and out.exists() else []
+
+
+def written(out: Path) -> list[Row]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def same(ours: Row, theirs: Row, rel: float = 1e-5) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=rel, abs=1e-9), name
+
+
+# against the lab
+
+
+NAMES = [
+    *("train_loss", "grad_norm", "grad_norm_clipped", "grad_rms", "param_rms", "update_rms", "eps_ratio"),
+    *("grad_below_eps", "moment_ratio", "moment_outliers", "grad_underflow_fp16", "grad_underflow_e4m3"),
+    *("grad_underflow_mx", "block_rms", "block_kurtosis", "block_underflow_e4m3", "block_underflow_mx"),
+    *("block_overflow_fp16", "block_overflow_mx", "attention_logit_max", "output_logit_mean", "output_logit_rms"),
+    *("log_z", "log_z_square"),
+]
+OF_FLEET = ("probes.every=1", f"probes.names=[{','.join(NAMES)}]", "steps=4", "schedule=constant", "schedule.warmup=0")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The model of these tests as one of a fleet."""
+
+    def build(self, shape: Any, vocabulary: int) -> nn.Module:
+        return Model(vocabulary=vocabulary)
+
+
+def test_every_number_is_that_of_the_labs_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._entries, "recorded", Recorded)
+    recipe = (
+        "intervention=[]",
+        "optimizer.weight_decay=0",
+        "optimizer.clip=0.1",
+        "optimizer.lr=1e-2",
+        "optimizer.eps=1e-5",
+    )
+    (config,) = configs("", shared=("+guest.recorded={}", *OF_FLEET, *recipe))
+    fleet, model = Fleet([config]), Model(vocabulary=256)
+    model.load_state_dict({name: weight[0].detach().clone() for name, weight in fleet.state.weights.items()})
+    betas = (config.optimizer.links["adam"].beta1, config.optimizer.links["adam"].beta2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=betas, eps=1e-5, weight_decay=0)
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "probes.jsonl")
+    for step in range(config.steps):
+        tokens = fleet.feed.loader.batch(step)[0]
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    tape = Recorder(fleet)
+    for result in train(fleet):
+        tape.keep(result)
+    sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+    part = {name: f"block{name.split('.')[1]}" if name.startswith("layers") else "" for name in sizes}
+    part |= {"embedding.weight": "embedding", "norm.weight": "other", "norm.bias": "other", "lm_head.weight": "head"}
+    theirs = defaultdict[tuple[int, str, str], list[tuple[float, int]]](list)
+    for step, name, where, value in tape.runs()[0].metrics:
+        theirs[step, {"train_loss": "loss"}.get(name, name), part.get(where, where)].append(
+            (value, sizes.get(where, 1))
+        )
+    rows = {row["step"]: row for row in written(tmp_path / "probes.jsonl")[1:]}
+    assert len({name for _, name, _ in theirs}) == len(NAMES)
+    for (step, name, where), numbers in theirs.items():
+        total = sum(size for _, size in numbers)
+        if name in ("grad_rms", "param_rms"):
+            expected = math.sqrt(sum(value**2 * size for value, size in numbers) / total)
+        elif name in ("update_rms", "eps_ratio", "moment_ratio"):
+            expected = max(value for value, _ in numbers)
+        else:
+            expected = sum(value * size for value, size in numbers) / total
+        found = rows[step][f"{name}/{where}" if where else name]
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-7), (step, name, where)
+
+
+# the forward pass, however it is made
+
+
+@torch.no_grad()
+def attention_of(model: Model, tokens: Tensor) -> list[tuple[float, float]]:
+    """The largest score and the mean entropy of each block, with all scores written out."""
+    found = []
+    x = model.embedding(tokens)
+    for layer in model.layers:
+        y = layer.attention_norm(x)
+        q = layer.attention.q_proj(y).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k = layer.attention.kv_proj(y).chunk(2, -1)[0][:, None]
+        scores = 0.3 * q @ k.transpose(-1, -2) + torch.full((LENGTH, LENGTH), -math.inf).triu(1)
+        weights = scores.softmax(-1)
+        found.append((float(scores.max()), float(-(weights * weights.clamp(min=1e-30).log()).sum(-1).mean())))
+        x = layer(x)
+    return found
+
+
+def test_scores_of_a_fused_kernel_are_those_written_out(tmp_path: Path) -> None:
+    (row,) = run(built(), tmp_path / "probes.jsonl", 1)
+    for number, (largest, entropy) in enumerate(attention_of(built(), batch(0)[:, :-1])):
+        assert row[f"attention_logit_max/block{number}"] == pytest.approx(largest, rel=1e-5)
+        assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
+    assert row["attention_logit_max"] == max(row[f"attention_logit_max/block{number}"] for number in range(DEPTH))
+    assert row["attention_entropy"] == min(row[f"attention_entropy/block{number}"] for number in range(DEPTH))
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool
+) -> Tensor:  # pretends to be the kernel of a package, which has no other way in
+    return F.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, scale=softmax_scale
+    ).transpose(1, 2)
+
+
+def by_a_foreign_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    mixed = torch.ops.flash_attn._flash_attn_forward(*(x.transpose(1, 2) for x in (q, k, v)), 0.0, 0.5, True)
+    return mixed.transpose(1, 2)
+
+
+def by_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (0.5 * q @ k.mT).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+
+def by_products_of_all_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.baddbmm(torch.where(mask, 0.0, -1e38), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.5)
+    return (F.softmax(scores, dim=-1) @ v.flatten(0, 1)).view_as(q)
+
+
+def by_a_mask_of_truths(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, False, scale=0.5)
+
+
+def by_an_added_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.where(mask, 0.0, -math.inf)[None, None], scale=0.5)
+
+
+KERNELS = (by_a_foreign_kernel, by_softmax, by_products_of_all_heads, by_a_mask_of_truths, by_an_added_mask)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_is_heard_whatever_computes_it(kernel: Callable[..., Tensor], tmp_path: Path) -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def split(self, x: Tensor) -> Any:
+            return self.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = kernel(*self.split(x), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
+            return x + mixed.detach().transpose(1, 2).flatten(2) + self.qkv(x)[..., :WIDTH]
+
+    class Numbered(nn.Module):
+        """Blocks that stand in no list."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+            self.block_0, self.block_1 = nn.Sequential(Attending()), nn.Sequential(Attending())
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.block_1(self.block_0(self.embedding(tokens))))
+
+    torch.manual_seed(0)
+    model = Numbered()
+    x, largest = model.embedding(batch(0)[:, :-1]).detach(), []
+    for block in (model.block_0, model.block_1):
+        q, k, _ = block[0].split(x)
+        largest.append((0.5 * q @ k.mT + torch.full((LENGTH, LENGTH), -math.inf).triu(1)).max().item())
+        x = block(x)
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert [row[f"attention_logit_max/block{number}"] for number in range(2)] == pytest.approx(largest, rel=1e-5)
+
+
+def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
+    q, k = torch.zeros(9, 1, 200, 4), torch.zeros(9, 1, 200, 4)
+    q[..., 0], k[:, :, 150, 0] = 1.0, 50.0
+    scores, weights = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
+    assert scores.shape == (1, 4, 1, 64, 200)
+    assert scores.max() == 25.0
+    assert weights[0, 0, 0, -1].argmax() == 150
+    q[-1, :, -1], k[-1] = 3.0, 100.0  # the last query of the last row is always among them
+    assert sampled({"query": q, "key": k}, "bhtk").scores_rbhts.max() == 600.0
+
+
+# training is what it was
+
+
+def trained_weights(make: Callable[[], tuple[nn.Module, Callable[[Tensor], Tensor]]], out: Path | None) -> list[Tensor]:
+    model, called = make()
+    run(model, out, 4, every=2, called=called)
+    return [weight.detach() for weight in model.parameters()]
+
+
+def eager() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = built(dropout=0.1)
+    return model, model
+
+
+def compiled(backend: str = "eager") -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model: Any = torch.compile(built(dropout=0.1), backend=backend)
+    return model, model
+
+
+def compiled_in_place() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = built(dropout=0.1)
+    model.compile(backend="eager")
+    return model, model
+
+
+def compiled_by_block() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = built(dropout=0.1)
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    return model, model
+
+
+class Wrapped(nn.Module):
+    """A module around the model that is never called itself, as in Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.compile(built(dropout=0.1), backend="eager")
+
+
+def compiled_inside() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch._dynamo.reset()
+    model = Wrapped()
+    return model, model.model
+
+
+def checkpointed() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = built(dropout=0.1, is_checkpointed=True)
+    return model, model
+
+
+WAYS = (
+    *(eager, compiled, checkpointed),
+    *(pytest.param(make, marks=pytest.mark.slow) for make in (compiled_in_place, compiled_by_block, compiled_inside)),
+)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
+@pytest.mark.parametrize("make", WAYS)
+def test_training_keeps_its_bits_and_the_numbers_do_not_depend_on_how_it_is_run(
+    make: Callable[[], tuple[nn.Module, Callable[[Tensor], Tensor]]], tmp_path: Path
+) -> None:
+    """Dropout draws random numbers, so a pass more or less would show."""
+    deaf, heard = trained_weights(make, None), trained_weights(make, tmp_path / "probes.jsonl")
+    assert all(map(torch.equal, deaf, heard))
+    trained_weights(eager, tmp_path / "eager.jsonl")
+    ours, theirs = (written(tmp_path / f"{name}.jsonl") for name in ("probes", "eager"))
+    assert ours[0] | {"blocks": {}} == theirs[0] | {"blocks": {}}
+    assert [row["step"] for row in ours[1:]] == [0, 1, 2, 3]
+    assert all("attention_logit_max/block1" in row for row in ours[1::2])
+    assert [set(row) for row in ours[2::2]] == [{"step", "loss"}] * 2
+    for our, their in zip(ours[1:], theirs[1:], strict=True):
+        same(our, their)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_afterwards_trains_on_and_is_not_heard(tmp_path: Path) -> None:
+    """The hooks of the first step are compiled away, and the compiled module is not the one that was given."""
+
+    def made() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        torch._dynamo.reset()
+        model, inner = built(dropout=0.1), []
+
+        def called(tokens: Tensor) -> Tensor:
+            inner[:] = inner or [torch.compile(model, backend="eager")]
+            return inner[0](tokens)
+
+        return model, called
+
+    assert all(map(torch.equal, trained_weights(made, None), trained_weights(made, tmp_path / "probes.jsonl")))
+    header, *rows = written(tmp_path / "probes.jsonl")
+    assert {"residual stream", "attention scores", "output logits"} <= set(header["not_found"])
+    assert all("grad_rms" in row for row in rows[::2])
+
+
+@pytest.mark.slow
+@compiles
+def test_a_model_that_is_really_compiled_keeps_its_bits_and_is_compiled_once(tmp_path: Path) -> None:
+    deaf = trained_weights(lambda: compiled("inductor"), None)
+    frames = dict(torch._dynamo.utils.counters["frames"])
+    heard = trained_weights(lambda: compiled("inductor"), tmp_path / "probes.jsonl")
+    assert all(map(torch.equal, deaf, heard))
+    assert dict(torch._dynamo.utils.counters["frames"]) == frames
+    assert "attention_logit_max/block2" in written(tmp_path / "probes.jsonl")[1]
+
+
+def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path: Path) -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=3, out=tmp_path / "probes.jsonl")
+
+    def hooks() -> int:
+        of_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        return of_modules + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+    counts = []
+    for step in range(5):
+        counts.append(hooks())
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+    assert [count > 0 for count in counts] == [True, False, False, True, False]
+
+
+def test_an_evaluation_in_between_is_not_measured(tmp_path: Path) -> None:
+    rows = []
+    for is_evaluated in (False, True):
+        model, out = built(), tmp_path / f"{is_evaluated}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        if is_evaluated:
+            with torch.no_grad():
+                model(batch(9, rows=2)[:, :-1])
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+        rows.append(written(out)[1])
+    assert rows[0] == rows[1]
+
+
+def test_micro_batches_count_together(tmp_path: Path) -> None:
+    """Means over micro-batches of equal size are those of the whole batch; gradients are sums already."""
+    rows = []
+    for parts in (1, 2):
+        model, out = built(mlp=Experts), tmp_path / f"{parts}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        losses = [loss_of(model, rows_bt) / parts for rows_bt in batch(0).chunk(parts)]
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+        recorder.step(sum(losses))
+        rows.append(written(out)[1])
+    uneven = [name for name in rows[0] if name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance"))]
+    for row in rows:
+        for name in uneven:
+            del row[name]
+    same(rows[1], rows[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_and_a_loss_scale_are_seen_through(dtype: torch.dtype, tmp_path: Path) -> None:
+    rows = []
+    for is_mixed in (False, True):
+        model, out = built(), tmp_path / f"{is_mixed}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=is_mixed and dtype == torch.float16)
+        recorder = lab.record(model, optimizer, every=1, out=out, scaler=scaler)
+        with torch.autocast("cpu", dtype, enabled=is_mixed):
+            loss = loss_of(model, batch(0))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        recorder.step(loss)
+        rows.append(written(out)[1])
+    full, mixed = rows
+    assert full["grad_norm"] > 0.5
+    assert full["grad_norm_clipped"] == pytest.approx(0.1, rel=1e-4) == mixed["grad_norm_clipped"]
+    for name in ("grad_norm", "attention_logit_max/block1", "block_rms/block2", "param_rms/block0", "update_rms"):
+        assert mixed[name] == pytest.approx(full[name], rel=0.03), name
+    assert mixed.get("loss_scale") == (2.0**12 if dtype == torch.float16 else None)
+
+
+@pytest.mark.parametrize("spoiled", ["forward", "optimizer", "writing"])
+def test_a_failure_of_the_recorder_ends_it_and_not_training(
+    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "folder" / "probes.jsonl"
+    out.parent.mkdir()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("planted")
+
+    # Hydra, in a test before this one, turns loggers off and lets the root pass errors only
+    monkeypatch.setattr(logging.getLogger("lab"), "disabled", False)
+    caplog.set_level("WARNING", "lab")
+    if spoiled == "forward":
+        monkeypatch.setattr(attention, "evenly", fail)
+    elif spoiled == "optimizer":
+        monkeypatch.setattr(measuring.updates, "param_rms", fail)
+    else:
+        monkeypatch.setattr(recording, "_write", fail)
+    model = built()
+    run(model, out, 3, every=2)
+    deaf = built()
+    run(deaf, None, 3)
+    assert all(map(torch.equal, model.parameters(), deaf.parameters()))
+    (warning,) = caplog.records
+    assert "planted" in warning.getMessage()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not torch._C._len_torch_function_stack()
+
+
+# experts and optimizers
+
+
+def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
+    model, (row,) = built(mlp=Experts), run(built(mlp=Experts), tmp_path / "probes.jsonl", 1)
+    inputs = []
+    for layer in model.layers:
+        layer.mlp.router.register_forward_hook(lambda _, __, logits: inputs.append(logits.detach()))
+    loss_of(model, batch(0)).backward()
+    for number, logits_bte in enumerate(inputs):
+        counts = logits_bte.topk(2).indices.flatten().bincount(minlength=4).tolist()
+        assert row[f"expert_load/block{number}"] == counts
+        assert row[f"expert_load_max/block{number}"] == pytest.approx(max(counts) / (sum(counts) / 4))
+        assert row[f"dead_experts/block{number}"] == sum(count < 0.1 * sum(counts) / 4 for count in counts)
+        assert row[f"router_logit_max/block{number}"] == pytest.approx(float(logits_bte.max()), rel=1e-5)
+        assert row[f"router_log_z/block{number}"] == pytest.approx(float(logits_bte.logsumexp(-1).mean()), rel=1e-5)
+        experts = [torch.cat([w.flatten() for w in e.parameters()]) for e in model.layers[number].mlp.experts]
+        rms = [float(weights.detach().square().mean().sqrt()) for weights in experts]
+        assert row[f"expert_param_rms/block{number}"] == pytest.approx(rms, rel=1e-5)
+        assert len(row[f"expert_grad_rms/block{number}"]) == len(row[f"expert_update_rms/block{number}"]) == 4
+    assert row["expert_load_max"] == max(row[f"expert_load_max/block{number}"] for number in range(DEPTH))
+
+
+class Scaled(torch.optim.SGD):
+    """An optimizer that is unknown to the recorder."""
+
+
+def test_the_update_of_any_optimizer_is_seen_in_the_weights(tmp_path: Path) -> None:
+    weights = [weight.detach().clone() for weight in built().lm_head.parameters()]
+    model = built()
+    (row,) = run(model, tmp_path / "probes.jsonl", 1, optimizer=Scaled)
+    step = (weights[0] - model.lm_head.weight.detach()) / 1e-2
+    assert row["update_rms/head"] == pytest.approx(float(step.square().mean().sqrt()), rel=1e-4)
+    assert row["update_ratio/head"] == pytest.approx(float(1e-2 * step.norm() / weights[0].norm()), rel=1e-4)
+    assert "moment_ratio" not in row
+    assert "eps_ratio" not in row
+    assert "updates, of a sample of weights" in written(tmp_path / "probes.jsonl")[0]["found"]
+
+
+def test_several_optimizers_share_a_model(tmp_path: Path) -> None:
+    model = built()
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim == 2]
+    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
+    optimizers = [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-3)]
+    recorder = lab.record(model, optimizers, every=1, out=tmp_path / "probes.jsonl")
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    recorder.step(loss)
+    row = written(tmp_path / "probes.jsonl")[1]
+    assert row["update_rms/head"] == pytest.approx(1, rel=0.01)  # the first step of Adam
+    assert 0.01 < row["update_rms/block0"] < 2
+    assert row["grad_norm"] == pytest.approx(row["grad_norm_clipped"], rel=1e-6)
+
+
+# what is written
+
+
+def test_a_run_that_goes_on_adds_to_its_file(tmp_path: Path) -> None:
+    out, model = tmp_path / "probes.jsonl", built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for first_step in (0, 3):
+        recorder = lab.record(model, optimizer, every=2, out=out, first_step=first_step)
+        for step in range(first_step, first_step + 4):
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            optimizer.step()
+            recorder.step(loss)
+        recorder.close()
+    rows = written(out)
+    assert [row["step"] for row in rows if "step" in row] == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if "grad_norm" in row] == [0, 2, 4, 6]
+
+
+def test_the_lab_reads_what_was_recorded(tmp_path: Path) -> None:
+    run(built(), tmp_path / "probes.jsonl", 30, every=10)
+    (log,) = read_logs(tmp_path / "probes.jsonl").runs
+    assert log.step_n.tolist() == list(range(30))
+    measured = {"grad_norm", "lr", "attention_logit_max", "update_rms", "eps_ratio", "output_logit"}
+    assert measured <= log.columns.keys()
+    assert np.isfinite(log.columns["attention_logit_max"]).nonzero()[0].tolist() == [0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"model": torch.zeros(2)}, "Tensor"),
+        ({"optimizer": "adam"}, "str"),
+        ({"model": nn.GELU()}, "no weight"),
+        ({"every": 0}, "every=0"),
+        ({"out": "absent/probes.jsonl"}, "absent"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, tmp_path: Path) -> None:
+    model = built()
+    options = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "out": tmp_path / "probes.jsonl"}
+    with pytest.raises(RequestError, match=named):
+        lab.record(**{**options, **given})
+    assert not list(tmp_path.iterdir())
+
+
+# several ranks
+
+
+@pytest.mark.slow
+def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+    words = [*TORCHRUN, str(HERE / "recording_on_ranks.py"), str(tmp_path)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    alone = run(built(mlp=Experts), tmp_path / "alone.jsonl", 3, every=2)
+    for how in ("ddp", "fsdp"):
+        header, *rows = written(tmp_path / f"{how}.jsonl")
+        assert header["not_found"] == []
+        assert [row["step"] for row in rows] == [0, 1, 2]
+        for ours, theirs in zip(rows, alone, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
+                if not name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance", *SHARES)):
+                    assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
+    assert not (tmp_path / "failing.jsonl").exists()
+    assert done.stderr.count("lab.record has ended, and training goes on") == 2
+
+
+# what a recording tells
+
+
+EVERY, LAST, SPIKE = 10, 4000, 3030
+QUANTITIES = {"moment_ratio": 1.0, "update_rms": 0.2, "update_ratio": 1e-3, "grad_rms": 1e-3, "block_kurtosis": 3.0}
+
+
+def planted(out: Path, *, rises: bool = True, is_grown: bool = True) -> Path:
+    """A recording of three blocks: from step 3000 on the update of block1 is too large, then block2, then the loss.
+
+    From step 2000 on the largest attention logit of block0 grows by 10 in 1,000 steps, with noise of 0.5.
+    """
+    random = np.random.default_rng(0)
+    rows: list[Row] = [{"recorder": "0", "every": EVERY, "blocks": {}, "not_found": ["output logits"]}]
+    for step in range(LAST + 1):
+        row = {"step": step, "loss": 3 + 4 / math.sqrt(step + 10) + random.normal(0, 0.02)}
+        if rises and SPIKE <= step < SPIKE + 60:
+            row["loss"] += 1.5
+        if step % EVERY == 0:
+            for name, usual in QUANTITIES.items():
+                for number in range(3):
+                    factor = 4.0 if rises and number and 2990 + 10 * number <= step < 3100 else 1.0
+                    is_one = name == ("update_ratio" if number == 1 else "grad_rms")
+                    if name == "block_kurtosis" and 2500 <= step < 2600:  # what comes and goes before does not count
+                        factor, is_one = 4.0, True
+                    value = usual * float(np.exp(random.normal(0, 0.03))) * (factor if is_one else 1.0)
+                    row[f"{name}/block{number}"] = value
+                row[name] = max(row[f"{name}/block{number}"] for number in range(3))
+            row["attention_logit_max/block0"] = 10 + 0.01 * max(0, step - 2000) * is_grown + random.normal(0, 0.5)
+            row["attention_logit_max/block1"] = 8 + random.normal(0, 0.5)
+            row["attention_logit_max"] = max(row["attention_logit_max/block0"], row["attention_logit_max/block1"])
+            row["expert_load/block0"] = [1.0, 2.0]
+        rows.append(row)
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return out
+
+
+def watched(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["watch", *words])
+    return code, capsys.readouterr().out
+
+
+def test_where_a_spike_began_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = planted(tmp_path / "probes.jsonl")
+    code, text = watched(capsys, str(out))
+    assert code == 1
+    (line,) = [line for line in text.splitlines() if "first update_ratio of block1 rose" in line]
+    assert "at step 3000, 30 steps before the loss; then grad_rms of block2 at step 3010." in line
+    assert f"step {SPIKE}" in line
+    assert "not found in the model: output logits" in text
+    assert "no level known of" in text
+    _, text = watched(capsys, str(out), "--json")
+    content = json.loads(text)
+    jsonschema.validate(content, {**SCHEMA, "anyOf": [{"$ref": "#/$defs/alarms"}]})
+    (origin,) = content["recording"]["origins"]
+    assert [(rise["quantity"], rise["place"], rise["lead"]) for rise in origin["rises"]] == [
+        ("update_ratio", "block1", 30),
+        ("grad_rms", "block2", 20),
+    ]
+
+
+def test_a_calm_recording_raises_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = watched(capsys, str(planted(tmp_path / "probes.jsonl", rises=False)))
+    assert code == 0, text
+    assert "0 alarms" in text
+
+
+@pytest.mark.parametrize(("level", "grown"), [(40.0, True), (20.0, True), (40.0, False), (5.0, True)])
+def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = planted(tmp_path / "probes.jsonl", rises=False, is_grown=grown)
+    (tmp_path / "levels.json").write_text(json.dumps({"attention_logit_max": {"above": level}}))
+    _, text = watched(capsys, str(out), "--json", "--thresholds", str(tmp_path / "levels.json"))
+    recording = json.loads(text)["recording"]
+    (reach,) = recording["reaches"]
+    assert "attention_logit_max" not in recording["no_level"]
+    if level < 30:  # the last value is about 30
+        assert reach["step"] == reach["low"] == LAST
+    elif grown:
+        assert reach["place"] == "block0"
+        assert reach["low"] < 5000 < reach["high"]
+        assert reach["high"] - reach["low"] < 500
+    else:
+        assert reach["high"] is None
+
+
+def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl", rises=False)
+    lines = out.read_text().splitlines()
+    again = [lines[0], *lines[2001:2501], '{"step": 2500, "lo']
+    out.write_text("\n".join([*lines[:3001], *again]))
+    recording = read_recording(out)
+    assert recording.step_m.tolist() == list(range(0, 2500, EVERY))
+    assert recording.places("moment_ratio") == ["block0", "block1", "block2"]
+    assert recording.columns["grad_rms", "block1"].shape == recording.step_m.shape
+
+
+def test_a_recording_is_followed_and_each_finding_told_once(tmp_path: Path) -> None:
+    lines = planted(tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    out, told = tmp_path / "probes.jsonl", []
+    out.write_text("")
+    (whole,) = read_logs(tmp_path / "whole.jsonl").runs
+    spikes = [event for event in detect(whole) if event.kind == "spike"]
+    recording = GrowingRecording(out, {})
+    for end in (2000, 3005, 3035, 3050, len(lines)):
+        out.write_text("".join(lines[:end]))
+        seen = [spike for spike in spikes if spike.step < end - 1]
+        told.append([plain["step"] for _, plain in recording.poll(seen)])
+        assert not list(recording.poll(seen))
+    assert told == [[], [], [SPIKE], [], []]
+
+
+def test_a_column_of_few_rows_raises_no_alarm_where_it_is_missing(tmp_path: Path) -> None:
+    """Rows without a gradient norm are no rows with one that is not a number."""
+    out = planted(tmp_path / "probes.jsonl", rises=False)
+    rows = [
+        row | ({"grad_norm": 1.0 + 0.01 * (row["step"] % 7)} if row.get("step", 1) % 100 == 0 else {})
+        for row in written(out)
+    ]
+    rows[3001] |= {"grad_norm": 9.0}
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows[1:]))
+    (log,) = read_logs(out).runs
+    assert [(event.kind, event.step) for event in detect(log)] == [("gradient_spike", 3000)]
+
+
+# models of transformers
+
+SMALL = {
+    **{"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 24},
+    **{"max_position_embeddings": 32, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+ROUTED = {**GROUPED, "num_experts_per_tok": 2}
+CONFIGS = {
+    "GPT2": {**SMALL, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "Llama": GROUPED,
+    "Qwen3": GROUPED,
+    "Gemma2": {**GROUPED, "sliding_window": 5, "attn_logit_softcapping": 20.0, "query_pre_attn_scalar": 2},
+    "Mixtral": {**ROUTED, "num_local_experts": 4},
+    "Olmoe": {**ROUTED, "num_experts": 4, "head_dim": 4},
+}
+
+
+def built_by_transformers(name: str, implementation: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return model
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("kernel", ["sdpa", "foreign"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_of_transformers_are_measured_as_if_all_were_written_out(
+    name: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    if (name, kernel) == ("Gemma2", "sdpa"):
+        kernel = "eager"  # torch's kernel takes no cap
+    plain = built_by_transformers(name, "eager")
+    module = sys.modules[type(plain).__module__]
+
+    def foreign(*args: Any, **kwargs: Any) -> Any:  # as the function of a package that no one can look into
+        with torch._C.DisableTorchFunction():
+            return module.eager_attention_forward(*args, **kwargs)
+
+    transformers.AttentionInterface.register("foreign", foreign)
+    transformers.AttentionMaskInterface.register("foreign", transformers.masking_utils.eager_mask)
+    tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(3))
+    scores, softmax = [], F.softmax
+
+    def spy(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        scores.extend([x] if x.ndim == 4 else [])
+        return softmax(x, *args, **kwargs)
+
+    monkeypatch.setattr(F, "softmax", spy)
+    truth = plain(tokens, output_attentions=True, output_hidden_states=True, labels=tokens)
+    monkeypatch.undo()
+    model = built_by_transformers(name, kernel)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "probes.jsonl")
+    loss = model(tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    header, row = written(tmp_path / "probes.jsonl")
+    assert header["not_found"] == []
+    assert row["loss"] == pytest.approx(truth.loss.item(), rel=1e-5)
+    log_z = truth.logits.logsumexp(-1)
+    assert row["log_z"] == pytest.approx(log_z.mean().item(), rel=1e-5)
+    assert row["output_logit_rms"] == pytest.approx(truth.logits.square().mean().sqrt().item(), rel=1e-5)
+    cap = CONFIGS[name].get("attn_logit_softcapping")
+    for number, weights in enumerate(truth.attentions):
+        entropy = torch.special.entr(weights).sum(-1).mean().item()
+        assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
+        largest = scores[number].max().double()
+        largest = cap * torch.atanh(largest / cap) if cap else largest
+        assert row[f"attention_logit_max/block{number}"] == pytest.approx(largest.item(), rel=1e-4 if cap else 1e-5)
+    for number, hidden in enumerate(truth.hidden_states[1:-1]):  # the last has passed the final norm
+        assert row[f"block_rms/block{number}"] == pytest.approx(hidden.square().mean().sqrt().item(), rel=1e-5)
+        kurtosis = hidden.pow(4).mean() / hidden.square().mean() ** 2
+        assert row[f"block_kurtosis/block{number}"] == pytest.approx(kurtosis.item(), rel=1e-5)
+    plain.zero_grad()
+    truth.loss.backward()
+    gradients = [weight.grad.flatten() for weight in plain.parameters()]
+    assert row["grad_norm"] == pytest.approx(torch.cat(gradients).norm().item(), rel=1e-4)
+    if "num_experts_per_tok" in CONFIGS[name]:
+        routed = plain(tokens, output_router_logits=True).router_logits
+        for number, logits in enumerate(routed):
+            counts = logits.topk(2).indices.flatten().bincount(minlength=4).tolist()
+            assert row[f"expert_load/block{number}"] == counts
+            assert row[f"router_logit_max/block{number}"] == pytest.approx(logits.max().item(), rel=1e-5)
+            assert row[f"router_entropy/block{number}"] == pytest.approx(
+                torch.special.entr(logits.softmax(-1)).sum(-1).mean().item(), rel=1e-5
+            )
+            stacked = [w for n, w in plain.named_parameters() if f"layers.{number}." in n and ".experts." in n]
+            of_first = torch.cat([weight[0].flatten() for weight in stacked])
+            assert row[f"expert_param_rms/block{number}"][0] == pytest.approx(
+                of_first.square().mean().sqrt().item(), rel=1e-5
+            )
+
+
+# trainers of others
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_trainer_of_transformers_is_recorded(parts: int, tmp_path: Path) -> None:
+    """Its own losses and gradient norms are those recorded, whatever the number of micro-batches."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    data = [{"input_ids": (x := torch.randint(50, (12,))), "labels": x} for _ in range(48)]
+    options = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=5,
+        per_device_train_batch_size=8 // parts,
+        gradient_accumulation_steps=parts,
+        max_grad_norm=0.1,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = built_by_transformers("Llama", "sdpa")
+    if parts == 2:
+        model.gradient_checkpointing_enable()
+    trainer = transformers.Trainer(model, options, train_dataset=data, callbacks=[lab.hf.Recorder(every=2)])
+    trainer.train()
+    header, *rows = written(tmp_path / "probes.jsonl")
+    assert header["not_found"] == []
+    told = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [row["loss"] for row in rows] == pytest.approx([float(entry["loss"]) for entry in told], rel=1e-5)
+    norms = [float(entry["grad_norm"]) for entry in told]
+    assert [row["grad_norm"] for row in rows[::2]] == pytest.approx(norms[::2], rel=1e-5)
+    assert [row["grad_norm_clipped"] for row in rows[::2]] == pytest.approx([0.1] * 3, rel=1e-3)
+
+
+@pytest.mark.extras
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_trainer_of_lightning_is_recorded(parts: int, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Training(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = built()
+
+        def training_step(self, tokens: Tensor, _: int) -> Tensor:
+            return loss_of(self.model, tokens)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    rows_bt = [row for step in range(4) for row in batch(step)]
+    trainer = lightning.Trainer(
+        max_steps=4,
+        accumulate_grad_batches=parts,
+        gradient_clip_val=0.5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        callbacks=[lab.lightning.Recorder(every=2)],
+    )
+    trainer.fit(Training(), torch.utils.data.DataLoader(rows_bt, batch_size=4 // parts))
+    _, *rows = written(tmp_path / "probes.jsonl")
+    alone = run(built(), tmp_path / "alone.jsonl", 4, every=2)
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in alone], rel=1e-4)
+    for ours, theirs in zip(rows[::2], alone[::2], strict=True):
+        for name in ("grad_norm", "grad_norm_clipped", "update_rms", "attention_logit_max/block1"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3), name
+
+
+def test_gradients_that_are_made_in_a_closure_are_measured(tmp_path: Path) -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "closure.jsonl")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(0))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        return loss
+
+    recorder.step(optimizer.step(closure))
+    (theirs,) = run(built(), tmp_path / "plain.jsonl", 1)
+    same(written(tmp_path / "closure.jsonl")[1], theirs)
+
+
+def test_importing_the_lab_loads_no_torch_until_it_records() -> None:
+    code = "import lab, sys; early = 'torch' in sys.modules; lab.record; sys.exit(early or 'torch' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
