@@ -18,6 +18,7 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.statistics import SpreadPrior, spread_prior
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
@@ -50,15 +51,10 @@ from lab.studies.leaderboard.failures import (
     settings,
 )
 from lab.studies.leaderboard.matrix import (
-    CURES,
-    HARMS,
-    IN_PART,
     INCOMPLETE,
     NEVER_ENGAGED,
-    NO,
     NOT_TESTED,
     NOT_TRIED,
-    OPEN,
     Matrix,
     matrix_of,
     passes_screening,

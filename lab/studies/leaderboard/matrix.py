@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
 from lab.records import store
 from lab.studies.leaderboard.arms import arm_cards
@@ -35,7 +36,6 @@ from lab.studies.leaderboard.failures import (
 from lab.studies.stress.battery import StepTime, read_step_times
 from lab.studies.stress.measures import by_run, tolerances
 
-CURES, IN_PART, NO, OPEN, HARMS = "cures", "in part", "no", "open", "harms"
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 VERDICTS = (CURES, IN_PART, NO, OPEN, HARMS, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
 INCOMPLETE = "not all of its seeds were trained"
@@ -241,7 +241,9 @@ def judge(
         test = compared(chosen.to_numpy(dtype=float), family.prior)
         number = len(family.arms) if arm in family.arms else len(acting)
         p = min(1.0, number * test.p)
-        verdict = _verdict(test.interval, p, lost.mean, rule) if is_tested else NOT_TESTED
+        verdict = NOT_TESTED
+        if is_tested:
+            verdict = verdict_of(test.interval, p, lost.mean, margin=rule.margin, leaves=rule.leaves, alpha=rule.alpha)
         if verdict in (CURES, IN_PART) and not is_confirmed:
             verdict = OPEN  # until its fresh seeds are trained
         share = test.interval.mean / lost.mean
@@ -350,19 +352,6 @@ def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
     half = float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) * error
     p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error)) if error > 0 else math.nan
     return Compared(Interval(mean, mean - half, mean + half, n, tuple(values.tolist()), error), p)
-
-
-def _verdict(improvement: Interval, p: float, lost: float, rule: Rule) -> str:
-    low, high = improvement.low / lost, improvement.high / lost
-    if -rule.margin < low and high < rule.margin:
-        return NO
-    if not p < rule.alpha:
-        return OPEN
-    if low >= 1 - rule.leaves:
-        return CURES
-    if low >= rule.margin:
-        return IN_PART
-    return HARMS if high <= -rule.margin else OPEN
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.rendering import html, layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import first_to_last, listed
 from lab.records import store
 from lab.studies.leaderboard.failures import Failure
-from lab.studies.leaderboard.matrix import CURES, HARMS, IN_PART, NEVER_ENGAGED, NO, OPEN, Judged, Matrix, Row
+from lab.studies.leaderboard.matrix import NEVER_ENGAGED, Judged, Matrix, Row
 from lab.studies.leaderboard.text import (
     PRICES,
     change,

@@ -8,23 +8,13 @@ from itertools import combinations
 
 import pandas as pd
 
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.core import files
 from lab.studies.leaderboard.failures import Failure
-from lab.studies.leaderboard.matrix import (
-    CURES,
-    HARMS,
-    IN_PART,
-    NEVER_ENGAGED,
-    NO,
-    NOT_TESTED,
-    NOT_TRIED,
-    OPEN,
-    Matrix,
-    Row,
-)
+from lab.studies.leaderboard.matrix import NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Matrix, Row
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
