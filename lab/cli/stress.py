@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lab.analysis.curves import parameters
+from lab.analysis.judging.damage import CURES
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
 from lab.cli.own_code import OwnCode
@@ -36,7 +37,6 @@ from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
 from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
 from lab.studies.stress.card import FILE, Card, card_of
 from lab.studies.stress.cures import (
-    FULL,
     Cure,
     Trial,
     as_screened,
@@ -352,7 +352,8 @@ class _Bench:
         if math.isinf(self.plan.budget):
             return math.inf
         assert test.stressed
-        mine = [setting for setting in (test.stressed.setting(best), Setting((), best)) if setting in self.ids]
+        looked_at = dict.fromkeys([*(place.setting(best) for place in test.places), Setting((), best)])
+        mine = [setting for setting in looked_at if setting in self.ids]
         runs = store.read(self.plan.folder).runs.set_index("id")["wall_seconds"]
         slots = len(getattr(self.composed.launcher, "slots", [None]))
         cost = float(runs[[run for setting in mine for run in self.ids[setting]]].sum()) / slots
@@ -564,7 +565,7 @@ def _try_cures(bench: _Bench) -> list[Cure]:
     with_pairs = {}
     for name, of_test in confirmed.items():
         pair = pair_to_try(judged[name], changes)
-        if not pair or any(cure.verdict == FULL for cure in of_test):
+        if not pair or any(cure.verdict == CURES for cure in of_test):
             continue
         both = trial(by_test[name], pair, ())
         _, refusals = _first_trees(request, [both.stressed])

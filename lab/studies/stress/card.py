@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import Interval, power_of
@@ -19,7 +20,7 @@ from lab.analysis.text import capitalized, count, format_p, format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.studies.stress.battery import Battery, StressTest, read_battery
-from lab.studies.stress.cures import FULL, HARMS, LOSES, PART, Cure
+from lab.studies.stress.cures import LOSES, SCREENED, Cure
 from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
 from lab.studies.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.studies.stress.page import card_body, card_figure
@@ -98,6 +99,7 @@ class Card:
                 "change": cure.change,
                 "verdict": cure.verdict,
                 "takes off": cure.effect,
+                "of it": cure.share,
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
                 "at the best LR": cure.cost_at_best,
@@ -127,7 +129,7 @@ class Card:
 
     def _costly(self) -> Iterator[str]:
         """Yield which changes would cure a test and are not advised."""
-        helping = [cure for cure in self.cures or () if cure.verdict in (FULL, PART) and not cure.is_advised]
+        helping = [cure for cure in self.cures or () if cure.verdict in (CURES, IN_PART) and not cure.is_advised]
         if costly := {cure.change: f"{cure.change} ({cure.cost_at_best})" for cure in helping}:
             yield (
                 f"Left out are {listed(costly.values())}, since at the best LR they lose more than {LOSES:g} nats, or "
@@ -143,12 +145,16 @@ class Card:
         advised = [cure for cure in of_test if cure.is_advised]
         parts = [
             f"{head} {listed(_at_a_price(cure) for cure in advised if cure.verdict == verdict)}"
-            for verdict, head in ((FULL, "is cured by"), (PART, "is cured in part by"), (HARMS, "is made worse by"))
+            for verdict, head in ((CURES, "is cured by"), (IN_PART, "is cured in part by"), (HARMS, "is made worse by"))
             if any(cure.verdict == verdict for cure in advised)
         ]
         if test.cured_as and parts:  # its cures are measured in the unit of another test
             parts[-1] += f", as measured by {of_test[0].test.title}"
-        none = "is not cured by the change tried" if tried == 1 else f"is cured by none of the {tried} changes tried"
+        unsure = sum(cure.verdict in (OPEN, SCREENED) for cure in of_test)
+        none = f"is cured by none of the {tried} changes tried"
+        none += f", of which {unsure} {'are' if unsure > 1 else 'is'} open" if unsure else ""
+        if tried == 1:
+            none = "stays open with the change tried" if unsure else "is not cured by the change tried"
         return f"{capitalized(test.title)} {'; '.join(parts) or none}."
 
     def figure(self) -> Drawing:
@@ -292,7 +298,7 @@ def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
 
 def _at_a_price(cure: Cure) -> str:
     """A change, what it takes off and, if it helps, what it costs."""
-    price = f"; costs {cure.costs}" if cure.verdict in (FULL, PART) else ""
+    price = f"; costs {cure.costs}" if cure.verdict in (CURES, IN_PART) else ""
     return f"{cure.change} ({cure.effect}{price})"
 
 
@@ -351,6 +357,7 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "high": cure.takes_off.high,
         "unit": cure.test.unit,
         "p": cure.p,
+        "damage": cure.damage,
         "left": cure.left,
         "stuck_seeds": cure.stuck,
         "capped_seeds": cure.capped,
@@ -431,19 +438,20 @@ def _read(content: Mapping[str, Any], folder: Path) -> Card:
 
 def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
     return Cure(
-        test,
-        told["change"],
-        told["verdict"],
-        _interval(told, "takes_off", "low", "high"),
-        _number(told["p"]),
-        _number(told["left"]),
-        told["stuck_seeds"],
-        _interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
-        told["parameters_added"],
-        told["reason"],
-        told["is_confirmed"],
-        told.get("capped_seeds", 0),
-        told["is_advised"],
+        test=test,
+        change=told["change"],
+        verdict=told["verdict"],
+        takes_off=_interval(told, "takes_off", "low", "high"),
+        p=_number(told["p"]),
+        damage=_number(told["damage"]),
+        left=_number(told["left"]),
+        stuck=told["stuck_seeds"],
+        cost=_interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
+        parameters=told["parameters_added"],
+        reason=told["reason"],
+        is_confirmed=told["is_confirmed"],
+        capped=told["capped_seeds"],
+        is_advised=told["is_advised"],
     )
 
 

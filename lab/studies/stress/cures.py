@@ -1,4 +1,4 @@
-"""Which single changes cure a test that a recipe fails: their effects on its stressed runs, with intervals."""
+"""Which single changes take away the damage that a test does to a recipe, with intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import NamedTuple
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.judging.damage import CURES, IN_PART, OPEN, verdict_of
 from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
-from lab.studies.stress.battery import Change, Setting, Spread, StepTime, StressTest, read_step_times
+from lab.studies.stress.battery import Change, Place, Setting, Spread, StepTime, StressTest, read_step_times
 from lab.studies.stress.lines import with_half_width
 from lab.studies.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval, pooled_sd
 
-FULL, PART, NO_EFFECT, HARMS, NOT_TRIED = "full cure", "part", "none", "harms", "not tried"
+NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
-PART_FROM = 0.2  # of what must be taken off to pass; the board, too, holds a fifth of what is lost for no effect
+MARGIN, LEAVES = (
+    0.2,
+    1 / 3,
+)  # shares of the damage: what counts as no effect, and what a cure may leave; as on the board
 SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
 
 
@@ -26,11 +30,13 @@ class Trial(NamedTuple):
     Attributes:
         change: its name.
         stressed: its runs under stress, beside those of the recipe itself.
+        at_ease: its runs where the test looks without stress; None where it does not look there.
         best: its runs at the recipe's own best learning rate; None where that was not looked for.
     """
 
     change: str
     stressed: Setting
+    at_ease: Setting | None
     best: Setting | None
 
 
@@ -40,11 +46,13 @@ class Cure(NamedTuple):
     Attributes:
         test: the test that the recipe fails.
         change: the name of the change.
-        verdict: ``full cure``, ``part``, ``none``, ``harms``, ``screened`` or ``not tried``.
-        takes_off: by how much it lowers what the test measures of stressed runs, paired by seed, with its 95 %
-            interval, whose spread is pooled over the changes that were tried on the test.
+        verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
+        takes_off: what it takes off the damage, paired by seed, with its 95 % interval, whose spread is pooled over the
+            changes that were tried on the test.
         p: of no effect, adjusted for these changes.
-        left: the measure of the test that is left, in the mean over seeds.
+        damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
+            at ease, or minus the value up to which a recipe passes where the test does not look at ease.
+        left: of the damage with the change, in the mean over seeds.
         stuck: of how many seeds training is still stuck.
         cost: by how much it raises the loss at the recipe's best learning rate, nats, with its 95 % interval.
         parameters: that it adds.
@@ -60,6 +68,7 @@ class Cure(NamedTuple):
     verdict: str
     takes_off: Interval
     p: float
+    damage: float
     left: float
     stuck: int
     cost: Interval
@@ -71,12 +80,17 @@ class Cure(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """Its effect with interval and unit: ``0.44 ± 0.16 nats``."""
+        """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
         return with_half_width(self.takes_off, self.test.unit)
 
     @property
+    def share(self) -> str:
+        """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
+        return f"{100 * self.takes_off.mean / self.damage:.0f} %" if self.damage > 0 else ""
+
+    @property
     def what_is_left(self) -> str:
-        """What is left of the measure, and how many seeds are stuck or capped: ``0.31, 1 seed stuck``."""
+        """What is left of the damage, and how many seeds are stuck or capped: ``0.31, 1 seed stuck``."""
         counts = {"stuck": self.stuck, "capped": self.capped}
         seeds = [f"{number} seed{'s' * (number > 1)} {word}" for word, number in counts.items() if number]
         return ", ".join([f"{round(self.left, 2) + 0.0:.2f}", *seeds])
@@ -101,7 +115,7 @@ class Cure(NamedTuple):
 
 def not_tried(test: StressTest, change: str, reason: str) -> Cure:
     """A change that cannot act on a recipe, or not beside what it has."""
-    return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, 0, UNKNOWN, 0, reason)
+    return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, math.nan, 0, UNKNOWN, 0, reason)
 
 
 def judge(
@@ -109,8 +123,8 @@ def judge(
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
 
-    A change is a full cure if its effect is significant and what is left passes the test, with no seed stuck. It is a
-    part if it takes off ``PART_FROM`` of what must be taken off to pass, and none if it takes off less.
+    The rule is ``damage.verdict_of``. A change with a stuck seed cures in part at most, and where the damage of the
+    recipe itself is not certain, every change is open.
 
     Args:
         test: the test.
@@ -120,37 +134,53 @@ def judge(
         fresh: the words of the fresh seeds, if these confirm the changes.
     """
     assert test.stressed
+    at_ease = test.reference.setting(best).beside(fresh) if test.reference else None
     own = done[test.stressed.setting(best).beside(fresh)]
-    reference = done[test.reference.setting(best).beside(fresh)] if test.reference else None
-    failed = float((own[test.metric] - (reference[test.metric] if reference is not None else 0.0)).mean())
-    measured = {trial.change: done[trial.stressed][test.metric] for trial in trials}
-    effects = {change: (own[test.metric] - values).dropna() for change, values in measured.items()}
+    damages = {trial.change: _damage(test, done, trial.stressed, trial.at_ease) for trial in trials}
+    of_recipe = _damage(test, done, test.stressed.setting(best).beside(fresh), at_ease)
+    damage, is_damaged = float(of_recipe.mean()), pooled_interval(list(of_recipe.dropna()), test.spread).low > 0
+    improvements = {change: (of_recipe - values).dropna() for change, values in damages.items()}
     at_best = Setting((), best).beside(fresh)
     raised = {
         trial.change: (done[trial.best]["loss"] - done[at_best]["loss"]).dropna() for trial in trials if trial.best
     }
-    spread = _pooled(effects)
-    intervals, costs = _intervals(effects), _intervals(raised)
+    spread = _pooled(improvements)
+    intervals, costs = _intervals(improvements), _intervals(raised)
     ps = holm([_p(intervals[trial.change], spread.freedom) for trial in trials])
     cures = []
     for trial, p in zip(trials, ps, strict=True):
         table, interval = done[trial.stressed], intervals[trial.change]
-        left = measured[trial.change] - (reference[test.metric] if reference is not None else 0.0)
         stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
         cost = costs.get(trial.change, UNKNOWN)
-        verdict = NO_EFFECT
-        if p < CHANGE_LEVEL:
-            is_part = test.share(float(left.mean())) <= (1 - PART_FROM) * test.share(failed)
-            passes = test.share(float(left.mean())) <= 0 and not stuck
-            verdict = HARMS if interval.mean < 0 else FULL if passes else PART if is_part else NO_EFFECT
+        verdict = OPEN
+        if is_damaged:
+            verdict = verdict_of(interval, p, damage, margin=MARGIN, leaves=LEAVES, alpha=CHANGE_LEVEL)
+            verdict = IN_PART if verdict == CURES and stuck else verdict
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
-        numbers = (interval, p, float(left.mean()), stuck, cost, added)
         is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
-        is_advised = not is_lost and not cost.mean > LOSES
-        capped = int(is_capped(table).sum()) if test.metric == "loss" else 0
-        judged = Cure(test, trial.change, verdict, *numbers, capped=capped, is_advised=is_advised)
-        cures.append(judged._replace(is_confirmed=bool(fresh)))
+        cures.append(
+            Cure(
+                test=test,
+                change=trial.change,
+                verdict=verdict,
+                takes_off=interval,
+                p=p,
+                damage=damage,
+                left=float(damages[trial.change].mean()),
+                stuck=stuck,
+                cost=cost,
+                parameters=added,
+                is_confirmed=bool(fresh),
+                capped=int(is_capped(table).sum()) if test.metric == "loss" else 0,
+                is_advised=not is_lost and not cost.mean > LOSES,
+            )
+        )
     return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+
+
+def _damage(test: StressTest, done: Outcomes, stressed: Setting, at_ease: Setting | None) -> pd.Series[float]:
+    """By seed what a test measures under stress beyond what it measures at ease, or beyond where recipes pass."""
+    return done[stressed][test.metric] - (done[at_ease][test.metric] if at_ease else test.passes)
 
 
 def _trains(table: pd.DataFrame) -> bool:
@@ -172,7 +202,7 @@ def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tupl
 
 def as_screened(cure: Cure) -> Cure:
     """A change that was not among those confirmed: it may cure, or does not."""
-    return cure._replace(verdict=SCREENED) if cure.verdict in (FULL, PART) else cure
+    return cure._replace(verdict=SCREENED) if cure.verdict in (CURES, IN_PART) else cure
 
 
 def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interval]:
@@ -214,7 +244,11 @@ def trial_of(
     the change for each of the recipe's.
     """
     assert test.stressed
-    stressed = test.stressed.setting(best)
-    stressed = stressed._replace(lr=float(f"{stressed.lr * times:.6g}"))
-    at_best = None if math.isnan(best) else Setting(tuple(words), float(f"{best * times:.6g}")).beside(seeds)
-    return Trial(change, stressed.beside((*words, *seeds)), at_best)
+
+    def setting(place: Place) -> Setting:
+        at = place.setting(best)
+        return at._replace(lr=float(f"{at.lr * times:.6g}")).beside((*words, *seeds))
+
+    at_ease = setting(test.reference) if test.reference else None
+    at_best = None if math.isnan(best) else setting(Place(times_best=1))
+    return Trial(change, setting(test.stressed), at_ease, at_best)
