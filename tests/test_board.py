@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import runpy
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
-from lab.analysis.statistics import SpreadPrior, spread_prior
+from lab.analysis.statistics import UNKNOWN, SpreadPrior, spread_prior
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
 from lab.cli.request import read_request
@@ -56,12 +57,14 @@ from lab.studies.leaderboard.matrix import (
     NOT_TESTED,
     NOT_TRIED,
     Matrix,
+    Row,
     matrix_of,
     passes_screening,
     read_matrix,
 )
 from lab.studies.leaderboard.page import board_page
-from lab.studies.leaderboard.text import alike, as_csv, headline, lines, unconfirmed
+from lab.studies.leaderboard.public_runs import Broken, broken_public_runs
+from lab.studies.leaderboard.text import alike, as_csv, headline, lines, prices, unconfirmed
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
@@ -550,3 +553,13 @@ def test_a_report_of_many_arms_draws_one_figure(tmp_path: Path, monkeypatch: pyt
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "With 5 arms only one figure is drawn" in text
     assert "20 differences are more than a page shows" in text
+
+
+def test_an_arm_has_the_public_runs_that_broke_with_it() -> None:
+    found = broken_public_runs()
+    assert [str(broken) for broken in found["muon"]] == ["3 of 128 at 130M", "2 of 38 at 300M"]
+    assert found["longer_warmup"] == [Broken("130M", 0, 27), Broken("300M", 0, 16)]
+    assert {*found} <= {*board_arms()}
+    for arm, shown in (("lion", "12 of 93 at 130M, 4 of 34 at 300M"), ("rmsnorm", "")):
+        row = Row(arm, {}, UNKNOWN, True, math.nan, math.nan, False, 0)
+        assert prices(row)["broke in public runs"] == shown

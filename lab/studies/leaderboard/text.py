@@ -13,8 +13,9 @@ from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.core import files
-from lab.studies.leaderboard.failures import Failure
+from lab.studies.leaderboard.failures import REFERENCE, Failure
 from lab.studies.leaderboard.matrix import NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Matrix, Row
+from lab.studies.leaderboard.public_runs import broken_public_runs
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
@@ -24,7 +25,7 @@ IN_PLACE = "\u2194"  # marks an arm that takes the place of a part of the recipe
 BETTER = 3  # arms that the first line names for their best loss
 ALIKE = 0.8  # the rank correlation above which two failures rank arms alike
 FEWEST_ARMS = 8  # over which it is taken
-PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time of a step")
+PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time of a step", "broke in public runs")
 
 
 def headline(matrix: Matrix) -> str:
@@ -107,8 +108,9 @@ def table(matrix: Matrix) -> pd.DataFrame:
 def prices(row: Row) -> dict[str, str]:
     """What an arm costs and tolerates; empty texts for what is not known, as of arms that have no curve."""
     reaches = (f"{decades:.2f}{'+' * row.is_bound}" for decades in (row.within_reference, row.within_own))
-    of_curve = (change(row.best), *reaches, f"{row.parameters:+,}") if row.best.n else [""] * (len(PRICES) - 1)
-    return dict(zip(PRICES, (*of_curve, f"{row.step_time or ''}"), strict=True))
+    of_curve = (change(row.best), *reaches, f"{row.parameters:+,}") if row.best.n else [""] * 4
+    broken = ", ".join(map(str, broken_public_runs().get(row.name, ())))
+    return dict(zip(PRICES, (*of_curve, f"{row.step_time or ''}", broken), strict=True))
 
 
 def ranked(matrix: Matrix) -> list[Row]:
@@ -151,6 +153,7 @@ def notes(matrix: Matrix) -> list[str]:
         unconfirmed=unconfirmed(matrix),
         minutes=sum(matrix.minutes[failure] for failure, _ in unconfirmed(matrix)),
         alike=alike(matrix),
+        broken=listed(map(str, broken_public_runs()[REFERENCE])),
         untrained=[row.name for row in matrix.arms if not row.trains],
         costly=[row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)],
     )
@@ -203,6 +206,7 @@ def as_json(matrix: Matrix) -> str:
             "parameters_added": row.parameters,
             "step_time": row.step_time and row.step_time._asdict(),
             "lr_times": row.times,
+            "broke_in_public_runs": [broken._asdict() for broken in broken_public_runs().get(row.name, ())],
         }
         for row in matrix.rows
     ]
