@@ -99,7 +99,7 @@ class Card:
                 "change": cure.change,
                 "verdict": cure.verdict,
                 "takes off": cure.effect,
-                "of it": cure.share,
+                "of the damage": cure.share,
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
                 "at the best LR": cure.cost_at_best,
