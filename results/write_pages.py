@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 import public_limits
+import transfer
 from lab.analysis.judging.rules import effect_text
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
-from lab.core import shipped
+from lab.core import files, shipped
 from lab.records import store
 from lab.report import ruled, scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard import transfer
 from lab.studies.leaderboard.matrix import read_matrix
 from lab.studies.leaderboard.text import headline
 from lab.studies.numbers.limits import FILE as LIMITS
@@ -146,9 +146,9 @@ def board_line() -> str:
 
 
 @cache
-def transfer_line() -> str:
-    """How well the board predicts what was published."""
-    return transfer.headline(transfer.predict(RESULTS / "board", transfer.published()))
+def predictions() -> list[transfer.Prediction]:
+    """What the board says of published orderings."""
+    return transfer.predict(RESULTS / "board", transfer.published())
 
 
 def quote_board(text: str) -> str:
@@ -156,7 +156,7 @@ def quote_board(text: str) -> str:
     if not (RESULTS / "board").is_dir():  # not trained yet
         return text
     text = BOARD.sub(lambda found: f"{found[1]}{board_line()}{found[3]}", text)
-    return TRANSFER.sub(lambda found: f"{found[1]}{transfer_line()}{found[3]}", text)
+    return TRANSFER.sub(lambda found: f"{found[1]}{transfer.headline(predictions())}{found[3]}", text)
 
 
 @cache
@@ -289,6 +289,7 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     for page in QUOTING:
         text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
+    yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
     yield from reference_files()
 
 
