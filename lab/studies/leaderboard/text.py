@@ -48,7 +48,7 @@ def headline(matrix: Matrix) -> str:
     ]
     nothing = [failure.title for failure in left if not _best(matrix, failure)]
     text += f"; in part under {listed(in_part)}" if in_part else ""
-    text += f"; no advised arm under {listed(nothing)}" if nothing else ""
+    text += f"; no advised arm for certain under {listed(nothing)}" if nothing else ""
     better = sorted((row for row in _advised(matrix) if row.best.high < 0), key=_best_loss)
     named = [f"{row.name} ({change(row.best)})" for row in better[:BETTER]]
     return f"{text}. Trains better, whatever the stress: {listed(named or ['none'])}."
