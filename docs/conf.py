@@ -88,6 +88,7 @@ notebooks/11_own_spikes_and_low_precision
 notebooks/12_a_sweep_and_a_log_i_did_not_make
 notebooks/13_crash_test
 notebooks/14_experts
+notebooks/15_my_model_while_it_trains
 ```
 
 ```{toctree}

@@ -1,6 +1,7 @@
-"""Train a tiny Transformer with a recorder until it spikes, and draw docs/recording.svg: ``python docs/recording.py``.
+"""Train a tiny Transformer with a recorder until it spikes: ``python docs/recording.py``.
 
-Prints what ``lab watch`` says of the recording. Targets are letters at random, each followed by the echo of the one
+Keeps the steps around two of its spikes in docs/recording.jsonl, draws them into docs/recording.svg, and prints what
+``lab watch`` says of them. Targets are letters at random, each followed by the echo of the one
 three before it, on which tiny models spike by themselves at a learning rate that is too high.
 """
 
@@ -26,7 +27,7 @@ SHOWN = {
     "moment_ratio": "gradient over\nsecond moment",
     "block_rms": "RMS of the\nresidual stream",
 }
-FIRST, LAST = 1040, 1300  # the steps that are shown
+KEPT, FIRST, LAST = 1000, 1040, 1300  # the steps that are kept and shown
 
 
 class Block(nn.Module):
@@ -99,11 +100,15 @@ def draw(recording: Recording, losses: dict[int, float]) -> Figure:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    kept = HOME / "docs" / "recording.jsonl"
     with TemporaryDirectory() as folder:
         out = Path(folder) / "probes.jsonl"
         train(out)
-        lab.main(["watch", str(out)])
-        rows = map(json.loads, out.read_text(encoding="utf-8").splitlines()[1:])
-        with matplotlib.rc_context({"svg.hashsalt": "recording", "font.size": 9}):
-            drawing = draw(read_recording(out), {row["step"]: row["loss"] for row in rows})
-            drawing.savefig(HOME / "docs" / "recording.svg", metadata={"Date": None})
+        header, *lines = out.read_text(encoding="utf-8").splitlines()
+    rows = {json.loads(line)["step"]: line for line in lines}
+    lines = [line for step, line in rows.items() if KEPT <= step <= LAST]
+    kept.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+    lab.main(["watch", str(kept)])
+    with matplotlib.rc_context({"svg.hashsalt": "recording", "font.size": 9}):
+        drawing = draw(read_recording(kept), {step: json.loads(line)["loss"] for step, line in rows.items()})
+        drawing.savefig(HOME / "docs" / "recording.svg", metadata={"Date": None})

@@ -47,6 +47,7 @@ TITLES = [
     "12_a_sweep_and_a_log_i_did_not_make",
     "13_crash_test",
     "14_experts",
+    "15_my_model_while_it_trains",
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.While, ast.comprehension)
 MOST_LINES = 4

@@ -378,6 +378,13 @@ def test_a_short_run_has_no_closer_view(rows: int, views: int) -> None:
     assert len(event_figure(run, detect(run)[0]).axes) == views
 
 
+def test_what_was_measured_every_so_many_rows_is_drawn_through_its_rows() -> None:
+    norm = np.where(np.arange(1000) % 5 == 0, 1.0, math.nan)
+    run = log(calm() + bump(3.0), grad_norm=norm)
+    whole, of_norm, *_ = [axes.lines[0] for axes in event_figure(run, detect(run)[0]).axes]
+    assert (len(whole.get_ydata()), of_norm.get_ydata().tolist()) == (1000, [1.0] * 200)
+
+
 def test_a_notebook_shows_alarms_and_their_figures(tmp_path: Path) -> None:
     found = watch(write_log(tmp_path / "log.csv", STEPS, calm() + bump(3.0)))
     assert found.alarms[["run", "step", "kind", "ending"]].to_numpy().tolist() == [

@@ -113,7 +113,7 @@ class Watched:
 
 
 def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched:
-    """Find the alarms of a log of any program, of a folder of logs, or of records, as `lab watch` does.
+    """Find the alarms of a log of any program, a folder of logs, records or a recording, as `lab watch` does.
 
     Args:
         path: the log or the folder.
@@ -122,6 +122,8 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
     Raises:
         RequestError: the path cannot be read, or no loss recurs in it.
     """
+    from lab.analysis.recordings.recording import is_recording
+    from lab.analysis.recordings.words import report
     from lab.studies.alarms.pages import event_figure
     from lab.studies.alarms.watching import find_alarms
     from lab.studies.alarms.words import next_look, what_happened
@@ -134,6 +136,8 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
             row = {name: getattr(event, name) for name in ("run", "step", "kind", "ending")}
             rows.append(row | {"what": what_happened(log, event), "look next at": next_look(log, event, events)})
             drawings[event.step] = partial(event_figure, log, event)
+    if is_recording(Path(path)):
+        notes += report(Path(path), [event for of_log in events.values() for event in of_log], {}).lines
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 

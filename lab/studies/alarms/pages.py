@@ -91,7 +91,12 @@ def event_figure(log: Log, event: Event) -> Sheet:
 
 
 def _panel(axes: Axes, step_n: Any, value_n: Any, event: Event, *, logarithmic: bool) -> None:
-    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1)
+    known_n = ~np.isnan(value_n)
+    is_sparse = 2 * np.count_nonzero(known_n) < len(value_n)  # measured every so many rows, not lost in some
+    if is_sparse:
+        step_n, value_n = step_n[known_n], value_n[known_n]
+    marker = "." if is_sparse else None
+    axes.plot(step_n, value_n, color=style.ARM_COLOURS[0], linewidth=1, marker=marker, markersize=3)
     if logarithmic and (value_n[np.isfinite(value_n)] > 0).all():
         scales.probe_axis(axes)
     axes.axvspan(event.step, event.step if event.end is None else event.end, color=style.ARM_COLOURS[1], alpha=0.15)
