@@ -1017,6 +1017,7 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_line(kind: str, text: str, 
         ({"step": "state['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
         ({"step": "group['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
         ({"step": "state['past'] = (p.grad,)"}, "/past as tuple, which no checkpoint can hold"),
+        ({"step": "state['past'] = p.grad.to_sparse()"}, "/past as a sparse tensor, which no checkpoint can hold"),
         ({"step": "state['past'] = p.grad.numpy()"}, "/past as ndarray, which no checkpoint can hold"),
         ({"step": "state['past'] = {'deep': [object()]}"}, "/past/deep/0 as object, which no checkpoint can hold"),
         ({"init": "self.k = 0", "step": "self.k += 1"}, "Mine changes its attribute k"),
@@ -1207,7 +1208,8 @@ class Plain(torch.optim.SGD):
         return super().step()
 
 Mine, Other = make(torch.optim.SGD), Plain
-Short = lambda vocab_size: model(vocab_size)
+Nan = Null = Plain
+Short = NaN = lambda vocab_size: model(vocab_size)
 
 def model(vocab_size):
     return torch.nn.Embedding(vocab_size, vocab_size)
@@ -1218,7 +1220,10 @@ Part = functools.partial(model)
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("optimizer", "Mine"), ("optimizer", "Plain"), ("optimizer", "Other"), ("model", "Short"), ("model", "Part")],
+    [
+        *(("optimizer", name) for name in ("Mine", "Plain", "Other", "Nan", "Null")),
+        *(("model", name) for name in ("Short", "Part", "NaN")),
+    ],
 )
 @pytest.mark.usefixtures("here")
 def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:

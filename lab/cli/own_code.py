@@ -195,8 +195,8 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     numbers, digest = {**({} if takes_all else OF_ADAM), **link.defaults}, text_digest(text)
     words = [
         "optimizer=sgd",
-        f"optimizer.name={name}",
-        f"optimizer.chain=[{','.join(chain)}]",
+        f"optimizer.name='{name}'",  # quoted, since a class may be called Nan or Null
+        f"optimizer.chain=[{','.join(map(repr, chain))}]",
         "~optimizer.weight_decay",
         f"++optimizer.source={digest}",
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
