@@ -24,7 +24,8 @@ from lab import run_config
 from lab.__main__ import main
 from lab.cli import own_code
 from lab.cli.compose import parse
-from lab.cli.stress import Plan, make_card, read_plan
+from lab.cli.stress import Plan, compose_settings, make_card, read_plan, read_plans
+from lab.cli.usage import OptionParser
 from lab.core.errors import RequestError
 from lab.core.files import quoted, text_digest
 from lab.core.hooks import listening
@@ -38,6 +39,7 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
+from lab.studies.stress.battery import Setting
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points
@@ -1158,6 +1160,17 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr("lab.sweeping.dry_run.run_jobs", in_another_process)
     monkeypatch.setattr("lab.sweeping.dry_run.ENOUGH", 1e-9)
     return answers
+
+
+@pytest.mark.parametrize("name", ["lion", "muon", "adopt"])
+def test_an_optimizer_of_the_lab_is_given_by_its_name_and_stands_beside_that_of_the_recipe(name: str) -> None:
+    code = own_code.read_options(OptionParser("stress").read(["--optimizer", name]))
+    plans = read_plans(["llama"], ["steps=20"], "lab stress", code=code)
+    assert [plan.recipe for plan in plans] == [f"llama trained by {name} with steps=20", "llama with steps=20"]
+    trees = [next(iter(compose_settings(plan.request, [Setting((), 0.01)]).values()))[0] for plan in plans]
+    assert [made["optimizer"]["name"] for made in trees] == [name, "adamw_coupled"]
+    with pytest.raises(RequestError, match=f"nearest: .*{name}"):
+        own_code.read("optimizer", f"{name}x")
 
 
 @pytest.mark.parametrize("kind", own_code.KINDS)
