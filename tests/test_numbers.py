@@ -142,6 +142,13 @@ def test_the_first_line_says_go_look_or_stop_and_how_far_the_cliff_is() -> None:
     assert decision(*clear_and_open)[0] == "look"
 
 
+@pytest.mark.parametrize("text", ["7e9", "7B", "7b", "7000M", "7_000_000_000", "7,000,000,000"])
+def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str) -> None:
+    given = read_numbers([f"params={text}", "lr=3e-4"])
+    assert given["params"] == 7e9
+    assert f"A run of {text} parameters: lr=3e-4" in NumbersPage(given, "").text()
+
+
 def test_what_did_not_run_is_no_reason_to_go() -> None:
     words = ("params=300M", "lr=1e-3", "qk_norm=no", "optimizer=adamw")
     clear = row_of("learning_rate", *words)
