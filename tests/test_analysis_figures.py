@@ -222,6 +222,16 @@ def test_logits_that_are_zero_are_drawn_without_a_warning():
     assert FIGURES["loss_over_steps"](records(cards(), values)).axes
 
 
+@pytest.mark.parametrize("best", [0.03, 100.0])
+def test_one_best_rate_at_every_size_is_drawn_without_a_warning(best):
+    lrs = [best * factor for factor in (0.1, 0.3, 1.0, 3.0, 10.0)]
+    made = cards(lrs=lrs, loss=lambda card: 2.0 + abs(math.log10(card[LR] / best)), **{WIDTH: (16, 32)})
+    *_, rates = FIGURES["best_loss_with_size"](records(made, lambda card, step: [("train_loss", "", 3.0)])).axes
+    low, high = rates.get_ylim()
+    assert low < best < high
+    assert rates.get_yscale() == "log"
+
+
 def test_the_cost_of_a_drift_is_the_loss_above_the_lowest_of_any_run():
     def values(card, step):
         yield from (("log_z_square", "", 1.0 + step), ("head_common_mode", "head", 0.5))

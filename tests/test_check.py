@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,16 @@ from lab.analysis.guard import baseline, compare, render
 from lab.analysis.guard.compare import Change
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.studies.stress.battery import read_battery
-from lab.studies.stress.guard import BEST_LOSS, TEN_TIMES, compare_cards, read_card, smallest_change
+from lab.studies.stress.battery import Spread, read_battery
+from lab.studies.stress.guard import (
+    BEST_LOSS,
+    TEN_TIMES,
+    CardBaseline,
+    GuardedTest,
+    compare_cards,
+    read_card,
+    smallest_change,
+)
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, write
 
 cards = partial(planted.cards, widths=(32,))
@@ -635,3 +643,34 @@ def test_other_differences_of_two_cards_are_remarked(tmp_path: Path, run: Run) -
     assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
     alone, other = (card_folder(tmp_path / f"{seed}", 0.12, seeds=(seed,)) for seed in (3, 4))
     assert f"- {BEST_LOSS} was not compared, for want of seeds" in run("check", other, "--baseline", alone)[1]
+
+
+def card_of(values: Sequence[float], data: Sequence[str] = ("text",)) -> CardBaseline:
+    """A card of one test, with a value of it for each seed."""
+    by_seed = pd.Series(values, dtype=float)
+    tested = GuardedTest("ten times the best LR", "nats", 0.15, 0.35, by_seed, is_bound=False, caveat="")
+    made = {"commands": [], "versions": [], "data": list(data), "interventions": []}
+    losses = pd.Series(2.0, index=by_seed.index)
+    return CardBaseline("card", "mine", 1000, True, 0.01, losses, pd.DataFrame(), {"lr_x10": tested}, made)
+
+
+def test_the_smallest_change_that_is_found_is_half_as_far_beyond_the_margin_with_four_times_the_seeds() -> None:
+    beyond = [smallest_change(pd.Series(0.2, index=range(seeds)), 0.1, Spread(0.1, 10**6)) - 0.1 for seeds in (3, 12)]
+    assert beyond[0] == pytest.approx(2 * beyond[1], rel=0.02)
+
+
+def test_seeds_that_agree_by_chance_have_the_spread_of_the_reference_records() -> None:
+    (change,) = [
+        change
+        for change in compare_cards(card_of([0.1, 0.2, 0.3]), card_of([0.25, 0.35, 0.45]), 0.05).changes
+        if change.quantity == "ten times the best LR"
+    ]
+    assert change.low < 0.15 - 0.02 < 0.15 + 0.02 < change.high
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_judged"), [("a", "ab", True), ("ab", "a", True), ("a", "b", False), ("ab", "ac", False)]
+)
+def test_cards_are_of_other_data_if_each_has_some_that_the_other_lacks(old: str, new: str, is_judged: bool) -> None:
+    cards = card_of([0.1, 0.2, 0.3], old), card_of([0.1, 0.2, 0.3], new)
+    assert (compare_cards(*cards, 0.05).verdict != "cannot judge") == is_judged

@@ -457,3 +457,21 @@ def test_a_run_stalls_after_twenty_overflows_at_the_floor_of_its_loss_scale() ->
         endings.append(made.logs[0].ending)
     assert endings == ["none"] * 19 + ["stalled"]
     assert made.has_ended
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_part_of_a_state_that_goes_back_leaves_the_rest_and_the_other_runs_where_they_are(weights: bool) -> None:
+    tensors = {"weight.head": torch.zeros(2, 3), "adam.first": torch.zeros(2, 3)}
+    clock, snapshots = Clock.begin(2), Snapshots(tensors, most=3)
+    for update in range(1, 7):
+        if update in (2, 4):  # after one update, and after three
+            snapshots.take(clock)
+        for run in (0, 1):
+            clock.tick(run, updated=True)
+        for tensor in tensors.values():
+            tensor.fill_(update)
+    assert snapshots.restore_part(1, clock, 2, weights=weights) == 3
+    assert tensors["weight.head"][:, 0].tolist() == [6, 3 if weights else 6]
+    assert tensors["adam.first"][:, 0].tolist() == [6, 6 if weights else 3]
+    assert (clock.step_r.tolist(), clock.batch_r.tolist()) == ([6, 6], [6, 6])
+    assert clock.age_r.tolist() == [6, 6 if weights else 3]  # which the bias correction of Adam's moments follows

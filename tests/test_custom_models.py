@@ -319,7 +319,7 @@ class Odd(nn.Module):
     def __init__(self, amiss: str) -> None:
         super().__init__()
         self.amiss, self.state = amiss, 0.0
-        self.embedding, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
+        self.embedding, self.head = nn.Embedding(7, 8, sparse=amiss == "sparse"), nn.Linear(8, 7)
         if amiss == "unused":
             self.idle = nn.Linear(8, 8)
         if amiss == "frozen":
@@ -346,6 +346,8 @@ class Odd(nn.Module):
             x = x + 1
         if self.amiss == "breaks":
             raise KeyError("no such\nthing")
+        if self.amiss == "nan":
+            x = x * math.nan
         logits = self.head(x)
         return {"tuple": (logits, x), "text": "logits", "last": logits[:, -1]}.get(self.amiss, logits)  # type: ignore[return-value]
 
@@ -360,6 +362,8 @@ AMISS = {
     "state": "the next time",
     "future": "later",
     "breaks": "KeyError",
+    "sparse": "sparse",
+    "nan": "logits that are NaN",
     "text": "str",
     "last": "(2, 7)",
     "numpy": "seed",

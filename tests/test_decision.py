@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from scipy import stats
 
 import planted
 from lab.analysis.judging.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
-from lab.analysis.judging.effects import Qualified, exceeds, parts
+from lab.analysis.judging.effects import Qualified, drift_beyond_half_a_decade, exceeds, extrapolated, parts
 from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import Verdict, judge_claim
 from lab.analysis.statistics import benjamini_hochberg, share_of_clusters, student_t
@@ -238,3 +240,26 @@ def test_q_is_that_of_benjamini_and_hochberg() -> None:
     with_gap = benjamini_hochberg([*ps[:2], math.nan, *ps[2:]])
     assert math.isnan(with_gap.pop(2))
     assert with_gap == benjamini_hochberg(ps)
+
+
+def test_only_seeds_count_that_a_control_and_a_presumption_have_too() -> None:
+    of_four = pd.Series([1.0, 1.1, 0.9, 1.0], list("0123"))
+    lacks_one, lacks_another = of_four.replace(1.1, math.nan), of_four.replace(0.9, math.inf)
+    both = Qualified(of_four, control=Qualified(lacks_one), presumed=Qualified(lacks_another))
+    assert [interval.n for interval in Qualified(of_four).intervals()] == [4]
+    assert [interval.n for interval in both.intervals()] == [2]
+    assert [interval.n for interval in both.control_intervals()] == [2]
+
+
+def test_a_line_over_sizes_is_continued_to_another() -> None:
+    table = pd.DataFrame([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], columns=[1e3, 1e4, 1e5])
+    assert list(extrapolated(table, 1e7)) == pytest.approx([5, 0])
+    assert list(extrapolated(table, 1e3)) == pytest.approx([1, 0])
+
+
+@pytest.mark.parametrize("direction", [-1, 1])
+def test_a_best_rate_may_leave_its_place_on_either_side(direction: int) -> None:
+    best = pd.DataFrame({1e3: [-2.0, -2.0], 1e4: [-2.0, -2.1], 1e5: [-2.0 + direction, -2.0 + 0.2 * direction]})
+    zero = best * 0
+    arm: Any = SimpleNamespace(sizes=list(best), table=lambda _: best, resolution=lambda _: zero)
+    assert list(drift_beyond_half_a_decade(arm).table) == pytest.approx([0.5, -0.3])

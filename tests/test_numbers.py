@@ -6,7 +6,10 @@ import json
 import math
 import re
 import shlex
+import statistics
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,6 +38,9 @@ def row_of(risk: str, *words: str) -> Row:
 
 def verdicts(*words: str) -> dict[str, str]:
     return {row.risk.name: row.verdict for row in rows(read_numbers(words))}
+
+
+SPREAD: Any = ([[1e-3, 0], [0, 1e-3]], 0.1, 10)  # the covariance, the scatter and the degrees of freedom of a law
 
 
 @pytest.fixture
@@ -87,6 +93,11 @@ def test_each_optimizer_has_its_own_level_and_an_unknown_one_the_spread_of_all()
     assert muon.middle == pytest.approx(2 * adamw.middle, rel=1e-3)
     assert unknown.earliest < lion.earliest
     assert unknown.latest > muon.latest
+    known = numbers.read_limits()["failing_lr"]
+    offsets = [offset for offset, _ in known.offsets.values()]
+    assert known.law is not None
+    spread = statistics.stdev(offsets) * math.sqrt(1 + 1 / 3)  # of one more, beside the mean over three
+    assert unknown == known.law.predict({"params": 1e8, "tokens": 2e9}, statistics.mean(offsets), spread)
 
 
 @pytest.mark.usefixtures("planted")
@@ -97,6 +108,9 @@ def test_the_interval_of_a_mixture_reaches_from_all_parameters_to_the_active_one
     both, large, small = limit("params=1e9", "active=1e8"), limit("params=1e9"), limit("params=1e8")
     assert (both.earliest, both.latest) == (large.earliest, small.latest)
     assert large.middle < both.middle < small.middle
+    rising = replace(numbers.read_limits()["failing_lr"], law=PowerLaw(-1.0, {"params": 0.4}, {"params": 1e5}, *SPREAD))
+    ends = rising.at({"params": 1e9, "active": 1e8}), rising.at({"params": 1e9}), rising.at({"params": 1e8})
+    assert (ends[0].earliest, ends[0].latest) == (ends[2].earliest, ends[1].latest)
 
 
 def test_below_what_ran_no_end_is_known() -> None:
@@ -126,6 +140,37 @@ def test_the_first_line_says_go_look_or_stop_and_how_far_the_cliff_is() -> None:
     assert verdicts("params=175B", "lr=1", "qk_norm=no")["learning_rate"] == "beyond"
     clear_and_open = ("params=300M", "lr=1e-3", "qk_norm=no", "optimizer=adamw", "warmup=500", "beta2=.98")
     assert decision(*clear_and_open)[0] == "look"
+
+
+@pytest.mark.parametrize("text", ["7e9", "7B", "7b", "7000M", "7_000_000_000", "7,000,000,000"])
+def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str) -> None:
+    given = read_numbers([f"params={text}", "lr=3e-4"])
+    assert given["params"] == 7e9
+    assert f"A run of {text} parameters: lr=3e-4" in NumbersPage(given, "").text()
+
+
+def test_what_did_not_run_is_no_reason_to_go() -> None:
+    words = ("params=300M", "lr=1e-3", "qk_norm=no", "optimizer=adamw")
+    clear = row_of("learning_rate", *words)
+    untried = clear._replace(decades=Crossing(1.0, -math.inf, math.inf))
+    given = read_numbers(words)
+    assert (clear.verdict, numbers.decide([clear], given).word) == ("clear", "go")
+    assert (untried.verdict, numbers.decide([clear, untried], given).word) == ("not tried", "look")
+
+
+@pytest.mark.parametrize("lr", ["1e-4", "1e-3", "1e-2", "0.1", "1"])
+def test_the_distance_from_the_cliff_has_the_lower_end_of_its_interval_first(lr: str) -> None:
+    lead = decision("params=300M", f"lr={lr}", "qk_norm=no", "optimizer=adamw")[1]
+    middle, low, high = map(float, re.findall(r"is ([\d.]+) \[([-\d.]+), ([-\d.]+)\] factors of two", lead)[0])
+    assert low < middle < high
+
+
+def test_what_broke_no_run_counts_all_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"adamw": {"epsilon 1e-8": [0, 2], "epsilon 1e-6": [0, 3], "lr x 2": [1, 4], "lr x 0.5": [0, 4]}}
+    monkeypatch.setattr("lab.studies.numbers.numbers.public", lambda: {"changes": changes})
+    broke, none = numbers.changes_of("adamw")
+    assert broke.endswith("of adamw: lr x 2 (1 of 4).")
+    assert none.endswith(": epsilon (of 5).")
 
 
 def test_what_was_not_named_gives_no_reason_to_go() -> None:

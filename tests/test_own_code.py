@@ -24,7 +24,8 @@ from lab import run_config
 from lab.__main__ import main
 from lab.cli import own_code
 from lab.cli.compose import parse
-from lab.cli.stress import Plan, make_card, read_plan
+from lab.cli.stress import Plan, compose_settings, make_card, read_plan, read_plans
+from lab.cli.usage import OptionParser
 from lab.core.errors import RequestError
 from lab.core.files import quoted, text_digest
 from lab.core.hooks import listening
@@ -38,6 +39,7 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
+from lab.studies.stress.battery import Setting
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points
@@ -1017,6 +1019,7 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_line(kind: str, text: str, 
         ({"step": "state['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
         ({"step": "group['mode'] = 'ab'[n % 2]"}, "Mine keeps something else with every step"),
         ({"step": "state['past'] = (p.grad,)"}, "/past as tuple, which no checkpoint can hold"),
+        ({"step": "state['past'] = p.grad.to_sparse()"}, "/past as a sparse tensor, which no checkpoint can hold"),
         ({"step": "state['past'] = p.grad.numpy()"}, "/past as ndarray, which no checkpoint can hold"),
         ({"step": "state['past'] = {'deep': [object()]}"}, "/past/deep/0 as object, which no checkpoint can hold"),
         ({"init": "self.k = 0", "step": "self.k += 1"}, "Mine changes its attribute k"),
@@ -1159,6 +1162,17 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
+@pytest.mark.parametrize("name", ["lion", "muon", "adopt"])
+def test_an_optimizer_of_the_lab_is_given_by_its_name_and_stands_beside_that_of_the_recipe(name: str) -> None:
+    code = own_code.read_options(OptionParser("stress").read(["--optimizer", name]))
+    plans = read_plans(["llama"], ["steps=20"], "lab stress", code=code)
+    assert [plan.recipe for plan in plans] == [f"llama trained by {name} with steps=20", "llama with steps=20"]
+    trees = [next(iter(compose_settings(plan.request, [Setting((), 0.01)]).values()))[0] for plan in plans]
+    assert [made["optimizer"]["name"] for made in trees] == [name, "adamw_coupled"]
+    with pytest.raises(RequestError, match=f"nearest: .*{name}"):
+        own_code.read("optimizer", f"{name}x")
+
+
 @pytest.mark.parametrize("kind", own_code.KINDS)
 @pytest.mark.usefixtures("here", "answers")
 def test_a_dry_run_tries_own_code_in_another_process(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1207,7 +1221,8 @@ class Plain(torch.optim.SGD):
         return super().step()
 
 Mine, Other = make(torch.optim.SGD), Plain
-Short = lambda vocab_size: model(vocab_size)
+Nan = Null = Plain
+Short = NaN = lambda vocab_size: model(vocab_size)
 
 def model(vocab_size):
     return torch.nn.Embedding(vocab_size, vocab_size)
@@ -1218,7 +1233,10 @@ Part = functools.partial(model)
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("optimizer", "Mine"), ("optimizer", "Plain"), ("optimizer", "Other"), ("model", "Short"), ("model", "Part")],
+    [
+        *(("optimizer", name) for name in ("Mine", "Plain", "Other", "Nan", "Null")),
+        *(("model", name) for name in ("Short", "Part", "NaN")),
+    ],
 )
 @pytest.mark.usefixtures("here")
 def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:

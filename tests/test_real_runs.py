@@ -292,3 +292,21 @@ def test_the_figures_draw_the_committed_numbers() -> None:
         - runs.curves.loc[runs.curves["source"] == STEP_LAW, "failing_lr"].isna().sum()
     )
     assert figures.failing_rates(runs).axes[0].get_xscale() == "log"
+
+
+@pytest.mark.parametrize(("rise", "share"), [(0.29, 1.0), (0.31, 0.0)])
+def test_a_rate_is_costly_from_the_loss_on_that_the_lab_calls_so(rise: float, share: float) -> None:
+    rows = [
+        {"parameters": size, "arm": "baseline", "lr": lr, "loss": loss}
+        for size in (1e7, 2e7, 4e7)
+        for lr, loss in ((0.001, 5.0), (0.01, 3.0), (0.1, 3.1), (0.3, 3.0 + rise), (1.0, 9.0))
+    ]
+    world = RealRuns(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(rows))
+    assert RULE["qk_norm_keeps_every_learning_rate"].effect(world).mean == share
+
+
+def test_the_batch_of_public_runs_is_the_tokens_of_a_step() -> None:
+    changes = marin(lambda *_: False, ["adamw"]).changes
+    assert set(rates_of(changes)["batch"]) == {
+        20 * size * budget / 5000 for size in (1.3e8, 3e8) for budget in (1, 2, 4)
+    }

@@ -33,6 +33,7 @@ from lab.core.registry import MODELS
 from lab.recording import attention, measuring
 from lab.recording import recorder as recording
 from lab.recording.attention import sampled
+from lab.recording.tally import Known, combined
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs
@@ -261,6 +262,49 @@ def test_scores_of_a_fused_kernel_are_those_written_out(tmp_path: Path) -> None:
         assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
     assert row["attention_logit_max"] == max(row[f"attention_logit_max/block{number}"] for number in range(DEPTH))
     assert row["attention_entropy"] == min(row[f"attention_entropy/block{number}"] for number in range(DEPTH))
+
+
+class Padded(nn.Module):
+    """A block of attention in which the first three tokens are padding, which nobody sees and which sees nobody."""
+
+    def __init__(self, axes: str) -> None:
+        super().__init__()
+        self.q_proj, self.v_proj, self.axes = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), axes
+        self.mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        self.mask[:3], self.mask[:, :3] = False, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q_proj(x), x, self.v_proj(x)
+        if "h" in self.axes:
+            q, k, v = q[:, None], k[:, None], v[:, None]
+        mask = self.mask.expand(len(x), -1, -1) if self.axes.startswith("b") else self.mask
+        return x + F.scaled_dot_product_attention(q, k, v, mask[:, None] if self.axes == "bhts" else mask).view_as(x)
+
+
+@pytest.mark.parametrize("axes", ["hts", "ts", "bts", "bhts"])
+def test_padding_has_no_entropy_of_attention_and_one_head_needs_no_axis(tmp_path: Path, axes: str) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"embedding": nn.Embedding(9, WIDTH), "layers": nn.ModuleList([Padded(axes), Padded(axes)])})
+    model.forward = lambda x: model.layers[1](model.layers[0](model.embedding(x)))  # type: ignore[method-assign]
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randint(9, (2, LENGTH))
+    hidden, (block, _) = model.embedding(x), model.layers
+    scores = (block.q_proj(hidden) @ hidden.transpose(1, 2) / math.sqrt(WIDTH)).masked_fill(~block.mask, -math.inf)
+    entropy = torch.special.entr(scores[:, 3:].softmax(-1)).sum(-1).mean().item()
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "probes.jsonl")
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    (row,) = written(tmp_path / "probes.jsonl")[1:]
+    assert row["attention_entropy/block0"] == pytest.approx(entropy, rel=1e-5)
+    assert row["attention_logit_max/block0"] == pytest.approx(scores.max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("values", [(math.nan, 3.0), (3.0, math.nan)])
+def test_a_largest_number_that_is_unknown_in_part_is_unknown(values: tuple[float, float]) -> None:
+    known = [Known(value, 1.0) for value in values]
+    assert math.isnan(combined("attention_logit_max", known).value)
+    assert combined("attention_logit_max", [Known(3.0, 1.0), Known(math.nan, 0.0)]).value == 3.0
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())

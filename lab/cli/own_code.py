@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
+from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
 from lab.core.own_failures import OwnCodeError, is_installed, own_failure, place_in_own_code, source_file
@@ -68,7 +69,8 @@ def read(kind: str, given: Any, probes: Mapping[str, str] = MappingProxyType({})
     Args:
         kind: ``model`` or ``optimizer``.
         given: ``FILE.py:NAME`` or ``MODULE:NAME``; for a model also a config of transformers (its class, or the path
-            of a ``config.json``), for an optimizer also a class of ``torch.optim``; or the object itself.
+            of a ``config.json``), for an optimizer also a class of ``torch.optim``, or the name of one of the lab's; or
+            the object itself.
         probes: of a model, the patterns of ``lab.model.watched.Watched`` by name.
 
     Raises:
@@ -154,6 +156,11 @@ def read_probes(given: Sequence[str]) -> dict[str, str]:
     return probes
 
 
+def _of_the_lab() -> list[str]:
+    """The optimizers that ``optimizer=NAME`` chooses."""
+    return [path.stem for path in (shipped.data_folder("conf") / "optimizer").glob("*.yaml")]
+
+
 def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     from lab.model.own_module import entry_of, huggingface_builder
     from lab.model.watched import Watched
@@ -187,6 +194,8 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     from lab.core.roles import Role
     from lab.optim.links.torch_optimizer import link_of
 
+    if isinstance(given, str) and given in _of_the_lab():
+        return OwnCode("optimizer", given, [f"optimizer={given}"], [], "")
     optimizer, text, name = _found(given, "torch.optim")
     link = link_of(optimizer, name)
     _register(LINKS, name, link)
@@ -195,8 +204,8 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     numbers, digest = {**({} if takes_all else OF_ADAM), **link.defaults}, text_digest(text)
     words = [
         "optimizer=sgd",
-        f"optimizer.name={name}",
-        f"optimizer.chain=[{','.join(chain)}]",
+        f"optimizer.name='{name}'",  # quoted, since a class may be called Nan or Null
+        f"optimizer.chain=[{','.join(map(repr, chain))}]",
         "~optimizer.weight_decay",
         f"++optimizer.source={digest}",
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
@@ -245,7 +254,9 @@ def _found(given: Any, package: str) -> _Found:
     else:
         raise RequestError(f"{given!r} must be FILE.py:NAME or MODULE:NAME")
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        is_one = inspect.isclass if package else callable
+        known = [key for key, value in vars(module).items() if is_one(value) and not key.startswith("_")]
+        known += [] if path else _of_the_lab()
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
     return _Found(getattr(module, name), text, name)
 

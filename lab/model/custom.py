@@ -213,6 +213,8 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     expected = (*tokens_bt.shape, vocabulary)
     if _shape(logits_btv) != expected:
         return f"makes {_shape(logits_btv)} of tokens [b t]; logits [b t v] would be {expected}"
+    if logits_btv.isnan().any():
+        return "makes logits that are NaN"
     if changed := _first_difference(before, dict(model.named_buffers())):
         return f"changes a buffer in its forward pass, as batch normalization does: {changed}"
     gradients = torch.autograd.grad(logits_btv.sum(), list(weights.values()), allow_unused=True)
@@ -230,12 +232,12 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
     return None
 
 
-@torch.no_grad()
 def _check_fleet(make: Build, tokens_bt: Tensor, watched: Watched) -> str | None:
     """Return why two models cannot be trained side by side, as the rest of a sentence; None if they can."""
     pair = CustomModel(make, 2, {}, ModelConfig("", 2, 0, 2), watched=watched)
     pair.initialize((0, 1), {})
     logits_rbtv, _ = pair(tokens_bt.expand(2, -1, -1))
+    torch.autograd.grad(logits_rbtv.sum(), list(pair.weights().values()))
     for logits_btv, seed in zip(logits_rbtv, (0, 1), strict=True):
         alone_btv = logits_of(build_from_seed(make, seed), {}, tokens_bt)
         if not torch.allclose(logits_btv, alone_btv, rtol=1e-4, atol=1e-4, equal_nan=True):

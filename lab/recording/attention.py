@@ -104,13 +104,17 @@ def sampled(given: Mapping[str, Any], axes: str) -> Scores:
 
     Args:
         given: arguments by their names.
-        axes: of queries and keys, ``bhtk`` or ``bthk``.
+        axes: of queries and keys, ``bhtk``, which may lack the heads, or ``bthk``.
     """
 
     def argument(part: str) -> Any:
         return next((given[name] for name in names()["arguments"][part] if given.get(name) is not None), None)
 
-    query, key = (x if axes == "bhtk" else x.transpose(1, 2) for x in (argument("query"), argument("key")))
+    query, key, mask = argument("query"), argument("key"), argument("mask")
+    if query.ndim == 3:  # of one head, or of all heads as rows
+        query, key = query[:, None], key[:, None]
+        mask = mask[:, None] if isinstance(mask, Tensor) and mask.ndim == 3 else mask
+    query, key = (x if axes == "bhtk" else x.transpose(1, 2) for x in (query, key))
     length, keys = query.shape[-2], key.shape[-2]
     rows, positions = evenly(len(query), ROWS), evenly(length, POSITIONS)
     q_bhtk, k_bhsk = query[rows][:, :, positions].float(), key[rows].float()
@@ -119,7 +123,7 @@ def sampled(given: Mapping[str, Any], axes: str) -> Scores:
     scores_bhts = q_bhtk @ k_bhsk.transpose(-1, -2) * (q_bhtk.shape[-1] ** -0.5 if scale is None else scale)
     at_t, at_s = (torch.tensor(at, device=query.device) for at in (positions, range(keys)))
     seen_bhts = torch.ones_like(scores_bhts, dtype=torch.bool)
-    mask, bias_bhts = argument("mask"), None
+    bias_bhts = None
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == (len(query), keys):  # of padded keys
         seen_bhts &= mask[rows].bool()[:, None, None]
     elif isinstance(mask, Tensor):

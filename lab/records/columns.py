@@ -106,8 +106,11 @@ def usual_column(table: pd.DataFrame, key: str) -> str | None:
 
 
 def spelled_out(cell: Any) -> Any:
-    """A number with a unit as a whole number, ``124M -> 124000000``; anything else as it is."""
-    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", str(cell).strip().lower())
+    """A number with a unit, or in groups of digits, as a whole number, ``124M -> 124000000``; others as they are."""
+    text = str(cell).strip().lower()
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        return int(text.replace(",", ""))
+    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", text)
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 

@@ -89,8 +89,8 @@ def lr_ticks(axes: Axes, lrs: Iterable[float], shown: pd.Series) -> None:
     """Set a logarithmic y axis of learning rates with a tick at each ``lrs`` within a factor of four of those shown."""
     grid = [lr for lr in sorted(set(lrs)) if shown.min() / 4 < lr < shown.max() * 4]
     low, high = grid[0] / 1.3, grid[-1] * 1.3
+    axes.set_ylim(low, high)  # first, since the logarithm of a single rate has no extent
     axes.set_yscale("log")
-    axes.set_ylim(low, high)
     places = np.log([lr / low for lr in grid]) / np.log(high / low) * _height(axes)
     axes.set_yticks(grid, _apart(places, list(map(number, grid)), [_line()] * len(grid)))
     axes.yaxis.set_minor_locator(NullLocator())

@@ -158,10 +158,9 @@ class TorchOptimizer(Link):
             )
         for path, value in _others(_state_of(tried)):
             if path[0] != "group" and not _is_constant(value):
-                held = "it holds tensors and numbers, in lists and dicts"
-                raise self._error(
-                    f"keeps {_name(path)} as {type(value).__name__}, which no checkpoint can hold; {held}"
-                )
+                kind = "a sparse tensor" if isinstance(value, Tensor) else type(value).__name__
+                held = "it holds dense tensors and numbers, in lists and dicts"
+                raise self._error(f"keeps {_name(path)} as {kind}, which no checkpoint can hold; {held}")
         if other := sorted({*_kept(tried).items()} ^ {*kept.items()}):
             raise self._error(f"keeps something else with every step, such as {' of '.join(other[-1][::-1])}")
         if not all(bool(weight.isfinite().all()) for weight in tried.weights.values()):
@@ -265,15 +264,20 @@ def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The tensors and numbers of nested mappings and lists, each with its path."""
     for key, value in _children(tree):
         yield from _leaves(value, (*path, key))
-    if isinstance(tree, Tensor | int | float):
+    if _is_leaf(tree):
         yield path, tree
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether a tensor ``[r ...]`` can hold a value of each run."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.layout is torch.strided)
 
 
 def _others(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """What nested mappings and lists hold besides tensors and numbers, each with its path."""
     for key, value in _children(tree):
         yield from _others(value, (*path, key))
-    if not isinstance(tree, Tensor | int | float | Mapping | MutableSequence):
+    if not (_is_leaf(tree) or isinstance(tree, Mapping | MutableSequence)):
         yield path, tree
 
 
