@@ -41,6 +41,7 @@ class Failure(NamedTuple):
         least: what the control must lose for the failure to be tested.
         means: what is measured.
         leaves_out: optimizers that act on the matrices of blocks alone, where the recipe has no blocks.
+        acts_under_stress: arms that change nothing at ease, where their runs are those of the control.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Failure(NamedTuple):
     least: float
     means: str
     leaves_out: tuple[str, ...] = ()
+    acts_under_stress: tuple[str, ...] = ()
 
     @property
     def places(self) -> dict[str, Place]:
@@ -168,7 +170,7 @@ def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
     test = read_battery().tests[entry["test"]] if "test" in entry else None
     told = {"failure": test.failure, "source": test.source} if test else {}
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out", "acts_under_stress")}
     at_ease = tuple(entry.get("reference", {}).get("control", lists["control"]))
     kept = {key: value for key, value in entry.items() if key != "test"}
     return Failure(**{**told, **kept, **lists, **places, "at_ease": at_ease, "name": name})

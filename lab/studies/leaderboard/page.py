@@ -34,7 +34,7 @@ COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb",
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
 NAMED = 3  # arms that are named in a panel: those that take off most
 BETWEEN_NAMES = 0.2  # of the axis of the shares
-ROOM_FOR_NAMES = 0.55  # beside a panel, of its width
+ROOM_FOR_NAMES = 0.9  # beside a panel, of its width
 
 
 def board_page(matrix: Matrix) -> str:
