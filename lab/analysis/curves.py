@@ -16,7 +16,7 @@ from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, DERIVED, FOLLOWED
+from lab.records.run_table import AXIS, DERIVED, FOLLOWED, SINGLE_CHANGE
 from lab.records.store import ENTRIES, TABLE, Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -246,7 +246,7 @@ def load(*folders: str | Path) -> Records:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Points of curves: one row per run that did not fail.
+    """Points of curves: one row per run that did not fail and is no single change of another.
 
     Of runs that repeat a point, such as on another device, the one with the first id is kept.
 
@@ -260,7 +260,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
         (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
         Sorted by arm, size, learning rate, seed.
     """
-    ended = runs[runs["status"] != "failed"].sort_values("id")
+    ended = without_single_changes(runs[runs["status"] != "failed"]).sort_values("id")
     keys, curves, arms, sizes = _group(ended)
     counts = [int(count) for count in parameters(ended)]
     numbers = {key: number for number, key in enumerate(curves)}
@@ -280,6 +280,12 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])
     return frame.drop(columns="position").reset_index(drop=True)
+
+
+def without_single_changes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs without those that an imported table has as single changes of a base, which are points of no curve."""
+    key = f"{SINGLE_CHANGE}.key"
+    return runs[runs[key].isna()] if key in runs else runs
 
 
 def axis_of(runs: pd.DataFrame) -> str:

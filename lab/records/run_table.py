@@ -14,7 +14,7 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.records import store
+from lab.records import single_changes, store
 from lab.records.columns import (
     ARM,
     ARM_NAMES,
@@ -74,10 +74,15 @@ LR = "optimizer.lr"
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 FOLDER = "folder"  # the column of what tells the paths of runs apart
 DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
+SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
 RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
-    store.RUN_COLUMNS, store.BOUNDS, store.DEFAULTS, store.EXCLUDED_FROM_ID, (ARM, store.TABLE, AXIS, FOLLOWED)
+    store.RUN_COLUMNS,
+    store.BOUNDS,
+    store.DEFAULTS,
+    store.EXCLUDED_FROM_ID,
+    (ARM, store.TABLE, AXIS, FOLLOWED, DERIVED, SINGLE_CHANGE),
 )
 COLUMN = "column."  # before the key of such a setting
 TOKENS, VARIANT = "tokens", "variant"
@@ -107,12 +112,71 @@ def records_of(
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
     table, in_names = _with_settings_of_names(table, columns)
+    read = _with_single_changes(table, columns, source, measured) or _runs_of(table, columns, source, measured)[0]
+    return read._replace(mapping=[*read_from, *in_names, *read.mapping])
+
+
+def _with_single_changes(
+    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
+) -> Imported | None:
+    """The records of a base and single changes of it, each of which has the card of its base; None of other tables."""
+    if columns.axis is not None or columns.best_over is not None:
+        return None
+    found, numbers, _ = _quantities(table, columns, ())
+    given = {key: column for key, column in found.items() if isinstance(column, str)}
+    changes = single_changes.find(table, given, is_asked=columns.arm is not None)
+    if changes is None or "axis" in given or {*changes.columns} & {*(columns.arm or ())}:
+        return None
+    ends, _ = _ends(table, found, numbers)
+    _refuse_unknown(ends == LOST, numbers)
+    rest = changes.table.drop(index=changes.rows.index, columns=changes.columns)
+    again = rest.groupby([as_text(rest[name]) for name in rest if name != given["loss"]]).cumcount()
+    if "seed" not in given and again.any():
+        rest["seed"] = again
+    read, ids = _runs_of(rest, columns, source, measured)
+    rows = changes.rows[changes.rows["base"].isin(ids.index)]
+    where = rows.index
+    cards = read.records.runs.set_index("id", drop=False).loc[ids[rows["base"]]].set_axis(where)
+    told = {name: rows[name].map(_told, na_action="ignore").fillna("") for name in ("key", "value", "before")}
+    for key in {*map(short_name, told["key"])} & {*map(str, cards)}:  # a setting that all bases have, as a card says it
+        is_own = (told["key"].map(short_name) == key) & (
+            is_word(cards[key]) == rows["value"].map(lambda value: isinstance(value, str))
+        )
+        cards[key] = cards[key].mask(is_own, rows["value"])
+    ends, loss = ends[where], numbers["loss"][where]
+    is_left_out = ~ends.isin(["", LOST])
+    losses = loss.map("{:.6g}".format).mask(ends != "", ends)
+    identity = zip(cards["id"], told["key"], told["value"], numbers["seed"][where], losses, strict=True)
+    cards = cards.assign(
+        id=[files.digest([ORIGIN, *map(str, row)]) for row in identity],
+        status=np.select([is_left_out, ends == LOST], ["failed", "diverged"], "finished"),
+        reason=ends.mask(ends == LOST, "no finite loss").where(ends != ""),
+        final_val_loss=loss.where(loss.map(math.isfinite)),
+        loss_at_init=numbers["initial_loss"][where],
+        seed=numbers["seed"][where].astype("int64"),
+        notes="",
+        **{f"{SINGLE_CHANGE}.{name}": values for name, values in told.items()},
+        **{f"{SINGLE_CHANGE}.base": cards["id"]},
+    ).drop_duplicates("id")
+    runs = store.declared(pd.concat([read.records.runs, cards], ignore_index=True))
+    own = _metrics(cards, cards, numbers["steps"][cards.index], [])
+    metrics = pd.concat([read.records.metrics, own], ignore_index=True)
+    metrics = metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
+    named_by = f"; named by {', '.join(changes.columns)}" if changes.columns else ""
+    text = f"{len(cards)} of {rows['base'].nunique()} bases, of {_values(told['key'])}{named_by}"
+    mapping = [*read.mapping, ("single changes", text)]
+    return Imported(Records(runs, metrics), mapping)
+
+
+def _runs_of(
+    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
+) -> tuple[Imported, pd.Series[str]]:
+    """The records of a table whose cells are plain, and the id of each row that counts."""
     best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
     found, numbers, unit = _quantities(table, columns, best_over)
     ends, states = _ends(table, found, numbers)
     is_lost, is_left_out = ends == LOST, ~ends.isin(["", LOST])
-    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
-    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+    _refuse_unknown(is_lost, numbers)
     x = next((numbers[key] for key in ("axis", "lr") if found[key]), pd.Series(0.0, table.index))
     design = pd.DataFrame({"lr": x, "seed": numbers["seed"], "size": numbers["size"]})
     if found["axis"] and found["lr"]:
@@ -176,7 +240,7 @@ def records_of(
         key = keys[str(found["axis"])]
         runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
     table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
-    mapping = [*read_from, *in_names, *_mapping(table, found, numbers, roles, steps_role, runs)]
+    mapping = _mapping(table, found, numbers, roles, steps_role, runs)
     if unit != "nats":
         mapping.append(
             ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
@@ -185,7 +249,19 @@ def records_of(
         mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
     elif len(rows) < len(design):
         mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
-    return Imported(Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept)), mapping)
+    records = Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept))
+    return Imported(records, mapping), runs["id"]
+
+
+def _refuse_unknown(is_lost: pd.Series[bool], numbers: Mapping[str, pd.Series[float]]) -> None:
+    """Refuse a diverged run that would count at nobody knows which loss."""
+    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
+    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+
+
+def _told(cell: Any) -> str:
+    """A number or a word of a table as text."""
+    return f"{cell:.10g}" if isinstance(cell, float) else str(cell)
 
 
 def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
