@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant
+from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant, without_single_changes
 from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
@@ -322,6 +322,7 @@ class Study(NamedTuple):
         curves: ``by_curve(seeds)``.
         pairs: ``all_pairs(points, *window)``; no rows if an imported table has more than ``MOST_PAIRED`` arms.
         window: the learning rates over which sensitivity is a mean.
+        changes: cards of the single changes of a base that an imported table has, which are not in ``records``.
     """
 
     records: Records
@@ -330,6 +331,7 @@ class Study(NamedTuple):
     curves: pd.DataFrame
     pairs: pd.DataFrame
     window: Window = WINDOW
+    changes: pd.DataFrame = pd.DataFrame()
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -467,6 +469,9 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         RequestError: all runs failed, a table has too many arms, or the window is invalid.
     """
     window, axis = window_of(window), axis_of(records.runs)
+    kept = without_single_changes(records.runs)
+    changes = records.runs[~records.runs["id"].isin(kept["id"])]
+    records = records.of(set(kept["id"])) if len(changes) else records
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
@@ -482,7 +487,7 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         check_window(ended, window)
     seeds = per_seed(ended, *window)
     paired_runs = ended if not is_table or arms <= MOST_PAIRED else ended.head(0)
-    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(paired_runs, *window), window)
+    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(paired_runs, *window), window, changes)
 
 
 def with_scaled_steps(study: Study) -> pd.MultiIndex:

@@ -22,6 +22,7 @@ LOGGED_STEPS, ARM_NAMES, RUN_NAMES, PREFIXES = (_NAMES[key] for key in ("logged_
 BOOKKEEPING = {*_NAMES["bookkeeping"], *LOGGED_STEPS}
 UNFINISHED, FAILED, DIVERGED = (_NAMES[key] for key in ("unfinished", "failed", "diverged"))
 CHANGED, SET_TO, BASES = (_NAMES[key] for key in ("changed", "set_to", "bases"))
+DECISIONS, KEPT, DESCRIPTIONS = (_NAMES[key] for key in ("decisions", "kept", "descriptions"))
 GLUED: dict[str, str] = _NAMES["glued"]
 FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, which may number anything
 # Nats in a unit of losses; a perplexity is their exponential.

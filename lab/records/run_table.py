@@ -19,10 +19,13 @@ from lab.records.columns import (
     ARM,
     ARM_NAMES,
     BEST,
+    DECISIONS,
+    DESCRIPTIONS,
     DIVERGED,
     EMPTY,
     FAILED,
     FOLLOWS,
+    KEPT,
     LOGGED_STEPS,
     LOSS_UNITS,
     MEASURED,
@@ -74,6 +77,7 @@ LR = "optimizer.lr"
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 FOLDER = "folder"  # the column of what tells the paths of runs apart
 DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
+TRIAL = "trial"  # the group of keys that say of a trial its place, whether it was kept, and what it changed
 SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
@@ -82,7 +86,7 @@ RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER,
     store.BOUNDS,
     store.DEFAULTS,
     store.EXCLUDED_FROM_ID,
-    (ARM, store.TABLE, AXIS, FOLLOWED, DERIVED, SINGLE_CHANGE),
+    (ARM, store.TABLE, AXIS, FOLLOWED, DERIVED, SINGLE_CHANGE, TRIAL),
 )
 COLUMN = "column."  # before the key of such a setting
 TOKENS, VARIANT = "tokens", "variant"
@@ -112,7 +116,11 @@ def records_of(
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
     table, in_names = _with_settings_of_names(table, columns)
-    read = _with_single_changes(table, columns, source, measured) or _runs_of(table, columns, source, measured)[0]
+    read = (
+        _with_single_changes(table, columns, source, measured)
+        or _with_trials(table, columns, source, measured)
+        or _runs_of(table, columns, source, measured)[0]
+    )
     return read._replace(mapping=[*read_from, *in_names, *read.mapping])
 
 
@@ -166,6 +174,36 @@ def _with_single_changes(
     text = f"{len(cards)} of {rows['base'].nunique()} bases, of {_values(told['key'])}{named_by}"
     mapping = [*read.mapping, ("single changes", text)]
     return Imported(Records(runs, metrics), mapping)
+
+
+def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
+    """The records of changes that were tried one after another, of which a column says which were kept; else None."""
+    found, numbers, _ = _quantities(table, columns, ())
+    if any(found[key] for key in ("lr", "axis", "seed")) or columns.arm is not None:
+        return None
+    free = [str(name) for name in table if name not in found.values()]
+    kept = {name: as_text(table[name]).str.strip().str.lower().isin(KEPT) for name in free if end_of(name) in DECISIONS}
+    kept = {name: is_kept for name, is_kept in kept.items() if is_kept.any() and not is_kept.all()}
+    if not kept:
+        return None
+    decision = next(iter(kept))
+    names = [name for name in free if end_of(name) in RUN_NAMES and table[name].notna().all() and table[name].is_unique]
+    words = [name for name in free if is_word(table[name]) and name not in (decision, *names)]
+    told = [name for end in DESCRIPTIONS for name in words if end_of(name) == end] or words
+    texts = table[told[0]] if told else pd.Series(None, table.index, dtype=object)
+    if not names:
+        names = [VARIANT] if TRIAL in table else [TRIAL]
+        table = table.assign(**{names[0]: [f"{number + 1}" for number in range(len(table))]})
+    read, ids = _runs_of(table, columns._replace(arm=names[:1]), source, measured)
+    said = pd.DataFrame(
+        {"order": range(len(table)), "kept": kept[decision], "text": as_text(texts).where(texts.notna())}
+    )
+    said = said.loc[ids.index].set_axis(ids).add_prefix(f"{TRIAL}.")
+    runs = store.declared(read.records.runs.join(said, on="id"))
+    is_kept = said[f"{TRIAL}.kept"] & (runs.set_index("id")["status"].reindex(ids) == "finished")
+    mapping = [pair for pair in read.mapping if not pair[0].endswith(NOT_NAMED)]
+    mapping += [("trials", f"{is_kept.sum()} kept, as {decision} says{f'; described by {told[0]}' if told else ''}")]
+    return Imported(Records(runs, read.records.metrics), mapping)
 
 
 def _runs_of(
