@@ -22,7 +22,7 @@ FEWEST_NEIGHBOURS = 3  # differences of trials from which their spread is taken
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal number
 MOST_ROWS = 40  # changes that a terminal lists one by one
 BEYOND, WITHIN = "beyond the noise", "within the noise"
-# What a description says more when a trial is run again, as in ``baseline (rerun, seed 2)``; and the number of a baseline.
+# What a description says more when a trial is run again, as in ``baseline (rerun, seed 2)``; baselines may be numbered.
 AGAIN = re.compile(
     r"\b(re-?runs?|re-?ran|repeat(ed)?|repetition|again|verify|verification|confirm(ed|ation)?|unmodified|unchanged|"
     r"(seed|run|try|attempt|trial|take)[ _.=#]*\d+)\b|#\d+|[^\w.+=-]+"
@@ -106,7 +106,7 @@ def single_changes(study: Study) -> pd.DataFrame:
     told = told.rename(columns={"final_val_loss": "loss"})
     told = told[(told["status"] != "failed") & told["base"].isin(points.index)]
     told = told.assign(capped=capped(told), place=place.loc[told["base"]].to_numpy(), seed=told["seed"].astype(str))
-    bases = {at: runs for at, runs in points.groupby(place)}
+    bases = dict(list(points.groupby(place)))
     rows = []
     for (at, key, value), runs in told.groupby(["place", "key", "value"], sort=False):
         base = bases[at].set_index("seed")["capped"]
@@ -119,9 +119,13 @@ def single_changes(study: Study) -> pd.DataFrame:
         row = [bases[at]["arm"].iloc[0], bases[at]["size"].iloc[0], key, before, value, change, ratio]
         rows.append([*row, base_loss, loss, loss - base_loss, len(own), bool(broke.any())])
     frame = pd.DataFrame(rows, columns=columns)
-    first = {key: place for place, key in enumerate(frame["key"].unique())}
-    order = frame.assign(first=frame["key"].map(first)).sort_values(["first", "ratio", "change"], kind="stable").index
-    return frame.loc[order].reset_index(drop=True)
+    # settings that broke runs come first, then those that cost most
+    order = frame.assign(broken=frame.groupby("key")["broke"].transform("sum"))
+    order["median"] = frame.groupby(["key", "change"])["effect"].transform("median").abs()
+    order["median"] = order.groupby("key")["median"].transform("max")
+    by = ["broken", "median", "key", "ratio", "change"]
+    order = order.sort_values(by, ascending=[False, False, True, True, True], kind="stable")
+    return frame.loc[order.index].reset_index(drop=True)
 
 
 def _change(before: str, value: str) -> tuple[str, float]:
@@ -130,6 +134,8 @@ def _change(before: str, value: str) -> tuple[str, float]:
         old, new = float(before), float(value)
     except ValueError:
         return (f"{before} to {value}" if before and value else value or "on"), math.nan
+    if math.isclose(old, new, rel_tol=1e-3):
+        return "as the base", 1.0
     if not old or not new or old * new < 0:
         return (f"off, from {number(old)}" if not new else f"{number(old)} to {number(new)}"), math.nan
     return f"{'up' if new > old else 'down'}, x {new / old:.3g}", new / old
@@ -167,7 +173,9 @@ def changes_as_text(study: Study, changes: pd.DataFrame) -> pd.DataFrame:
             "to": _signed(effects.max()),
             "broke": f"{len(broken)} of {len(of_kind)}",
         }
-        rows.append({**row, "where": "; ".join(few(dict.fromkeys(broken["arm"]))) if len(broken) else ""})
+        rows.append(
+            {**row, "where": shortened("; ".join(few(dict.fromkeys(broken["arm"]))) if len(broken) else "", 60)}
+        )
     return pd.DataFrame(rows)
 
 

@@ -379,7 +379,7 @@ def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
     free = FREE - {LR} | {axis_of(runs)}
     others = set(map(str, runs)) - set(store.RUN_COLUMNS) - free
-    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED))
+    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED, SINGLE_CHANGE, TRIAL))
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})

@@ -469,9 +469,8 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         RequestError: all runs failed, a table has too many arms, or the window is invalid.
     """
     window, axis = window_of(window), axis_of(records.runs)
-    kept = without_single_changes(records.runs)
-    changes = records.runs[~records.runs["id"].isin(kept["id"])]
-    records = records.of(set(kept["id"])) if len(changes) else records
+    changes = records.runs.drop(without_single_changes(records.runs).index)
+    records = records.of(set(records.runs["id"]) - set(changes["id"])) if len(changes) else records
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")

@@ -178,7 +178,7 @@ def _with_single_changes(
 
 def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
     """The records of changes that were tried one after another, of which a column says which were kept; else None."""
-    found, numbers, _ = _quantities(table, columns, ())
+    found = _quantities(table, columns, ())[0]
     if any(found[key] for key in ("lr", "axis", "seed")) or columns.arm is not None:
         return None
     free = [str(name) for name in table if name not in found.values()]

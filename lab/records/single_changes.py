@@ -95,12 +95,13 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
                 f"row {row + 1} changes {names.iloc[row]}, and its base may be row {base + 1} or row {apart[0] + 1}; a "
                 "column in which it agrees with one of them only would tell"
             )
+    said = {key: _column_of(key, values[names == key], table) for key in names.iloc[changes].unique()}
     rows = pd.DataFrame(
         {
             "key": names.iloc[changes],
             "value": [_plain(cell) for cell in values.iloc[changes]],
             "before": [
-                _plain(table[name].iloc[base]) if name in table else None
+                _plain(table[said[name]].iloc[base]) if said[name] else None
                 for name, base in zip(names.iloc[changes], chosen, strict=True)
             ],
             "base": table.index[chosen],
@@ -114,6 +115,15 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
         table = table.assign(**{found["lr"]: table[found["lr"]].astype(float).mask(table.index.isin(numbers.index))})
         table[found["lr"]] = table[found["lr"]].fillna(numbers)
     return SingleChanges(rows[~is_lr], [*told, *flags], table)
+
+
+def _column_of(key: str, values: pd.Series[Any], table: pd.DataFrame) -> str | None:
+    """The column of a setting that was changed: of its name, or one that holds all values that it was changed to."""
+    if key in table:
+        return key
+    told = list(values.map(_plain))
+    same = [str(name) for name in table if list(table.loc[values.index, name].map(_plain)) == told]
+    return next((name for name in same if name != values.name), None)
 
 
 def _plain(cell: Any) -> Any:

@@ -47,8 +47,8 @@ def _of_changes(study: Study, found: pd.DataFrame) -> list[str]:
     broke, noise = int(found["broke"].sum()), changes.noise_of_bases(study)
     notes = [
         f"{len(found)} single changes of {len(found[['arm', 'size']].drop_duplicates())} bases, {broke} of which broke: "
-        f"they diverged, or ended more than {LOST:g} above their base or above the loss at initialization. An effect is "
-        "the loss of a change minus that of its base, the run without a change that agrees with it in most columns."
+        f"they diverged, or ended more than {LOST:g} above their base or above the loss at initialization. An effect "
+        "is the loss of a change minus that of its base, the run without a change that is like it in most columns."
     ]
     if noise is None:
         notes.append("No base was run with several seeds, so nobody knows which of the small effects are noise.")
@@ -70,14 +70,15 @@ def _of_trials(trials: changes.Trials, unit: str) -> list[str]:
         source = f"from {', '.join(few(trials.repeated))}, which repeat one another"
     else:
         source = (
-            f"from {noise.freedom} differences of neighbours that were discarded, since no trial was repeated; it holds "
-            "what these changes did, so the noise may be smaller"
+            f"from {noise.freedom} differences of neighbours that were discarded, since no trial was repeated; it "
+            "holds what these changes did, so the noise may be smaller"
         )
     notes.append(f"Noise of a seed: {number(noise.sd)} {unit}, {source}.")
+    passed = max(1, round(FALSE_SHARE * trials.tried))
     notes.append(
-        f"A change is {changes.BEYOND} if the 95 % interval of its effect excludes zero, and {changes.WITHIN} if more than "
-        f"{changes.MOST_REPEATS} runs of it and of its baseline would be needed to find such an effect with a probability "
-        f"of {changes.POWER:.0%}; else as many as are named tell, with other seeds. What is kept is what came out lower: "
-        f"of {trials.tried} changes that do nothing, {max(1, round(FALSE_SHARE * trials.tried))} would be expected to pass."
+        f"A change is {changes.BEYOND} if the 95 % interval of its effect excludes zero, and {changes.WITHIN} if more "
+        f"than {changes.MOST_REPEATS} runs of it and of its baseline would be needed to find such an effect with a "
+        f"probability of {changes.POWER:.0%}; else as many runs of both as are named tell. What is kept is what came "
+        f"out lower: of {trials.tried} changes that do nothing, about {passed} would pass as beyond the noise."
     )
     return notes
