@@ -13,19 +13,20 @@ import scipy.special
 
 from lab.analysis.sensitivity import LOST, Study, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of
-from lab.analysis.text import count, few, number, shortened
+from lab.analysis.text import count, number, shortened
 from lab.records.run_table import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
 
 POWER = 0.8
 MOST_REPEATS = 10  # of a baseline and of a change, that anybody would train to tell them apart
 FEWEST_NEIGHBOURS = 3  # differences of trials from which their spread is taken
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal number
+MOST_NAMED = 3  # arms in which a kind of change broke
 MOST_ROWS = 40  # changes that a terminal lists one by one
 BEYOND, WITHIN = "beyond the noise", "within the noise"
 # What a description says more when a trial is run again, as in ``baseline (rerun, seed 2)``; baselines may be numbered.
 AGAIN = re.compile(
     r"\b(re-?runs?|re-?ran|repeat(ed)?|repetition|again|verify|verification|confirm(ed|ation)?|unmodified|unchanged|"
-    r"(seed|run|try|attempt|trial|take)[ _.=#]*\d+)\b|#\d+|[^\w.+=-]+"
+    r"(seed|run|try|attempt|trial|take)[ _.=#]*\d+(?=\W*$|\s*[),;:\]]))(?!\w)|#\d+|[^\w.+=-]+"
 )
 NUMBERED = re.compile(r"(?<=\bbaseline)[ _-]*\d+$")
 
@@ -123,8 +124,8 @@ def single_changes(study: Study) -> pd.DataFrame:
     order = frame.assign(broken=frame.groupby("key")["broke"].transform("sum"))
     order["median"] = frame.groupby(["key", "change"])["effect"].transform("median").abs()
     order["median"] = order.groupby("key")["median"].transform("max")
-    by = ["broken", "median", "key", "ratio", "change"]
-    order = order.sort_values(by, ascending=[False, False, True, True, True], kind="stable")
+    by = ["broken", "median", "key", "ratio", "change", "arm", "size"]
+    order = order.sort_values(by, ascending=[False, False, *[True] * 5], kind="stable")
     return frame.loc[order.index].reset_index(drop=True)
 
 
@@ -167,15 +168,15 @@ def changes_as_text(study: Study, changes: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (key, change), of_kind in changes.groupby(["key", "change"], sort=False):
         effects, broken = of_kind["effect"], of_kind[of_kind["broke"]]
+        arms = broken["arm"].unique().tolist()
+        more = f"; {len(arms) - MOST_NAMED} more" if len(arms) > MOST_NAMED else ""
         row = {"key": key, "change": change, "bases": len(of_kind), "median effect": _signed(effects.median())}
         row |= {
             "from": _signed(effects.min()),
             "to": _signed(effects.max()),
             "broke": f"{len(broken)} of {len(of_kind)}",
         }
-        rows.append(
-            {**row, "where": shortened("; ".join(few(dict.fromkeys(broken["arm"]))) if len(broken) else "", 60)}
-        )
+        rows.append({**row, "where": "; ".join(map(str, arms[:MOST_NAMED])) + more})
     return pd.DataFrame(rows)
 
 

@@ -475,7 +475,7 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
     arms, is_table = ended["arm"].nunique(), run_table.is_imported(records)
-    if is_table and arms > MOST_ARMS:
+    if is_table and arms > MOST_ARMS and f"{run_table.TRIAL}.kept" not in records.runs:
         raise RequestError(
             f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
             "--arm names fewer columns, or --best-over more"

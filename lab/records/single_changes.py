@@ -10,10 +10,22 @@ import numpy as np
 import pandas as pd
 
 from lab.core.errors import RequestError
-from lab.records.columns import BASES, BOOKKEEPING, CHANGED, RUN_NAMES, SET_TO, USUAL_NAMES, as_text, end_of, is_word
+from lab.records.columns import (
+    BASES,
+    BOOKKEEPING,
+    CHANGED,
+    RUN_NAMES,
+    SET_FROM,
+    SET_TO,
+    USUAL_NAMES,
+    as_text,
+    end_of,
+    is_word,
+)
 
 PAIR = re.compile(r"\s*([A-Za-z][\w./ -]*?)\s*(?:=|:|->)\s*(\S.*?)\s*")  # beta1 = 0.95
 FEWEST_KEYS, FEWEST_CHANGES = 2, 4  # of a table in which nothing says what is a change
+MOST_VALUES = 2 / 3  # of the rows, in a column of which most hold the value of a base
 LARGEST_GROUP = 1000  # rows of a size and arm among which changes of one base are looked for
 
 
@@ -74,7 +86,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     told = [name for name in (key, value) if name]
     flags = [name for name in free if pd.api.types.is_bool_dtype(table[name]) and (table[name] == is_base).all()]
     others = [name for name in table if name not in (found["loss"], found.get("initial_loss"), *told, *flags)]
-    codes = np.array([pd.factorize(table[name], use_na_sentinel=False)[0] for name in others]).reshape(len(others), -1)
+    codes = [pd.factorize(table[name], use_na_sentinel=False)[0] for name in others]
     changes, bases = np.flatnonzero(~is_base), np.flatnonzero(is_base)
     differ = np.zeros((len(changes), len(bases)), np.int16)
     for column in codes:
@@ -95,14 +107,15 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
                 f"row {row + 1} changes {names.iloc[row]}, and its base may be row {base + 1} or row {apart[0] + 1}; a "
                 "column in which it agrees with one of them only would tell"
             )
-    said = {key: _column_of(key, values[names == key], table) for key in names.iloc[changes].unique()}
+    before = next((name for name in free if name not in told and end_of(name) in SET_FROM), None)
+    said = {key: before or _column_of(key, values[names == key], table) for key in names.iloc[changes].unique()}
     rows = pd.DataFrame(
         {
             "key": names.iloc[changes],
             "value": [_plain(cell) for cell in values.iloc[changes]],
             "before": [
-                _plain(table[said[name]].iloc[base]) if said[name] else None
-                for name, base in zip(names.iloc[changes], chosen, strict=True)
+                _plain(table[said[name]].iloc[change if before else base]) if said[name] else None
+                for name, change, base in zip(names.iloc[changes], changes, chosen, strict=True)
             ],
             "base": table.index[chosen],
         },
@@ -114,7 +127,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
         numbers = pd.to_numeric(rows["value"][is_lr], errors="coerce").dropna().astype(float)
         table = table.assign(**{found["lr"]: table[found["lr"]].astype(float).mask(table.index.isin(numbers.index))})
         table[found["lr"]] = table[found["lr"]].fillna(numbers)
-    return SingleChanges(rows[~is_lr], [*told, *flags], table)
+    return SingleChanges(rows[~is_lr], [*told, *flags, *[before] * bool(before)], table)
 
 
 def _column_of(key: str, values: pd.Series[Any], table: pd.DataFrame) -> str | None:
@@ -158,7 +171,7 @@ def _may_be_set(column: pd.Series[Any]) -> bool:
     end, values = end_of(str(column.name)), as_text(column)
     is_noted = column.isna().all() or end in (*BOOKKEEPING, *RUN_NAMES)
     is_measured = re.match(r"(summary|metrics?)[/.]", str(column.name).lower()) is not None
-    return not (is_noted or is_measured) and 1 < values.nunique() <= len(values) / 2
+    return not (is_noted or is_measured) and 1 < values.nunique() <= MOST_VALUES * len(values)
 
 
 def _follows(table: pd.DataFrame, name: str, settings: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import pandas as pd
 from lab.analysis import changes
 from lab.analysis.sensitivity import LOST, Study
 from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import few, number, shortened
+from lab.analysis.text import few, shortened
 from lab.records.run_table import PER_BYTE
 
 FALSE_SHARE = 0.025  # of changes that do nothing, which end lower than the interval of the noise allows
@@ -45,15 +45,16 @@ def tried(study: Study) -> list[Tried]:
 
 def _of_changes(study: Study, found: pd.DataFrame) -> list[str]:
     broke, noise = int(found["broke"].sum()), changes.noise_of_bases(study)
+    bases = len(found[["arm", "size"]].drop_duplicates())
     notes = [
-        f"{len(found)} single changes of {len(found[['arm', 'size']].drop_duplicates())} bases, {broke} of which broke: "
-        f"they diverged, or ended more than {LOST:g} above their base or above the loss at initialization. An effect "
-        "is the loss of a change minus that of its base, the run without a change that is like it in most columns."
+        f"{len(found)} single changes of {bases} base{'s' * (bases != 1)}, {broke} of which broke: they diverged, or ended more than "
+        f"{LOST:g} above their base or above the loss at initialization. An effect is the loss of a change minus that "
+        "of its base, the run without a change that is like it in most columns."
     ]
     if noise is None:
         notes.append("No base was run with several seeds, so nobody knows which of the small effects are noise.")
     else:
-        notes.append(f"Noise of a seed: {number(noise.sd)}, from repeats of bases, {noise.freedom} degrees of freedom.")
+        notes.append(f"Noise of a seed: {noise.sd:.2g}, from repeats of bases, {noise.freedom} degrees of freedom.")
     return notes
 
 
@@ -73,7 +74,7 @@ def _of_trials(trials: changes.Trials, unit: str) -> list[str]:
             f"from {noise.freedom} differences of neighbours that were discarded, since no trial was repeated; it "
             "holds what these changes did, so the noise may be smaller"
         )
-    notes.append(f"Noise of a seed: {number(noise.sd)} {unit}, {source}.")
+    notes.append(f"Noise of a seed: {noise.sd:.2g} {unit}, {source}.")
     passed = max(1, round(FALSE_SHARE * trials.tried))
     notes.append(
         f"A change is {changes.BEYOND} if the 95 % interval of its effect excludes zero, and {changes.WITHIN} if more "
