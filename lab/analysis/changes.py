@@ -106,10 +106,13 @@ def single_changes(study: Study) -> pd.DataFrame:
     told = study.changes.rename(columns=lambda name: str(name).removeprefix(f"{SINGLE_CHANGE}."))
     told = told.rename(columns={"final_val_loss": "loss"})
     told = told[(told["status"] != "failed") & told["base"].isin(points.index)]
-    told = told.assign(capped=capped(told), place=place.loc[told["base"]].to_numpy(), seed=told["seed"].astype(str))
-    bases = dict(list(points.groupby(place)))
+    told = told.assign(
+        capped=capped(told), place=place.loc[told["base"]].astype(str).to_numpy(), seed=told["seed"].astype(str)
+    )
+    bases = {str(at): runs for at, runs in points.groupby(place)}
     rows = []
-    for (at, key, value), runs in told.groupby(["place", "key", "value"], sort=False):
+    for names, runs in told.groupby(["place", "key", "value"], sort=False):
+        at, key, value = map(str, names)
         base = bases[at].set_index("seed")["capped"]
         shared = runs[runs["seed"].isin(base.index)]
         own, beside = (shared, base[shared["seed"]]) if len(shared) else (runs, base)

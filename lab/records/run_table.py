@@ -138,13 +138,14 @@ def _with_single_changes(
     ends, _ = _ends(table, found, numbers)
     _refuse_unknown(ends == LOST, numbers)
     rest = changes.table.drop(index=changes.rows.index, columns=changes.columns)
-    again = rest.groupby([as_text(rest[name]) for name in rest if name != given["loss"]]).cumcount()
+    alike = rest.drop(columns=given["loss"]).apply(as_text).assign(**{given["loss"]: ""})
+    again = alike.groupby([*alike]).cumcount()
     if "seed" not in given and again.any():
         rest["seed"] = again
     read, ids = _runs_of(rest, columns, source, measured)
     rows = changes.rows[changes.rows["base"].isin(ids.index)]
     where = rows.index
-    cards = read.records.runs.set_index("id", drop=False).loc[ids[rows["base"]]].set_axis(where)
+    cards = read.records.runs.set_index("id", drop=False).loc[list(ids[rows["base"]])].set_axis(where)
     told = {name: rows[name].map(_told, na_action="ignore").fillna("") for name in ("key", "value", "before")}
     for key in {*map(short_name, told["key"])} & {*map(str, cards)}:  # a setting that all bases have, as a card says it
         is_own = (told["key"].map(short_name) == key) & (
@@ -178,7 +179,7 @@ def _with_single_changes(
 
 def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
     """The records of changes that were tried one after another, of which a column says which were kept; else None."""
-    found = _quantities(table, columns, ())[0]
+    found, numbers, _ = _quantities(table, columns, ())
     if any(found[key] for key in ("lr", "axis", "seed")) or columns.arm is not None:
         return None
     free = [str(name) for name in table if name not in found.values()]
@@ -187,7 +188,8 @@ def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: C
     if not kept:
         return None
     decision = next(iter(kept))
-    names = [name for name in free if end_of(name) in RUN_NAMES and table[name].notna().all() and table[name].is_unique]
+    ended = table[_ends(table, found, numbers)[0] == ""]
+    names = [name for name in free if end_of(name) in RUN_NAMES and table[name].notna().all() and ended[name].is_unique]
     words = [name for name in free if is_word(table[name]) and name not in (decision, *names)]
     told = [name for end in DESCRIPTIONS for name in words if end_of(name) == end] or words
     texts = table[told[0]] if told else pd.Series(None, table.index, dtype=object)

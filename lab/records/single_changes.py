@@ -127,7 +127,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
         numbers = pd.to_numeric(rows["value"][is_lr], errors="coerce").dropna().astype(float)
         table = table.assign(**{found["lr"]: table[found["lr"]].astype(float).mask(table.index.isin(numbers.index))})
         table[found["lr"]] = table[found["lr"]].fillna(numbers)
-    return SingleChanges(rows[~is_lr], [*told, *flags, *[before] * bool(before)], table)
+    return SingleChanges(rows[~is_lr], [*told, *flags, *([before] if before else [])], table)
 
 
 def _column_of(key: str, values: pd.Series[Any], table: pd.DataFrame) -> str | None:
@@ -135,8 +135,8 @@ def _column_of(key: str, values: pd.Series[Any], table: pd.DataFrame) -> str | N
     if key in table:
         return key
     told = list(values.map(_plain))
-    same = [str(name) for name in table if list(table.loc[values.index, name].map(_plain)) == told]
-    return next((name for name in same if name != values.name), None)
+    own = table.loc[values.index].drop(columns=str(values.name), errors="ignore")
+    return next((str(name) for name in own if list(own[name].map(_plain)) == told), None)
 
 
 def _plain(cell: Any) -> Any:

@@ -35,7 +35,7 @@ from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
 from lab.report.scoreboard import ScoreboardRow
-from lab.report.tried import tried
+from lab.report.tried import sections
 from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
@@ -72,8 +72,7 @@ def summary(study: Study, difference: float | None = None, reply: Answer | None 
     The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``, and ``reply`` is
     the answer to its question, if it is known already.
     """
-    sections = tried(study)
-    said = [line for part in sections for line in ("", part.title, *plain_text(part.table), *part.notes)]
+    said = [line for part in sections(study) for line in ("", part.title, *plain_text(part.table), *part.notes)]
     if has_trials(study):
         return "\n".join([*said[1:], "", *notes(study)])
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
@@ -215,7 +214,7 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
 
 def _tried(study: Study, out: Path) -> Iterator[Markup]:
     """Yield sections of single changes and of trials, each also written as a table."""
-    for part in tried(study):
+    for part in sections(study):
         files.write_csv(out / "tables" / f"{part.name}.csv", part.numbers, within=out, float_format="%.6g")
         notes_on = [html.paragraph(note, "note") for note in part.notes]
         yield html.section(part.title, html.table(part.table), _csv(out, part.name), *notes_on)

@@ -15,7 +15,7 @@ from lab.records.run_table import PER_BYTE
 FALSE_SHARE = 0.025  # of changes that do nothing, which end lower than the interval of the noise allows
 
 
-class Tried(NamedTuple):
+class Section(NamedTuple):
     """A section of a report: a title, a table for readers, one of numbers for a file, and sentences."""
 
     name: str
@@ -25,12 +25,12 @@ class Tried(NamedTuple):
     notes: list[str]
 
 
-def tried(study: Study) -> list[Tried]:
+def sections(study: Study) -> list[Section]:
     """What an imported table says of changes, each beside what it was a change of; empty for any other."""
-    sections = list[Tried]()
+    shown = list[Section]()
     if len(found := changes.single_changes(study)):
         table = changes.changes_as_text(study, found)
-        sections.append(Tried("single_changes", "Single changes of a base", table, found, _of_changes(study, found)))
+        shown.append(Section("single_changes", "Single changes of a base", table, found, _of_changes(study, found)))
     if changes.has_trials(study):
         trials = changes.trials(study)
         unit = "nats/byte" if study.runs["data_notes"].eq(PER_BYTE).any() else "nats/token"
@@ -39,17 +39,17 @@ def tried(study: Study) -> list[Tried]:
             loss=trials.kept["loss"].map("{:.4f}".format),
             effect=[f"{effect:+.4f}" if effect == effect else "" for effect in trials.kept["effect"]],
         )
-        sections.append(Tried("trials", "Trials that were kept", table, trials.kept, _of_trials(trials, unit)))
-    return sections
+        shown.append(Section("trials", "Trials that were kept", table, trials.kept, _of_trials(trials, unit)))
+    return shown
 
 
 def _of_changes(study: Study, found: pd.DataFrame) -> list[str]:
     broke, noise = int(found["broke"].sum()), changes.noise_of_bases(study)
     bases = len(found[["arm", "size"]].drop_duplicates())
     notes = [
-        f"{len(found)} single changes of {bases} base{'s' * (bases != 1)}, {broke} of which broke: they diverged, or ended more than "
-        f"{LOST:g} above their base or above the loss at initialization. An effect is the loss of a change minus that "
-        "of its base, the run without a change that is like it in most columns."
+        f"{len(found)} single changes of {bases} base{'s' * (bases != 1)}. {broke or 'None'} of them broke: diverged, "
+        f"or ended more than {LOST:g} above the base or above the loss at initialization. An effect is the loss of a "
+        "change minus that of its base, the run without a change that is like it in most columns."
     ]
     if noise is None:
         notes.append("No base was run with several seeds, so nobody knows which of the small effects are noise.")
