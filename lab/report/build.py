@@ -145,7 +145,7 @@ def write_report(
         *[html.paragraph(NOTES["growing"].format(growth), "warning")] * bool(growth),
         *_partial(study),
         *_tried(study, out),
-        *_compared(study, reply, difference),
+        *([] if has_trials(study) else _compared(study, reply, difference)),
         *_verdicts(counts),
         first,
         *_facts(study, paths),
@@ -217,7 +217,7 @@ def _tried(study: Study, out: Path) -> Iterator[Markup]:
     for part in sections(study):
         files.write_csv(out / "tables" / f"{part.name}.csv", part.numbers, within=out, float_format="%.6g")
         notes_on = [html.paragraph(note, "note") for note in part.notes]
-        yield html.section(part.title, html.table(part.table), _csv(out, part.name), *notes_on)
+        yield html.section(part.title, html.table(part.table, prose=("verdict",)), _csv(out, part.name), *notes_on)
 
 
 def _laws(study: Study) -> Iterator[Markup]:

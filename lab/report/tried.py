@@ -75,11 +75,10 @@ def _of_trials(trials: changes.Trials, unit: str) -> list[str]:
             "holds what these changes did, so the noise may be smaller"
         )
     notes.append(f"Noise of a seed: {noise.sd:.2g} {unit}, {source}.")
-    passed = max(1, round(FALSE_SHARE * trials.tried))
     notes.append(
         f"A change is {changes.BEYOND} if the 95 % interval of its effect excludes zero, and {changes.WITHIN} if more "
         f"than {changes.MOST_REPEATS} runs of it and of its baseline would be needed to find such an effect with a "
         f"probability of {changes.POWER:.0%}; else as many runs of both as are named tell. What is kept is what came "
-        f"out lower: of {trials.tried} changes that do nothing, about {passed} would pass as beyond the noise."
+        f"out lower: of {trials.tried} changes that were tried, one in {1 / FALSE_SHARE:.0f} would pass by luck alone."
     )
     return notes
