@@ -24,6 +24,7 @@ UNFINISHED, FAILED, DIVERGED = (_NAMES[key] for key in ("unfinished", "failed", 
 CHANGED, SET_TO, SET_FROM, BASES = (_NAMES[key] for key in ("changed", "set_to", "set_from", "bases"))
 DECISIONS, KEPT, DESCRIPTIONS = (_NAMES[key] for key in ("decisions", "kept", "descriptions"))
 GLUED: dict[str, str] = _NAMES["glued"]
+LARGEST_POWER = 99  # in a cell such as 10^-4
 FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, which may number anything
 # Nats in a unit of losses; a perplexity is their exponential.
 LN2 = math.log(2)
@@ -111,6 +112,22 @@ def spelled_out(cell: Any) -> Any:
     """A number with a unit as a whole number, ``124M -> 124000000``; anything else as it is."""
     parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", str(cell).strip().lower())
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
+
+
+# 2^-8, 10**4, 3 x 10^{-4}
+POWER = re.compile(
+    r"(?:([-+]?[\d.]+) ?(?:[*x\u00d7\u00b7]|\\cdot|\\times) ?)?(\d+)(?:\^|\*\*)(?:\{([-+]?\d+)\}|([-+]?\d+))"
+)
+
+
+def computed(word: str) -> str:
+    """A power as a number, as tables of widths and learning rates have it: ``2^-8``, ``3 x 10^{-4}``; else the word."""
+    plain = word.strip().strip("$").replace("\u2212", "-").strip()
+    if not (match := POWER.fullmatch(plain)):
+        return word
+    factor, base, braced, exponent = match.groups()
+    power = int(braced or exponent)
+    return repr(float(factor or 1) * float(base) ** power) if abs(power) <= LARGEST_POWER else word
 
 
 def path_of(name: str) -> list[str]:
