@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from lab.records.columns import (
 PAIR = re.compile(r"\s*([A-Za-z][\w./ -]*?)\s*(?:=|:|->)\s*(\S.*?)\s*")  # beta1 = 0.95
 FEWEST_KEYS, FEWEST_CHANGES = 2, 4  # of a table in which nothing says what is a change
 MOST_VALUES = 2 / 3  # of the rows, in a column of which most hold the value of a base
-LARGEST_GROUP = 1000  # rows of a size and arm among which changes of one base are looked for
+MOST_APART = 2  # settings other than the size in which bases differ
 
 
 class SingleChanges(NamedTuple):
@@ -48,8 +49,8 @@ def find(table: pd.DataFrame, found: dict[str, str], *, is_asked: bool) -> Singl
     """Find a base and single changes of it in a table; None in any other.
 
     Either a column says what each row changes, and is empty or says ``baseline`` in others; the base of a change is
-    that of these which agrees with it in most other columns. Or no column says so, but all rows of a size (of a word,
-    such as the optimizer, and of a number of tokens, if need be) differ from one of them in a single column each.
+    that of these which agrees with it in most other columns. Or no column says so, but all rows of a size (and of up to
+    two words, such as the optimizer, or of a number of tokens) differ from one of them in a single column each.
 
     Args:
         table: one row per run, its cells made plain.
@@ -97,7 +98,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     settings = [
         column
         for name, column in zip(others, codes, strict=True)
-        if name != found.get("seed") and 2 * len(set(column)) <= len(column)
+        if name != found.get("seed") and len(set(column)) <= MOST_VALUES * len(column)
     ]
     for row, is_near, base in zip(changes, nearest, chosen, strict=True):
         near = bases[is_near]
@@ -154,16 +155,26 @@ def _unnamed(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None
     fixed = {found["loss"], found.get("initial_loss"), found.get("size"), found.get("seed")}
     settings = [str(name) for name in table if name not in fixed and _may_be_set(table[name])]
     settings = [name for name in settings if not _follows(table, name, settings)]
-    words = [name for name in settings if is_word(table[name]) and not pd.api.types.is_bool_dtype(table[name])]
-    tokens = [name for name in settings if end_of(name) in USUAL_NAMES["tokens"]]
     size = [found["size"]] if found.get("size") in table else []
-    for by in dict.fromkeys([(*size,), (*size, *words), (*size, *words, *tokens)]):
-        keys = [name for name in settings if name not in by]
-        if len(keys) >= FEWEST_KEYS and (rows := _of_groups(table, list(by), keys)) is not None:
-            is_lr = rows["key"] == found.get("lr")
-            is_enough = rows["key"].nunique() >= FEWEST_KEYS and len(rows[["key", "value"]].drop_duplicates())
-            return SingleChanges(rows[~is_lr], [], table) if is_enough >= FEWEST_CHANGES else None
-    return None
+    apart = [name for name in settings if _tells_bases(table[name])]
+    best: pd.DataFrame | None = None
+    for count in range(MOST_APART + 1):
+        for by in combinations(apart, count):
+            keys = [name for name in settings if name not in by]
+            rows = _of_groups(table, [*size, *by], keys) if len(keys) >= FEWEST_KEYS else None
+            if rows is not None and (best is None or len(rows) > len(best)):
+                best = rows
+    if best is None or best["key"].nunique() < FEWEST_KEYS:
+        return None
+    if len(best[["key", "value"]].drop_duplicates()) < FEWEST_CHANGES:
+        return None
+    return SingleChanges(best[best["key"] != found.get("lr")], [], table)
+
+
+def _tells_bases(column: pd.Series[Any]) -> bool:
+    """Whether a setting may be one in which bases differ: a word, or a number of tokens."""
+    is_name = is_word(column) and not pd.api.types.is_bool_dtype(column)
+    return is_name or end_of(str(column.name)) in USUAL_NAMES["tokens"]
 
 
 def _may_be_set(column: pd.Series[Any]) -> bool:
@@ -189,13 +200,10 @@ def _of_groups(table: pd.DataFrame, by: Sequence[str], keys: Sequence[str]) -> p
     rows = []
     for places in grouped:
         own = codes[places]
-        if len(own) > LARGEST_GROUP:
-            return None
-        differ = (own[:, None, :] != own[None, :, :]).sum(axis=2)
-        near = (differ <= 1).sum(axis=1)
-        candidates = np.flatnonzero(near == near.max())
-        base = candidates[(own[candidates] == usual).sum(axis=1).argmax()]
-        if differ[base].max() > 1:
+        own_usual = np.array([np.bincount(column).argmax() for column in own.T])
+        # of a single setting that was changed, any value could be the base's: the one that others have counts
+        base = int(((own == own_usual).sum(axis=1) * len(keys) + (own == usual).sum(axis=1)).argmax())
+        if (own != own[base]).sum(axis=1).max() > 1:
             return None
         for place, changed in zip(places, own != own[base], strict=True):
             if changed.any():
