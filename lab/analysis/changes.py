@@ -15,6 +15,7 @@ from lab.analysis.sensitivity import LOST, Study, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of
 from lab.analysis.text import count, number, shortened
 from lab.records.run_table import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
+from lab.records.store import TABLE
 
 POWER = 0.8
 MOST_REPEATS = 10  # of a baseline and of a change, that anybody would train to tell them apart
@@ -215,15 +216,21 @@ class Trials(NamedTuple):
     best: str
 
 
-def trials(study: Study) -> Trials:
-    """Judge each trial that was kept by the noise of a seed.
+def tables_of_trials(study: Study) -> list[str]:
+    """The tables whose runs are trials."""
+    return list(study.runs.loc[study.runs[f"{TRIAL}.kept"].notna(), TABLE].unique()) if has_trials(study) else []
+
+
+def trials(study: Study, table: str | None = None) -> Trials:
+    """Judge each trial of a table that was kept by the noise of a seed; the first table by default.
 
     Trials repeat one another if their descriptions are alike but for words such as ``rerun`` and ``seed 2``, and
     nothing else was kept between them. Without any, the noise is that of trials next to each other that were
     discarded, by the median of their differences.
     """
     runs = study.runs.rename(columns=lambda name: str(name).removeprefix(f"{TRIAL}."))
-    runs = runs[runs["id"].isin(study.points["id"])].sort_values("order")
+    runs = runs[runs["id"].isin(study.points["id"]) & (runs[TABLE] == (table or tables_of_trials(study)[0]))]
+    runs = runs.sort_values("order")
     runs = runs.assign(name=runs["id"].map(study.points.set_index("id")["arm"]), loss=runs["final_val_loss"])
     runs = runs[runs["loss"].notna()]
     losses, kept = runs["loss"].to_numpy(float), runs["kept"].to_numpy(bool)

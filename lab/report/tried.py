@@ -31,15 +31,18 @@ def sections(study: Study) -> list[Section]:
     if len(found := changes.single_changes(study)):
         table = changes.changes_as_text(study, found)
         shown.append(Section("single_changes", "Single changes of a base", table, found, _of_changes(study, found)))
-    if changes.has_trials(study):
-        trials = changes.trials(study)
-        unit = "nats/byte" if study.runs["data_notes"].eq(PER_BYTE).any() else "nats/token"
+    unit = "nats/byte" if study.runs["data_notes"].eq(PER_BYTE).any() else "nats/token"
+    names = changes.tables_of_trials(study)
+    for place, name in enumerate(names):
+        trials = changes.trials(study, name)
         table = trials.kept.assign(
             change=trials.kept["change"].map(lambda text: shortened(str(text), 60)),
             loss=trials.kept["loss"].map("{:.4f}".format),
-            effect=[f"{effect:+.4f}" if effect == effect else "" for effect in trials.kept["effect"]],
+            effect=trials.kept["effect"].map("{:+.4f}".format).mask(trials.kept["effect"].isna(), ""),
         )
-        shown.append(Section("trials", "Trials that were kept", table, trials.kept, _of_trials(trials, unit)))
+        of_table, number = (f" of {name}", f"_{place + 1}") if len(names) > 1 else ("", "")
+        notes = _of_trials(trials, unit)
+        shown.append(Section(f"trials{number}", f"Trials{of_table} that were kept", table, trials.kept, notes))
     return shown
 
 
