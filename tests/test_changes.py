@@ -336,3 +336,30 @@ def test_hundreds_of_trials_make_a_report_that_says_where_the_noise_is_from(
     said = build.summary(study)
     assert "differences of neighbours that were discarded, since no trial was repeated" in said
     assert "nats/byte" in said
+
+
+def test_repeats_of_a_base_that_no_seed_tells_apart_are_its_seeds() -> None:
+    base = {"change": "baseline", "batch": 8}
+    rows = [{**base, "loss": 3 + shift} for shift in (0, 0.02, 0.01)] + [{**base, "change": "wd=0", "loss": 3.5}]
+    study = from_frame(pd.DataFrame(rows))
+    assert sorted(study.points["loss"]) == [3, 3.01, 3.02]
+    assert changes.noise_of_bases(study) == Noise(pytest.approx(0.01), 2, True)
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan, 1e40])
+def test_a_change_that_diverged_has_no_loss_and_counts_at_the_initial_one(loss: float) -> None:
+    rows = [changed(), *(changed(**{name: to, "val_loss": loss}) for name, to in CHANGES)]
+    study = from_frame(pd.DataFrame(rows), initial_loss=9)
+    assert study.changes["status"].tolist() == ["diverged"] * 4
+    assert study.changes["final_val_loss"].isna().all()
+    assert changes.single_changes(study)["effect"].tolist() == [6.0] * 4
+
+
+def test_an_axis_or_best_over_takes_all_rows_of_a_table_of_changes() -> None:
+    rows = [changed(warmup=w, beta1=0.9, val_loss=3 + w / 1e4) for w in (1, 10, 100, 1000)]
+    rows += [changed(warmup=1, beta1=b, val_loss=3.1) for b in (0.8, 0.98, 0.99)]
+    frame = pd.DataFrame(rows).drop(columns="act")
+    assert len(from_frame(frame).changes) == 6
+    along = from_frame(frame, axis="warmup", best_over="beta1")
+    assert along.changes.empty
+    assert sorted(along.points["lr"]) == [1, 10, 100, 1000]

@@ -444,3 +444,28 @@ def test_a_leap_between_neighbours_is_named_as_a_cliff() -> None:
     assert "from 0.01 to 0.1" in said
     assert "0.0001 to 0.001" not in said
     assert "leaps" not in build.summary(from_frame(frame.assign(loss=[5.0, 3.0, 3.9, 4.8])))
+
+
+def test_learning_rates_that_differ_in_the_third_digit_are_two() -> None:
+    frame = pd.DataFrame({"lr": [1.00e-3, 1.01e-3, 1.03e-3], "loss": [3.0, 3.1, 3.2]})
+    assert len(from_frame(frame).points) == 3
+
+
+@pytest.mark.parametrize(("share", "ended"), [(0.97, True), (0.6, False)])
+def test_a_crash_counts_only_if_its_log_is_as_long_as_others(share: float, ended: bool) -> None:
+    frame = pd.DataFrame(
+        {
+            "lr": LRS,
+            "loss": [3.0, 3.1, 3.2],
+            "state": ["finished", "finished", "crashed"],
+            "_step": [100, 100, 100 * share],
+        }
+    )
+    assert len(from_frame(frame).points) == 2 + ended
+
+
+def test_a_table_of_too_many_seeds_is_refused_with_what_to_do() -> None:
+    count = 20_001
+    frame = pd.DataFrame({"lr": np.tile([0.1, 0.2, 0.3], count // 3), "seed": range(count), "loss": 3.0})
+    with pytest.raises(RequestError, match=r"20,001 runs make 20,001 curves of one seed.*at most 20,000"):
+        from_frame(frame)

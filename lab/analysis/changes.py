@@ -84,9 +84,9 @@ def noise_of_repeats(groups: Iterable[Sequence[float]]) -> Noise | None:
 
 def noise_of_neighbours(differences: Sequence[float]) -> Noise | None:
     """The spread of runs by the differences of neighbours, robust to the few that differ by much; None if too few."""
-    if len(differences) < FEWEST_NEIGHBOURS:
+    median = float(np.median(np.abs(differences))) if len(differences) >= FEWEST_NEIGHBOURS else 0.0
+    if not median:
         return None
-    median = float(np.median(np.abs(differences)))
     return Noise(median / NORMAL_MEDIAN / math.sqrt(2), len(differences), is_repeated=False)
 
 

@@ -38,6 +38,7 @@ LOW, HIGH = WINDOW
 LOST = 0.3
 # Arms of an imported table that are compared, which takes a minute; and up to which number each is with each other one.
 MOST_ARMS, MOST_PAIRED = 500, 200
+MOST_CURVES = 20_000  # of one seed each, in an imported table, whose report takes a minute
 FEWEST_LRS = 3  # learning rates inside a window for a sensitivity; with fewer, arms are compared by their best losses
 PARTS = ("total", "below", "above")
 # Parametrizations in which every tensor has the peak learning rate.
@@ -479,6 +480,11 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         raise RequestError(
             f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
             "--arm names fewer columns, or --best-over more"
+        )
+    if is_table and (seeds_of := len(ended[["curve", "seed"]].drop_duplicates())) > MOST_CURVES:
+        raise RequestError(
+            f"{len(ended):,} runs make {seeds_of:,} curves of one seed each, and at most {MOST_CURVES:,} are compared; "
+            "import a part of the table, or take the best run over a setting with --best-over"
         )
     if axis not in (LR, "") and window == WINDOW:
         window = Window(ended["lr"].min(), ended["lr"].max())

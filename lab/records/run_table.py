@@ -147,6 +147,8 @@ def _with_single_changes(
     where = rows.index
     cards = read.records.runs.set_index("id", drop=False).loc[list(ids[rows["base"]])].set_axis(where)
     told = {name: rows[name].map(_told, na_action="ignore").fillna("") for name in ("key", "value", "before")}
+    shorts = Counter(map(short_name, told["key"].unique()))
+    told["key"] = told["key"].map(lambda key: short_name(key) if shorts[short_name(key)] == 1 else key)
     for key in {*map(short_name, told["key"])} & {*map(str, cards)}:  # a setting that all bases have, as a card says it
         is_own = (told["key"].map(short_name) == key) & (
             is_word(cards[key]) == rows["value"].map(lambda value: isinstance(value, str))
@@ -369,8 +371,12 @@ def _ends(
     loss, it counts as diverged where it can, at its initial loss.
     """
     none = pd.Series("", table.index)
-    states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), none)
-    states = states.fillna("").astype(str).str.strip().str.lower().str.replace(r"[\s-]", "_", regex=True)
+    states = none
+    for name in (name for end in DECISIONS for name in table if end_of(str(name)) == end):
+        said = table[name].astype(object).fillna("").astype(str).str.strip().str.lower()
+        states = said.str.replace(r"[\s-]", "_", regex=True)
+        if states.isin([*UNFINISHED, *FAILED, *DIVERGED]).any():
+            break
     flags = next((table[name] for name in table if end_of(str(name)) in FLAGS), none)
     says_diverged = states.isin(DIVERGED) | as_text(flags).str.lower().isin(["true", "1", "1.0", "yes"])
     has_loss = numbers["loss"].map(math.isfinite)
