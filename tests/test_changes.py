@@ -355,11 +355,11 @@ def test_a_change_that_diverged_has_no_loss_and_counts_at_the_initial_one(loss: 
     assert changes.single_changes(study)["effect"].tolist() == [6.0] * 4
 
 
-def test_an_axis_or_best_over_takes_all_rows_of_a_table_of_changes() -> None:
-    rows = [changed(warmup=w, beta1=0.9, val_loss=3 + w / 1e4) for w in (1, 10, 100, 1000)]
-    rows += [changed(warmup=1, beta1=b, val_loss=3.1) for b in (0.8, 0.98, 0.99)]
-    frame = pd.DataFrame(rows).drop(columns="act")
-    assert len(from_frame(frame).changes) == 6
-    along = from_frame(frame, axis="warmup", best_over="beta1")
-    assert along.changes.empty
-    assert sorted(along.points["lr"]) == [1, 10, 100, 1000]
+def test_best_over_takes_all_rows_of_a_table_of_changes() -> None:
+    rows = [{"lr": lr, "wd": 0.1, "loss": 3 + lr} for lr in (0.1, 0.2, 0.3)]
+    rows += [{"lr": 0.1, "wd": wd, "loss": 3 - wd} for wd in (0.2, 0.3, 0.4)]
+    frame = pd.DataFrame(rows)
+    assert len(from_frame(frame).changes) == 3
+    best = from_frame(frame, best_over="wd")
+    assert best.changes.empty
+    assert best.points["loss"].tolist() == pytest.approx([2.6, 3.2, 3.3])
