@@ -363,3 +363,13 @@ def test_best_over_takes_all_rows_of_a_table_of_changes() -> None:
     best = from_frame(frame, best_over="wd")
     assert best.changes.empty
     assert best.points["loss"].tolist() == pytest.approx([2.6, 3.2, 3.3])
+
+
+def test_what_changes_with_a_setting_is_no_second_change() -> None:
+    """Steps follow from the batch at equal tokens."""
+    base = {"batch": 8, "steps": 100, "wd": 0.1, "loss": 3.0}
+    rows = [base, {**base, "batch": 16, "steps": 50}, {**base, "batch": 4, "steps": 200}]
+    rows += [{**base, "wd": wd} for wd in (0, 0.2)]
+    assert set(effects(found(rows, loss="loss", steps="100"))) == {
+        ("batch", "16"), ("batch", "4"), ("wd", "0"), ("wd", "0.2")
+    }  # fmt: skip

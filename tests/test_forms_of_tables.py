@@ -443,7 +443,8 @@ def test_a_leap_between_neighbours_is_named_as_a_cliff() -> None:
     assert "leaps by more than 1 nat from one learning rate to the next" in said
     assert "from 0.01 to 0.1" in said
     assert "0.0001 to 0.001" not in said
-    assert "leaps" not in build.summary(from_frame(frame.assign(loss=[5.0, 3.0, 3.9, 4.8])))
+    for losses in ([5.0, 3.0, 3.9, 4.8], [3.5, 5.0, 3.0, 3.5]):
+        assert "leaps" not in build.summary(from_frame(frame.assign(loss=losses)))
 
 
 def test_learning_rates_that_differ_in_the_third_digit_are_two() -> None:
@@ -469,3 +470,8 @@ def test_a_table_of_too_many_seeds_is_refused_with_what_to_do() -> None:
     frame = pd.DataFrame({"lr": np.tile([0.1, 0.2, 0.3], count // 3), "seed": range(count), "loss": 3.0})
     with pytest.raises(RequestError, match=r"20,001 runs make 20,001 curves of one seed.*at most 20,000"):
         from_frame(frame)
+
+
+def test_numbers_across_of_one_and_more_are_sizes(tmp_path: Path) -> None:
+    runs = read(tmp_path, "optimizer,12,24\nadamw,3.1,3.0\nlion,3.2,3.1\n").records.runs
+    assert sorted(runs["parameters_without_embeddings"]) == [12, 12, 24, 24]
