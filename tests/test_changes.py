@@ -373,3 +373,11 @@ def test_what_changes_with_a_setting_is_no_second_change() -> None:
     assert set(effects(found(rows, loss="loss", steps="100"))) == {
         ("batch", "16"), ("batch", "4"), ("wd", "0"), ("wd", "0.2")
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("off", "on"), [(0, 1), (False, True), ("no", "yes")])
+def test_two_switches_of_a_base_are_changes_and_one_is_an_arm(off: Any, on: Any) -> None:
+    frame = pd.DataFrame({"qk_norm": [off, on, off], "z_loss": [off, off, on], "loss": [3.0, 2.9, 2.8]})
+    assert changes.single_changes(from_frame(frame))["effect"].tolist() == pytest.approx([-0.2, -0.1])
+    crossed = pd.DataFrame({"lr": [0.1, 0.2, 0.3] * 2, "qk_norm": [off] * 3 + [on] * 3, "loss": [3.0, 2.9, 3.1] * 2})
+    assert from_frame(crossed).changes.empty

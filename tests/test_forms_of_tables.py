@@ -475,3 +475,10 @@ def test_a_table_of_too_many_seeds_is_refused_with_what_to_do() -> None:
 def test_numbers_across_of_one_and_more_are_sizes(tmp_path: Path) -> None:
     runs = read(tmp_path, "optimizer,12,24\nadamw,3.1,3.0\nlion,3.2,3.1\n").records.runs
     assert sorted(runs["parameters_without_embeddings"]) == [12, 12, 24, 24]
+
+
+def test_two_columns_with_the_end_of_a_usual_name_are_not_chosen_between() -> None:
+    frame = pd.DataFrame({"lr": LRS, "domain_a.loss": [3.0, 3.1, 3.2], "domain_b.loss": [4.0, 4.1, 4.2]})
+    with pytest.raises(RequestError, match="--loss COLUMN says which"):
+        from_frame(frame)
+    assert from_frame(frame, loss="domain_b.loss").points["loss"].min() == 4

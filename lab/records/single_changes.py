@@ -25,7 +25,7 @@ from lab.records.columns import (
 )
 
 PAIR = re.compile(r"\s*([A-Za-z][\w./ -]*?)\s*(?:=|:|->)\s*(\S.*?)\s*")  # beta1 = 0.95
-FEWEST_KEYS, FEWEST_CHANGES = 2, 4  # of a table in which nothing says what is a change
+FEWEST_KEYS = 2  # of a table in which nothing says what is a change
 MOST_VALUES = 2 / 3  # of the rows, in a column of which most hold the value of a base
 MOST_APART = 2  # settings other than the size in which bases differ
 
@@ -165,8 +165,6 @@ def _unnamed(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None
             if rows is not None and (best is None or len(rows) > len(best)):
                 best = rows
     if best is None or best["key"].nunique() < FEWEST_KEYS:
-        return None
-    if len(best[["key", "value"]].drop_duplicates()) < FEWEST_CHANGES:
         return None
     return SingleChanges(best[best["key"] != found.get("lr")], [], table)
 
