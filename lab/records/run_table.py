@@ -174,7 +174,8 @@ def _with_single_changes(
     metrics = pd.concat([read.records.metrics, own], ignore_index=True)
     metrics = metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
     named_by = f"; named by {', '.join(changes.columns)}" if changes.columns else ""
-    text = f"{len(cards)} of {rows['base'].nunique()} runs, in {_values(told['key'])}{named_by}"
+    bases = rows["base"].nunique()
+    text = f"{len(cards)}, in {_values(told['key'])}, of {bases} base{'s' * (bases != 1)}{named_by}"
     mapping = [*read.mapping, ("single changes", text)]
     return Imported(Records(runs, metrics), mapping)
 
