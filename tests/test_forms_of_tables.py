@@ -20,6 +20,7 @@ from lab.records import run_table, store, table_files
 from lab.records.columns import Columns
 from lab.records.run_names import settings_in
 from lab.records.run_table import Imported
+from lab.report import build
 from sweeping import OutputOf
 
 LRS = (1e-3, 3e-3, 1e-2)
@@ -385,3 +386,99 @@ def test_pointers_in_a_folder_of_logs_and_of_records_are_named(tmp_path: Path, o
     (tmp_path / "out" / "runs.parquet").write_text(POINTER)
     with pytest.raises(RequestError, match="pointer of Git LFS"):
         store.read(tmp_path / "out")
+
+
+# What a table cannot be, and what it must not lose.
+
+
+@pytest.mark.parametrize("name", ["derived", "single_change", "trial", "follows", "probes", "table", "recipe"])
+def test_a_column_of_any_name_sets_arms_apart(name: str) -> None:
+    """None is ignored because the lab's own records have a key of that name, and no two curves become one."""
+    rows = [{"lr": lr, "loss": 3 + cost + lr, name: cost} for lr in LRS for cost in (0, 1)]
+    runs = from_frame(pd.DataFrame(rows)).points
+    assert len(runs) == 6
+    assert runs.groupby("arm")["loss"].agg(lambda losses: round(losses.min())).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("value", [-0.1, -1])
+def test_values_of_an_axis_are_not_below_zero(value: float) -> None:
+    frame = pd.DataFrame({"wd": [0.0, 0.1, value], "loss": [3.1, 3.0, 3.2]})
+    with pytest.raises(RequestError, match=rf"row 3: wd {value:g} is not from 0 to"):
+        from_frame(frame, axis="wd")
+
+
+def test_a_row_of_two_tables_is_two_runs(tmp_path: Path) -> None:
+    text = "lr,loss\n0.1,3\n0.01,3.1\n"
+    ids = [set(read(tmp_path, text, name).records.runs["id"]) for name in ("a.csv", "b.csv")]
+    assert not ids[0] & ids[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [("2^-8", 2**-8), ("10**-3", 1e-3), ("3 x 10^{-4}", 3e-4), ("$2^{-10}$", 2**-10), ("1.5×10^-2", 1.5e-2)],  # noqa: RUF001
+)
+def test_powers_are_numbers_in_cells_and_in_names_of_columns(tmp_path: Path, word: str, number: float) -> None:
+    assert from_frame(pd.DataFrame({"lr": [word, "0.5"], "loss": [3.0, 3.1]})).points["lr"].min() == pytest.approx(
+        number
+    )
+    lrs = {lr for _, lr in points(read(tmp_path, f"width,{word},0.5\n64,3.4,3.5\n128,3.1,3.2\n"))}
+    assert min(lrs) == pytest.approx(number, rel=1e-5)
+
+
+@pytest.mark.parametrize("word", ["2^-8x", "7^2", "1.2.3x10^4", "10^999", "a^2"])
+def test_other_words_are_no_powers(word: str) -> None:
+    rows = [{"lr": lr, "loss": 3 + lr, "note": note} for lr in LRS for note in (word, "b")]
+    assert set(from_frame(pd.DataFrame(rows)).points["arm"]) == {f"note {word}", "note b"}
+
+
+def test_a_refusal_names_the_cell_of_a_wide_table(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"run lr=0.01 size=128: a diverged run counts at its initial loss"):
+        read(tmp_path, "lr,64,128\n0.01,3.5,nan\n0.001,3.4,3.1\n")
+
+
+def test_a_leap_between_neighbours_is_named_as_a_cliff() -> None:
+    """Only above the best learning rate, and only the first one of a curve."""
+    frame = pd.DataFrame({"lr": [1e-4, 1e-3, 1e-2, 1e-1], "loss": [5.0, 3.0, 3.9, 7.0]})
+    said = build.summary(from_frame(frame))
+    assert "leaps by more than 1 nat from one learning rate to the next" in said
+    assert "from 0.01 to 0.1" in said
+    assert "0.0001 to 0.001" not in said
+    for losses in ([5.0, 3.0, 3.9, 4.8], [3.5, 5.0, 3.0, 3.5]):
+        assert "leaps" not in build.summary(from_frame(frame.assign(loss=losses)))
+
+
+def test_learning_rates_that_differ_in_the_third_digit_are_two() -> None:
+    frame = pd.DataFrame({"lr": [1.00e-3, 1.01e-3, 1.03e-3], "loss": [3.0, 3.1, 3.2]})
+    assert len(from_frame(frame).points) == 3
+
+
+@pytest.mark.parametrize(("share", "ended"), [(0.97, True), (0.6, False)])
+def test_a_crash_counts_only_if_its_log_is_as_long_as_others(share: float, ended: bool) -> None:
+    frame = pd.DataFrame(
+        {
+            "lr": LRS,
+            "loss": [3.0, 3.1, 3.2],
+            "state": ["finished", "finished", "crashed"],
+            "_step": [100, 100, 100 * share],
+        }
+    )
+    assert len(from_frame(frame).points) == 2 + ended
+
+
+def test_a_table_of_too_many_seeds_is_refused_with_what_to_do() -> None:
+    count = 20_001
+    frame = pd.DataFrame({"lr": np.tile([0.1, 0.2, 0.3], count // 3), "seed": range(count), "loss": 3.0})
+    with pytest.raises(RequestError, match=r"20,001 runs make 20,001 curves of one seed.*at most 20,000"):
+        from_frame(frame)
+
+
+def test_numbers_across_of_one_and_more_are_sizes(tmp_path: Path) -> None:
+    runs = read(tmp_path, "optimizer,12,24\nadamw,3.1,3.0\nlion,3.2,3.1\n").records.runs
+    assert sorted(runs["parameters_without_embeddings"]) == [12, 12, 24, 24]
+
+
+def test_two_columns_with_the_end_of_a_usual_name_are_not_chosen_between() -> None:
+    frame = pd.DataFrame({"lr": LRS, "domain_a.loss": [3.0, 3.1, 3.2], "domain_b.loss": [4.0, 4.1, 4.2]})
+    with pytest.raises(RequestError, match="--loss COLUMN says which"):
+        from_frame(frame)
+    assert from_frame(frame, loss="domain_b.loss").points["loss"].min() == 4

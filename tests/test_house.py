@@ -45,7 +45,7 @@ ANALYSIS_FLOORS = [
     {"sensitivity", "grouping"},
     {"drawing", "events"},
     {"forecast", "judging", "guard", "recordings"},
-    {"contrasts"},
+    {"contrasts", "changes"},
 ]
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.
 FACES = {"lab", "lab.analysis"}

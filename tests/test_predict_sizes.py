@@ -287,3 +287,12 @@ def test_long_lists_of_arms_are_cut() -> None:
     cut = [line for line in lines if line.startswith("No forecast, since")]
     assert {line.rpartition(" and ")[2] for line in cut} == {"32 more.", "33 more."}
     assert max(map(len, cut)) < 500
+
+
+def test_a_cost_beside_a_diverged_run_is_unknown_however_low_the_initial_loss() -> None:
+    """The small model's best rate lies between one that costs 0.05 and one that diverged."""
+    rows = [(1, 0.1, 3.3), (1, 0.2, 3.0), (1, 0.4, 3.05), (9, 0.1, 3.0), (9, 0.2, 3.05), (9, 0.4, math.nan)]
+    frame = pd.DataFrame(rows, columns=["params", "lr", "loss"])
+    assert optimum.transfer_table(from_frame(frame, initial_loss=3.2).points)["cost"].tolist() == ["unknown"]
+    known = from_frame(frame.fillna({"loss": 3.2}), initial_loss=9).points
+    assert 0.05 < float(optimum.transfer_table(known)["cost"].iloc[0]) < 0.2

@@ -16,7 +16,7 @@ from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, DERIVED, FOLLOWED
+from lab.records.run_table import AXIS, DERIVED, FOLLOWED, SINGLE_CHANGE, TRIAL
 from lab.records.store import ENTRIES, TABLE, Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.
@@ -246,7 +246,7 @@ def load(*folders: str | Path) -> Records:
 
 
 def points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Points of curves: one row per run that did not fail.
+    """Points of curves: one row per run that did not fail and is no single change of another.
 
     Of runs that repeat a point, such as on another device, the one with the first id is kept.
 
@@ -260,7 +260,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
         (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
         Sorted by arm, size, learning rate, seed.
     """
-    ended = runs[runs["status"] != "failed"].sort_values("id")
+    ended = without_single_changes(runs[runs["status"] != "failed"]).sort_values("id")
     keys, curves, arms, sizes = _group(ended)
     counts = [int(count) for count in parameters(ended)]
     numbers = {key: number for number, key in enumerate(curves)}
@@ -280,6 +280,12 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])
     return frame.drop(columns="position").reset_index(drop=True)
+
+
+def without_single_changes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs without those that an imported table has as single changes of a base, which are points of no curve."""
+    key = f"{SINGLE_CHANGE}.key"
+    return runs[runs[key].isna()] if key in runs else runs
 
 
 def axis_of(runs: pd.DataFrame) -> str:
@@ -373,7 +379,7 @@ def configs(runs: pd.DataFrame) -> tuple[list[Hashable], dict[Hashable, Curve]]:
     """Key of each run's curve, and the config of each curve by that key: plain values by dotted key."""
     free = FREE - {LR} | {axis_of(runs)}
     others = set(map(str, runs)) - set(store.RUN_COLUMNS) - free
-    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED))
+    config = sorted(key for key in others if key.split(".")[0] not in ("probes", DERIVED, SINGLE_CHANGE, TRIAL))
     planted = [name for name in store.SPIKE_LAB if name in runs and (runs[name].fillna("none") != "none").any()]
     columns = ["intervention", *planted, *config, "data_fingerprint"]
     runs = runs.fillna({key: value for key, value in store.DEFAULTS.items() if key in runs})

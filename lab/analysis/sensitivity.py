@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant
+from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant, without_single_changes
 from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
@@ -38,6 +38,7 @@ LOW, HIGH = WINDOW
 LOST = 0.3
 # Arms of an imported table that are compared, which takes a minute; and up to which number each is with each other one.
 MOST_ARMS, MOST_PAIRED = 500, 200
+MOST_CURVES = 20_000  # of one seed each, in an imported table, whose report takes a minute
 FEWEST_LRS = 3  # learning rates inside a window for a sensitivity; with fewer, arms are compared by their best losses
 PARTS = ("total", "below", "above")
 # Parametrizations in which every tensor has the peak learning rate.
@@ -322,6 +323,7 @@ class Study(NamedTuple):
         curves: ``by_curve(seeds)``.
         pairs: ``all_pairs(points, *window)``; no rows if an imported table has more than ``MOST_PAIRED`` arms.
         window: the learning rates over which sensitivity is a mean.
+        changes: cards of the single changes of a base that an imported table has, which are not in ``records``.
     """
 
     records: Records
@@ -330,6 +332,7 @@ class Study(NamedTuple):
     curves: pd.DataFrame
     pairs: pd.DataFrame
     window: Window = WINDOW
+    changes: pd.DataFrame = pd.DataFrame()
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -467,14 +470,21 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         RequestError: all runs failed, a table has too many arms, or the window is invalid.
     """
     window, axis = window_of(window), axis_of(records.runs)
+    changes = records.runs.drop(without_single_changes(records.runs).index)
+    records = records.of(set(records.runs["id"]) - set(changes["id"])) if len(changes) else records
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
     arms, is_table = ended["arm"].nunique(), run_table.is_imported(records)
-    if is_table and arms > MOST_ARMS:
+    if is_table and arms > MOST_ARMS and f"{run_table.TRIAL}.kept" not in records.runs:
         raise RequestError(
             f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
             "--arm names fewer columns, or --best-over more"
+        )
+    if is_table and (seeds_of := len(ended[["curve", "seed"]].drop_duplicates())) > MOST_CURVES:
+        raise RequestError(
+            f"{len(ended):,} runs make {seeds_of:,} curves of one seed each, and at most {MOST_CURVES:,} are compared; "
+            "import a part of the table, or take the best run over a setting with --best-over"
         )
     if axis not in (LR, "") and window == WINDOW:
         window = Window(ended["lr"].min(), ended["lr"].max())
@@ -482,7 +492,7 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
         check_window(ended, window)
     seeds = per_seed(ended, *window)
     paired_runs = ended if not is_table or arms <= MOST_PAIRED else ended.head(0)
-    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(paired_runs, *window), window)
+    return Study(records, judge(ended), seeds, by_curve(seeds), all_pairs(paired_runs, *window), window, changes)
 
 
 def with_scaled_steps(study: Study) -> pd.MultiIndex:

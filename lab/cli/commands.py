@@ -327,7 +327,7 @@ def _coordcheck(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
-    from lab.analysis.curves import load
+    from lab.analysis.curves import load, without_single_changes
     from lab.analysis.forecast import report
     from lab.records import run_table
     from lab.studies.batch_size import advice
@@ -336,7 +336,8 @@ def _predict(arguments: list[str]) -> None:
     if len(given.folders) != 1:
         raise RequestError("predict from which folder? lab predict DIR")
     folder, window = given.folders[0], _window(given)
-    records = load(folder)
+    every = load(folder)
+    records = every.of(set(without_single_changes(every.runs)["id"]))
     _note_damage(folder)
     if given.size or given.lr:
         _predict_at(records, given.size, given.lr, window, as_json=given.json)

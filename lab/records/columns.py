@@ -21,7 +21,10 @@ QUANTITIES = {*chain(*USUAL_NAMES.values())}
 LOGGED_STEPS, ARM_NAMES, RUN_NAMES, PREFIXES = (_NAMES[key] for key in ("logged_steps", "arms", "runs", "prefixes"))
 BOOKKEEPING = {*_NAMES["bookkeeping"], *LOGGED_STEPS}
 UNFINISHED, FAILED, DIVERGED = (_NAMES[key] for key in ("unfinished", "failed", "diverged"))
+CHANGED, SET_TO, SET_FROM, BASES = (_NAMES[key] for key in ("changed", "set_to", "set_from", "bases"))
+DECISIONS, KEPT, DESCRIPTIONS = (_NAMES[key] for key in ("decisions", "kept", "descriptions"))
 GLUED: dict[str, str] = _NAMES["glued"]
+LARGEST_POWER = 99  # in a cell such as 10^-4
 FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, which may number anything
 # Nats in a unit of losses; a perplexity is their exponential.
 LN2 = math.log(2)
@@ -112,6 +115,22 @@ def spelled_out(cell: Any) -> Any:
         return int(text.replace(",", ""))
     parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", text)
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
+
+
+# 2^-8, 10**4, 3 x 10^{-4}
+POWER = re.compile(
+    r"(?:([-+]?\d+(?:\.\d*)?) ?(?:[*x\u00d7\u00b7]|\\cdot|\\times) ?)?(2|10)(?:\^|\*\*)(?:\{([-+]?\d+)\}|([-+]?\d+))"
+)
+
+
+def computed(word: str) -> str:
+    """A power as a number, as tables of widths and learning rates have it: ``2^-8``, ``3 x 10^{-4}``; else the word."""
+    plain = word.strip().strip("$").replace("\u2212", "-").strip()
+    if not (match := POWER.fullmatch(plain)):
+        return word
+    factor, base, braced, exponent = match.groups()
+    power = int(braced or exponent)
+    return repr(float(factor or 1) * float(base) ** power) if abs(power) <= LARGEST_POWER else word
 
 
 def path_of(name: str) -> list[str]:

@@ -14,15 +14,18 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
-from lab.records import store
+from lab.records import single_changes, store
 from lab.records.columns import (
     ARM,
     ARM_NAMES,
     BEST,
+    DECISIONS,
+    DESCRIPTIONS,
     DIVERGED,
     EMPTY,
     FAILED,
     FOLLOWS,
+    KEPT,
     LOGGED_STEPS,
     LOSS_UNITS,
     MEASURED,
@@ -74,10 +77,16 @@ LR = "optimizer.lr"
 AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 FOLDER = "folder"  # the column of what tells the paths of runs apart
 DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
+TRIAL = "trial"  # the group of keys that say of a trial its place, whether it was kept, and what it changed
+SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
 RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
-    store.RUN_COLUMNS, store.BOUNDS, store.DEFAULTS, store.EXCLUDED_FROM_ID, (ARM, store.TABLE, AXIS, FOLLOWED)
+    store.RUN_COLUMNS,
+    store.BOUNDS,
+    store.DEFAULTS,
+    store.EXCLUDED_FROM_ID,
+    (ARM, store.TABLE, AXIS, FOLLOWED, DERIVED, SINGLE_CHANGE, TRIAL),
 )
 COLUMN = "column."  # before the key of such a setting
 TOKENS, VARIANT = "tokens", "variant"
@@ -107,12 +116,110 @@ def records_of(
     if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
         return _exported(table, source)
     table, in_names = _with_settings_of_names(table, columns)
+    read = (
+        _with_single_changes(table, columns, source, measured)
+        or _with_trials(table, columns, source, measured)
+        or _runs_of(table, columns, source, measured)[0]
+    )
+    return read._replace(mapping=[*read_from, *in_names, *read.mapping])
+
+
+def _with_single_changes(
+    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
+) -> Imported | None:
+    """The records of a base and single changes of it, each of which has the card of its base; None of other tables."""
+    if columns.axis is not None or columns.best_over is not None:
+        return None
+    found, numbers, _ = _quantities(table, columns, ())
+    given = {key: column for key, column in found.items() if isinstance(column, str)}
+    changes = single_changes.find(table, given, is_asked=columns.arm is not None)
+    if changes is None or "axis" in given or {*changes.columns} & {*(columns.arm or ())}:
+        return None
+    ends, _ = _ends(table, found, numbers)
+    _refuse_unknown(ends == LOST, numbers)
+    rest = changes.table.drop(index=changes.rows.index, columns=changes.columns)
+    alike = rest.drop(columns=given["loss"]).apply(as_text).assign(**{given["loss"]: ""})
+    again = alike.groupby([*alike]).cumcount()
+    if "seed" not in given and again.any():
+        rest["seed"] = again
+    read, ids = _runs_of(rest, columns, source, measured)
+    rows = changes.rows[changes.rows["base"].isin(ids.index)]
+    where = rows.index
+    cards = read.records.runs.set_index("id", drop=False).loc[list(ids[rows["base"]])].set_axis(where)
+    told = {name: rows[name].map(_told, na_action="ignore").fillna("") for name in ("key", "value", "before")}
+    shorts = Counter(map(short_name, told["key"].unique()))
+    told["key"] = told["key"].map(lambda key: short_name(key) if shorts[short_name(key)] == 1 else key)
+    for key in {*map(short_name, told["key"])} & {*map(str, cards)}:  # a setting that all bases have, as a card says it
+        is_own = (told["key"].map(short_name) == key) & (
+            is_word(cards[key]) == rows["value"].map(lambda value: isinstance(value, str))
+        )
+        cards[key] = cards[key].mask(is_own, rows["value"])
+    ends, loss = ends[where], numbers["loss"][where]
+    is_left_out = ~ends.isin(["", LOST])
+    losses = loss.map("{:.6g}".format).mask(ends != "", ends)
+    identity = zip(cards["id"], told["key"], told["value"], numbers["seed"][where], losses, strict=True)
+    cards = cards.assign(
+        id=[files.digest([ORIGIN, *map(str, row)]) for row in identity],
+        status=np.select([is_left_out, ends == LOST], ["failed", "diverged"], "finished"),
+        reason=ends.mask(ends == LOST, "no finite loss").where(ends != ""),
+        final_val_loss=loss.where(loss.map(math.isfinite)),
+        loss_at_init=numbers["initial_loss"][where],
+        seed=numbers["seed"][where].astype("int64"),
+        notes="",
+        **{f"{SINGLE_CHANGE}.{name}": values for name, values in told.items()},
+        **{f"{SINGLE_CHANGE}.base": cards["id"]},
+    ).drop_duplicates("id")
+    runs = store.declared(pd.concat([read.records.runs, cards], ignore_index=True))
+    own = _metrics(cards, cards, numbers["steps"][cards.index], [])
+    metrics = pd.concat([read.records.metrics, own], ignore_index=True)
+    metrics = metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
+    named_by = f"; named by {', '.join(changes.columns)}" if changes.columns else ""
+    bases = rows["base"].nunique()
+    text = f"{len(cards)}, in {_values(told['key'])}, of {bases} base{'s' * (bases != 1)}{named_by}"
+    mapping = [*read.mapping, ("single changes", text)]
+    return Imported(Records(runs, metrics), mapping)
+
+
+def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
+    """The records of changes that were tried one after another, of which a column says which were kept; else None."""
+    found, numbers, _ = _quantities(table, columns, ())
+    if any(found[key] for key in ("lr", "axis", "seed")) or columns.arm is not None:
+        return None
+    free = [str(name) for name in table if name not in found.values()]
+    kept = {name: as_text(table[name]).str.strip().str.lower().isin(KEPT) for name in free if end_of(name) in DECISIONS}
+    kept = {name: is_kept for name, is_kept in kept.items() if is_kept.any() and not is_kept.all()}
+    if not kept:
+        return None
+    decision = next(iter(kept))
+    ended = table[_ends(table, found, numbers)[0] == ""]
+    names = [name for name in free if end_of(name) in RUN_NAMES and table[name].notna().all() and ended[name].is_unique]
+    words = [name for name in free if is_word(table[name]) and name not in (decision, *names)]
+    told = [name for end in DESCRIPTIONS for name in words if end_of(name) == end] or words
+    texts = table[told[0]] if told else pd.Series(None, table.index, dtype=object)
+    if not names:
+        names = [VARIANT] if TRIAL in table else [TRIAL]
+        table = table.assign(**{names[0]: [f"{number + 1}" for number in range(len(table))]})
+    read, ids = _runs_of(table, columns._replace(arm=names[:1]), source, measured)
+    said = pd.DataFrame(
+        {"order": range(len(table)), "kept": kept[decision], "text": as_text(texts).where(texts.notna())}
+    )
+    said = said.loc[ids.index].set_axis(ids).add_prefix(f"{TRIAL}.")
+    runs = store.declared(read.records.runs.join(said, on="id"))
+    is_kept = said[f"{TRIAL}.kept"] & (runs.set_index("id")["status"].reindex(ids) == "finished")
+    mapping = [pair for pair in read.mapping if not pair[0].endswith(NOT_NAMED)]
+    mapping += [("trials", f"{is_kept.sum()} kept, as {decision} says{f'; described by {told[0]}' if told else ''}")]
+    return Imported(Records(runs, read.records.metrics), mapping)
+
+
+def _runs_of(
+    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
+) -> tuple[Imported, pd.Series[str]]:
+    """The records of a table whose cells are plain, and the id of each row that counts."""
     best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
     found, numbers, unit = _quantities(table, columns, best_over)
     ends, states = _ends(table, found, numbers)
     is_lost, is_left_out = ends == LOST, ~ends.isin(["", LOST])
-    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
-    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+    _refuse_unknown(is_lost, numbers)
     x = next((numbers[key] for key in ("axis", "lr") if found[key]), pd.Series(0.0, table.index))
     design = pd.DataFrame({"lr": x, "seed": numbers["seed"], "size": numbers["size"]})
     if found["axis"] and found["lr"]:
@@ -176,7 +283,7 @@ def records_of(
         key = keys[str(found["axis"])]
         runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
     table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
-    mapping = [*read_from, *in_names, *_mapping(table, found, numbers, roles, steps_role, runs)]
+    mapping = _mapping(table, found, numbers, roles, steps_role, runs)
     if unit != "nats":
         mapping.append(
             ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
@@ -185,7 +292,19 @@ def records_of(
         mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
     elif len(rows) < len(design):
         mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
-    return Imported(Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept)), mapping)
+    records = Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept))
+    return Imported(records, mapping), runs["id"]
+
+
+def _refuse_unknown(is_lost: pd.Series[bool], numbers: Mapping[str, pd.Series[float]]) -> None:
+    """Refuse a diverged run that would count at nobody knows which loss."""
+    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
+    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+
+
+def _told(cell: Any) -> str:
+    """A number or a word of a table as text."""
+    return f"{cell:.10g}" if isinstance(cell, float) else str(cell)
 
 
 def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
@@ -253,8 +372,12 @@ def _ends(
     loss, it counts as diverged where it can, at its initial loss.
     """
     none = pd.Series("", table.index)
-    states = next((table[name] for name in table if end_of(str(name)) in ("state", "status")), none)
-    states = states.fillna("").astype(str).str.strip().str.lower().str.replace(r"[\s-]", "_", regex=True)
+    states = none
+    for name in (name for end in DECISIONS for name in table if end_of(str(name)) == end):
+        said = table[name].astype(object).fillna("").astype(str).str.strip().str.lower()
+        states = said.str.replace(r"[\s-]", "_", regex=True)
+        if states.isin([*UNFINISHED, *FAILED, *DIVERGED]).any():
+            break
     flags = next((table[name] for name in table if end_of(str(name)) in FLAGS), none)
     says_diverged = states.isin(DIVERGED) | as_text(flags).str.lower().isin(["true", "1", "1.0", "yes"])
     has_loss = numbers["loss"].map(math.isfinite)

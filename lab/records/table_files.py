@@ -18,7 +18,7 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records.columns import USUAL_NAMES, end_of, spelled_out, usual_column
+from lab.records.columns import USUAL_NAMES, computed, end_of, spelled_out, usual_column
 
 NO_NUMBERS = ("", "nan", "none", "null", "n/a", "<na>")  # words for a number that there is not
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
@@ -212,7 +212,7 @@ def long(table: pd.DataFrame, loss: str | None = None) -> tuple[pd.DataFrame, li
     Returns:
         The table, and what its columns were taken for, as a pair of texts. Any other table is returned as it is.
     """
-    matches = {name: match for name in table if (match := ACROSS.fullmatch(str(name).strip()))}
+    matches = {name: match for name in table if (match := ACROSS.fullmatch(_with_number(str(name))))}
     words = {match[1].strip(" _=:@-") or match[3].strip() for match in matches.values()}
     if loss is not None or len(matches) < 2 or len(words) != 1 or usual_column(table, "loss"):
         return table, []
@@ -223,11 +223,21 @@ def long(table: pd.DataFrame, loss: str | None = None) -> tuple[pd.DataFrame, li
     if not word or end_of(word) in USUAL_NAMES["loss"]:
         word = "lr" if usual_column(table[down], "lr") is None and max(numbers.values()) < 1 else "size"
     rows = table.melt(down, [*matches], word, "loss")
-    rows[word] = rows[word].map(numbers)
+    cells = rows[[*down, word]].to_numpy()
+    labels = [" ".join(f"{name}={cell}" for name, cell in zip([*down, word], row, strict=True)) for row in cells]
+    rows = rows.assign(**{word: rows[word].map(numbers)}).set_axis(
+        labels if len({*labels}) == len(labels) else rows.index
+    )
     if any(isinstance(cell, str) for cell in rows["loss"]):
         rows = rows[rows["loss"].notna()]
-    rows = rows.rename(columns={"": "size" if word == "lr" else "lr"}).reset_index(drop=True)
+    rows = rows.rename(columns={"": "size" if word == "lr" else "lr"})
     return rows, [("a loss in each cell", f"{word} across, {', '.join(map(str, matches))}")]
+
+
+def _with_number(name: str) -> str:
+    """A name of a column with the power in it as a number: ``lr = 2^-8``."""
+    head, sign, power = name.strip().rpartition("=")
+    return f"{head}{sign}{computed(power)}"
 
 
 def plain(table: pd.DataFrame) -> pd.DataFrame:
@@ -275,7 +285,7 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
         return words.str.lower() == "true"
     if known.empty and words.str.lower().isin(["none", "null"]).any():  # names
         return words.reindex(column.index)
-    numbers = pd.to_numeric(known.map(without_commas), errors="coerce")
+    numbers = pd.to_numeric(known.map(computed).map(without_commas), errors="coerce")
     if numbers.notna().all():
         return numbers.reindex(column.index)
     return words.reindex(column.index)

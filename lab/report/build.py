@@ -17,6 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lab.analysis import contrasts
+from lab.analysis.changes import has_trials
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.forecast import fits, optimum
@@ -34,6 +35,7 @@ from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
 from lab.report.scoreboard import ScoreboardRow
+from lab.report.tried import sections
 from lab.studies import modules, packages
 from lab.studies.claims import study_of as study_of_sweep
 from lab.studies.figures import FIGURES
@@ -70,9 +72,12 @@ def summary(study: Study, difference: float | None = None, reply: Answer | None 
     The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``, and ``reply`` is
     the answer to its question, if it is known already.
     """
+    said = [line for part in sections(study) for line in ("", part.title, *plain_text(part.table), *part.notes)]
+    if has_trials(study):
+        return "\n".join([*said[1:], "", *notes(study)])
     table = tables.sensitivities_as_text(study) if has_sensitivity(study.curves) else tables.losses_as_text(study)
     named = [] if study.window == WINDOW else [f"Sensitivity over the {study.along.values} from {study.window}."]
-    lines = [*plain_text(table), *named]
+    lines = [*plain_text(table), *named, *said]
     if is_imported(study.records) and (compared := (reply or answer(study)).contrasts) and compared[0].differences:
         beside = contrasts.table(compared).assign(**tested(compared[0]))
         lines += ["", compared[0].title(), *plain_text(beside), power_of_difference(compared[0], difference), ""]
@@ -139,7 +144,8 @@ def write_report(
         html.paragraph(reply.text, "lead", reply.word),
         *[html.paragraph(NOTES["growing"].format(growth), "warning")] * bool(growth),
         *_partial(study),
-        *_compared(study, reply, difference),
+        *_tried(study, out),
+        *([] if has_trials(study) else _compared(study, reply, difference)),
         *_verdicts(counts),
         first,
         *_facts(study, paths),
@@ -204,6 +210,14 @@ def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator
             yield html.paragraph(f"{NOTES['tests']} {power_of_difference(first, difference)}", "note")
         else:
             yield html.table(shown)
+
+
+def _tried(study: Study, out: Path) -> Iterator[Markup]:
+    """Yield sections of single changes and of trials, each also written as a table."""
+    for part in sections(study):
+        files.write_csv(out / "tables" / f"{part.name}.csv", part.numbers, within=out, float_format="%.6g")
+        notes_on = [html.paragraph(note, "note") for note in part.notes]
+        yield html.section(part.title, html.table(part.table, prose=("verdict",)), _csv(out, part.name), *notes_on)
 
 
 def _laws(study: Study) -> Iterator[Markup]:

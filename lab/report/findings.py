@@ -16,6 +16,7 @@ from lab.records.run_table import PER_BYTE, is_imported
 
 SAY = html.macros("findings.txt")  # a macro for each kind of sentence
 PART_SUBJECTS = {"total": LEARNING_RATE.sensitivity, "above": "The instability part"}
+CLIFF = 1.0  # nats between neighbours on a curve
 MOST_GAPS = 4  # most kinds of gaps that are named one by one
 
 
@@ -126,12 +127,27 @@ def _of_curves(study: Study) -> Iterator[str]:
         yield slow
     if worse := names(index.isin(untrained(study.points)) & (n > 0)):
         yield str(SAY.untrained(axis, worse))
+    if cliffs := _cliffs(study):
+        yield str(SAY.cliffs(axis, CLIFF, cliffs))
     if edge := names(index.isin(_at_the_edge(study)) & (n > 0)):
         yield str(SAY.at_the_edge(axis, window, edge))
     if outside := names(index.isin(_mostly_outside(study))):
         yield str(SAY.mostly_outside(axis, window, outside))
     if scaled := names(index.isin(with_scaled_steps(study))):
         yield str(SAY.scaled_steps(scaled))
+
+
+def _cliffs(study: Study) -> list[str]:
+    """Where the mean loss leaps by more than ``CLIFF`` from one value of the axis above the best one to the next."""
+    found = list[str]()
+    for (arm, size), runs in study.points.groupby(["arm", "size"], sort=False):
+        losses = runs.groupby("lr")["capped"].mean().dropna()
+        rising = losses.iloc[int(losses.argmin()) :] if len(losses) else losses
+        leaps = (rising.diff() > CLIFF).to_numpy()
+        if leaps.any():
+            before, after = rising.index[int(leaps.argmax()) - 1 :][:2]
+            found.append(f"{_curve_name(arm, size)} from {format_value(before)} to {format_value(after)}")
+    return few(found)
 
 
 def _at_the_edge(study: Study) -> pd.MultiIndex:
