@@ -47,12 +47,12 @@ EXPLOSION, EXPLODED_ROWS = 1.5, 3
 # Among the first ``EARLY_ROWS`` rows there is no trend, or a steep start bends it. So a row at the end of some that
 # rise one after another is compared with each before it, too. It rises above one by more than twice the range of the
 # losses up to there, or ``LEAST_EARLY`` nats; by ``EARLY_CHANGES`` times the largest rise from row to row up to there;
-# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend, where the noise is taken from second
-# differences, of which there are at least ``EARLY_BENDS``. Also without these it rises by ``LEAST_BUMP`` and by
+# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend, but fewer the more rows rise one after
+# another, where the noise is taken from second or third differences, of which there are at least ``EARLY_BENDS``. Also without these it rises by ``LEAST_BUMP`` and by
 # ``EARLY_CHANGES`` times the largest change, with few changes by more; if the losses before only fell, by as many
 # deviations of the largest second difference; or if it exceeds all of them by this many nats and this factor,
 # ``EARLY_EXPLOSION``.
-EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 1.5, 3
+EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 2.0, 3
 EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
@@ -609,10 +609,14 @@ def _early_tolerance(before_n: Numbers, rows: int) -> float:
     if len(bend_n) >= EARLY_BENDS:
         if rows == 1:
             tolerances.append(max(LEAST_EARLY, EARLY_CHANGES * size_n.max()))
-        noise = NORMAL * np.median(bend_n) / math.sqrt(6)  # a second difference holds the noise of three rows
-        times = DEVIATIONS[0] * (1 + UNCERTAINTY * EARLY_BENDS / len(bend_n))
+        noises = [
+            NORMAL * float(np.median(np.abs(bent_n))) / growth * (1 + UNCERTAINTY * EARLY_BENDS / len(bent_n))
+            for growth, bent_n in ((math.sqrt(6), bend_n), (math.sqrt(20), np.abs(np.diff(change_n, 2))))
+            if len(bent_n) >= EARLY_BENDS  # differences of this order hold so many times the noise of a row
+        ]
         changes = max(EARLY_CHANGES * change_n.max(), -REBOUND * change_n[-1])
-        tolerances.append(max(_least_early(highest - lowest), times * noise, changes))
+        least = DEVIATIONS[0] / math.sqrt(rows) * min(noises)
+        tolerances.append(max(_least_early(highest - lowest), least, changes))
     return float(min(tolerances))
 
 
