@@ -157,6 +157,7 @@ class TrendWatch:
         self.first = list[float]()  # the losses of the first rows
         self.event: _Event | None = None
         self.lost = list[_Lost]()
+        self.calm = -math.inf  # of the last of them, which is no rise while the trend after it is young
         self.tail = list[tuple[int, float]]()  # steps and losses of the last rows, from which means are taken
 
     def add(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
@@ -222,6 +223,7 @@ class TrendWatch:
             "first": self.first,
             "event": event,
             "lost": [(lost.rise._asdict(), lost.scale, lost.calm, lost.slope) for lost in self.lost],
+            "calm": self.calm,
             "tail": self.tail,
         }
 
@@ -235,6 +237,7 @@ class TrendWatch:
             rows = [(int(step), float(loss)) for step, loss in event["rows"]]
             watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
         watch.lost = [_Lost(Rise(**rise), *others) for rise, *others in state["lost"]]
+        watch.calm = float(state["calm"])
         watch.tail = [(int(step), float(loss)) for step, loss in state["tail"]]
         return watch
 
@@ -278,6 +281,8 @@ class TrendWatch:
         high_nk = rise_nk > allowed_nk
         if self.event:  # rows no higher than the calm level do not belong to the event
             high_nk &= (loss_n > self.event.calm)[:, None]
+        is_young_n = len(self.history) + np.arange(piece) < 2 * MOST_ROWS
+        high_nk &= (~is_young_n | (loss_n > self.calm))[:, None]
         rows = np.flatnonzero(high_nk.any(1))
         calm = int(rows[0]) if len(rows) else piece
         self.row += calm
@@ -390,6 +395,7 @@ class TrendWatch:
         self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing(), steepest=self.steepest)
         if ending != "anew":
             self.lost.append(_Lost(ended, self.event.scale, self.event.calm, self.event.slope))
+            self.calm = self.event.calm
         self.event = None
         return ended
 
