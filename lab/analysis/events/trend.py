@@ -47,11 +47,11 @@ EXPLOSION, EXPLODED_ROWS = 1.5, 3
 # Among the first ``EARLY_ROWS`` rows there is no trend, or a steep start bends it. So a row at the end of some that
 # rise one after another is compared with each before it, too. It rises above one by more than twice the range of the
 # losses up to there, or ``LEAST_EARLY`` nats; by ``EARLY_CHANGES`` times the largest rise from row to row up to there;
-# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend, but fewer the more rows rise one after
-# another, where the noise is taken from second or third differences, of which there are at least ``EARLY_BENDS``. Also without these it rises by ``LEAST_BUMP`` and by
-# ``EARLY_CHANGES`` times the largest change, with few changes by more; if the losses before only fell, by as many
-# deviations of the largest second difference; or if it exceeds all of them by this many nats and this factor,
-# ``EARLY_EXPLOSION``.
+# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend over the root of the number of rows,
+# where the noise is taken from second or third differences, of which there are at least ``EARLY_BENDS``. Also without
+# these it rises by ``LEAST_BUMP`` and by ``EARLY_CHANGES`` times the largest change, with few changes by more; if the
+# losses before only fell, by as many deviations of the largest second difference; or if it exceeds all of them by this
+# many nats and this factor, ``EARLY_EXPLOSION``.
 EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 2.0, 3
 EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
