@@ -137,6 +137,15 @@ def rank_of(column: str, name: str) -> int | None:
     return None
 
 
+def _is(column: str, name: str) -> bool:
+    return rank_of(column, name) is not None
+
+
+def _is_of_rewards(name: str) -> bool:
+    """Whether a name fits a column of reinforcement learning, even if it is called a loss there, as an entropy may be."""
+    return any(_is(column, name) for column in OF_REWARDS)
+
+
 def is_progress(name: str) -> bool:
     """Whether a name stands for the first number of ``400/3000``."""
     return name.startswith("N/")
@@ -445,7 +454,7 @@ class LogReader:
         self.in_one_line = bool(steps) and 2 * sum(steps[0] in fields for fields in with_loss) > len(with_loss)
         of_rows = [fields for _, fields in self.waiting if not self.in_one_line or steps[0] in fields]
         names = [name for name in self.names if any(name in fields for fields in of_rows)]
-        names = [name for name in names if rank_of(LOSS, name) is None and rank_of(STEP, name) is None]
+        names = [name for name in names if _is_of_rewards(name) or not (_is(LOSS, name) or _is(STEP, name))]
         self.columns = usual_columns([*names, losses[0]], self.given) | {LOSS: losses[0]}
         self.columns |= {STEP: steps[0]} if steps else {}
         self.unit = self._unit_of_loss()

@@ -277,7 +277,7 @@ class TrendWatch:
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
         both = measured(self.history, step_n, loss_n, spacing, unjudged, self.steepest)
-        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing)
+        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing, may_grow=self.steepest > 0)
         high_nk = rise_nk > allowed_nk
         if self.event:  # rows no higher than the calm level do not belong to the event
             high_nk &= (loss_n > self.event.calm)[:, None]
@@ -498,12 +498,13 @@ def _median_of_last(value_nw: Numbers, age_w: NDArray[np.int64], count_n: NDArra
     return finite_median(np.where(age_w < count_n[:, None], value_nw, math.nan), count_n)
 
 
-def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
+def judged(both: Numbers, known: int, spacing: float, *, may_grow: bool = False) -> tuple[Numbers, Numbers, Numbers]:
     """Rise, tolerance and calm level ``[n, k]`` of each row after the ``known`` ones, at each scale; above the line.
 
     The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
     spike is over. All are infinite where too few rows are known, and where the rise is too small for any tolerance.
-    After the scales there are those of ``early_rises``, above one of the rows before.
+    After the scales there are those of ``early_rises``, above one of the rows before; of what ``may_grow``, a rise over
+    several rows may reach the tolerance in each of them.
     """
     miss_nk = both[..., MISSES : MISSES + scales_at(spacing)]
     *runs, rows, scales = miss_nk.shape
@@ -538,8 +539,9 @@ def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers,
         rise_nk[at] = miss_n[(*run, row_n)]
         allowed_nk[at] = (usual_n + young_n + least_n)[is_known]
         back_nk[at] = (usual_n + BACK * deviation_n)[is_known]
-    for place, rise, allowed in early_rises(both[..., CALM], known):
+    for place, rise, allowed, rows in early_rises(both[..., CALM], known):
         at = (*place[:-1], place[-1] - known, -1)
+        allowed *= rows if may_grow else 1
         rise_nk[at], allowed_nk[at], back_nk[at] = rise, allowed, allowed * BACK / DEVIATIONS[0]
     return rise_nk, allowed_nk, back_nk
 
@@ -570,7 +572,7 @@ def explosion(loss: Any) -> Any:
     return loss + np.maximum((EXPLOSION - 1) * np.abs(loss), LEAST_BUMP)
 
 
-def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
+def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], float, float, int]]:
     """Rises of the first rows after the ``known`` ones, by the rows before them alone.
 
     Args:
@@ -578,7 +580,8 @@ def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], fl
         known: how many rows were judged before.
 
     Yields:
-        The place of a row, its rise above one before it, and the tolerance; the clearest where there are several.
+        The place of a row, its rise above one before it, the tolerance, and how many rows lie between; the clearest
+        where there are several.
     """
     if known >= EARLY_ROWS:
         return
@@ -591,7 +594,10 @@ def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], fl
     for *run, row in np.argwhere(is_large_n & (np.arange(loss.shape[-1]) >= known)).tolist():
         loss_n = loss[(*run,)]
         lows = range(low_n[(*run, row)], row)
-        rises = [(float(loss_n[row] - loss_n[low]), _early_tolerance(loss_n[: low + 1], row - low)) for low in lows]
+        rises = [
+            (float(loss_n[row] - loss_n[low]), _early_tolerance(loss_n[: low + 1], row - low), row - low)
+            for low in lows
+        ]
         yield (*run, row), *max(rises, key=lambda each: each[0] / each[1])
 
 
