@@ -142,7 +142,7 @@ def _is(column: str, name: str) -> bool:
 
 
 def _is_of_rewards(name: str) -> bool:
-    """Whether a name fits a column of reinforcement learning, even if it is called a loss there, as an entropy may be."""
+    """Whether a name fits a column of reinforcement learning, even if it is called a loss, as an entropy may be."""
     return any(_is(column, name) for column in OF_REWARDS)
 
 
