@@ -149,15 +149,10 @@ def _at(log: Log, event: Event) -> float:
 
 def _nothing_learned(log: Log, event: Event) -> str:
     """What never changes, and in which rows."""
-    names = {
-        "loss": "the loss",
-        "grad_norm": "the gradient norm",
-        "lr": "the learning rate",
-        "advantage": "the advantage",
-    }
+    names = {"grad_norm": "gradient norm", "lr": "learning rate"}
     first = int(np.searchsorted(log.step_n, event.step))
     rows = len(log.step_n) - first
-    what = listed([f"{names[name]} is {value:.4g}" for name, value in constants(log, first).items()])
+    what = listed([f"the {names.get(name, name)} is {value:.4g}" for name, value in constants(log, first).items()])
     return f"{what} in {'the last' if first else 'all'} {rows} rows"
 
 
