@@ -185,7 +185,8 @@ def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str
             current, back, phase, attempt = part, None, phase + 1, 1
     logs.append(log_of(_named(name, phase), current, bits, back))
     if passes > 1:
-        notes.append(f"{name}: steps begin anew {passes - 1} times while the loss goes on, so they are counted on")
+        times = "once" if passes == 2 else f"{passes - 1} times"
+        notes.append(f"{name}: steps begin anew {times} while the loss goes on, so they are counted on")
     return logs, [*notes, *(f"{log.name}: {log.note}" for log in logs if log.note)]
 
 
