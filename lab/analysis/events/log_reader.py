@@ -583,7 +583,8 @@ class LogReader:
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:
             return missing_column(wanted[0], self.names, self.given)
-        losses = sorted((name for name in self.names if rank_of(LOSS, name) is not None), key=self._rank_of_loss)
+        named = [name for name in self.names if _is(LOSS, name) and plain_name(name) not in LAST_NAMES]
+        losses = sorted(named, key=self._rank_of_loss)
         if parts := self._parts([name for name in losses if len(self._values(name)) >= FEWEST]):
             return f"has several losses and no total, {listed(parts)}; --columns loss=COLUMN names the one to judge"
         if losses and len(self._values(losses[0])) == 1:
