@@ -323,6 +323,203 @@ def test_every_ending_is_named(
     assert not any("not yet ended" in what_happened(run, event) for event in detect(run) if event.ending != "none")
 
 
+@pytest.mark.parametrize("rows", [100, 30])
+def test_a_shorter_attempt_takes_the_place_of_all_rows_from_its_first_step_on(rows: int, tmp_path: Path) -> None:
+    second = calm(1)[400 : 400 + rows] + 0.01
+    path = write_log(tmp_path / "log.csv", [*range(520), *range(400, 400 + rows)], [*calm()[:520], *second])
+    before, after = read_logs(Path(path)).runs
+    assert (before.name, after.name) == ("log.csv attempt 1", "log.csv")
+    assert before.step_n[-1] == 519
+    assert after.step_n.tolist() == list(range(400 + rows))
+    assert after.went_back is not None
+    assert (after.went_back.last, after.went_back.step) == (519, 400)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_rows_that_repeat_most_losses_of_their_steps_are_a_copy(share: float, tmp_path: Path) -> None:
+    """Of less than half of the losses, a repetition is chance, since they have few digits."""
+    again = np.where(np.arange(500) % 10 < 10 * share, calm()[500:], calm(1)[500:] + 0.01)
+    path = write_log(tmp_path / "log.csv", [*STEPS, *STEPS[500:]], [*calm(), *again])
+    assert len(read_logs(Path(path)).runs) == (1 if share > 0.5 else 2)
+
+
+@pytest.mark.parametrize(
+    ("noise", "names"), [(0.4, ["log.csv attempt 1", "log.csv"]), (0.02, ["log.csv", "log.csv phase 2"])]
+)
+def test_losses_go_on_if_they_are_as_near_as_their_noise_allows(noise: float, names: list[str], tmp_path: Path) -> None:
+    """A second attempt lies 0.6 nats above the first: that is within a noise of 0.4, and far outside one of 0.02."""
+    losses = 3 + np.random.default_rng(0).normal(0, noise, 300)
+    path = write_log(tmp_path / "log.csv", [*range(200), *range(100, 200)], losses + 0.6 * (np.arange(300) >= 200))
+    assert [run.name for run in read_logs(Path(path)).runs] == names
+
+
+def test_rows_of_micro_batches_of_which_one_has_no_loss_have_none(tmp_path: Path) -> None:
+    losses = np.repeat(calm()[:200], 4) + np.tile([-0.1, 0.1, -0.2, 0.2], 200)
+    losses[603] = math.nan
+    path = write_log(tmp_path / "log.csv", np.repeat(np.arange(200), 4), losses)
+    (run,) = read_logs(Path(path)).runs
+    assert np.flatnonzero(~np.isfinite(run.columns["loss"])).tolist() == [150]
+    np.testing.assert_allclose(run.columns["loss"][:150], calm()[:150], atol=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 1, 10])
+def test_steps_that_begin_anew_with_each_pass_are_counted_on(first: int, tmp_path: Path) -> None:
+    """At the spacing of rows, also where the last pass ends early; a shorter log of the same passes reads the same."""
+    steps = [*range(first, first + 500, 10)] * 3 + [*range(first, first + 200, 10)]
+    losses = 2 + 4 * np.exp(-np.arange(len(steps)) / 30) + np.random.default_rng(0).normal(0, 0.02, len(steps))
+    losses[120:124] += 1.5
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", steps, losses)))
+    (run,) = logs.runs
+    assert run.step_n.tolist() == [*range(first, first + 1700, 10)]
+    assert "counted on" in logs.notes[-1]
+    assert [event.step for event in detect(run)] == [first + 1200]
+
+
+def test_a_run_that_begins_where_it_was_resumed_goes_back_before_that(tmp_path: Path) -> None:
+    """To a checkpoint before its first row; a run that begins at step 0 does not go back, but starts again."""
+    losses = 2.3 + np.random.default_rng(0).normal(0, 0.02, 200)
+    path = Path(write_log(tmp_path / "log.csv", [*range(1000, 1100), *range(980, 1080)], losses))
+    assert [run.name for run in read_logs(path).runs] == ["log.csv attempt 1", "log.csv"]
+    assert [event.kind for event in detect(read_logs(path).runs[1])] == ["restart"]
+
+
+ROWS = np.arange(300)
+
+
+def of_rewards(seed: int = 0, **columns: np.ndarray) -> Log:
+    """A calm run of reinforcement learning; given columns take the place of its own."""
+    random = np.random.default_rng(seed)
+    calm_ones = {
+        "loss": random.normal(0, 0.01, 300),
+        "reward": 0.2 + 0.4 * ROWS / 300 + random.normal(0, 0.03, 300),
+        "kl": 0.001 * ROWS**0.8 * random.lognormal(0, 0.3, 300),
+        "entropy": 1.2 * np.exp(-ROWS / 200) + random.normal(0, 0.01, 300),
+        "grad_norm": random.lognormal(-0.7, 0.4, 300),
+    }
+    return Log("planted", STEPS[:300], calm_ones | columns)
+
+
+def collapsing(value_n: np.ndarray, row: int = 200, rows: float = 5.0) -> np.ndarray:
+    return np.where(row <= ROWS, value_n * np.exp(-np.maximum(ROWS - row, 0) / rows), value_n)
+
+
+def exploding(value_n: np.ndarray, row: int = 200) -> np.ndarray:
+    return value_n * np.exp(np.clip((ROWS - row) / 4, 0, 5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_calm_run_of_reinforcement_learning_raises_no_alarm(seed: int) -> None:
+    """Though the loss means nothing, the entropy falls, and the KL divergence grows and is noisy; in any units."""
+    run = of_rewards(seed)
+    assert detect(run) == []
+    assert detect(run._replace(columns={name: 1e3 * value_n for name, value_n in run.columns.items()})) == []
+    assert detect(of_rewards(seed, reward=run.columns["reward"] - 5)) == []
+    loss_n = np.where(np.arange(300) % 50 > 40, 9.0, run.columns["loss"])
+    assert detect(of_rewards(seed, loss=loss_n)) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "change"),
+    [
+        ("reward", "reward_fall", collapsing),
+        ("entropy", "entropy_fall", collapsing),
+        ("kl", "kl_growth", exploding),
+        ("grad_norm", "gradient_spike", exploding),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_what_collapses_or_explodes_in_reinforcement_learning_alarms_where_it_begins(
+    column: str, kind: str, change: Any, scale: float
+) -> None:
+    usual_n = of_rewards(3).columns[column]
+    run = of_rewards(3, **{column: scale * change(usual_n)})
+    (event,) = (each for each in detect(run) if each.kind != "norm_drift")
+    assert event.kind == kind
+    assert 198 <= event.step <= 208
+    assert event.ending in ("stuck", "none")
+    assert event.usual == pytest.approx(scale * np.median(usual_n[170:200]), rel=0.35)
+    assert event.value == pytest.approx((np.min if "fall" in kind else np.max)(run.columns[column][200:]))
+    assert "to the end of the log" in what_happened(run, event)
+    passing_n = np.where(ROWS < 220, run.columns[column], scale * usual_n)
+    (passing,) = detect(of_rewards(3, **{column: passing_n}))
+    assert passing.ending == "recovered"
+    assert f"recovered at step {passing.end}" in what_happened(run, passing)
+
+
+def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost() -> None:
+    usual_n = of_rewards(1).columns["reward"]
+    slow = of_rewards(1, reward=usual_n - 0.009 * np.maximum(ROWS - 120, 0))
+    (event,) = detect(slow)
+    assert (event.kind, event.ending) == ("reward_fall", "stuck")
+    assert 120 < event.step < 260
+    hardly = of_rewards(1, reward=usual_n - 0.002 * np.maximum(ROWS - 120, 0))
+    assert detect(hardly) == []
+
+
+def test_a_loss_of_rewards_is_judged_only_where_it_is_not_finite() -> None:
+    loss_n = of_rewards().columns["loss"].copy()
+    loss_n[150:] = math.nan
+    assert [(event.kind, event.step, event.ending) for event in detect(of_rewards(loss=loss_n))] == [
+        ("spike", 150, "diverged")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"loss": 0, "grad_norm": 0}, "the loss is 0 and the gradient norm is 0"),
+        ({"advantage": 0}, "the advantage is 0"),
+        ({"loss": 0.5}, ""),
+        ({"grad_norm": 0}, "the gradient norm is 0"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 200])
+def test_reinforcement_learning_that_learns_nothing_is_named(
+    columns: dict[str, float], words: str, first: int, tmp_path: Path
+) -> None:
+    """From the first row on or a later one; a loss of 0 at the end is no NaN, and one alone, if not 0, says nothing."""
+    run = of_rewards(advantage=np.random.default_rng(0).random(300))
+    table = pd.DataFrame({"step": ROWS, **run.columns})
+    table.loc[table["step"] >= first, [*columns]] = [*columns.values()]
+    table.to_csv(tmp_path / "log.csv", index=False)
+    (read,) = read_logs(tmp_path / "log.csv").runs
+    idle = [event for event in detect(read) if event.kind == "nothing_learned"]
+    assert not any(event.kind == "spike" for event in detect(read))
+    if not words:
+        assert len(idle) == (first == 0)
+        return
+    assert [event.step for event in idle] == [first]
+    assert (
+        what_happened(read, idle[0]) == f"nothing is learned: {words} in {'the last 100' if first else 'all 300'} rows"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [
+        ('{{"step": {n}, "actor/pg_loss": 0.1, "actor/entropy": {x}, "critic/rewards/mean": {x}}}', "reward entropy"),
+        ("{{'loss': {x}, 'grad_norm': 1.5, 'reward': {x}, 'reward_std': 0.5, 'kl': {x}}}", "reward kl advantage"),
+        ("{{'objective/kl': {x}, 'objective/entropy': {x}, 'loss/policy_avg': 0.1, 'episode': {n}}}", "kl entropy"),
+        ("step {n} loss {x} approx_kl {x} entropy_loss -{x}", "kl entropy"),
+        ("step {n} loss {x} rewards/chosen {x} rewards/margins {x}", ""),
+        ("step {n} loss {x} kl {x} ce_loss {x}", ""),
+        ("step {n} loss {x} entropy {x}", ""),
+    ],
+)
+def test_logs_of_reinforcement_learning_are_known_by_their_columns(form: str, columns: str, tmp_path: Path) -> None:
+    """Preference learning and distillation have a loss that tells something; an entropy has the sign of none."""
+    path = tmp_path / ("log.jsonl" if '"' in form else "log.txt")
+    path.write_text("".join(form.format(n=n, x=round(2 + n % 7 / 10, 3)) + "\n" for n in range(1, 60)))
+    logs = read_logs(path)
+    (run,) = logs.runs
+    assert run.is_of_rewards == bool(columns)
+    assert ("of reinforcement learning" in logs.notes[0]) == bool(columns)
+    for column in columns.split():
+        np.testing.assert_allclose(
+            np.unique(run.columns[column]), 0.5 if column == "advantage" else 2 + np.arange(7) / 10
+        )
+
+
 def test_a_loss_that_is_left_out_beside_other_measurements_diverged(tmp_path: Path) -> None:
     """Megatron leaves the loss out of a line once it is NaN."""
     rows = [

@@ -121,7 +121,7 @@ class _Event:
 
     rise: Rise
     scale: int  # rows of the mean that is judged
-    calm: float  # the spike is over when that mean is no larger
+    calm: float  # the spike is over when that mean is no larger; plus what a trend that grows has grown since
     slope: float  # of the trend before it
     is_early: bool = False  # whether it rises above rows before, and not above a trend
     above: int = 0  # consecutive rows above the first loss
@@ -335,7 +335,8 @@ class TrendWatch:
         event.above = event.above + 1 if loss > self._lost_above(event.rise.usual) else 0
         event.rows = [*event.rows, (step, loss)][-MOST_ROWS:]
         recent = [each for _, each in event.rows[-event.scale :]]
-        if sum(recent) / len(recent) <= event.calm:
+        grown = max(event.slope, 0.0) * float(axis(np.array(step)) - axis(np.array(event.rise.step)))
+        if sum(recent) / len(recent) <= event.calm + grown:
             event.rise = event.rise._replace(ending="recovered", end=self.row, end_step=step)
             self._count_early_rows()
         elif self._starts_anew(event):
