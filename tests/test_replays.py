@@ -127,6 +127,8 @@ def test_another_run_is_judged_only_as_long_as_it_has_the_same_batches(
     ]
     unrelated = log(tmp_path / "unrelated.csv", calm(78))
     assert cause(tmp_path, unrelated, replay, capsys) == [(0, "other_batches")]
+    at_once = log(tmp_path / "at_once.csv", calm(78) + bump(8.0, 6, 3))
+    assert cause(tmp_path, at_once, replay, capsys) == [(6, "other_batches"), (0, "other_batches")]
 
 
 def test_another_machine_on_the_same_batches_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

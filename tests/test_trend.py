@@ -153,6 +153,12 @@ def test_a_loss_that_is_not_finite_for_a_while_recovers() -> None:
     assert found(loss_n[:900])[0][0] == 500
 
 
+@pytest.mark.parametrize("after", [[8.5, 8.4, 8.6], [8.8, 8.7, 7.9, 8.1]])
+def test_an_explosion_that_ends_below_the_first_loss_has_not_diverged(after: list[float]) -> None:
+    ((first, ending),) = found(np.array([9, 8, 7, 90, 95, *after]))
+    assert (first, ending) == (3, "none")
+
+
 def test_losses_that_are_logged_at_few_rows_are_no_divergence() -> None:
     """As of a run whose gradient norm is logged at every step; a NaN that goes on for several such gaps is one."""
     sparse_n = np.where(np.arange(3000) % 25 == 0, falling(3000, 1), math.nan)
