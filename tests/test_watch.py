@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from lab import main
 from lab.analysis import watch
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
-from lab.analysis.events.levels import read_levels
+from lab.analysis.events.levels import Level, read_levels
 from lab.analysis.events.logs import logs_of, read_logs
 from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
@@ -161,6 +162,96 @@ def test_names_of_other_trainers_are_known(form: str, kind: str, tmp_path: Path)
 def pulses(*rows: int) -> np.ndarray:
     """Ones, and 20 at some rows."""
     return np.where(np.isin(STEPS, rows), 20.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "lead"), [(3.2, [], 15), (3.2, [490], 15), (3.2, [489, 490, 491], 8), (2.0, [], None)]
+)
+def test_a_gradient_norm_that_stays_high_up_to_a_spike_is_its_lead(
+    factor: float, low: list[int], lead: int | None
+) -> None:
+    """Though it is no alarm; single low rows do not end it, and several do."""
+    norm_n = np.random.default_rng(0).lognormal(0, 0.05, 1000)
+    norm_n[485:501] *= factor
+    norm_n[low] = 1.0
+    (event,) = detect(log(calm() + bump(3.0), grad_norm=norm_n))
+    assert (event.kind, event.step, event.lead) == ("spike", 500, lead)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((3e-4, 3e-4), "at the same learning rate as before"),
+        ((2.998e-4, 3e-4), "at the same learning rate as before"),
+        ((3e-4, 1.5e-4), "at learning rate 0.00015 instead of 0.0003"),
+        ((None, None), "goes back from step 519"),
+    ],
+)
+def test_the_rate_of_an_attempt_is_compared_with_the_first_one_at_the_same_step(
+    rates: tuple[float | None, float | None], words: str, tmp_path: Path
+) -> None:
+    """A rate that falls with the steps is higher where training goes back to, but that is no difference of attempts."""
+    steps, losses = [*range(520), *range(400, 900)], [*calm()[:520], *calm(1)[400:900]]
+    lr_n = [
+        rate and rate * (1 - (step - 400) / 2000)
+        for step, rate in zip(steps, [rates[0]] * 520 + [rates[1]] * 500, strict=True)
+    ]
+    table = pd.DataFrame({"step": steps, "loss": losses, "lr": lr_n})
+    table.dropna(axis=1).to_csv(tmp_path / "log.csv", index=False)
+    run = read_logs(tmp_path / "log.csv").runs[1]
+    (event,) = detect(run)
+    said = what_happened(run, event)
+    assert said.endswith(words)
+    assert ("learning rate" in said) == (rates[0] is not None)
+
+
+def test_a_level_says_the_value_where_it_is_passed_and_the_largest_later() -> None:
+    for value_n, words in (
+        (np.where(STEPS < 500, 100, 210.0), "210 above 200"),
+        (np.where(STEPS < 500, 100, STEPS - 290.0), "210 above 200, later 709"),
+    ):
+        run = log(calm(), attention_logit_max=value_n)
+        (event,) = (
+            each for each in detect(run, levels={"attention_logit_max": Level(200.0, True)}) if "level" in each.kind
+        )
+        assert what_happened(run, event) == f"level of attention_logit_max passed, {words}"
+    falls = log(calm(), loss_scale=np.where(STEPS < 500, 4096.0, 1500.0 - STEPS))
+    (event,) = detect(falls, levels={"loss_scale": Level(2000.0, False)})
+    assert what_happened(falls, event) == "level of loss_scale passed, 1e+03 below 2e+03, later 501"
+
+
+@pytest.mark.parametrize(
+    ("height", "until", "words", "advice"),
+    [
+        (1.0, 520, "loss spike, 2 to 3.0, recovered at step 52", "--replay, tells data from chance"),
+        (
+            1.0,
+            1000,
+            "loss spike, 2 to 3.0, not recovered, 499 steps, to the end of the log",
+            "back to a checkpoint before step 500",
+        ),
+        (1.0, 930, "recovered at step 93", "--replay, tells data from chance"),
+        (
+            9.0,
+            1000,
+            "the loss diverges, 2 to 11, not recovered, 499 steps, to the end of the log",
+            "back to a checkpoint",
+        ),
+        (1.0, 501, "a bump of one row", "--replay"),
+    ],
+)
+def test_the_first_line_says_whether_a_spike_recovered_and_the_advice_follows(
+    height: float, until: int, words: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = 2 + 4 * np.exp(-STEPS / 30) + np.random.default_rng(0).normal(0, 0.01, 1000)
+    losses[500:until] += height
+    _, out, _ = watched(capsys, write_log(tmp_path / "log.csv", STEPS, losses))
+    line = next(line for line in out.splitlines() if line.startswith("log.csv step 500: "))
+    pattern = "".join(r"\d*" if part == "" else re.escape(part) for part in [words])
+    assert re.search(pattern.replace(r"3\.0", r"3(\.0\d)?"), line), line
+    assert advice in line
+    assert ("back to a checkpoint" in line) == (until == 1000)
+    assert "stuck" not in line
 
 
 @pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
@@ -552,6 +643,11 @@ def test_the_advice_follows_from_the_log(tmp_path: Path, capsys: pytest.CaptureF
 
     assert "from step 480 on" in advice(grad_norm=norm)
     assert "at its peak" in advice(lr=lr)
+    for constant in (np.full(1000, 1e-3), np.where(STEPS == 200, math.nan, 1e-3)):
+        assert "the batches just before" in advice(lr=constant)
+    assert "the batches just before" in advice(lr=1e-3 * (1 - STEPS / 2000))  # past its peak
+    for factor, change in ((0.5, "0.001 to 0.0005"), (3.0, "0.001 to 0.003")):
+        assert f"which changes there from {change}" in advice(lr=1e-3 * np.where(STEPS >= 500, factor, 1.0))
     assert "--replay" in advice()
     for name in "ab":
         write_log(tmp_path / f"{name}.csv", STEPS, calm() + bump(3.0))
