@@ -334,8 +334,13 @@ def write_log(path: Path, steps: Iterable[int], losses: Iterable[float]) -> str:
     return str(path)
 
 
-def test_rows_out_of_order_are_sorted_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    order, loss = np.random.default_rng(1).permutation(1000), calm() + bump(3.0)
+@pytest.mark.parametrize(
+    "order", [np.random.default_rng(1).permutation(1000), STEPS[::-1]], ids=["shuffled", "reversed"]
+)
+def test_rows_out_of_order_are_sorted_by_step(
+    order: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = calm() + bump(3.0)
     shuffled = write_log(tmp_path / "log.csv", order, loss[order])
     told = json.loads(watched(capsys, shuffled, "--json")[1])
     assert [(event["step"], event["ending"]) for event in told["events"]] == [(500, "recovered")]
