@@ -209,7 +209,7 @@ def test_a_rise_over_several_rows_is_seen_at_a_smaller_size_than_one_of_a_row(ro
     row_n = np.arange(40)
     steep_n = 2.3 + 8.5 * (1 + row_n / 6) ** -0.7 + np.random.default_rng(row).normal(0, noise, 40)
     assert found(steep_n) == []
-    steep_n[row : row + 5] += np.array([0.6, 1.1, 1.6, 0.9, 0.3]) * (1 + 5 * noise)
+    steep_n[row : row + 5] += np.array([0.6, 1.1, 1.6, 0.9, 0.3]) * (1 + 2 * noise)
     ((first, ending),) = found(steep_n)
     assert (abs(first - row) <= 1, ending) == (True, "recovered")
 

@@ -158,6 +158,27 @@ def test_words_say_which_log_is_better(sign: int, word: str, tmp_path: Path, out
     assert [name for name, pattern in patterns.items() if not re.search(pattern, shown[name])] == []
 
 
+def test_logs_of_reinforcement_learning_are_compared_by_their_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
+) -> None:
+    """No gap of losses is judged, and none is in nats."""
+    random, paths = np.random.default_rng(0), list[str]()
+    for name, reward in (("a", 0.6), ("b", 0.2)):
+        table = {
+            "step": range(100),
+            "loss": random.normal(0, 0.1, 100),
+            "reward": np.where(np.arange(100) < 50, 9.0, reward),
+        }
+        pd.DataFrame(table).to_csv(tmp_path / f"{name}.csv", index=False)
+        paths.append(str(tmp_path / f"{name}.csv"))
+    assert compared(capsys, *paths)["pairs"][0]["gaps"] == []
+    told, page = output_of("compare", *paths), tmp_path / "page.html"
+    output_of("compare", *paths, "--html", page)
+    for text in (told, page.read_text(encoding="utf-8")):
+        assert "up to 99, is 0.6 of A and 0.2 of B" in text
+        assert "nats" not in text
+
+
 def test_of_two_logs_the_one_that_is_lost_is_worse(tmp_path: Path, output_of: OutputOf) -> None:
     """Also where too few rows are left for a verdict on the gap; two that are lost are not told apart by that."""
     losses = {

@@ -471,6 +471,14 @@ def test_steps_that_begin_anew_with_each_pass_are_counted_on(first: int, tmp_pat
     assert [event.step for event in detect(run)] == [first + 1200]
 
 
+def test_trainings_of_the_same_steps_in_one_file_are_phases(tmp_path: Path) -> None:
+    """Each begins at the loss at initialization, unlike passes over the data."""
+    losses = np.concatenate([calm(seed, 300) for seed in range(3)])
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", [*range(300)] * 3, losses)))
+    assert [run.name for run in logs.runs] == ["log.csv", "log.csv phase 2", "log.csv phase 3"]
+    assert all(run.step_n.tolist() == list(range(300)) for run in logs.runs)
+
+
 def test_a_run_that_begins_where_it_was_resumed_goes_back_before_that(tmp_path: Path) -> None:
     """To a checkpoint before its first row; a run that begins at step 0 does not go back, but starts again."""
     losses = 2.3 + np.random.default_rng(0).normal(0, 0.02, 200)
@@ -512,6 +520,14 @@ def test_a_calm_run_of_reinforcement_learning_raises_no_alarm(seed: int) -> None
     assert detect(of_rewards(seed, reward=run.columns["reward"] - 5)) == []
     loss_n = np.where(np.arange(300) % 50 > 40, 9.0, run.columns["loss"])
     assert detect(of_rewards(seed, loss=loss_n)) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_divergence_that_grows_from_its_first_row_and_an_entropy_that_falls_are_calm(seed: int) -> None:
+    """Steadily and with little noise, so that the first rows only rise or only fall."""
+    random = np.random.default_rng(seed)
+    grows_n, falls_n = 5e-4 * ROWS * random.lognormal(0, 0.05, 300), 1.2 * np.exp(-ROWS / 150)
+    assert detect(of_rewards(seed, kl=grows_n, entropy=falls_n + random.normal(0, 0.004, 300))) == []
 
 
 @pytest.mark.parametrize(
