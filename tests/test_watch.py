@@ -471,6 +471,23 @@ def test_steps_that_begin_anew_with_each_pass_are_counted_on(first: int, tmp_pat
     assert [event.step for event in detect(run)] == [first + 1200]
 
 
+def test_two_passes_are_counted_on_where_the_loss_is_near_its_last_rows(tmp_path: Path) -> None:
+    losses = calm(steps=400)
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", [*range(1, 201)] * 2, losses)))
+    (run,) = logs.runs
+    assert run.step_n.tolist() == list(range(1, 401))
+    assert logs.notes[-1] == "log.csv: steps begin anew once while the loss goes on, so they are counted on"
+
+
+def test_losses_of_zero_within_a_log_are_losses(tmp_path: Path) -> None:
+    """As of batches that are masked; at the end they stand for NaN."""
+    losses = calm(steps=80)
+    losses[[40, 41, 42, 60]] = 0
+    (run,) = read_logs(Path(write_log(tmp_path / "log.csv", range(80), losses))).runs
+    assert run.note == ""
+    assert np.flatnonzero(run.columns["loss"] == 0).tolist() == [40, 41, 42, 60]
+
+
 def test_trainings_of_the_same_steps_in_one_file_are_phases(tmp_path: Path) -> None:
     """Each begins at the loss at initialization, unlike passes over the data."""
     losses = np.concatenate([calm(seed, 300) for seed in range(3)])
@@ -566,6 +583,20 @@ def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost()
     assert 120 < event.step < 260
     hardly = of_rewards(1, reward=usual_n - 0.002 * np.maximum(ROWS - 120, 0))
     assert detect(hardly) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "usual", "small", "large"),
+    [("reward", 10.0, 8.5, 7.0), ("entropy", 1.0, 0.6, 0.4), ("kl", 1.0, 1.7, 2.5), ("grad_norm", 1.0, 1.7, 2.5)],
+)
+def test_small_departures_are_no_alarm_in_reinforcement_learning(
+    column: str, usual: float, small: float, large: float
+) -> None:
+    """However little noise there is: a reward falls by a fifth, an entropy by half, and what rises doubles."""
+    noise_n = np.random.default_rng(0).normal(0, 0.005, 300)
+    for value, alarms in ((small, 0), (large, 1)):
+        value_n = np.where(ROWS < 200, usual, value) + noise_n
+        assert len(detect(of_rewards(5, **{column: value_n}))) == alarms
 
 
 def test_a_loss_of_rewards_is_judged_only_where_it_is_not_finite() -> None:
