@@ -581,7 +581,8 @@ def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost()
     (event,) = detect(slow)
     assert (event.kind, event.ending) == ("reward_fall", "stuck")
     assert 120 < event.step < 260
-    hardly = of_rewards(1, reward=usual_n - 0.002 * np.maximum(ROWS - 120, 0))
+    noise_n = np.random.default_rng(2).normal(0, 0.03, 300)
+    hardly = of_rewards(1, reward=0.6 + noise_n - 0.001 * np.maximum(ROWS - 120, 0))
     assert detect(hardly) == []
 
 
@@ -635,6 +636,14 @@ def test_reinforcement_learning_that_learns_nothing_is_named(
     assert (
         what_happened(read, idle[0]) == f"nothing is learned: {words} in {'the last 100' if first else 'all 300'} rows"
     )
+
+
+def test_a_gradient_of_zero_may_be_rounded_where_a_loss_falls_that_tells_something() -> None:
+    falls_n, zero_n = 1 - ROWS / 300, 0.0 * ROWS
+    assert [event.kind for event in detect(of_rewards(loss=falls_n, grad_norm=zero_n))] == ["nothing_learned"]
+    assert detect(log(falls_n, grad_norm=zero_n)) == []
+    noise_n = np.random.default_rng(0).normal(0, 0.01, 300)
+    assert [event.kind for event in detect(log(1 + noise_n, grad_norm=zero_n))] == ["nothing_learned"]
 
 
 @pytest.mark.parametrize(
