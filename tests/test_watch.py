@@ -582,7 +582,7 @@ def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost()
     assert (event.kind, event.ending) == ("reward_fall", "stuck")
     assert 120 < event.step < 260
     noise_n = np.random.default_rng(2).normal(0, 0.03, 300)
-    hardly = of_rewards(1, reward=0.6 + noise_n - 0.001 * np.maximum(ROWS - 120, 0))
+    hardly = of_rewards(1, reward=0.6 + noise_n - 0.2 * np.clip((ROWS - 100) / 100, 0, 1))
     assert detect(hardly) == []
 
 
