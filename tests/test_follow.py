@@ -230,12 +230,13 @@ def test_runs_of_mlflow_are_followed(tmp_path: Path, follow: Start) -> None:
         append(path, *(f"{1_700_000_000_000 + step} {value} {step}\n" for step, value in values.items()), end)
 
     losses = dict(enumerate(LOSS.tolist()))
-    log_metric("a", "loss", {step: losses[step] for step in range(499)}, f"1700000000499 {losses[499]} 4")
+    log_metric("a", "loss", {step: losses[step] for step in range(500)}, f"1700000000500 {losses[500]} 5")
     follower = follow(tmp_path / "mlruns")
     assert steps(follower) == []
-    log_metric("a", "loss", {}, "99\n")
-    log_metric("a", "loss", {step: losses[step] for step in range(500, 600)})
+    log_metric("a", "loss", {}, "00\n")
     assert steps(follower) == [500]
+    log_metric("a", "loss", {step: losses[step] for step in range(501, 600)})
+    assert steps(follower) == []
     log_metric("b", "loss", {step: losses[step] for step in range(600)})
     assert steps(follower) == [500]
     log_metric("a", "loss", {step: losses[step] for step in range(600, 1000)})
