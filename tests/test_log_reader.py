@@ -208,7 +208,9 @@ def test_the_loss_of_training_and_its_steps_are_found_in_every_form(form: str, t
     text, rows = forms_of_a_log()[form]
     path = tmp_path / ("log.jsonl" if text.startswith("{") else "train.log")
     path.write_text(text)
-    (log,) = read_logs(path).runs
+    logs = read_logs(path)
+    assert not any("left out" in note for note in logs.notes)
+    (log,) = logs.runs
     assert list(zip(log.step_n.tolist(), log.columns["loss"].tolist(), strict=True)) == rows
 
 
