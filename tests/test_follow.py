@@ -257,9 +257,10 @@ def test_alarms_of_reinforcement_learning_are_raised_once_each(tmp_path: Path, f
     path = tmp_path / "log.csv"
     path.write_text(",".join(columns) + "\n")
     follower, raised = follow(path), list[tuple[str, int]]()
-    for start in range(0, 900, 9):
+    for start in range(0, 900, 30):
         append(
-            path, *(",".join(str(column[row]) for column in columns.values()) + "\n" for row in range(start, start + 9))
+            path,
+            *(",".join(str(column[row]) for column in columns.values()) + "\n" for row in range(start, start + 30)),
         )
         raised += [(found.event.kind, found.event.step) for found in follower.poll() if isinstance(found, Alarm)]
     assert [kind for kind, _ in raised] == ["reward_fall", "kl_growth", "nothing_learned"]
