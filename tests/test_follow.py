@@ -235,6 +235,7 @@ def test_runs_of_mlflow_are_followed(tmp_path: Path, follow: Start) -> None:
     assert steps(follower) == []
     log_metric("a", "loss", {}, "00\n")
     assert steps(follower) == [500]
+    assert list(follower.poll()) == []
     log_metric("a", "loss", {step: losses[step] for step in range(501, 600)})
     assert steps(follower) == []
     log_metric("b", "loss", {step: losses[step] for step in range(600)})
@@ -254,6 +255,7 @@ def test_alarms_of_reinforcement_learning_are_raised_once_each(tmp_path: Path, f
         "grad_norm": random.lognormal(0, 0.3, 900) * (row_n < 800),
     }
     columns["loss"][800:] = 0
+    columns["loss"][300:310] = 9
     path = tmp_path / "log.csv"
     path.write_text(",".join(columns) + "\n")
     follower, raised = follow(path), list[tuple[str, int]]()

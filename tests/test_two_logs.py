@@ -143,6 +143,7 @@ def test_words_say_which_log_is_better(sign: int, word: str, tmp_path: Path, out
         "wanders": 0.25 + waves_n,
         "grows": 2e-4 * np.arange(ROWS),
         "shrinks": 0.2 - 2e-4 * np.arange(ROWS),
+        "crosses": 4e-4 * (np.arange(ROWS) - 450),
     }
     first = written(tmp_path / "a.csv", twin(0, 1))
     shown = {
@@ -155,6 +156,8 @@ def test_words_say_which_log_is_better(sign: int, word: str, tmp_path: Path, out
         "grows": rf"B is {word}, and ever more: from \{'+' if sign > 0 else '-'}0\.0",
         "shrinks": rf"B is {word}, but ever less: from \{'+' if sign > 0 else '-'}0\.1",
     }
+    other = "better" if word == "worse" else "worse"
+    patterns["crosses"] = f"B is {other} at first and {word} at the end"
     assert [name for name, pattern in patterns.items() if not re.search(pattern, shown[name])] == []
 
 
