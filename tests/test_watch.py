@@ -471,6 +471,13 @@ def test_steps_that_begin_anew_with_each_pass_are_counted_on(first: int, tmp_pat
     assert [event.step for event in detect(run)] == [first + 1200]
 
 
+def test_an_alarm_before_the_step_gone_back_to_is_that_of_the_first_attempt_alone(tmp_path: Path) -> None:
+    losses = calm() + bump(3.0, at=300)
+    path = write_log(tmp_path / "log.csv", [*range(520), *range(490, 1000)], [*losses[:520], *(calm(1)[490:] + 0.01)])
+    found = [(event.run, event.kind) for run in read_logs(Path(path)).runs for event in detect(run)]
+    assert found == [("log.csv attempt 1", "spike"), ("log.csv", "restart")]
+
+
 def test_two_passes_are_counted_on_where_the_loss_is_near_its_last_rows(tmp_path: Path) -> None:
     losses = calm(steps=400)
     logs = read_logs(Path(write_log(tmp_path / "log.csv", [*range(1, 201)] * 2, losses)))
