@@ -221,6 +221,73 @@ def test_a_trainer_state_is_followed_though_it_is_written_anew(tmp_path: Path, f
     assert steps(follow(path)) == []
 
 
+def test_runs_of_mlflow_are_followed(tmp_path: Path, follow: Start) -> None:
+    """New rows and new runs; what is half written is read once it is whole."""
+
+    def log_metric(run: str, name: str, values: dict[int, float], end: str = "") -> None:
+        path = tmp_path / "mlruns" / "1" / run / "metrics" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append(path, *(f"{1_700_000_000_000 + step} {value} {step}\n" for step, value in values.items()), end)
+
+    losses = dict(enumerate(LOSS.tolist()))
+    log_metric("a", "loss", {step: losses[step] for step in range(500)}, f"1700000000500 {losses[500]} 5")
+    follower = follow(tmp_path / "mlruns")
+    assert steps(follower) == []
+    log_metric("a", "loss", {}, "00\n")
+    (alarm,) = follower.poll()  # and no remark on rows that are written again
+    assert isinstance(alarm, Alarm)
+    assert alarm.event.step == 500
+    log_metric("a", "loss", {step: losses[step] for step in range(501, 600)})
+    assert steps(follower) == []
+    log_metric("b", "loss", {step: losses[step] for step in range(600)})
+    assert steps(follower) == [500]
+    log_metric("a", "loss", {step: losses[step] for step in range(600, 1000)})
+    assert steps(follow(tmp_path / "mlruns")) == [800]
+
+
+def test_alarms_of_reinforcement_learning_are_raised_once_each(tmp_path: Path, follow: Start) -> None:
+    """In a log of more rows than are kept, which is read a few at a time."""
+    random, row_n = np.random.default_rng(4), np.arange(900)
+    columns = {
+        "step": row_n,
+        "loss": random.normal(0, 0.01, 900),
+        "reward": (0.5 + random.normal(0, 0.03, 900)) * np.where(row_n < 650, 1, np.exp(-(row_n - 650) / 5)),
+        "kl": random.lognormal(-4, 0.3, 900) * np.exp(np.clip((row_n - 720) / 5, 0, 5)),
+        "grad_norm": random.lognormal(0, 0.3, 900) * (row_n < 800),
+    }
+    columns["loss"][800:] = 0
+    columns["loss"][300:310] = 9
+    path = tmp_path / "log.csv"
+    path.write_text(",".join(columns) + "\n")
+    follower, raised = follow(path), list[tuple[str, int]]()
+    for start in range(0, 900, 30):
+        append(
+            path,
+            *(",".join(str(column[row]) for column in columns.values()) + "\n" for row in range(start, start + 30)),
+        )
+        raised += [(found.event.kind, found.event.step) for found in follower.poll() if isinstance(found, Alarm)]
+    assert [kind for kind, _ in raised] == ["reward_fall", "kl_growth", "nothing_learned"]
+    assert [step for _, step in raised] == pytest.approx([651, 723, 800], abs=4)
+
+
+def test_a_pointer_of_git_lfs_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("log.jsonl", "state.json"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+        with pytest.raises(RequestError, match="pointer of Git LFS"):
+            Follower(tmp_path / name)
+
+
+def test_passes_over_the_data_are_counted_on_where_the_loss_goes_on(log: Path, follow: Start) -> None:
+    """As a reader of the whole log counts them; another run under the same name is none."""
+    follower = follow(log)
+    losses = (2 + 4 * np.exp(-np.arange(500) / 60) + np.random.default_rng(0).normal(0, 0.02, 500)).tolist()
+    losses[320] += 2.0
+    append(log, *(f"{row % 100},{losses[row]:.4f}\n" for row in range(500)))
+    assert steps(follower) == [320]
+    append(log, *(f"{row},{8 - row / 100 + 3 * (row == 150):.4f}\n" for row in range(200)))
+    assert steps(follower) == [150]
+
+
 def test_a_log_without_rows_yet_is_waited_for(tmp_path: Path, follow: Start) -> None:
     path = tmp_path / "train.log"
     path.write_text("loading data\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NoReturn
@@ -154,6 +155,139 @@ def test_each_format_gives_every_row(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(log.columns["grad_norm"], NORM)
     if name in ("llm.c", "Megatron", "trainer state"):
         np.testing.assert_allclose(log.columns["lr"], 3e-4)
+
+
+def forms_of_a_log() -> dict[str, tuple[str, list[tuple[int, float]]]]:
+    """By what is hard about it a log and its rows: steps and losses."""
+    rows = [(10 * n, round(8 - n / 10, 2)) for n in range(1, 41)]
+    splits = [f"train,{step},{loss}\n" + 3 * f"valid,{step},9\n" for step, loss in rows]
+    passes = [(n + 1, loss) for n, (_, loss) in enumerate(rows)]  # counted on from 1 over passes of 10 steps
+
+    def joined(form: str, *more: str) -> str:
+        lines = (form.format(step=step, loss=loss, k=step / 10, less=loss / 2, n=step // 10) for step, loss in rows)
+        return "".join(f"{line}\n" + "".join(f"{each}\n" for each in more) for line in lines)
+
+    def in_passes(form: str) -> str:
+        return "".join(
+            form.format(step=(n - 1) % 10 + 1, epoch=(n - 1) // 10 + 1, loss=loss) + "\n" for n, loss in passes
+        )
+
+    evaluation = [f"eval {n}/15: loss {9 + n % 3}" for n in range(15)]
+    validation = [f"[validation] batch={n} loss={9 + n % 3}" for n in range(15)]
+    return {
+        "a total before its parts": (joined("step {step} part_a_loss {less} z_loss 0.1 total_loss {loss}"), rows),
+        "a total after its parts": (joined("it: 1 iter {step} loss {loss} loss_ce {less} loss_box {less}"), rows),
+        "a total of another name": (joined("step {step} | enc_loss {less} | dec_loss {less} | sum_loss {loss}"), rows),
+        "more lines of evaluation": (joined("step {step}: train_loss {loss}", *evaluation), rows),
+        "steps of validation of their own": (joined("[train] step={step} loss={loss}", *validation), rows),
+        "a table with a split": ("split,step,loss\n" + "".join(splits), rows),
+        "N of M": (joined("Training [ {step}/400]  lr: 1e-4  loss: {loss} ({less})"), rows),
+        "a percentage beside N of M": (joined("{less}% [{step}/400] loss: {loss}"), rows),
+        "a date, a rate and N of M": (joined("2026/11/27 10/s {step}/400 [00:01<00:02, 3.1it/s, loss={loss}]"), rows),
+        "a smaller whole than done": (joined("{n}5/4 {step}/400 loss {loss}"), rows),
+        "passes that are counted in each row": (joined("epoch {n}/40 [{step}/400] loss {loss}"), rows),
+        "bars of evaluation": (joined("{step}/400 loss {loss}", *(f"{n}/15 [00:01]" for n in range(15))), rows),
+        "a share of the loss": (joined("step {step} loss 12%, loss {loss}"), rows),
+        "thousands": (joined("step={k}K loss={loss}"), [(100 * step, loss) for step, loss in rows]),
+        "millions": (joined("step={k}M loss={loss}"), [(100_000 * step, loss) for step, loss in rows]),
+        "W&B": (joined('{{"_step": {n}, "train/global_step": {step}, "train/loss": {loss}}}'), rows),
+        "bars of epochs": (in_passes("Epoch {epoch}/4: 10%|#| {step}/10 [00:01<00:02, loss={loss}]"), passes),
+        "passes": (in_passes("epoch {epoch} step {step} loss {loss}"), passes),
+        "pairs": (joined("{step} {loss}"), rows),
+        "pairs with commas": (joined("{step}, {loss}"), rows),
+        "Markdown": ("| Step | Training Loss |\n|---:|:--|\n" + joined("| {step} | {loss} |"), rows),
+        "a box": ("┃ step ┃ loss ┃\n┡━━━╇━━━┩\n" + joined("│ {step} │ {loss} │"), rows),
+        "a later table": ("step,val_loss\n10,9\n20,8\n\nstep,loss\n" + joined("{step},{loss}"), rows),
+        "an average": (joined("step {step} running_loss 5 loss_avg 5 trainer/lm_loss {loss}"), rows),
+        "another loss in few rows": (joined("step {step} train_batch_loss {loss}") + 3 * "step 999 loss 5\n", [*rows]),
+    }
+
+
+@pytest.mark.parametrize("form", forms_of_a_log())
+def test_the_loss_of_training_and_its_steps_are_found_in_every_form(form: str, tmp_path: Path) -> None:
+    text, rows = forms_of_a_log()[form]
+    path = tmp_path / ("log.jsonl" if text.startswith("{") else "train.log")
+    path.write_text(text)
+    logs = read_logs(path)
+    assert not any("left out" in note for note in logs.notes)
+    (log,) = logs.runs
+    assert list(zip(log.step_n.tolist(), log.columns["loss"].tolist(), strict=True)) == rows
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["version https://git-lfs.github.com/spec/v1", "oid sha256:0", "size 9"], "pointer of Git LFS"),
+        (["step,loss", "1000,2.31"], "a single row with 'loss', as the summary of a run"),
+        (['{"train_loss": 2.31, "train_runtime": 100.0}'], "a single row with 'train_loss', as the summary of a run"),
+        ([f"step {n} enc_loss {9 - n} dec_loss {8 - n}" for n in range(9)], "no total, enc_loss and dec_loss"),
+        ([f"{n} 1 {n}" for n in range(9)], "holds no measurement"),
+        (["12 3.5", *(f"words of a text, {n}" for n in range(40))], "no column of losses"),
+        ([*(f"{n} {n}.5" for n in range(5)), *(f"words of a text, {n}" for n in range(40))], "no column of losses"),
+        ([], "is empty"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["log", "json"])
+def test_what_is_no_log_is_named_as_what_it_is(lines: list[str], why: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"train.{suffix}"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(RequestError, match=why):
+        read_logs(path)
+
+
+@pytest.mark.parametrize(("base", "unit"), [(math.e, "nats"), (2.0, "bits"), (3.0, "nats")])
+def test_a_perplexity_beside_the_loss_tells_bits_from_nats(base: float, unit: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {n} loss {5 - n / 20} ppl {base ** (5 - n / 20)}\n" for n in range(40)))
+    logs = read_logs(path)
+    assert f"in {unit}" in logs.notes[0]
+    assert logs.runs[0].columns["loss"][0] == pytest.approx(5 * (math.log(2) if unit == "bits" else 1))
+
+
+def mlflow_metric(path: Path, values: dict[int, float], *, begin: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(
+            f"{1_700_000_000_000 + begin + n} {value} {step}\n" for n, (step, value) in enumerate(values.items())
+        )
+    return path
+
+
+def test_folders_and_files_of_mlflow_are_logs(tmp_path: Path) -> None:
+    """Named as the runs were; measurements without steps are counted; a run that goes back is read as it went on."""
+    metrics = tmp_path / "mlruns" / "1" / "0a1b" / "metrics"
+    losses = {10 * n: 8 - n / 10 for n in range(40)}
+    mlflow_metric(metrics / "train" / "loss", losses)
+    mlflow_metric(metrics / "train" / "grad_norm", dict.fromkeys(losses, 1.5))
+    mlflow_metric(metrics / "system" / "cpu", dict.fromkeys(losses, 50.0))
+    (metrics.parent / "meta.yaml").write_text("run_name: sunny-7\n")
+    for path in (tmp_path, tmp_path / "mlruns", metrics.parent, metrics):
+        logs = read_logs(path)
+        (log,) = logs.runs
+        assert (log.name, log.step_n.tolist()) == ("sunny-7", list(losses))
+        assert log.columns["loss"].tolist() == list(losses.values())
+        assert set(log.columns["grad_norm"]) == {1.5}
+        assert logs.notes == [f"{path.name}: loss 'train/loss' in nats, grad_norm 'train/grad_norm'"]
+    with (metrics / "train" / "loss").open("a") as file:
+        file.write("17000000000")  # a line that is being written
+    assert len(read_logs(metrics).runs[0].step_n) == 40
+    alone = mlflow_metric(tmp_path / "other" / "loss", {})
+    alone.write_text("".join(f"170000000{n:04} {9 - n / 10} 0\n" for n in range(30)))
+    assert read_logs(alone).runs[0].step_n.tolist() == list(range(30))
+    (metrics / "train" / "loss").rename(metrics / "train" / "accuracy")
+    with pytest.raises(RequestError, match="no column of losses among"):
+        read_logs(metrics)
+
+
+def test_a_run_of_mlflow_that_goes_back_is_read_in_the_order_of_time(tmp_path: Path) -> None:
+    """Also where a measurement that comes later in the alphabet was logged before the loss of its step."""
+    metrics = tmp_path / "run" / "metrics"
+    mlflow_metric(metrics / "loss", {n: 5 - n / 50 for n in range(60)})
+    mlflow_metric(metrics / "lr", dict.fromkeys(range(60), 1e-3))
+    mlflow_metric(metrics / "loss", {n: 5.01 - n / 50 for n in range(40, 90)}, begin=1000)
+    mlflow_metric(metrics / "lr", dict.fromkeys(range(40, 90), 5e-4), begin=1000)
+    first, second = read_logs(tmp_path / "run").runs
+    assert (set(first.columns["lr"]), second.went_back and second.went_back.lr) == ({1e-3}, 5e-4)
 
 
 ODD = ["a,1000,", 'a,"1,001",2.5,1', "run,step,loss,norm", "a,10.5,2,1", "b,7,NaN,1", "a,1002,2", "", "b,8, 2.25 ,inf"]

@@ -89,6 +89,19 @@ def test_the_line_names_the_cause_and_what_it_means(tmp_path: Path, output_of: O
     assert list(json.loads(output_of("watch", run, "--json", code=1))) == ["events", "notes"]
 
 
+def test_the_page_of_a_run_links_one_that_compares_it_with_its_replay(tmp_path: Path, output_of: OutputOf) -> None:
+    run, replay = log(tmp_path / "log.csv", SPIKED), log(tmp_path / "replay.csv", QUIET)
+    output_of("watch", run, code=1)
+    page = tmp_path / "log.csv.alarms" / "log.csv.html"
+    assert "<a href" not in page.read_text(encoding="utf-8")
+    output_of("watch", run, "--replay", replay, code=1)
+    assert '<a href="log.csv.compared.html">' in page.read_text(encoding="utf-8")
+    assert "<h2>B against A</h2>" in page.with_name("log.csv.compared.html").read_text(encoding="utf-8")
+    told = output_of("watch", run, replay, code=2)
+    assert f"lab watch {run} --replay {replay}" in told
+    assert f"lab compare {run} {replay}" in told
+
+
 def test_runs_of_folders_are_paired_by_their_ids(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +140,8 @@ def test_another_run_is_judged_only_as_long_as_it_has_the_same_batches(
     ]
     unrelated = log(tmp_path / "unrelated.csv", calm(78))
     assert cause(tmp_path, unrelated, replay, capsys) == [(0, "other_batches")]
+    at_once = log(tmp_path / "at_once.csv", calm(78) + bump(8.0, 6, 3))
+    assert cause(tmp_path, at_once, replay, capsys) == [(6, "other_batches"), (0, "other_batches")]
 
 
 def test_another_machine_on_the_same_batches_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

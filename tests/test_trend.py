@@ -101,6 +101,35 @@ def test_a_loss_that_comes_back_late_recovers_and_one_that_does_not_is_not_said_
     assert found(falling(3000, 1) + 1.0 * (row_n >= 1000)) == [(1000, "stuck")]
 
 
+@pytest.mark.parametrize("spacing", [1, 50])
+@pytest.mark.parametrize("length", [40, 90])
+def test_the_end_of_a_slow_recovery_is_no_further_spike(spacing: int, length: int) -> None:
+    """The trend that begins anew in a spike falls as the spike does, and the loss then stays where it was before."""
+    row_n = np.arange(500)
+    loss_n = 2.3 + np.random.default_rng(length).normal(0, 0.02, 500)
+    loss_n[100 : 100 + length] += np.linspace(1.5, 0.1, length)
+    assert found(loss_n, spacing) == [(100 * spacing, "recovered")]
+    loss_n[420:424] += 0.5  # and hides none
+    assert found(loss_n, spacing) == [(100 * spacing, "recovered"), (420 * spacing, "recovered")]
+    assert len(found(loss_n + 0.5 * ((row_n >= 300) & (row_n < 310)), spacing)) == 3
+
+
+def test_a_loss_above_its_first_one_has_diverged_however_slowly_it_got_there() -> None:
+    """Rows that are logged every 50 steps reach the patience for a stuck loss before the one for a lost one."""
+    row_n = np.arange(400)
+    loss_n = 2 + 8 * np.exp(-row_n / 20) + np.random.default_rng(0).normal(0, 0.02, 400)
+    loss_n[200:] += np.minimum(np.arange(200) / 2, 14.0)
+    assert found(loss_n, 10) == [(2010, "diverged")]
+
+
+def test_rows_far_apart_are_judged_in_means_of_few() -> None:
+    """What shows in means of many rows only is a spike in some hundred steps, and a bend of the trend in thousands."""
+    loss_n = 2.3 + np.random.default_rng(3).normal(0, 0.05, 600)
+    loss_n[300:360] += 0.2
+    assert len(found(loss_n, 1)) == 1
+    assert found(loss_n, 100) == []
+
+
 @pytest.mark.parametrize("spacing", [1, 10])
 @pytest.mark.parametrize("start", [0.0, 0.5])
 def test_a_log_that_begins_late_in_training_has_no_loss_at_initialization(spacing: int, start: float) -> None:
@@ -122,6 +151,12 @@ def test_a_loss_that_is_not_finite_for_a_while_recovers() -> None:
     assert found(loss_n) == [(500, "recovered"), (700, "isolated")]
     loss_n[510:900:7] = math.nan
     assert found(loss_n[:900])[0][0] == 500
+
+
+@pytest.mark.parametrize("after", [[8.5, 8.4, 8.6], [8.8, 8.7, 7.9, 8.1]])
+def test_an_explosion_that_ends_below_the_first_loss_has_not_diverged(after: list[float]) -> None:
+    ((first, ending),) = found(np.array([9, 8, 7, 90, 95, *after]))
+    assert (first, ending) == (3, "none")
 
 
 def test_losses_that_are_logged_at_few_rows_are_no_divergence() -> None:
@@ -165,6 +200,25 @@ def test_a_spike_begins_in_its_row_from_the_fifth_on(row: int, fall: float) -> N
         ((first, ending),) = found(loss_n, 500)
         assert ending == "recovered"
         assert 0 <= first // 500 - row <= (len(build_up) > 0)
+
+
+@pytest.mark.parametrize("row", [7, 12, 20, 28])
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+def test_a_rise_over_several_rows_is_seen_at_a_smaller_size_than_one_of_a_row(row: int, noise: float) -> None:
+    """By what both the curve and its noise allow: below the first losses, where these fall steeply."""
+    row_n = np.arange(40)
+    steep_n = 2.3 + 8.5 * (1 + row_n / 6) ** -0.7 + np.random.default_rng(row).normal(0, noise, 40)
+    assert found(steep_n) == []
+    steep_n[row : row + 5] += np.array([0.6, 1.1, 1.6, 0.9, 0.3]) * (1 + 2 * noise)
+    ((first, ending),) = found(steep_n)
+    assert (abs(first - row) <= 1, ending) == (True, "recovered")
+
+
+def test_what_rebounds_from_a_single_low_row_is_no_spike() -> None:
+    """Though two rows rise one after another, and by more than half a nat."""
+    loss_n = early(40, 0.0, 0.02)
+    loss_n[20:23] -= [0.5, 0.2, -0.25]
+    assert found(loss_n) == []
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,90 @@ def test_each_verdict() -> None:
     assert verdict(twins + wandering, margin=1.0) == "open"
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_gap_of_one_sign_is_decided_though_its_size_wanders(sign: int) -> None:
+    """Unless it is no larger than the margin, or has the other sign in a single row; and also in few rows."""
+    waves_n = 0.1 * np.sin(np.arange(ROWS) / 40)
+    assert verdict(twin(0, 2) + sign * (0.25 + waves_n)) == "gap of one sign"
+    assert verdict(twin(0, 2) + sign * (0.25 + waves_n), margin=0.5) == "open"
+    assert verdict(twin(0, 2) + sign * (0.05 + waves_n)) == "open"
+    crossing_n = 0.25 + waves_n - 0.4 * (np.arange(ROWS) == 500)
+    assert verdict(twin(0, 2) + sign * crossing_n) == "gap of one sign"  # since a row that bumps does not count
+    for rows, expected in ((12, "gap of one sign"), (6, "open")):  # of which half are judged
+        a, b = (log(twin(0, seed, rows)) for seed in (1, 2))
+        b = b._replace(columns={"loss": b.columns["loss"] + 0.5 * sign})
+        (gap,) = gaps(a, b, shared_batches(a, b))
+        assert gap.verdict == expected
+        assert math.isnan(gap.error)
+
+
+@pytest.mark.parametrize(("sign", "word"), [(1, "worse"), (-1, "better")])
+def test_words_say_which_log_is_better(sign: int, word: str, tmp_path: Path, output_of: OutputOf) -> None:
+    waves_n = 0.1 * np.sin(np.arange(ROWS) / 40)
+    gap_of = {
+        "constant": 0.1 + 0 * waves_n,
+        "wanders": 0.25 + waves_n,
+        "grows": 2e-4 * np.arange(ROWS),
+        "shrinks": 0.2 - 2e-4 * np.arange(ROWS),
+        "crosses": 4e-4 * (np.arange(ROWS) - 450),
+    }
+    first = written(tmp_path / "a.csv", twin(0, 1))
+    shown = {
+        name: output_of("compare", first, written(tmp_path / f"{name}.csv", twin(0, 2) + sign * gap_n))
+        for name, gap_n in gap_of.items()
+    }
+    patterns = {
+        "constant": rf"B is {word} by 0\.\d+ nats throughout",
+        "wanders": rf"B is {word} by about 0\.\d+ nats in all rows; its size wanders",
+        "grows": rf"B is {word}, and ever more: from \{'+' if sign > 0 else '-'}0\.0",
+        "shrinks": rf"B is {word}, but ever less: from \{'+' if sign > 0 else '-'}0\.1",
+    }
+    other = "better" if word == "worse" else "worse"
+    patterns["crosses"] = f"B is {other} at first and {word} at the end"
+    assert [name for name, pattern in patterns.items() if not re.search(pattern, shown[name])] == []
+
+
+def test_logs_of_reinforcement_learning_are_compared_by_their_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_of: OutputOf
+) -> None:
+    """No gap of losses is judged, and none is in nats."""
+    random, paths = np.random.default_rng(0), list[str]()
+    for name, reward in (("a", 0.6), ("b", 0.2)):
+        table = {
+            "step": range(100),
+            "loss": random.normal(0, 0.1, 100),
+            "reward": np.where(np.arange(100) < 50, 9.0, reward),
+        }
+        pd.DataFrame(table).to_csv(tmp_path / f"{name}.csv", index=False)
+        paths.append(str(tmp_path / f"{name}.csv"))
+    assert compared(capsys, *paths)["pairs"][0]["gaps"] == []
+    told, page = output_of("compare", *paths), tmp_path / "page.html"
+    output_of("compare", *paths, "--html", page)
+    for text in (told, page.read_text(encoding="utf-8")):
+        assert "up to 99, is 0.6 of A and 0.2 of B" in text
+        assert "nats" not in text
+
+
+def test_of_two_logs_the_one_that_is_lost_is_worse(tmp_path: Path, output_of: OutputOf) -> None:
+    """Also where too few rows are left for a verdict on the gap; two that are lost are not told apart by that."""
+    losses = {
+        "sound": [7.8, 5.1, 3.2, 3.1, 3.05, 3.0],
+        "lost": [7.8, 5.2, 3.3, 310, 280, 260],
+        "stuck": [*twin(0, 1)[:400], *(twin(0, 1)[400:] + 1.5)],
+        "calm": twin(0, 2),
+    }
+    paths = {name: written(tmp_path / f"{name}.csv", np.array(loss)) for name, loss in losses.items()}
+    assert "B is worse, since B is lost from step 30 on and A is not." in output_of(
+        "compare", paths["sound"], paths["lost"]
+    )
+    assert "B is better, since A is lost from step 30 on and B is not." in output_of(
+        "compare", paths["lost"], paths["sound"]
+    )
+    assert "B is worse, since B is lost from step 4000 on" in output_of("compare", paths["calm"], paths["stuck"])
+    for one, other in (("lost", "lost"), ("sound", "sound")):
+        assert "is lost" not in output_of("compare", paths[one], paths[other])
+
+
 def test_the_gap_is_unpaired_where_batches_are_not_shared() -> None:
     a, b = log(twin(0, 1)), log(spliced(twin(0, 2), twin(9, 2), 300) + 0.02)
     paired, unpaired = gaps(a, b, shared_batches(a, b))
@@ -358,6 +442,27 @@ def test_a_run_that_follows_its_siblings_raises_no_alarm_and_one_that_leaves_the
     assert unfinished.step is None
     np.testing.assert_allclose(unfinished.excess_n, alarm.excess_n[: len(unfinished.excess_n)])
     assert departure(healthy, [log(twin(0, 1, 8)), siblings[0]]) is None
+
+
+def test_an_excess_is_that_of_the_last_pieces_above_a_line_through_those_before_them() -> None:
+    """Siblings of one curve exactly; of 40 pieces the run leaves it in the last four, by a tenth of a nat."""
+    curve_n = twin(0, 0, 400, noise=0.05, alone=0)
+    siblings = [log(offset + factor * curve_n) for offset, factor in ((0.1, 1.2), (0, 1), (-0.1, 0.9))]
+    run = log(0.3 + 0.8 * curve_n + 0.1 * (np.arange(400) >= 360))
+    found = departure(run, siblings)
+    assert found is not None
+    assert found.tolerance < 1e-6
+    assert found.excess_n[-1] == pytest.approx(0.1)
+    assert found.excess_n[-4] == pytest.approx(0.025)
+    np.testing.assert_allclose(found.excess_n[:-4], 0, atol=1e-9)
+    assert found.step == 3690
+    noisy = [
+        log(sibling.columns["loss"] + shift * (np.arange(400) >= 360))
+        for sibling, shift in zip(siblings, (0.03, 0, 0), strict=True)
+    ]
+    again = departure(run, noisy)
+    assert again is not None
+    assert 0.01 < again.tolerance < 0.05
 
 
 @cache

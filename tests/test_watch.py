@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from lab import main
 from lab.analysis import watch
 from lab.analysis.events import Log, detect
 from lab.analysis.events.detectors import HELD, LEAD
-from lab.analysis.events.levels import read_levels
+from lab.analysis.events.levels import Level, read_levels
 from lab.analysis.events.logs import logs_of, read_logs
 from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
@@ -163,6 +164,96 @@ def pulses(*rows: int) -> np.ndarray:
     return np.where(np.isin(STEPS, rows), 20.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("factor", "low", "lead"), [(3.2, [], 15), (3.2, [490], 15), (3.2, [489, 490, 491], 8), (2.0, [], None)]
+)
+def test_a_gradient_norm_that_stays_high_up_to_a_spike_is_its_lead(
+    factor: float, low: list[int], lead: int | None
+) -> None:
+    """Though it is no alarm; single low rows do not end it, and several do."""
+    norm_n = np.random.default_rng(0).lognormal(0, 0.05, 1000)
+    norm_n[485:501] *= factor
+    norm_n[low] = 1.0
+    (event,) = detect(log(calm() + bump(3.0), grad_norm=norm_n))
+    assert (event.kind, event.step, event.lead) == ("spike", 500, lead)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((3e-4, 3e-4), "at the same learning rate as before"),
+        ((2.998e-4, 3e-4), "at the same learning rate as before"),
+        ((3e-4, 1.5e-4), "at learning rate 0.00015 instead of 0.0003"),
+        ((None, None), "goes back from step 519"),
+    ],
+)
+def test_the_rate_of_an_attempt_is_compared_with_the_first_one_at_the_same_step(
+    rates: tuple[float | None, float | None], words: str, tmp_path: Path
+) -> None:
+    """A rate that falls with the steps is higher where training goes back to, but that is no difference of attempts."""
+    steps, losses = [*range(520), *range(400, 900)], [*calm()[:520], *calm(1)[400:900]]
+    lr_n = [
+        rate and rate * (1 - (step - 400) / 2000)
+        for step, rate in zip(steps, [rates[0]] * 520 + [rates[1]] * 500, strict=True)
+    ]
+    table = pd.DataFrame({"step": steps, "loss": losses, "lr": lr_n})
+    table.dropna(axis=1).to_csv(tmp_path / "log.csv", index=False)
+    run = read_logs(tmp_path / "log.csv").runs[1]
+    (event,) = detect(run)
+    said = what_happened(run, event)
+    assert said.endswith(words)
+    assert ("learning rate" in said) == (rates[0] is not None)
+
+
+def test_a_level_says_the_value_where_it_is_passed_and_the_largest_later() -> None:
+    for value_n, words in (
+        (np.where(STEPS < 500, 100, 210.0), "210 above 200"),
+        (np.where(STEPS < 500, 100, STEPS - 290.0), "210 above 200, later 709"),
+    ):
+        run = log(calm(), attention_logit_max=value_n)
+        (event,) = (
+            each for each in detect(run, levels={"attention_logit_max": Level(200.0, True)}) if "level" in each.kind
+        )
+        assert what_happened(run, event) == f"level of attention_logit_max passed, {words}"
+    falls = log(calm(), loss_scale=np.where(STEPS < 500, 4096.0, 1500.0 - STEPS))
+    (event,) = detect(falls, levels={"loss_scale": Level(2000.0, False)})
+    assert what_happened(falls, event) == "level of loss_scale passed, 1e+03 below 2e+03, later 501"
+
+
+@pytest.mark.parametrize(
+    ("height", "until", "words", "advice"),
+    [
+        (1.0, 520, "loss spike, 2 to 3.0, recovered at step 52", "--replay, tells data from chance"),
+        (
+            1.0,
+            1000,
+            "loss spike, 2 to 3.0, not recovered, 499 steps, to the end of the log",
+            "back to a checkpoint before step 500",
+        ),
+        (1.0, 930, "recovered at step 93", "--replay, tells data from chance"),
+        (
+            9.0,
+            1000,
+            "the loss diverges, 2 to 11, not recovered, 499 steps, to the end of the log",
+            "back to a checkpoint",
+        ),
+        (1.0, 501, "a bump of one row", "--replay"),
+    ],
+)
+def test_the_first_line_says_whether_a_spike_recovered_and_the_advice_follows(
+    height: float, until: int, words: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = 2 + 4 * np.exp(-STEPS / 30) + np.random.default_rng(0).normal(0, 0.01, 1000)
+    losses[500:until] += height
+    _, out, _ = watched(capsys, write_log(tmp_path / "log.csv", STEPS, losses))
+    line = next(line for line in out.splitlines() if line.startswith("log.csv step 500: "))
+    pattern = "".join(r"\d*" if part == "" else re.escape(part) for part in [words])
+    assert re.search(pattern.replace(r"3\.0", r"3(\.0\d)?"), line), line
+    assert advice in line
+    assert ("back to a checkpoint" in line) == (until == 1000)
+    assert "stuck" not in line
+
+
 @pytest.mark.parametrize(("apart", "events"), [(MERGE - 1, [300]), (MERGE, [300, 300 + MERGE])])
 def test_alarms_are_one_event_when_closer_than_twenty_rows(apart: int, events: list[int]) -> None:
     assert [event.step for event in detect(log(calm(), grad_norm=pulses(300, 300 + apart)))] == events
@@ -243,8 +334,13 @@ def write_log(path: Path, steps: Iterable[int], losses: Iterable[float]) -> str:
     return str(path)
 
 
-def test_rows_out_of_order_are_sorted_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    order, loss = np.random.default_rng(1).permutation(1000), calm() + bump(3.0)
+@pytest.mark.parametrize(
+    "order", [np.random.default_rng(1).permutation(1000), STEPS[::-1]], ids=["shuffled", "reversed"]
+)
+def test_rows_out_of_order_are_sorted_by_step(
+    order: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss = calm() + bump(3.0)
     shuffled = write_log(tmp_path / "log.csv", order, loss[order])
     told = json.loads(watched(capsys, shuffled, "--json")[1])
     assert [(event["step"], event["ending"]) for event in told["events"]] == [(500, "recovered")]
@@ -323,6 +419,266 @@ def test_every_ending_is_named(
     assert not any("not yet ended" in what_happened(run, event) for event in detect(run) if event.ending != "none")
 
 
+@pytest.mark.parametrize("rows", [100, 30])
+def test_a_shorter_attempt_takes_the_place_of_all_rows_from_its_first_step_on(rows: int, tmp_path: Path) -> None:
+    second = calm(1)[400 : 400 + rows] + 0.01
+    path = write_log(tmp_path / "log.csv", [*range(520), *range(400, 400 + rows)], [*calm()[:520], *second])
+    before, after = read_logs(Path(path)).runs
+    assert (before.name, after.name) == ("log.csv attempt 1", "log.csv")
+    assert before.step_n[-1] == 519
+    assert after.step_n.tolist() == list(range(400 + rows))
+    assert after.went_back is not None
+    assert (after.went_back.last, after.went_back.step) == (519, 400)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_rows_that_repeat_most_losses_of_their_steps_are_a_copy(share: float, tmp_path: Path) -> None:
+    """Of less than half of the losses, a repetition is chance, since they have few digits."""
+    again = np.where(np.arange(500) % 10 < 10 * share, calm()[500:], calm(1)[500:] + 0.01)
+    path = write_log(tmp_path / "log.csv", [*STEPS, *STEPS[500:]], [*calm(), *again])
+    assert len(read_logs(Path(path)).runs) == (1 if share > 0.5 else 2)
+
+
+@pytest.mark.parametrize(
+    ("noise", "names"), [(0.4, ["log.csv attempt 1", "log.csv"]), (0.02, ["log.csv", "log.csv phase 2"])]
+)
+def test_losses_go_on_if_they_are_as_near_as_their_noise_allows(noise: float, names: list[str], tmp_path: Path) -> None:
+    """A second attempt lies 0.6 nats above the first: that is within a noise of 0.4, and far outside one of 0.02."""
+    losses = 3 + np.random.default_rng(0).normal(0, noise, 300)
+    path = write_log(tmp_path / "log.csv", [*range(200), *range(100, 200)], losses + 0.6 * (np.arange(300) >= 200))
+    assert [run.name for run in read_logs(Path(path)).runs] == names
+
+
+def test_rows_of_micro_batches_of_which_one_has_no_loss_have_none(tmp_path: Path) -> None:
+    losses = np.repeat(calm()[:200], 4) + np.tile([-0.1, 0.1, -0.2, 0.2], 200)
+    losses[603] = math.nan
+    path = write_log(tmp_path / "log.csv", np.repeat(np.arange(200), 4), losses)
+    (run,) = read_logs(Path(path)).runs
+    assert np.flatnonzero(~np.isfinite(run.columns["loss"])).tolist() == [150]
+    np.testing.assert_allclose(run.columns["loss"][:150], calm()[:150], atol=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 1, 10])
+def test_steps_that_begin_anew_with_each_pass_are_counted_on(first: int, tmp_path: Path) -> None:
+    """At the spacing of rows, also where the last pass ends early; a shorter log of the same passes reads the same."""
+    steps = [*range(first, first + 500, 10)] * 3 + [*range(first, first + 200, 10)]
+    losses = 2 + 4 * np.exp(-np.arange(len(steps)) / 30) + np.random.default_rng(0).normal(0, 0.02, len(steps))
+    losses[120:124] += 1.5
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", steps, losses)))
+    (run,) = logs.runs
+    assert run.step_n.tolist() == [*range(first, first + 1700, 10)]
+    assert "counted on" in logs.notes[-1]
+    assert [event.step for event in detect(run)] == [first + 1200]
+
+
+def test_an_alarm_before_the_step_gone_back_to_is_that_of_the_first_attempt_alone(tmp_path: Path) -> None:
+    losses = calm() + bump(3.0, at=300)
+    path = write_log(tmp_path / "log.csv", [*range(520), *range(490, 1000)], [*losses[:520], *(calm(1)[490:] + 0.01)])
+    found = [(event.run, event.kind) for run in read_logs(Path(path)).runs for event in detect(run)]
+    assert found == [("log.csv attempt 1", "spike"), ("log.csv", "restart")]
+
+
+def test_two_passes_are_counted_on_where_the_loss_is_near_its_last_rows(tmp_path: Path) -> None:
+    losses = calm(steps=400)
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", [*range(1, 201)] * 2, losses)))
+    (run,) = logs.runs
+    assert run.step_n.tolist() == list(range(1, 401))
+    assert logs.notes[-1] == "log.csv: steps begin anew once while the loss goes on, so they are counted on"
+
+
+def test_losses_of_zero_within_a_log_are_losses(tmp_path: Path) -> None:
+    """As of batches that are masked; at the end they stand for NaN."""
+    losses = calm(steps=80)
+    losses[[40, 41, 42, 60, 79]] = 0
+    (run,) = read_logs(Path(write_log(tmp_path / "log.csv", range(80), losses))).runs
+    assert run.note == ""
+    assert np.flatnonzero(run.columns["loss"] == 0).tolist() == [40, 41, 42, 60, 79]
+
+
+def test_trainings_of_the_same_steps_in_one_file_are_phases(tmp_path: Path) -> None:
+    """Each begins at the loss at initialization, unlike passes over the data."""
+    losses = np.concatenate([calm(seed, 300) for seed in range(3)])
+    logs = read_logs(Path(write_log(tmp_path / "log.csv", [*range(300)] * 3, losses)))
+    assert [run.name for run in logs.runs] == ["log.csv", "log.csv phase 2", "log.csv phase 3"]
+    assert all(run.step_n.tolist() == list(range(300)) for run in logs.runs)
+
+
+def test_a_run_that_begins_where_it_was_resumed_goes_back_before_that(tmp_path: Path) -> None:
+    """To a checkpoint before its first row; a run that begins at step 0 does not go back, but starts again."""
+    losses = 2.3 + np.random.default_rng(0).normal(0, 0.02, 200)
+    path = Path(write_log(tmp_path / "log.csv", [*range(1000, 1100), *range(980, 1080)], losses))
+    assert [run.name for run in read_logs(path).runs] == ["log.csv attempt 1", "log.csv"]
+    assert [event.kind for event in detect(read_logs(path).runs[1])] == ["restart"]
+
+
+ROWS = np.arange(300)
+
+
+def of_rewards(seed: int = 0, **columns: np.ndarray) -> Log:
+    """A calm run of reinforcement learning; given columns take the place of its own."""
+    random = np.random.default_rng(seed)
+    calm_ones = {
+        "loss": random.normal(0, 0.01, 300),
+        "reward": 0.2 + 0.4 * ROWS / 300 + random.normal(0, 0.03, 300),
+        "kl": 0.001 * ROWS**0.8 * random.lognormal(0, 0.3, 300),
+        "entropy": 1.2 * np.exp(-ROWS / 200) + random.normal(0, 0.01, 300),
+        "grad_norm": random.lognormal(-0.7, 0.4, 300),
+    }
+    return Log("planted", STEPS[:300], calm_ones | columns)
+
+
+def collapsing(value_n: np.ndarray, row: int = 200, rows: float = 5.0) -> np.ndarray:
+    return np.where(row <= ROWS, value_n * np.exp(-np.maximum(ROWS - row, 0) / rows), value_n)
+
+
+def exploding(value_n: np.ndarray, row: int = 200) -> np.ndarray:
+    return value_n * np.exp(np.clip((ROWS - row) / 4, 0, 5))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_calm_run_of_reinforcement_learning_raises_no_alarm(seed: int) -> None:
+    """Though the loss means nothing, the entropy falls, and the KL divergence grows and is noisy; in any units."""
+    run = of_rewards(seed)
+    assert detect(run) == []
+    assert detect(run._replace(columns={name: 1e3 * value_n for name, value_n in run.columns.items()})) == []
+    assert detect(of_rewards(seed, reward=run.columns["reward"] - 5)) == []
+    loss_n = np.where(np.arange(300) % 50 > 40, 9.0, run.columns["loss"])
+    assert detect(of_rewards(seed, loss=loss_n)) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_divergence_that_grows_from_its_first_row_and_an_entropy_that_falls_are_calm(seed: int) -> None:
+    """Steadily and with little noise, so that the first rows only rise or only fall."""
+    random = np.random.default_rng(seed)
+    grows_n, falls_n = 5e-4 * ROWS * random.lognormal(0, 0.05, 300), 1.2 * np.exp(-ROWS / 150)
+    assert detect(of_rewards(seed, kl=grows_n, entropy=falls_n + random.normal(0, 0.004, 300))) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "change"),
+    [
+        ("reward", "reward_fall", collapsing),
+        ("entropy", "entropy_fall", collapsing),
+        ("kl", "kl_growth", exploding),
+        ("grad_norm", "gradient_spike", exploding),
+    ],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_what_collapses_or_explodes_in_reinforcement_learning_alarms_where_it_begins(
+    column: str, kind: str, change: Any, scale: float
+) -> None:
+    usual_n = of_rewards(3).columns[column]
+    run = of_rewards(3, **{column: scale * change(usual_n)})
+    (event,) = (each for each in detect(run) if each.kind != "norm_drift")
+    assert event.kind == kind
+    assert 198 <= event.step <= 208
+    assert event.ending in ("stuck", "none")
+    assert event.usual == pytest.approx(scale * np.median(usual_n[170:200]), rel=0.35)
+    assert event.value == pytest.approx((np.min if "fall" in kind else np.max)(run.columns[column][200:]))
+    assert "to the end of the log" in what_happened(run, event)
+    passing_n = np.where(ROWS < 220, run.columns[column], scale * usual_n)
+    (passing,) = detect(of_rewards(3, **{column: passing_n}))
+    assert passing.ending == "recovered"
+    assert f"recovered at step {passing.end}" in what_happened(run, passing)
+
+
+def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost() -> None:
+    usual_n = of_rewards(1).columns["reward"]
+    slow = of_rewards(1, reward=usual_n - 0.009 * np.maximum(ROWS - 120, 0))
+    (event,) = detect(slow)
+    assert (event.kind, event.ending) == ("reward_fall", "stuck")
+    assert 120 < event.step < 260
+    noise_n = np.random.default_rng(2).normal(0, 0.03, 300)
+    hardly = of_rewards(1, reward=0.6 + noise_n - 0.2 * np.clip((ROWS - 100) / 100, 0, 1))
+    assert detect(hardly) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "usual", "small", "large"),
+    [("reward", 10.0, 8.5, 7.0), ("entropy", 1.0, 0.6, 0.4), ("kl", 1.0, 1.7, 2.5), ("grad_norm", 1.0, 1.7, 2.5)],
+)
+def test_small_departures_are_no_alarm_in_reinforcement_learning(
+    column: str, usual: float, small: float, large: float
+) -> None:
+    """However little noise there is: a reward falls by a fifth, an entropy by half, and what rises doubles."""
+    noise_n = np.random.default_rng(0).normal(0, 0.005, 300)
+    for value, alarms in ((small, 0), (large, 1)):
+        value_n = np.where(ROWS < 200, usual, value) + noise_n
+        assert len(detect(of_rewards(5, **{column: value_n}))) == alarms
+
+
+def test_a_loss_of_rewards_is_judged_only_where_it_is_not_finite() -> None:
+    loss_n = of_rewards().columns["loss"].copy()
+    loss_n[150:] = math.nan
+    assert [(event.kind, event.step, event.ending) for event in detect(of_rewards(loss=loss_n))] == [
+        ("spike", 150, "diverged")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"loss": 0, "grad_norm": 0}, "the loss is 0 and the gradient norm is 0"),
+        ({"advantage": 0}, "the advantage is 0"),
+        ({"loss": 0.5}, ""),
+        ({"grad_norm": 0}, "the gradient norm is 0"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 200])
+def test_reinforcement_learning_that_learns_nothing_is_named(
+    columns: dict[str, float], words: str, first: int, tmp_path: Path
+) -> None:
+    """From the first row on or a later one; a loss of 0 at the end is no NaN, and one alone, if not 0, says nothing."""
+    run = of_rewards(advantage=np.random.default_rng(0).random(300))
+    table = pd.DataFrame({"step": ROWS, **run.columns})
+    table.loc[table["step"] >= first, [*columns]] = [*columns.values()]
+    table.to_csv(tmp_path / "log.csv", index=False)
+    (read,) = read_logs(tmp_path / "log.csv").runs
+    idle = [event for event in detect(read) if event.kind == "nothing_learned"]
+    assert not any(event.kind == "spike" for event in detect(read))
+    if not words:
+        assert len(idle) == (first == 0)
+        return
+    assert [event.step for event in idle] == [first]
+    assert (
+        what_happened(read, idle[0]) == f"nothing is learned: {words} in {'the last 100' if first else 'all 300'} rows"
+    )
+
+
+def test_a_gradient_of_zero_may_be_rounded_where_a_loss_falls_that_tells_something() -> None:
+    falls_n, zero_n = 1 - ROWS / 300, 0.0 * ROWS
+    assert [event.kind for event in detect(of_rewards(loss=falls_n, grad_norm=zero_n))] == ["nothing_learned"]
+    assert detect(log(falls_n, grad_norm=zero_n)) == []
+    noise_n = np.random.default_rng(0).normal(0, 0.01, 300)
+    assert [event.kind for event in detect(log(1 + noise_n, grad_norm=zero_n))] == ["nothing_learned"]
+
+
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [
+        ('{{"step": {n}, "actor/pg_loss": 0.1, "actor/entropy": {x}, "critic/rewards/mean": {x}}}', "reward entropy"),
+        ("{{'loss': {x}, 'grad_norm': 1.5, 'reward': {x}, 'reward_std': 0.5, 'kl': {x}}}", "reward kl advantage"),
+        ("{{'objective/kl': {x}, 'objective/entropy': {x}, 'loss/policy_avg': 0.1, 'episode': {n}}}", "kl entropy"),
+        ("step {n} loss {x} approx_kl {x} entropy_loss -{x}", "kl entropy"),
+        ("step {n} loss {x} rewards/chosen {x} rewards/margins {x}", ""),
+        ("step {n} loss {x} kl {x} ce_loss {x}", ""),
+        ("step {n} loss {x} entropy {x}", ""),
+    ],
+)
+def test_logs_of_reinforcement_learning_are_known_by_their_columns(form: str, columns: str, tmp_path: Path) -> None:
+    """Preference learning and distillation have a loss that tells something; an entropy has the sign of none."""
+    path = tmp_path / ("log.jsonl" if '"' in form else "log.txt")
+    path.write_text("".join(form.format(n=n, x=round(2 + n % 7 / 10, 3)) + "\n" for n in range(1, 60)))
+    logs = read_logs(path)
+    (run,) = logs.runs
+    assert run.is_of_rewards == bool(columns)
+    assert ("of reinforcement learning" in logs.notes[0]) == bool(columns)
+    for column in columns.split():
+        np.testing.assert_allclose(
+            np.unique(run.columns[column]), 0.5 if column == "advantage" else 2 + np.arange(7) / 10
+        )
+
+
 def test_a_loss_that_is_left_out_beside_other_measurements_diverged(tmp_path: Path) -> None:
     """Megatron leaves the loss out of a line once it is NaN."""
     rows = [
@@ -355,6 +711,11 @@ def test_the_advice_follows_from_the_log(tmp_path: Path, capsys: pytest.CaptureF
 
     assert "from step 480 on" in advice(grad_norm=norm)
     assert "at its peak" in advice(lr=lr)
+    for constant in (np.full(1000, 1e-3), np.where(STEPS == 200, math.nan, 1e-3)):
+        assert "the batches just before" in advice(lr=constant)
+    assert "the batches just before" in advice(lr=1e-3 * (1 - STEPS / 2000))  # past its peak
+    for factor, change in ((0.5, "0.001 to 0.0005"), (3.0, "0.001 to 0.003")):
+        assert f"which changes there from {change}" in advice(lr=1e-3 * np.where(STEPS >= 500, factor, 1.0))
     assert "--replay" in advice()
     for name in "ab":
         write_log(tmp_path / f"{name}.csv", STEPS, calm() + bump(3.0))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
-from lab.analysis.events.log_reader import FEWEST, LOSS, Row
+from lab.analysis.events.log_reader import FEWEST, LOSS, Row, of_rewards
 from lab.analysis.logit_rounding import rounding_cost
 from lab.core.windows import NORMAL, Numbers
 
@@ -185,7 +185,8 @@ def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str
             current, back, phase, attempt = part, None, phase + 1, 1
     logs.append(log_of(_named(name, phase), current, bits, back))
     if passes > 1:
-        notes.append(f"{name}: steps begin anew {passes - 1} times while the loss goes on, so they are counted on")
+        times = "once" if passes == 2 else f"{passes - 1} times"
+        notes.append(f"{name}: steps begin anew {times} while the loss goes on, so they are counted on")
     return logs, [*notes, *(f"{log.name}: {log.note}" for log in logs if log.note)]
 
 
@@ -262,9 +263,11 @@ def log_of(name: str, table: Table, bits: float, back: WentBack | None = None) -
 def _losses(table: Table) -> tuple[Numbers, NDArray[np.bool_], str]:
     """The losses ``[n]``, NaN where trainers write a loss that is NaN otherwise; which rows count; and why some do.
 
-    Transformers writes it as 0, and Megatron leaves it out.
+    Transformers writes it as 0, and Megatron leaves it out. In reinforcement learning it may well be 0.
     """
     step_n, loss_n, has_loss_n = table.step_n, table.columns[LOSS], table.has_loss_n
+    if of_rewards(table.columns):
+        return loss_n, has_loss_n, ""
     others = {name: value_n for name, value_n in table.columns.items() if name != LOSS}
     if "grad_norm" in others:
         zero_n = has_loss_n & (loss_n == 0) & ~np.isfinite(others["grad_norm"])
@@ -308,6 +311,8 @@ def made_log(
     columns = {column: value_n for column, value_n in values.items() if column not in derived_from}
     if ROUTER_Z in values and ROUTER_LOGIT not in values:
         columns[ROUTER_LOGIT] = np.sqrt(np.clip(values[ROUTER_Z], 0, None))
+    if "entropy" in columns:  # some trainers log it with the sign of a loss
+        columns["entropy"] = np.abs(columns["entropy"])
     if all(column in held_out for column in HELD_OUT):
         both = {column: held_out[column] for column in HELD_OUT}
         for column, losses in {**both, "parting": parting(*both.values())}.items():

@@ -19,7 +19,7 @@ from lab.analysis.events.trend import LEAST_RISE, Span, loss_spikes, rises
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
-from lab.core.windows import FEWEST, MERGE, Numbers, before
+from lab.core.windows import FEWEST, MERGE, NORMAL, Numbers, before
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 # Among the first rows it exceeds the largest so far by as much; the very first, so many, are not judged.
@@ -29,6 +29,8 @@ LASTING = 3
 # A gradient norm drifts if the median of so many rows stays above the smallest such median before it by this factor,
 # over as many rows.
 DRIFT_ROWS, DRIFT = 50, 4.0
+# A reward falls slowly where such a median has lost half of the largest one, and so many times the noise of a row.
+SLOW_NOISE = 3.0
 # An update or a logit has grown if it exceeds the median of the measurements before it by this factor.
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one, epsilon exceeds the gradient, or the curvature along the update exceeds the limit of stability.
@@ -45,6 +47,9 @@ COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
 LEAD, NORM_LEAD = 100, 2.5
 # Fewer rows in which nothing changes do not say that nothing is learned.
 IDLE_ROWS = 20
+# In reinforcement learning, alarms of falls by at least this share of the usual value, and of rises to this multiple.
+FALLING = {"reward_fall": 0.2, "entropy_fall": 0.5}
+RISING = {"kl_growth": 2.0, "gradient_spike": 2.0}
 SPIKE = "spike"
 UNRECOVERED = ("stuck", "diverged")  # endings of a loss that did not come back
 
@@ -163,12 +168,47 @@ def detect(
 
 
 def _of_rewards(log: Log) -> Iterator[tuple[str, list[Span]]]:
-    """Falls of the reward and rises of the KL divergence, above or below their trend."""
-    if log.is_of_rewards and "reward" in log.columns:
-        spans = rises(log.step_n, -log.columns["reward"])
-        yield "reward_fall", [_without_loss(span)._replace(usual=-span.usual) for span in spans]
-    if log.is_of_rewards and "kl" in log.columns:
-        yield "kl_growth", [_without_loss(span) for span in rises(log.step_n, log.columns["kl"], may_grow=True)]
+    """Departures of a log of reinforcement learning from its trends, those that are large.
+
+    The reward and the entropy fall. The KL divergence and the gradient norm rise; they vary by orders of magnitude, so
+    their trend is that of a logarithm, of what is small of the value.
+    """
+    for kind, (column, _) in (KINDS | WATCHED).items() if log.is_of_rewards else ():
+        if kind not in (*FALLING, *RISING) or column not in log.columns:
+            continue
+        value_n = log.columns[column]
+        size = float(np.nanmedian(np.abs(value_n))) or 1.0
+        if kind in FALLING:
+            found = rises(log.step_n, -value_n, may_grow=kind == "entropy_fall")
+            spans = [span._replace(usual=-span.usual) for span in found]
+        else:
+            found = rises(log.step_n, np.arcsinh(value_n / size), may_grow=True)
+            spans = [span._replace(usual=size * math.sinh(span.usual)) for span in found]
+        spans = [_without_loss(span) for span in spans if _is_large(kind, value_n, span)]
+        yield kind, spans or (list(_slow_fall(value_n)) if kind == "reward_fall" else [])
+
+
+def _is_large(kind: str, value_n: Numbers, span: Span) -> bool:
+    """Whether a fall takes a share of the usual value, or a rise is a multiple of it."""
+    during_n = value_n[span.first : span.last + 1]
+    if kind in FALLING:
+        return bool(span.usual - np.nanmin(during_n) >= FALLING[kind] * abs(span.usual))
+    return bool(np.nanmax(during_n) >= RISING[kind] * span.usual)
+
+
+def _slow_fall(reward_n: Numbers) -> Iterator[Span]:
+    """A reward that falls too slowly for its trend: medians over ``DRIFT_ROWS`` stay below half of the largest."""
+    known_n = np.flatnonzero(np.isfinite(reward_n))
+    if len(known_n) < 2 * DRIFT_ROWS:
+        return
+    median_n = np.median(sliding_window_view(reward_n[known_n], DRIFT_ROWS), axis=1)
+    best_n = np.maximum.accumulate(median_n)
+    noise = NORMAL * float(np.median(np.abs(np.diff(reward_n[known_n]))))
+    for span in _runs(median_n < best_n - np.maximum(np.abs(best_n) / 2, SLOW_NOISE * noise), best_n):
+        if span.last - span.first >= DRIFT_ROWS:
+            last = int(known_n[span.last + DRIFT_ROWS - 1])
+            ending = "stuck" if span.last == len(median_n) - 1 else "recovered"
+            yield Span(int(known_n[span.first + DRIFT_ROWS - 1]), last, span.usual, ending, last)
 
 
 def _without_loss(span: Span) -> Span:
@@ -177,20 +217,35 @@ def _without_loss(span: Span) -> Span:
 
 
 def nothing_learned(log: Log) -> Iterator[Span]:
-    """The whole of a log in which the loss never changes, or does not fall and the gradient or the rate is 0."""
-    loss_n = log.columns["loss"]
-    if len(loss_n) >= IDLE_ROWS and np.isfinite(loss_n).all() and constants(log):
-        yield Span(0, len(loss_n) - 1, float(loss_n[0]))
+    """Where the loss never changes, or does not fall and the gradient or the rate is 0: in the whole of a log, or in
+    the last rows of one of reinforcement learning.
+    """
+    loss_n, first = log.columns["loss"], _first_idle(log)
+    if len(loss_n) - first >= IDLE_ROWS and np.isfinite(loss_n).all() and constants(log, first):
+        yield Span(first, len(loss_n) - 1, float(loss_n[first]))
 
 
-def constants(log: Log) -> dict[str, float]:
-    """What shows by never changing that nothing is learned; a norm or rate of 0 may be rounded if the loss falls."""
-    loss_n = log.columns["loss"]
-    first, last = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
-    falls = float(np.median(first) - np.median(last)) > LEAST_RISE and not log.is_of_rewards
+def _first_idle(log: Log) -> int:
+    """The first of the last rows in which what is learned from is 0, in reinforcement learning; or that of the log."""
+    idle_n = [log.columns[name] == 0 for name in ("advantage", "grad_norm") if name in log.columns]
+    if not log.is_of_rewards or not idle_n:
+        return 0
+    busy = np.flatnonzero(~np.logical_or.reduce(idle_n))
+    return int(busy[-1]) + 1 if len(busy) and len(log.step_n) - busy[-1] > IDLE_ROWS else 0
+
+
+def constants(log: Log, first: int = 0) -> dict[str, float]:
+    """What shows from a row on, by never changing, that nothing is learned.
+
+    A norm or rate of 0 may be rounded if the loss falls; in reinforcement learning it need not.
+    """
+    loss_n = log.columns["loss"][first:]
+    earlier, later = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
+    falls = float(np.median(earlier) - np.median(later)) > LEAST_RISE and not log.is_of_rewards
     found = {"loss": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
-    for name in () if falls else ("grad_norm", "lr"):
-        known_n = log.columns[name][~np.isnan(log.columns[name])] if name in log.columns else np.ones(1)
+    for name in () if falls else ("grad_norm", "lr", "advantage"):
+        known_n = log.columns[name][first:] if name in log.columns else np.ones(1)
+        known_n = known_n[~np.isnan(known_n)]
         found |= {name: 0.0} if len(known_n) and not known_n.any() else {}
     return found
 
@@ -207,7 +262,7 @@ def column_of(kind: str) -> str:
 
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     values = log.columns[column_of(kind)][span.first : span.last + 1]
-    is_below = kind == "reward_fall" or (kind.startswith(LEVEL) and np.nanmax(values) < span.usual)
+    is_below = kind in FALLING or (kind.startswith(LEVEL) and np.nanmax(values) < span.usual)
     farthest = np.nanmin if is_below else np.nanmax
     largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
@@ -367,6 +422,7 @@ WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "router_balance": ("router_balance", unbalanced),
     "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
     "reward_fall": ("reward", None),  # and so are these, by the trend
+    "entropy_fall": ("entropy", None),
     "kl_growth": ("kl", None),
     "nothing_learned": ("loss", None),
 }

@@ -8,17 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.events.log_reader import LOSS, STEP, Row, missing_column, usual_columns
-from lab.core.errors import RequestError
+from lab.analysis.events.log_reader import STEP, Row, usual_columns
 from lab.records.event_files import EVENTS, by_folder, open_events, scalars_of
 
 RUN = "."  # the run of the folder itself
 
 
-def runs_of(folder: Path) -> dict[str, list[Path]]:
-    """Event files by run, which is the path of their folder relative to the given one."""
-    found = {path: list(filter(Path.is_file, paths)) for path, paths in by_folder(folder).items()}
-    return {str(path.relative_to(folder)): paths for path, paths in found.items() if paths}
+def runs_of(path: Path) -> dict[str, list[Path]]:
+    """The event files below a folder by run, which is the path of their folder; or a file that is one of these."""
+    if not path.is_dir():
+        return {RUN: [path]} if is_event_file(path) else {}
+    found = {folder: list(filter(Path.is_file, paths)) for folder, paths in by_folder(path).items()}
+    return {str(folder.relative_to(path)): paths for folder, paths in found.items() if paths}
 
 
 def is_event_file(path: Path) -> bool:
@@ -26,24 +27,8 @@ def is_event_file(path: Path) -> bool:
     return path.is_file() and fnmatch(path.name, EVENTS)
 
 
-def read_rows(folder: Path, given: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of all runs in a folder, or of an event file.
-
-    Raises:
-        RequestError: TensorBoard is not installed, a file cannot be read, or no run has a loss.
-    """
-    paths = {RUN: [folder]} if folder.is_file() else runs_of(folder)
-    readers = {run: RunReader(run, given) for run in paths}
-    for run, reader in readers.items():
-        for rows in reader.read(paths[run]):
-            yield from rows
-    if not any(LOSS in reader.columns for reader in readers.values()):
-        names = sorted({tag for reader in readers.values() for tag in reader.tags})
-        raise RequestError(f"{folder} {missing_column(LOSS, names, given)}")
-
-
 class RunReader:
-    """Reads the event files of one run, and later the events that were added to them.
+    """Reads the event files of one run, and later the events that were added to them; ``runs_of`` finds such files.
 
     Attributes:
         run: the name of the run; empty for the folder itself.
@@ -51,6 +36,8 @@ class RunReader:
         columns: the name of the scalar of each column of a log.
         last: the largest step read.
     """
+
+    runs_of = staticmethod(runs_of)
 
     def __init__(self, run: str, given: Mapping[str, str]) -> None:
         self.run, self.given = "" if run == RUN else run, {key: name for key, name in given.items() if key != STEP}

@@ -47,7 +47,9 @@ class _Run:
         self.watch = TrendWatch()
         self.columns: dict[str, Column] = defaultdict(Column)
         self.first = -1  # the first step
-        self.offset = 0  # steps of earlier passes over the data, after each of which they begin anew
+        self.offset = (
+            0  # steps of earlier passes over the data, after each of which they begin anew as the loss goes on
+        )
         self.rows = 0  # number of losses read
         self.last = -1  # step of the last one
         self.open = dict[str, str]()  # the last known ending of each raised spike that has not recovered, by its step
@@ -59,9 +61,10 @@ class _Run:
         """Keep measurements; yields the losses among them in pieces of increasing steps, for the trend."""
         steps, losses = list[int](), list[float]()
         for logged in rows:
-            if LOSS in logged.values and self._begins_pass(logged):
-                apart = self.last - self.columns[LOSS].steps[-2]
-                self.offset = self.last + apart - logged.step
+            if LOSS in logged.values and logged.step <= self.first and logged.step + self.offset < self.last:
+                known = self.columns[LOSS]
+                goes_on = is_near(np.array(known.values), np.array([logged.values[LOSS]]))
+                self.offset = 2 * self.last - known.steps[-2] - logged.step if goes_on else 0
             row = logged._replace(step=logged.step + self.offset)
             for name, value in row.values.items():
                 column = self.columns[name]
@@ -86,11 +89,6 @@ class _Run:
             self.first = row.step if self.first < 0 else self.first
             self.last, self.rows = row.step, self.rows + 1
         yield np.array(steps, dtype=np.int64), np.array(losses)
-
-    def _begins_pass(self, row: Row) -> bool:
-        """Whether steps begin anew with this row, and the loss goes on."""
-        begins_anew = row.step <= self.first and row.step + self.offset < self.last
-        return begins_anew and is_near(np.array(self.columns[LOSS].values), np.array([row.values[LOSS]]))
 
     def state(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if name not in ("watch", "columns")}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from lab.analysis.events import event_logs
+from lab.analysis.events.event_logs import RunReader
 from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
-from lab.analysis.events.logs import history_of
+from lab.analysis.events.logs import history_of, reader_of_runs
 from lab.core import files
 from lab.core.errors import RequestError
 
@@ -46,12 +47,15 @@ def open_log(path: Path, given: Given) -> GrowingLog:
     """Open the log at a path.
 
     Raises:
-        RequestError: the path is neither a file nor a folder of event files.
+        RequestError: the path is neither a file nor a folder of such runs, or the file is a pointer of Git LFS.
     """
-    if path.is_dir() and event_logs.runs_of(path):
-        return GrowingEvents(path, given)
+    if reader := reader_of_runs(path):
+        return GrowingRuns(path, given, reader)
     if path.is_dir() or not path.exists():
-        raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files; {path} is neither")
+        raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files or MLflow's; {path} is none")
+    with contextlib.suppress(OSError), files.open_file(path) as file:
+        if files.is_lfs_pointer(file.read(HEAD)):
+            raise RequestError(f"{path} {files.LFS_POINTER}")
     return GrowingState(path, given) if path.suffix == ".json" else GrowingLines(path, given)
 
 
@@ -166,17 +170,17 @@ class GrowingState(GrowingLog):
         return "is no trainer_state.json with a step and a loss"
 
 
-class GrowingEvents(GrowingLog):
-    """A folder of TensorBoard's event files."""
+class GrowingRuns(GrowingLog):
+    """A folder of TensorBoard's event files, or of MLflow's measurements; or one such file."""
 
-    def __init__(self, path: Path, given: Given) -> None:
-        self.path, self.given = path, given
-        self.readers = dict[str, event_logs.RunReader]()
+    def __init__(self, path: Path, given: Given, reader: type[RunReader]) -> None:
+        self.path, self.given, self.reader = path, given, reader
+        self.readers = dict[str, RunReader]()
         self.last = dict[str, int]()  # of each run, before this process read on
 
     def read(self) -> Iterator[list[Row]]:
-        for run, paths in event_logs.runs_of(self.path).items():
-            reader = self.readers.setdefault(run, event_logs.RunReader(run, self.given))
+        for run, paths in self.reader.runs_of(self.path).items():
+            reader = self.readers.setdefault(run, self.reader(run, self.given))
             for rows in reader.read(paths, EVENTS):
                 yield [row for row in rows if row.step > self.last.get(row.run, -1)]
 

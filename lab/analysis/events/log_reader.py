@@ -81,7 +81,6 @@ HELD_OUT_WORD = re.compile(rf"(?<![\w./-])(?:{'|'.join(HELD_OUT - {'best', 'held
 RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
 VERTICAL = str.maketrans(dict.fromkeys("│┃║", "|"))
 IS_HELD_OUT = ""  # the name of a field that lines of held-out losses have
-LFS_POINTER = "version https://git-lfs.github.com/spec/"
 
 Fields = Mapping[str, Any]
 
@@ -138,6 +137,15 @@ def rank_of(column: str, name: str) -> int | None:
     return None
 
 
+def _is(column: str, name: str) -> bool:
+    return rank_of(column, name) is not None
+
+
+def _is_of_rewards(name: str) -> bool:
+    """Whether a name fits a column of reinforcement learning, even if it is called a loss, as an entropy may be."""
+    return any(_is(column, name) for column in OF_REWARDS)
+
+
 def is_progress(name: str) -> bool:
     """Whether a name stands for the first number of ``400/3000``."""
     return name.startswith("N/")
@@ -170,6 +178,15 @@ def of_rewards(columns: Container[str]) -> bool:
     """Whether columns are those of reinforcement learning, where the loss says little and is in no unit."""
     known = [name in columns for name in OF_REWARDS]
     return known[0] or sum(known) > 1
+
+
+def described(columns: Mapping[str, str], unit: str = "nats") -> str:
+    """Which names were taken for the loss and other measurements, and in which unit the loss is."""
+    others = [f"{column} '{columns[column]}'" for column in ("grad_norm", "lr", *OF_REWARDS) if column in columns]
+    units = f" in {unit}" if unit == "nats" else f" in {unit}, converted to nats"
+    if of_rewards(columns):
+        units = " of reinforcement learning, judged only where it is not finite"
+    return ", ".join([f"loss '{columns[LOSS]}'{units}", *others])
 
 
 def given_columns(text: str) -> dict[str, str]:
@@ -256,6 +273,11 @@ class Table(NamedTuple):
 
     separator: str
     names: list[str]
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether one of the columns may hold losses."""
+        return any(rank_of(LOSS, name.rpartition(" - ")[2]) is not None for name in self.names)
 
     def cells(self, line: str) -> list[str]:
         cells = (
@@ -354,8 +376,8 @@ class LogReader:
         if RULE.fullmatch(line) or not line:
             return []
         self.first, self.lines = self.first or line, self.lines + 1
-        if self.table is None:
-            self.table = self._begun_table(line)
+        if self.table is None or not (self.columns or self.table.has_loss):
+            self.table = self._begun_table(line) or self.table
             self.header = line
         if self.table:
             return [row for run, fields in self.table.fields(line) for row in self.add(fields, run)]
@@ -419,6 +441,7 @@ class LogReader:
         steps = self._candidates(STEP, self._counts)
         beside = {name for _, fields in self.waiting for name in fields if any(step in fields for step in steps)}
         losses = self._losses(beside)
+        steps = self._candidates(STEP, self._counts)  # again, since lines of held-out losses may be known now
         if not losses or any(column not in usual_columns(self.names, self.given) for column in self.given):
             return []
         with_loss = [
@@ -431,7 +454,7 @@ class LogReader:
         self.in_one_line = bool(steps) and 2 * sum(steps[0] in fields for fields in with_loss) > len(with_loss)
         of_rows = [fields for _, fields in self.waiting if not self.in_one_line or steps[0] in fields]
         names = [name for name in self.names if any(name in fields for fields in of_rows)]
-        names = [name for name in names if rank_of(LOSS, name) is None and rank_of(STEP, name) is None]
+        names = [name for name in names if _is_of_rewards(name) or not (_is(LOSS, name) or _is(STEP, name))]
         self.columns = usual_columns([*names, losses[0]], self.given) | {LOSS: losses[0]}
         self.columns |= {STEP: steps[0]} if steps else {}
         self.unit = self._unit_of_loss()
@@ -462,8 +485,8 @@ class LogReader:
         return list(losses)
 
     def _values(self, name: str) -> list[float]:
-        is_loss = self.has_held_out and rank_of(LOSS, name) is not None
-        some = (fields for _, fields in self.waiting if not (is_loss and IS_HELD_OUT in fields))
+        of_training = self.has_held_out and (rank_of(LOSS, name) is not None or rank_of(STEP, name) is not None)
+        some = (fields for _, fields in self.waiting if not (of_training and IS_HELD_OUT in fields))
         return [value for fields in some if (value := number(fields.get(name))) is not None]
 
     def _candidates(self, column: str, is_one: Callable[[str], bool]) -> list[str]:
@@ -515,7 +538,8 @@ class LogReader:
         for column, name in self.columns.items():
             if column != STEP and (value := number(fields.get(name))) is not None:
                 values[column] = self._in_nats(value) if column == LOSS else value
-        if self.has_held_out and IS_HELD_OUT in fields and LOSS in values:
+        is_held_out = self.has_held_out and IS_HELD_OUT in fields
+        if is_held_out and LOSS in values:
             values = {"val_loss": values[LOSS]} | {name: value for name, value in values.items() if name == "val_loss"}
         if STEP in self.columns:
             text = fields.get(self.columns[STEP])
@@ -525,7 +549,7 @@ class LogReader:
             elif step is not None and values:
                 self.dropped[f"rows whose step is no whole number, such as {text}"] += 1
                 return
-            elif values and (self.in_one_line or text not in (None, "")):
+            elif values and (self.in_one_line or text not in (None, "")) and not is_held_out:
                 self.dropped["rows without a step"] += 1
                 return
         elif LOSS in values:
@@ -543,12 +567,7 @@ class LogReader:
     def chosen(self) -> str:
         """Which names were taken for the step, the loss and the others, and in which unit the loss is."""
         step = f"step {self.columns[STEP]!r}" if STEP in self.columns else "no step, so that rows count"
-        shown = ("grad_norm", "lr", *OF_REWARDS)
-        others = [f"{column} '{self.columns[column]}'" for column in shown if column in self.columns]
-        unit = f" in {self.unit}" if self.unit == "nats" else f" in {self.unit}, converted to nats"
-        if of_rewards(self.columns):
-            unit = " of reinforcement learning, judged only where it is not finite"
-        return ", ".join([step, f"loss '{self.columns[LOSS]}'{unit}", *others])
+        return f"{step}, {described(self.columns, self.unit)}"
 
     def _rank_of_loss(self, name: str) -> int:
         return rank_of(LOSS, name) or 0
@@ -557,14 +576,15 @@ class LogReader:
         """The reason why the lines held no row."""
         if self.columns:
             return "has no row with a step and a loss"
-        if not self.first:
+        if not self.first and not self.names:
             return "is empty"
-        if self.first.startswith(LFS_POINTER):
-            return "is a pointer of Git LFS and not the log; git lfs pull fetches what it points to"
+        if files.is_lfs_pointer(self.first.encode()):
+            return files.LFS_POINTER
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:
             return missing_column(wanted[0], self.names, self.given)
-        losses = sorted((name for name in self.names if rank_of(LOSS, name) is not None), key=self._rank_of_loss)
+        named = [name for name in self.names if _is(LOSS, name) and plain_name(name) not in LAST_NAMES]
+        losses = sorted(named, key=self._rank_of_loss)
         if parts := self._parts([name for name in losses if len(self._values(name)) >= FEWEST]):
             return f"has several losses and no total, {listed(parts)}; --columns loss=COLUMN names the one to judge"
         if losses and len(self._values(losses[0])) == 1:

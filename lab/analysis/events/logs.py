@@ -9,10 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lab.analysis.events import event_logs, mlflow_logs
 from lab.analysis.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from lab.analysis.events.detectors import Log
-from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LOSS, Fields, LogReader, Row
+from lab.analysis.events.event_logs import RunReader, is_event_file
+from lab.analysis.events.log_reader import (
+    LONGEST_LINE,
+    LONGEST_PREAMBLE,
+    LOSS,
+    Fields,
+    LogReader,
+    Row,
+    described,
+    missing_column,
+)
+from lab.analysis.events.mlflow_logs import MlflowReader
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
@@ -63,10 +73,8 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
     given, bits = columns or {}, BF16 if mantissa_bits is None else mantissa_bits
     if is_results_folder(path):
         return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
-    if (path.is_dir() and event_logs.runs_of(path)) or event_logs.is_event_file(path):
-        return _logs(path.name, event_logs.read_rows(path, given), bits)
-    if path.is_dir() and mlflow_logs.runs_of(path):
-        return _logs(path.name, mlflow_logs.read_rows(path, given), bits)
+    if reader := reader_of_runs(path):
+        return _runs(path, reader, given, bits)
     if path.is_dir():
         return _folder(path, given, bits)
     if str(path) == STANDARD_INPUT:
@@ -82,6 +90,26 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
         raise RequestError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
+def reader_of_runs(path: Path) -> type[RunReader] | None:
+    """What reads the runs in a folder, or in a file of theirs: event files of TensorBoard, or MLflow's measurements."""
+    return next((reader for reader in (RunReader, MlflowReader) if reader.runs_of(path)), None)
+
+
+def _runs(path: Path, reader: type[RunReader], given: Mapping[str, str], bits: int) -> Logs:
+    """The runs of event files or of MLflow, with a remark on the names that were taken, once for runs with the same.
+
+    Raises:
+        RequestError: TensorBoard is not installed, a file cannot be read, or no run has a loss.
+    """
+    readers = {reader(run, given): paths for run, paths in reader.runs_of(path).items()}
+    logs = _logs(path.name, (row for each, paths in readers.items() for rows in each.read(paths) for row in rows), bits)
+    if not logs.runs:
+        names = sorted({tag for each in readers for tag in each.tags})
+        raise RequestError(f"{path} {missing_column(LOSS, names, given)}")
+    chosen = dict.fromkeys(described(each.columns) for each in readers if LOSS in each.columns)
+    return Logs(logs.runs, [*(f"{path.name}: {names}" for names in chosen), *logs.notes])
+
+
 def is_results_folder(path: Path) -> bool:
     """Whether a folder holds records of the lab."""
     return path.is_dir() and any((path / part).exists() for part in PARTS_OF_RECORDS)
@@ -93,7 +121,7 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     def is_log(file: Path) -> bool:
         return file.is_file() and Path(file.name.removesuffix(COMPRESSED)).suffix in SUFFIXES
 
-    found = [file for file in sorted(path.iterdir()) if is_log(file) or event_logs.is_event_file(file)]
+    found = [file for file in sorted(path.iterdir()) if is_log(file) or is_event_file(file)]
     if not found:  # the newest checkpoint of Transformers holds the history of all
         states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(str(state)), state))
         found = states[-1:]

@@ -1,4 +1,4 @@
-"""Logs from folders of MLflow: below a run's ``metrics``, each file holds the time, value and step of a measurement."""
+"""Logs from MLflow: below a run's folder ``metrics``, each file holds the time, value and step of a measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lab.analysis.events.log_reader import LOSS, STEP, Row, missing_column, number, usual_columns
+from lab.analysis.events.event_logs import RunReader
+from lab.analysis.events.log_reader import Row, number
 from lab.core import files
 from lab.core.errors import RequestError
 
@@ -14,16 +15,17 @@ METRICS = "metrics"
 # Those of a run, of the runs of an experiment, or of all experiments.
 BELOW = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}", f"mlruns/*/*/{METRICS}")
 NAME = re.compile(r"^run_name: *(.+)$", re.MULTILINE)
+LINE = re.compile(r"(\d{9,}) (\S+) (\d+)(?: .*)?\r?\n")  # the time in milliseconds
 
 
-def runs_of(folder: Path) -> dict[str, dict[str, Path]]:
-    """The files of measurements by name, of each run below a folder by the name of the run."""
-    found = [folder] if folder.name == METRICS else [path for below in BELOW for path in folder.glob(below)]
-    runs = dict[str, dict[str, Path]]()
+def runs_of(path: Path) -> dict[str, list[Path]]:
+    """The files of measurements of each run below a folder by the name of the run; or a file that is one of these."""
+    if path.is_file():
+        return {path.name: [path]} if not path.suffix and _is_metric(path) else {}
+    found = [path] if path.name == METRICS else [metrics for below in BELOW for metrics in path.glob(below)]
+    runs = dict[str, list[Path]]()
     for metrics in sorted(found):
-        measured = {path.relative_to(metrics).as_posix(): path for path in sorted(metrics.rglob("*")) if path.is_file()}
-        measured = {name: path for name, path in measured.items() if next(_values(path), None)}
-        if measured:
+        if measured := list(filter(_is_metric, sorted(metrics.rglob("*")))):
             name = _name(metrics.parent)
             runs[name if name not in runs else f"{name} {metrics.parent.name}"] = measured
     return runs
@@ -36,35 +38,51 @@ def _name(run: Path) -> str:
     return given[1].strip("'\" ") if given else run.resolve().name
 
 
-def _values(path: Path) -> Iterator[tuple[float, float, int]]:
-    """Time, value and step of each line; none of a file that is none of MLflow's."""
-    with files.open_file(path) as lines:
-        for line in lines:
-            numbers = [value for word in line.split()[:3] if (value := number(word)) is not None]
-            if len(numbers) < 3 or numbers[2] % 1:
-                return
-            time, value, step = numbers
-            yield time, value, int(step)
+def _is_metric(path: Path) -> bool:
+    """Whether a path is a file that begins with a line of MLflow's."""
+    if not path.is_file():
+        return False
+    with files.open_file(path) as file:
+        return bool(LINE.fullmatch(file.readline(files.MIB).decode(errors="replace")))
 
 
-def read_rows(folder: Path, given: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of all runs in a folder, those of each in the order in which they were logged.
+class MlflowReader(RunReader):
+    """Reads the measurements of one run, and later those that were added to their files."""
 
-    Raises:
-        RequestError: no run has a loss.
-    """
-    runs = runs_of(folder)
-    given = {column: name for column, name in given.items() if column != STEP}
-    columns = {run: usual_columns(measured, given) for run, measured in runs.items()}
-    if not any(LOSS in of_run for of_run in columns.values()):
-        names = sorted({name for measured in runs.values() for name in measured})
-        raise RequestError(f"{folder} {missing_column(LOSS, names, given)}")
-    for run, measured in runs.items():
-        chosen = {column: name for column, name in columns[run].items() if column != STEP}
-        timed = [
-            (time, Row(run, step, {column: value}))
-            for column, name in chosen.items()
-            for time, value, step in _values(measured[name])
-        ]
-        for _, row in sorted(timed, key=lambda each: each[0]):
-            yield row
+    runs_of = staticmethod(runs_of)
+
+    def __init__(self, run: str, given: Mapping[str, str]) -> None:
+        super().__init__(run, given)
+        self.ends = dict[Path, int]()  # up to where files were read
+        self.rows = dict[Path, int]()  # how many measurements were read that were logged without steps
+
+    def read(self, paths: list[Path], events: int | None = None) -> Iterator[list[Row]]:
+        """Yield the rows that were not read before, all at once and in the order in which they were logged.
+
+        Raises:
+            RequestError: a file cannot be read.
+        """
+        timed = [each for path in paths for each in self._new_scalars(path)]
+        yield self._rows([scalar for _, scalar in sorted(timed, key=lambda each: each[0])])
+
+    def _new_scalars(self, path: Path) -> Iterator[tuple[int, tuple[str, int, float]]]:
+        """The time of each measurement, and its name, step and value."""
+        try:
+            with files.open_file(path) as file:
+                file.seek(self.ends.get(path, 0))
+                text = file.read()
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+        text = text[: text.rfind(b"\n") + 1]  # the last line may be half written
+        self.ends[path] = self.ends.get(path, 0) + len(text)
+        lines = list(filter(None, map(LINE.fullmatch, text.decode(errors="replace").splitlines(keepends=True))))
+        if path in self.rows or (lines and len({line[3] for line in lines}) == 1 < len(lines)):
+            first = self.rows.get(path, 0)
+            self.rows[path] = first + len(lines)
+            steps = [*range(first, first + len(lines))]
+        else:
+            steps = [int(line[3]) for line in lines]
+        name = path.as_posix().rpartition(f"/{METRICS}/")[2] if f"/{METRICS}/" in path.as_posix() else path.name
+        for line, step in zip(lines, steps, strict=True):
+            if (value := number(line[2])) is not None:
+                yield int(line[1]), (name, step, value)

@@ -47,12 +47,12 @@ EXPLOSION, EXPLODED_ROWS = 1.5, 3
 # Among the first ``EARLY_ROWS`` rows there is no trend, or a steep start bends it. So a row at the end of some that
 # rise one after another is compared with each before it, too. It rises above one by more than twice the range of the
 # losses up to there, or ``LEAST_EARLY`` nats; by ``EARLY_CHANGES`` times the largest rise from row to row up to there;
-# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend, where the noise is taken from second
-# differences, of which there are at least ``EARLY_BENDS``. Also without these it rises by ``LEAST_BUMP`` and by
-# ``EARLY_CHANGES`` times the largest change, with few changes by more; if the losses before only fell, by as many
-# deviations of the largest second difference; or if it exceeds all of them by this many nats and this factor,
-# ``EARLY_EXPLOSION``.
-EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 1.5, 3
+# by ``REBOUND`` times the fall to it; and by as many deviations as above a trend over the root of the number of rows,
+# where the noise is taken from second or third differences, of which there are at least ``EARLY_BENDS``. Also without
+# these it rises by ``LEAST_BUMP`` and by ``EARLY_CHANGES`` times the largest change, with few changes by more; if the
+# losses before only fell, by as many deviations of the largest second difference; or if it exceeds all of them by this
+# many nats and this factor, ``EARLY_EXPLOSION``.
+EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 2.0, 3
 EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
@@ -121,7 +121,7 @@ class _Event:
 
     rise: Rise
     scale: int  # rows of the mean that is judged
-    calm: float  # the spike is over when that mean is no larger
+    calm: float  # the spike is over when that mean is no larger; plus what a trend that grows has grown since
     slope: float  # of the trend before it
     is_early: bool = False  # whether it rises above rows before, and not above a trend
     above: int = 0  # consecutive rows above the first loss
@@ -157,6 +157,7 @@ class TrendWatch:
         self.first = list[float]()  # the losses of the first rows
         self.event: _Event | None = None
         self.lost = list[_Lost]()
+        self.calm = -math.inf  # of the last of them, which is no rise while the trend after it is young
         self.tail = list[tuple[int, float]]()  # steps and losses of the last rows, from which means are taken
 
     def add(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
@@ -222,6 +223,7 @@ class TrendWatch:
             "first": self.first,
             "event": event,
             "lost": [(lost.rise._asdict(), lost.scale, lost.calm, lost.slope) for lost in self.lost],
+            "calm": self.calm,
             "tail": self.tail,
         }
 
@@ -235,6 +237,7 @@ class TrendWatch:
             rows = [(int(step), float(loss)) for step, loss in event["rows"]]
             watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
         watch.lost = [_Lost(Rise(**rise), *others) for rise, *others in state["lost"]]
+        watch.calm = float(state["calm"])
         watch.tail = [(int(step), float(loss)) for step, loss in state["tail"]]
         return watch
 
@@ -274,10 +277,12 @@ class TrendWatch:
         if math.isinf(self.at_start):
             self.at_start = float(loss_n[0])
         both = measured(self.history, step_n, loss_n, spacing, unjudged, self.steepest)
-        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing)
+        rise_nk, allowed_nk, back_nk = judged(both, len(self.history), spacing, may_grow=self.steepest > 0)
         high_nk = rise_nk > allowed_nk
         if self.event:  # rows no higher than the calm level do not belong to the event
             high_nk &= (loss_n > self.event.calm)[:, None]
+        is_young_n = len(self.history) + np.arange(piece) < 2 * MOST_ROWS
+        high_nk &= (~is_young_n | (loss_n > self.calm))[:, None]
         rows = np.flatnonzero(high_nk.any(1))
         calm = int(rows[0]) if len(rows) else piece
         self.row += calm
@@ -330,7 +335,8 @@ class TrendWatch:
         event.above = event.above + 1 if loss > self._lost_above(event.rise.usual) else 0
         event.rows = [*event.rows, (step, loss)][-MOST_ROWS:]
         recent = [each for _, each in event.rows[-event.scale :]]
-        if sum(recent) / len(recent) <= event.calm:
+        grown = max(event.slope, 0.0) * float(axis(np.array(step)) - axis(np.array(event.rise.step)))
+        if sum(recent) / len(recent) <= event.calm + grown:
             event.rise = event.rise._replace(ending="recovered", end=self.row, end_step=step)
             self._count_early_rows()
         elif self._starts_anew(event):
@@ -390,6 +396,7 @@ class TrendWatch:
         self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing(), steepest=self.steepest)
         if ending != "anew":
             self.lost.append(_Lost(ended, self.event.scale, self.event.calm, self.event.slope))
+            self.calm = self.event.calm
         self.event = None
         return ended
 
@@ -492,12 +499,13 @@ def _median_of_last(value_nw: Numbers, age_w: NDArray[np.int64], count_n: NDArra
     return finite_median(np.where(age_w < count_n[:, None], value_nw, math.nan), count_n)
 
 
-def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers, Numbers]:
+def judged(both: Numbers, known: int, spacing: float, *, may_grow: bool = False) -> tuple[Numbers, Numbers, Numbers]:
     """Rise, tolerance and calm level ``[n, k]`` of each row after the ``known`` ones, at each scale; above the line.
 
     The rise is that of the mean over the rows of the scale. It may reach the tolerance, and below the calm level a
     spike is over. All are infinite where too few rows are known, and where the rise is too small for any tolerance.
-    After the scales there are those of ``early_rises``, above one of the rows before.
+    After the scales there are those of ``early_rises``, above one of the rows before; of what ``may_grow``, a rise over
+    several rows may reach the tolerance in each of them.
     """
     miss_nk = both[..., MISSES : MISSES + scales_at(spacing)]
     *runs, rows, scales = miss_nk.shape
@@ -532,8 +540,9 @@ def judged(both: Numbers, known: int, spacing: float) -> tuple[Numbers, Numbers,
         rise_nk[at] = miss_n[(*run, row_n)]
         allowed_nk[at] = (usual_n + young_n + least_n)[is_known]
         back_nk[at] = (usual_n + BACK * deviation_n)[is_known]
-    for place, rise, allowed in early_rises(both[..., CALM], known):
+    for place, rise, allowed, rows in early_rises(both[..., CALM], known):
         at = (*place[:-1], place[-1] - known, -1)
+        allowed *= rows if may_grow else 1
         rise_nk[at], allowed_nk[at], back_nk[at] = rise, allowed, allowed * BACK / DEVIATIONS[0]
     return rise_nk, allowed_nk, back_nk
 
@@ -564,7 +573,7 @@ def explosion(loss: Any) -> Any:
     return loss + np.maximum((EXPLOSION - 1) * np.abs(loss), LEAST_BUMP)
 
 
-def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], float, float]]:
+def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], float, float, int]]:
     """Rises of the first rows after the ``known`` ones, by the rows before them alone.
 
     Args:
@@ -572,7 +581,8 @@ def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], fl
         known: how many rows were judged before.
 
     Yields:
-        The place of a row, its rise above one before it, and the tolerance; the clearest where there are several.
+        The place of a row, its rise above one before it, the tolerance, and how many rows lie between; the clearest
+        where there are several.
     """
     if known >= EARLY_ROWS:
         return
@@ -585,7 +595,10 @@ def early_rises(loss: Numbers, known: int) -> Iterator[tuple[tuple[int, ...], fl
     for *run, row in np.argwhere(is_large_n & (np.arange(loss.shape[-1]) >= known)).tolist():
         loss_n = loss[(*run,)]
         lows = range(low_n[(*run, row)], row)
-        rises = [(float(loss_n[row] - loss_n[low]), _early_tolerance(loss_n[: low + 1], row - low)) for low in lows]
+        rises = [
+            (float(loss_n[row] - loss_n[low]), _early_tolerance(loss_n[: low + 1], row - low), row - low)
+            for low in lows
+        ]
         yield (*run, row), *max(rises, key=lambda each: each[0] / each[1])
 
 
@@ -609,10 +622,14 @@ def _early_tolerance(before_n: Numbers, rows: int) -> float:
     if len(bend_n) >= EARLY_BENDS:
         if rows == 1:
             tolerances.append(max(LEAST_EARLY, EARLY_CHANGES * size_n.max()))
-        noise = NORMAL * np.median(bend_n) / math.sqrt(6)  # a second difference holds the noise of three rows
-        times = DEVIATIONS[0] * (1 + UNCERTAINTY * EARLY_BENDS / len(bend_n))
+        noises = [
+            NORMAL * float(np.median(np.abs(bent_n))) / growth * (1 + UNCERTAINTY * EARLY_BENDS / len(bent_n))
+            for growth, bent_n in ((math.sqrt(6), bend_n), (math.sqrt(20), np.abs(np.diff(change_n, 2))))
+            if len(bent_n) >= EARLY_BENDS  # differences of this order hold so many times the noise of a row
+        ]
         changes = max(EARLY_CHANGES * change_n.max(), -REBOUND * change_n[-1])
-        tolerances.append(max(_least_early(highest - lowest), times * noise, changes))
+        least = DEVIATIONS[0] / math.sqrt(rows) * min(noises)
+        tolerances.append(max(_least_early(highest - lowest), least, changes))
     return float(min(tolerances))
 
 

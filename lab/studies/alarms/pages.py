@@ -67,7 +67,7 @@ def file_name(name: str) -> str:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
-    kinds = ("reward_fall", "kl_growth") if log.is_of_rewards else (event.kind,)
+    kinds = ("reward_fall", "entropy_fall", "kl_growth") if log.is_of_rewards else (event.kind,)
     for kind in kinds:
         if kind in WATCHED and column_of(kind) in log.columns:
             columns.setdefault(column_of(kind), LABELS[kind]["axis"])
@@ -83,7 +83,7 @@ def event_figure(log: Log, event: Event) -> Sheet:
     sheet, facets = layout.facets(list(views), list(columns.values()), 8.0, share_y=False)
     for panels, shown in zip(facets, views.values(), strict=True):
         for axes, column in zip(panels, columns, strict=True):
-            is_linear = column in ("loss", "reward", *HELD_OUT_LABELS)
+            is_linear = column in ("loss", "reward", "entropy", *HELD_OUT_LABELS)
             _panel(axes, log.step_n[shown], log.columns[column][shown], event, logarithmic=not is_linear)
         panels[-1].set_xlabel("step")
         panels[-1].locator_params(axis="x", nbins=3)

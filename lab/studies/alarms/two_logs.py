@@ -31,7 +31,8 @@ MOST_EVENTS, MOST_BUMPS = 20, 8  # that are printed
 class Pair(NamedTuple):
     """A log against the first one.
 
-    ``lost`` are of both the steps of the loss spike from which they did not recover; None without one.
+    There are no gaps of logs of reinforcement learning, where the loss tells little. ``lost`` are of both the steps of
+    the loss spike from which they did not recover; None without one.
     """
 
     first: Log
@@ -121,7 +122,9 @@ def compared(logs: Sequence[Log], notes: Sequence[str] = (), margin: float | Non
     pairs = []
     for other in others:
         sharing = shared_batches(first, other)
-        found = gaps(first, other, sharing, [*events[first.name], *events[other.name]], margin)
+        of_rewards = first.is_of_rewards or other.is_of_rewards
+        both = [*events[first.name], *events[other.name]]
+        found = [] if of_rewards else gaps(first, other, sharing, both, margin)
         lost = _lost_at(events[first.name]), _lost_at(events[other.name])
         pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing), lost))
     return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), list(notes))
@@ -287,6 +290,8 @@ def pair_sentences(letter: str, pair: Pair) -> Iterator[str]:
     yield _shared_sentence(letter, pair)
     if lost := lost_phrase(letter, pair):
         yield f"{capitalized(lost)}."
+    if rewards := rewards_phrase(letter, pair):
+        yield f"{capitalized(rewards)}."
     for gap in pair.gaps:
         yield from _gap_sentences(letter, gap)
     if pair.bumps:
@@ -303,6 +308,23 @@ def lost_phrase(letter: str, pair: Pair) -> str:
     if first is None:
         return f"{letter} is worse, since {letter} is lost from step {second} on and A is not"
     return f"{letter} is better, since A is lost from step {first} on and {letter} is not"
+
+
+def rewards_phrase(letter: str, pair: Pair) -> str:
+    """What is said in place of a gap where a log is of reinforcement learning; empty elsewhere."""
+    logs = (pair.first, pair.second)
+    if not any(log.is_of_rewards for log in logs):
+        return ""
+    why = "no gap is judged, since the loss of reinforcement learning does not say which log is better"
+    if not all("reward" in log.columns for log in logs):
+        return why
+    first, last = max(log.step_n[0] for log in logs), min(log.step_n[-1] for log in logs)
+    medians = [
+        float(np.nanmedian(log.columns["reward"][(log.step_n >= (first + last) / 2) & (log.step_n <= last)]))
+        for log in logs
+    ]
+    where = f"in the second half of the steps that both have, up to {last}"
+    return f"{why}; the median reward {where}, is {medians[0]:.3g} of A and {medians[1]:.3g} of {letter}"
 
 
 def _gap_sentences(letter: str, gap: Gap) -> Iterator[str]:

@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.events.collapse import EARLY
-from lab.analysis.events.detectors import LABELS
+from lab.analysis.events.detectors import LABELS, Log
 from lab.analysis.events.twins import Gap, common_losses
 from lab.analysis.rendering import html, layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.text import capitalized
 from lab.studies.alarms.two_logs import (
     METHOD,
     ComparedLogs,
@@ -24,6 +25,7 @@ from lab.studies.alarms.two_logs import (
     event_sentence,
     lost_phrase,
     pair_sentences,
+    rewards_phrase,
     verdict_phrase,
 )
 
@@ -40,7 +42,7 @@ PARTING, INTERVAL, MARGIN = "other batches from here on", "95 % interval of the 
 def page(compared: ComparedLogs) -> str:
     """The whole page."""
     letters = compared.letters
-    verdicts = [f"{_verdicts(letters[pair.second.name], pair)}." for pair in compared.pairs]
+    verdicts = [f"{capitalized(_verdicts(letters[pair.second.name], pair))}." for pair in compared.pairs]
     names = [f"{letter} is {name}" for name, letter in letters.items()]
     body = [
         html.paragraph(" ".join(verdicts), "lead") if len(verdicts) == 1 else html.bullets(verdicts),
@@ -60,7 +62,8 @@ def _verdicts(letter: str, pair: Pair) -> str:
         for gap in pair.gaps
     ]
     lost = lost_phrase(letter, pair)
-    return "; ".join([*([lost] if lost else []), *(parts or ["no step in common"])])
+    parts = parts or [rewards_phrase(letter, pair) or "no step in common"]
+    return "; ".join([*([lost] if lost else []), *parts])
 
 
 def _pair(pair: Pair, compared: ComparedLogs) -> Iterator[Markup]:
@@ -84,30 +87,37 @@ def _events(compared: ComparedLogs) -> pd.DataFrame:
     )
 
 
+def _drawn(logs: Sequence[Log]) -> tuple[str, str]:
+    """The column of two logs that is drawn, and its label: the reward where a loss tells little."""
+    if not any(log.is_of_rewards for log in logs):
+        return "loss", "loss, nats/token"
+    return ("reward", "reward") if all("reward" in log.columns for log in logs) else ("loss", "loss")
+
+
 @layout.styled
 def pair_figure(pair: Pair, events: Sequence[SharedEvent], letters: dict[str, str]) -> Sheet:
-    """Losses of two logs, the gap between them, and their events.
-
-    The gap is shown in means of neighbouring rows, with the line by which it is judged.
-    """
+    """Losses of two logs, the gap between them, and their events; of reinforcement learning the rewards."""
     logs, letter = (pair.first, pair.second), letters[pair.second.name]
     shown = {log.name: [shared for shared in events if shared.log.name == log.name] for log in logs}
     has_events = any(shown.values())
-    sheet = Sheet(1, [HEIGHT, HEIGHT, *[EVENT_HEIGHT * 2] * has_events])
+    column, label = _drawn(logs)
+    sheet = Sheet(1, [HEIGHT, *[HEIGHT] * bool(pair.gaps), *[EVENT_HEIGHT * 2] * has_events])
     losses = sheet.panel(0, 0)
-    gap = sheet.panel(1, 0, sharex=losses)
     for log, colour, width in zip(logs, (A, B), (2.4, 0.8), strict=True):  # so that both are seen where they coincide
         kept = np.unique(np.linspace(0, len(log.step_n) - 1, MOST_POINTS).round().astype(int))
-        losses.plot(log.step_n[kept], log.columns["loss"][kept], color=colour, linewidth=width)
-    known = np.concatenate([log.columns["loss"][np.isfinite(log.columns["loss"])] for log in logs])
+        losses.plot(log.step_n[kept], log.columns[column][kept], color=colour, linewidth=width)
+    known = np.concatenate([log.columns[column][np.isfinite(log.columns[column])] for log in logs])
     low, high = float(known.min()), float(np.quantile(known, SHOWN))
     losses.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    losses.set_ylabel("loss, nats/token")
-    gap.set_ylabel(f"gap {letter} - A,\nnats/token")
-    _draw_gap(gap, pair)
-    panels_drawn = [losses, gap]
+    losses.set_ylabel(label)
+    panels_drawn = [losses]
+    if pair.gaps:
+        gap = sheet.panel(1, 0, sharex=losses)
+        gap.set_ylabel(f"gap {letter} - A,\nnats/token")
+        _draw_gap(gap, pair)
+        panels_drawn.append(gap)
     if has_events:
-        rows = sheet.panel(2, 0, sharex=losses)
+        rows = sheet.panel(len(panels_drawn), 0, sharex=losses)
         _draw_events(rows, [shown[log.name] for log in logs], ["A", letter], letters)
         panels_drawn.append(rows)
     if pair.sharing.until is not None and not pair.sharing.is_lasting:
@@ -122,8 +132,10 @@ def pair_figure(pair: Pair, events: Sequence[SharedEvent], letters: dict[str, st
         for gap in pair.gaps
     ]
     sheet.keys(("log", keys), ("gap", gaps))
-    sheet.explain(INTERVAL, "The band is the 95 % interval of the least-squares line through the judged rows.")
-    sheet.explain(MARGIN, "Dotted lines are the margin within which losses count as equal.")
+    if pair.gaps:
+        sheet.note("The gap is shown in means of neighbouring rows, with the line by which it is judged.")
+        sheet.explain(INTERVAL, "The band is the 95 % interval of the least-squares line through the judged rows.")
+        sheet.explain(MARGIN, "Dotted lines are the margin within which losses count as equal.")
     if has_events:
         sheet.note("Full triangles are events that none of the twins has; empty ones are shared, or have no twin.")
     return sheet

@@ -147,10 +147,13 @@ def _at(log: Log, event: Event) -> float:
     return float(log.columns[column][np.searchsorted(log.step_n, event.step)]) if column else math.nan
 
 
-def _nothing_learned(log: Log) -> str:
-    """What never changes."""
-    names = {"loss": "the loss", "grad_norm": "the gradient norm", "lr": "the learning rate"}
-    return listed([f"{names[name]} is {value:.4g}" for name, value in constants(log).items()])
+def _nothing_learned(log: Log, event: Event) -> str:
+    """What never changes, and in which rows."""
+    names = {"grad_norm": "gradient norm", "lr": "learning rate"}
+    first = int(np.searchsorted(log.step_n, event.step))
+    rows = len(log.step_n) - first
+    what = listed([f"the {names.get(name, name)} is {value:.4g}" for name, value in constants(log, first).items()])
+    return f"{what} in {'the last' if first else 'all'} {rows} rows"
 
 
 def _rows_until(log: Log, event: Event) -> int:
