@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from lab import Predictions
 from lab.core.hooks import HookPoint, listening
+from lab.core.schema import stack
 from lab.interventions.weights import spectral_norm
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
-from pieces import intervention, model, tokens, weights_of
+from pieces import CPU, intervention, model, tokens, weights_of
 
 CONFIG = ModelConfig("small", 8, 2, 4)
 
@@ -322,6 +323,29 @@ def test_activations() -> None:
     gate.limit = 0.1
     clamped = opened.clamp(max=0.1)
     torch.testing.assert_close(gate(x, inputs), x.clamp(-0.1, 0.1) * clamped * torch.sigmoid(clamped))
+
+
+def test_swiglu_is_clamped_as_in_deepseek_v4_and_by_an_infinite_limit_not_at_all() -> None:
+    entry = stack([intervention("swiglu", limit=limit) for limit in (10.0, math.inf)], CPU)
+    gate = entry.attach(HookPoint("mlp_gate", "block0", 8, 0), 2, CONFIG)
+    assert gate is not None
+    gate.double()
+    weight_rdm = drawn(2, 8, 8, seed=2)
+    with torch.no_grad():
+        next(gate.parameters()).copy_(weight_rdm)
+    linear, inputs = (6 * drawn(2, 1, 4, 8, seed=seed).requires_grad_() for seed in (0, 1))
+    made = gate(linear, inputs)
+    by_linear, by_inputs = torch.autograd.grad(made.sum(), (linear, inputs))
+    with torch.no_grad():
+        opened = inputs @ weight_rdm[:, None]
+        assert all((beyond > 10).any() for beyond in (linear[0], -linear[0], opened[0], -opened[0]))
+        held, least = linear[0].clamp(-10, 10), opened[0].clamp(max=10)
+        share = 1 / (1 + (-least).exp())
+        slope = torch.where(opened[0] < 10, held * (share + least * share * (1 - share)), 0.0)
+        torch.testing.assert_close(made[0], held * least * share)
+        torch.testing.assert_close(by_linear[0], torch.where(linear[0].abs() < 10, least * share, 0.0))
+        torch.testing.assert_close(by_inputs[0], slope @ weight_rdm[0].T)
+        assert torch.equal(made[1], linear[1] * F.silu(opened[1]))
 
 
 def test_a_head_of_zeros_is_uniform_and_blocks_get_no_gradient() -> None:
