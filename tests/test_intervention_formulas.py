@@ -448,6 +448,74 @@ def test_sigma_reparam_divides_a_matrix_of_zeros_by_one() -> None:
     assert module(weight * torch.nan).isnan().all()  # a run that has diverged stays so
 
 
+def test_magnitude_and_direction_of_a_fused_matrix_are_trained_apart() -> None:
+    """Against algorithm 2 of Haegele et al. 2026, which splits the gradient of the product at each step."""
+    width, shape = 4, (4, 6)  # inputs, outputs
+    entry = intervention("magnitude_direction")
+    module = entry.attach(HookPoint("weight", "block0", shape[1], inputs=shape[0]), 1, CONFIG)
+    assert module is not None
+    module.double()
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, Layer)}
+    for layer in layers.values():
+        layer.weight.data = layer.fixed_value().unsqueeze(0)  # type: ignore[union-attr]
+    weight = drawn(1, *shape).requires_grad_()
+    weights = {"embedding": drawn(1, 9, width), "block0.attention.query": weight}
+    with torch.no_grad():
+        entry.after_update(weights)
+    torch.testing.assert_close(module(weight), weight)
+    optimizer = torch.optim.Adam([weight, *module.parameters()], lr=0.1)
+
+    fused, radius = weight.detach()[0].clone(), math.sqrt(shape[0] * shape[1] / width)
+    raws = {
+        name: torch.full((size,), math.log(math.e - 1), dtype=torch.float64)
+        for name, size in zip("io", shape, strict=True)
+    }
+    moments = {
+        name: (torch.zeros(size).double(),) * 2 for name, size in (("W", shape), ("i", shape[0]), ("o", shape[1]))
+    }
+    assert radius == pytest.approx(fused.norm().item())
+
+    def adam(name: str, value: Tensor, gradient: Tensor, step: int) -> Tensor:
+        mean, square = moments[name]
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        moments[name] = mean, square
+        return value - 0.1 * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+
+    for step in range(1, 6):
+        gradient = drawn(*shape, seed=step)
+        optimizer.zero_grad()
+        (module(weight)[0] * gradient).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            entry.after_update(weights)
+        by_input, by_output = F.softplus(raws["i"])[:, None], F.softplus(raws["o"])
+        direction = fused / by_input / by_output
+        of_input, of_output = (direction * gradient * by_output).sum(1), (direction * gradient * by_input).sum(0)
+        direction = adam("W", direction, gradient * by_input * by_output, step)
+        direction = direction * radius / direction.norm()
+        raws["i"] = adam("i", raws["i"], of_input * torch.sigmoid(raws["i"]), step)
+        raws["o"] = adam("o", raws["o"], of_output * torch.sigmoid(raws["o"]), step)
+        fused = F.softplus(raws["i"])[:, None] * direction * F.softplus(raws["o"])
+        torch.testing.assert_close(module(weight)[0].detach(), fused, rtol=1e-9, atol=1e-12)
+
+
+def test_directions_keep_their_norm_and_start_near_it() -> None:
+    wide = model(
+        0, width=64, depth=1, head_width=16, changes={"magnitude_direction": intervention("magnitude_direction")}
+    )
+    before = {name: weight.detach().clone() for name, weight in weights_of(wide).items()}
+    with torch.no_grad():
+        intervention("magnitude_direction").after_update(weights_of(wide))
+    moved = {name for name, weight in weights_of(wide).items() if not torch.equal(weight, before[name])}
+    matrices = {name for name, weight in before.items() if weight.ndim == 3 and name.startswith("block")}
+    assert moved == matrices
+    assert len(matrices) == 6
+    for name in matrices:
+        after = weights_of(wide)[name]
+        assert after.norm().item() == pytest.approx(math.sqrt(after.numel() / 64))
+        assert before[name].norm().item() == pytest.approx(after.norm().item(), rel=0.05)
+
+
 def test_sigma_reparam_is_blind_to_scale() -> None:
     assert same(made("sigma_reparam"), scaled(made("sigma_reparam"), 20.0, ".query", ".value", ".output", ".mlp_up"))
     wide = model(0, width=64, depth=1, head_width=16, changes={"sigma_reparam": intervention("sigma_reparam")})
