@@ -139,7 +139,7 @@ class MagnitudeDirection(HookIntervention, WeightIntervention):
         width = weights["embedding"].shape[-1]
         for name, weight_rio in weights.items():
             if name.endswith(MATRICES_OF_BLOCKS):
-                norm = math.sqrt(weight_rio[0].numel() / width)
+                norm = math.sqrt(math.prod(weight_rio.shape[1:]) / width)
                 weight_rio.mul_(over(norm / per_run_norm([weight_rio]), weight_rio))
 
 
