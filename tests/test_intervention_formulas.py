@@ -449,7 +449,7 @@ def test_sigma_reparam_divides_a_matrix_of_zeros_by_one() -> None:
 
 
 def test_magnitude_and_direction_of_a_fused_matrix_are_trained_apart() -> None:
-    """Against algorithm 2 of Haegele et al. 2026, which splits the gradient of the product at each step."""
+    """Against algorithm 2 of Hägele et al. 2026, which splits the gradient of the product at each step."""
     width, shape = 4, (4, 6)  # inputs, outputs
     entry = intervention("magnitude_direction")
     module = entry.attach(HookPoint("weight", "block0", shape[1], inputs=shape[0]), 1, CONFIG)

@@ -115,7 +115,7 @@ MATRICES_OF_BLOCKS = (*(f".attention.{part}" for part in ("query", "key", "value
 @INTERVENTIONS.register("magnitude_direction")
 @dataclass(frozen=True)
 class MagnitudeDirection(HookIntervention, WeightIntervention):
-    """Train direction and magnitudes of the blocks' matrices apart (Haegele et al. 2026, arXiv:2606.25971, alg. 2).
+    """Train direction and magnitudes of the blocks' matrices apart (Hägele et al. 2026, arXiv:2606.25971, alg. 2).
 
     A matrix is diag(softplus(a)) W diag(softplus(b)), with a gain of 1 at first for each input and each output.  The
     entries of W start with variance 1/width, and after each update W has the Frobenius norm that follows from it.  The
