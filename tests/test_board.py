@@ -386,6 +386,22 @@ def test_the_keys_of_a_failure_that_an_optimizer_lacks_are_left_out() -> None:
         assert ("optimizer.clip=inf" in words) == has_clip
 
 
+def test_an_arm_that_acts_on_the_stress_alone_is_the_control_at_ease() -> None:
+    failures = read_failures().failures
+    arms = {name: board_arms()[name] for name in (REFERENCE, "bf16_ends", "hadamard_weight_gradients", "tighter_clip")}
+    wanted = {
+        cell: setting for arm in arms.values() for cell, setting in settings(arm, [0], {}, [failures["mx"]]).items()
+    }
+    request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
+    trees, reasons = _composed(request, arms, {cell: wanted[cell] for cell in wanted if cell.failure == "mx"})
+    assert not reasons
+    at_ease, stressed = (
+        {cell.arm: tree for cell, (tree,) in trees.items() if cell.place == place} for place in (AT_EASE, STRESSED)
+    )
+    assert at_ease["bf16_ends"] == at_ease["hadamard_weight_gradients"] == at_ease[REFERENCE] != at_ease["tighter_clip"]
+    assert len({str(tree) for tree in stressed.values()}) == 4
+
+
 def test_an_unknown_arm_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="'perry_ln'; nearest: peri_ln"):
         chosen_arms(["perry_ln"])

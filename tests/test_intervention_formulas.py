@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from lab import Predictions
 from lab.core.hooks import HookPoint, listening
+from lab.core.schema import stack
 from lab.interventions.weights import spectral_norm
 from lab.model.config import ModelConfig
 from lab.model.layers import Layer
 from lab.model.loss import losses
 from lab.model.transformer import Transformer
-from pieces import intervention, model, tokens, weights_of
+from pieces import CPU, intervention, model, tokens, weights_of
 
 CONFIG = ModelConfig("small", 8, 2, 4)
 
@@ -324,6 +325,29 @@ def test_activations() -> None:
     torch.testing.assert_close(gate(x, inputs), x.clamp(-0.1, 0.1) * clamped * torch.sigmoid(clamped))
 
 
+def test_swiglu_is_clamped_as_in_deepseek_v4_and_by_an_infinite_limit_not_at_all() -> None:
+    entry = stack([intervention("swiglu", limit=limit) for limit in (10.0, math.inf)], CPU)
+    gate = entry.attach(HookPoint("mlp_gate", "block0", 8, 0), 2, CONFIG)
+    assert gate is not None
+    gate.double()
+    weight_rdm = drawn(2, 8, 8, seed=2)
+    with torch.no_grad():
+        next(gate.parameters()).copy_(weight_rdm)
+    linear, inputs = (6 * drawn(2, 1, 4, 8, seed=seed).requires_grad_() for seed in (0, 1))
+    made = gate(linear, inputs)
+    by_linear, by_inputs = torch.autograd.grad(made.sum(), (linear, inputs))
+    with torch.no_grad():
+        opened = inputs @ weight_rdm[:, None]
+        assert all((beyond > 10).any() for beyond in (linear[0], -linear[0], opened[0], -opened[0]))
+        held, least = linear[0].clamp(-10, 10), opened[0].clamp(max=10)
+        share = 1 / (1 + (-least).exp())
+        slope = torch.where(opened[0] < 10, held * (share + least * share * (1 - share)), 0.0)
+        torch.testing.assert_close(made[0], held * least * share)
+        torch.testing.assert_close(by_linear[0], torch.where(linear[0].abs() < 10, least * share, 0.0))
+        torch.testing.assert_close(by_inputs[0], slope @ weight_rdm[0].T)
+        assert torch.equal(made[1], linear[1] * F.silu(opened[1]))
+
+
 def test_a_head_of_zeros_is_uniform_and_blocks_get_no_gradient() -> None:
     whole, rows_rbt = made("head_init", std=0.0), tokens(0)
     loss_r, _ = losses(whole(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], {})
@@ -422,6 +446,74 @@ def test_sigma_reparam_divides_a_matrix_of_zeros_by_one() -> None:
         (gradient,) = torch.autograd.grad(out[0].sum(), leaf)
         torch.testing.assert_close(gradient[0], torch.full_like(gradient[0], begins))
     assert module(weight * torch.nan).isnan().all()  # a run that has diverged stays so
+
+
+def test_magnitude_and_direction_of_a_fused_matrix_are_trained_apart() -> None:
+    """Against algorithm 2 of Hägele et al. 2026, which splits the gradient of the product at each step."""
+    width, shape = 4, (4, 6)  # inputs, outputs
+    entry = intervention("magnitude_direction")
+    module = entry.attach(HookPoint("weight", "block0", shape[1], inputs=shape[0]), 1, CONFIG)
+    assert module is not None
+    module.double()
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, Layer)}
+    for layer in layers.values():
+        layer.weight.data = layer.fixed_value().unsqueeze(0)  # type: ignore[union-attr]
+    weight = drawn(1, *shape).requires_grad_()
+    weights = {"embedding": drawn(1, 9, width), "block0.attention.query": weight}
+    with torch.no_grad():
+        entry.after_update(weights)
+    torch.testing.assert_close(module(weight), weight)
+    optimizer = torch.optim.Adam([weight, *module.parameters()], lr=0.1)
+
+    fused, radius = weight.detach()[0].clone(), math.sqrt(shape[0] * shape[1] / width)
+    raws = {
+        name: torch.full((size,), math.log(math.e - 1), dtype=torch.float64)
+        for name, size in zip("io", shape, strict=True)
+    }
+    moments = {
+        name: (torch.zeros(size).double(),) * 2 for name, size in (("W", shape), ("i", shape[0]), ("o", shape[1]))
+    }
+    assert radius == pytest.approx(fused.norm().item())
+
+    def adam(name: str, value: Tensor, gradient: Tensor, step: int) -> Tensor:
+        mean, square = moments[name]
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        moments[name] = mean, square
+        return value - 0.1 * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+
+    for step in range(1, 6):
+        gradient = drawn(*shape, seed=step)
+        optimizer.zero_grad()
+        (module(weight)[0] * gradient).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            entry.after_update(weights)
+        by_input, by_output = F.softplus(raws["i"])[:, None], F.softplus(raws["o"])
+        direction = fused / by_input / by_output
+        of_input, of_output = (direction * gradient * by_output).sum(1), (direction * gradient * by_input).sum(0)
+        direction = adam("W", direction, gradient * by_input * by_output, step)
+        direction = direction * radius / direction.norm()
+        raws["i"] = adam("i", raws["i"], of_input * torch.sigmoid(raws["i"]), step)
+        raws["o"] = adam("o", raws["o"], of_output * torch.sigmoid(raws["o"]), step)
+        fused = F.softplus(raws["i"])[:, None] * direction * F.softplus(raws["o"])
+        torch.testing.assert_close(module(weight)[0].detach(), fused, rtol=1e-9, atol=1e-12)
+
+
+def test_directions_keep_their_norm_and_start_near_it() -> None:
+    wide = model(
+        0, width=64, depth=1, head_width=16, changes={"magnitude_direction": intervention("magnitude_direction")}
+    )
+    before = {name: weight.detach().clone() for name, weight in weights_of(wide).items()}
+    with torch.no_grad():
+        intervention("magnitude_direction").after_update(weights_of(wide))
+    moved = {name for name, weight in weights_of(wide).items() if not torch.equal(weight, before[name])}
+    matrices = {name for name, weight in before.items() if weight.ndim == 3 and name.startswith("block")}
+    assert moved == matrices
+    assert len(matrices) == 6
+    for name in matrices:
+        after = weights_of(wide)[name]
+        assert after.norm().item() == pytest.approx(math.sqrt(after.numel() / 64))
+        assert before[name].norm().item() == pytest.approx(after.norm().item(), rel=0.05)
 
 
 def test_sigma_reparam_is_blind_to_scale() -> None:

@@ -199,8 +199,16 @@ def test_queries_that_begin_at_zero_learn_with_every_intervention(name: str) -> 
     config = config_of("mup_full", name, precision="fp16_emulated")
     before, weights = after_first_steps(config)
     query = "block0.attention.query"
-    assert before[query].eq(0).all() == (name != "small_init")
+    assert before[query].eq(0).all() == (name not in ("small_init", "magnitude_direction"))
     assert all(weight.isfinite().all() for weight in weights.values())
     assert weights[query].eq(0).all() == (name == "pointwise_attention")
     cautioned = any("attends to nothing in 1 of 1 runs" in line for line in find_cautions([config]))
     assert cautioned == (name == "pointwise_attention")
+
+
+@pytest.mark.parametrize("name", ["small_init", "magnitude_direction"])
+def test_nobody_is_cautioned_about_queries_that_are_drawn(name: str) -> None:
+    config = config_of("mup_full", "pointwise_attention", name)
+    _, weights = after_first_steps(config)
+    assert weights["block0.attention.query"].ne(0).any()
+    assert not any("attends to nothing" in line for line in find_cautions([config]))

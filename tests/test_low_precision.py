@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import pytest
@@ -43,12 +44,19 @@ SWITCHED = (
     "precision=mxfp8 stochastic_rounding=all norm_gains=rounded gradient_format=e4m3",
     "precision=fp8_delayed stochastic_rounding=gradients kept_in_bf16=ends",
     "precision=nvfp4 stochastic_rounding=gradients norm_gains=rounded attention_precision=same",
+    "precision=mxfp4 weight_gradients=hadamard",
 )
 
 
-def made(precision: str, stochastic: str = "none", gradients: str = "e5m2", gains: str = "fp32") -> LowPrecision:
+def made(
+    precision: str,
+    stochastic: str = "none",
+    gradients: str = "e5m2",
+    gains: str = "fp32",
+    weight_gradients: str = "rounded",
+) -> LowPrecision:
     """The rounding of one product."""
-    at = low_precision.build(precision, gradients, stochastic, gains, "none", "bf16").at("product")
+    at = low_precision.build(precision, gradients, stochastic, gains, "none", "bf16", weight_gradients).at("product")
     assert isinstance(at, LowPrecision)
     return at
 
@@ -143,13 +151,18 @@ def test_random_rounding_is_right_on_average_and_leaves_numbers_of_the_format() 
     assert torch.equal(noise_rn[1:], random_noise(torch.zeros(2, 100_000), key_r[1:]))  # whoever stands before
 
 
-def test_a_hadamard_transform_leaves_the_product_it_is_contracted_over() -> None:
+@pytest.mark.parametrize("has_signs", [True, False])
+def test_a_hadamard_transform_leaves_the_product_it_is_contracted_over(has_signs: bool) -> None:
     draws = torch.Generator().manual_seed(3)
     a, b = (torch.randn(2, 40, size, generator=draws, dtype=torch.float64) for size in (3, 5))
-    torch.testing.assert_close(hadamard(a).mT @ hadamard(b), a.mT @ b, rtol=0, atol=1e-12)
+    mixed_a, mixed_b = (hadamard(x, has_signs=has_signs) for x in (a, b))
+    torch.testing.assert_close(mixed_a.mT @ mixed_b, a.mT @ b, rtol=0, atol=1e-12)
     outlier = torch.zeros(1, 16, 1)
     outlier[0, 3] = 8
-    assert hadamard(outlier).abs().unique().tolist() == [2]
+    assert hadamard(outlier, has_signs=has_signs).abs().unique().tolist() == [2]
+    # what all numbers of a block have in common goes into the first one, unless signs scatter it
+    alike = hadamard(torch.ones(1, 16, 1), has_signs=has_signs)[0, :, 0]
+    assert (alike.count_nonzero() == 1) == (not has_signs) == (alike[0].item() == 4)
 
 
 def scaled(x: Tensor, kept_in: NumberFormat) -> Tensor:
@@ -199,6 +212,33 @@ def test_all_three_products_round_their_operands(precision: str, gradients: str)
         assert (one - twin).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("weight_gradients", ["hadamard", "bf16"])
+def test_gradients_of_weights_are_rounded_in_a_way_of_their_own(weight_gradients: str) -> None:
+    """As Cim et al. 2026 (arXiv:2605.09825) do it: by Kronecker's powers in place of Sylvester's rule."""
+    draws = torch.Generator().manual_seed(4)
+    a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((64, 32), (32, 96), (64, 96)))
+    a[:, 5] *= 100
+
+    def gradients(how: str, has_weight: bool = True) -> list[Tensor]:
+        leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
+        low = made("mxfp8", weight_gradients=how)
+        ours = low_precision.low_precision_product(*leaves, low, has_weight=has_weight)
+        return [ours.detach(), *torch.autograd.grad(ours, leaves, upstream)]
+
+    plain, own = gradients("rounded"), gradients(weight_gradients)
+    if weight_gradients == "bf16":
+        theirs = a.bfloat16().double().mT @ upstream.bfloat16().double()
+    else:
+        mix = reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * 4) / 4
+        mixed_a, mixed = ((mix @ x.unflatten(1, (4, 16))).flatten(1, 2) for x in (a, upstream))
+        theirs = in_blocks(mixed_a, -2, E4M3).mT @ in_blocks(mixed, -2, E5M2)
+    torch.testing.assert_close(own[2].double(), theirs, rtol=1e-5, atol=1e-3)
+    assert (own[2] - plain[2]).abs().max() > 1e-2
+    assert all(torch.equal(one, other) for one, other in zip(own[:2], plain[:2], strict=True))
+    without, others = gradients(weight_gradients, has_weight=False), gradients("rounded", has_weight=False)
+    assert all(torch.equal(one, other) for one, other in zip(without, others, strict=True))
+
+
 def in_nvfp4(x: Tensor, axis: int, *, squares: bool = False) -> Tensor:
     """NVFP4 in blocks of 16 along an axis, or in squares along both; they are multiples of 16."""
     blocks, along = split(x, axis, 16), (axis,)
@@ -217,7 +257,7 @@ def test_all_three_products_round_their_operands_in_nvfp4(has_weight: bool) -> N
     leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
     ours = low_precision.low_precision_product(*leaves, made("nvfp4"), has_weight=has_weight)
     rounded_b = [in_nvfp4(b, axis, squares=has_weight) for axis in (-2, -1)]
-    mix = hadamard if has_weight else lambda x: x
+    mix = partial(hadamard, has_signs=True) if has_weight else lambda x: x
     theirs = [
         in_nvfp4(a, -1) @ rounded_b[0],
         in_nvfp4(upstream, -1) @ rounded_b[1].mT,
@@ -390,7 +430,7 @@ def values(*overrides: str) -> Mapping[str, Any]:
 def test_switches_change_what_they_name() -> None:
     plain = values("precision=mxfp8")
     switches = ("gradient_format=e4m3", "stochastic_rounding=gradients", "kept_in_bf16=ends")
-    for switch in (*switches, "attention_precision=same"):
+    for switch in (*switches, "attention_precision=same", "weight_gradients=hadamard", "weight_gradients=bf16"):
         switched = values("precision=mxfp8", switch)
         assert not torch.equal(switched["block1.mlp_up"], plain["block1.mlp_up"]), switch
     # gains begin at one, which every format has: until they have moved nothing changes
@@ -424,7 +464,8 @@ def test_what_is_said_to_see_the_future_does(switches: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_attention_rounds_its_operands_to_bf16_and_none_of_its_results(precision: str) -> None:
-    usual = low_precision.build(precision, "e5m2", "none", "fp32", "ends", "bf16").at("block0.attention.scores")
+    low = low_precision.build(precision, "e5m2", "none", "fp32", "ends", "bf16", "rounded")
+    usual = low.at("block0.attention.scores")
     draws = torch.Generator().manual_seed(6)
     a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((5, 8), (8, 6), (5, 6)))
     first, second, third = (each.to(torch.bfloat16).float() for each in (a, b, upstream))
@@ -454,9 +495,11 @@ def test_ids_of_other_runs_know_nothing_of_the_switches() -> None:
             "precision=mxfp8",
             "precision=mxfp8 attention_precision=same",  # as all runs were before there was the switch
             "precision=mxfp8 attention_precision=same norm_gains=rounded",
+            "precision=mxfp8 attention_precision=same weight_gradients=bf16",
         )
     )
-    assert [keys - plain for keys in (usual, *switched)] == [{"attention_precision"}, set(), {"norm_gains"}]
+    expected = [{"attention_precision"}, set(), {"norm_gains"}, {"weight_gradients"}]
+    assert [keys - plain for keys in (usual, *switched)] == expected
     assert not plain - usual
 
 

@@ -32,7 +32,7 @@ SILENT = (
 EQUIVALENT = ("late_qk_scaling", "pb_relax", "split_qk_scaling")
 OTHER_INITIAL_VALUES = (
     *("deepnorm", "embedding_init", "grouped_query_attention", "head_init", "small_init", "zero_init_projections"),
-    "experts",
+    *("experts", "magnitude_direction"),
 )
 WITHOUT_A_WEIGHT = {"tied_head": "head"} | dict.fromkeys(
     ("dyt", "ln_scaling", "ngpt", "norm_biases", "norm_without_gain", "parallel_blocks", "qkv_norm", "rmsnorm"), "norm"

@@ -450,7 +450,7 @@ def follow(name: str, *seeds: int, broken: int | None = None) -> list[Tensor]:
     for step in range(3):
         gradient = acted_on(made, draw(*(seed + 10 * step for seed in seeds), scale=3.0, dtype=torch.float32))
         if broken is not None and step == 1:
-            gradient["query"][broken, 0, 0] = math.nan
+            gradient["query" if "query" in gradient else "embedding"][broken, 0, 0] = math.nan
         given = {tensor: value.clone() for tensor, value in gradient.items()}
         announcements = [announced(kind, *(seed + 10 * step for seed in seeds)) for kind in made.events]
         now = replace(at(step, weights, shape_r), gradients={tensor: -u for tensor, u in given.items()})

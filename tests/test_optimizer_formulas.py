@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import _muon
 
 from lab import Link, Role
+from lab.core.hooks import listening
 from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.links.adam import Adam, AdamAtan2, AdEMAMix, Adopt, GIAdam, Spam, StableAdam
@@ -468,6 +469,29 @@ def test_muon_leaves_all_other_weights_to_adam() -> None:
     assert set(state["adam"]) == {
         f"{m}.{name}" for m in ("mean", "square") for name in ("embedding", "final_norm", "head")
     }
+
+
+def test_muon_clip_adamw_clips_what_adam_updates_by_its_own_norm() -> None:
+    most, matrices = 0.5, {QUERY, KEY, "block0.mlp_up"}
+    chain = chain_of("muon_clip_adamw", clip=most)
+    heard: dict[str, Tensors] = {}
+    with listening(lambda kind, _, *given: heard.update({kind: dict(given[0])})):
+        for step, size in enumerate((1.0, 1e-3)):  # above the limit, and below it
+            gradients = {name: size * gradient for name, gradient in draws(step).items()}
+            chain.step(dict(gradients), chain.begin(draws(0), ROLES), now(0, draws(1000)))
+            norm = math.sqrt(sum((gradients[name] ** 2).sum().item() for name in {*SHAPES} - matrices))
+            assert (norm > most) == (size == 1.0)
+            for name, gradient in gradients.items():
+                kept = 1.0 if name in matrices else min(1.0, most / norm)
+                close(heard["clipped_gradients"][name], kept * gradient)
+    # so its matrices go as under Muon without a clip, and its other weights not as under AdamW's clip of all
+    clipped, free, adamw = (
+        walk(chain_of(name, clip=limit), 5)
+        for name, limit in (("muon_clip_adamw", most), ("muon", math.inf), ("adamw", most))
+    )
+    for name in SHAPES:
+        assert torch.equal(clipped[name], free[name]) == (name in matrices)
+        assert not torch.equal(clipped[name], adamw[name])
 
 
 def test_normuon_evens_the_neurons_of_muons_direction() -> None:

@@ -1527,6 +1527,19 @@ def test_a_change_that_cannot_stand_beside_a_recipe_has_the_reason_of_the_config
     assert [cure.reason for cure in whole.cures or ()] == ["its number is that of a whole curve"]
 
 
+def test_a_clamp_of_swiglu_is_tried_where_the_recipe_has_swiglu(plant: Callable[[Losses], None]) -> None:
+    plant(with_changes(0.5))
+    reasons = {
+        words: [cure.reason for cure in made_with("swiglu_clamp", *words).cures or ()]
+        for words in (("intervention=[swiglu]",), ("intervention=[swiglu]", "intervention.swiglu.limit=10"), ())
+    }
+    assert [*reasons.values()] == [
+        [""],
+        ["the recipe has it already"],
+        ["the recipe has no intervention.swiglu.limit"],
+    ]
+
+
 def test_a_cure_that_is_not_advised_is_left_out_and_named() -> None:
     full = of_depth([2.3, 2.31, 2.3])
     dear, lost = of_depth([2.3, 2.31, 2.3], best=2.41), of_depth([2.0, 2.0, 3.0], best=2.5)

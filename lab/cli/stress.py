@@ -650,7 +650,8 @@ def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tre
         return HAS_IT
     if keys and all(str(tree_value(own, key)) == value for key, value in keys.items()):
         return HAS_IT
-    if missing := [key for key, _ in change.scales if not tree_value(own, key)]:
+    of_interventions = [key for key in keys if key.startswith("intervention.")]
+    if missing := [key for key in (*dict(change.scales), *of_interventions) if not tree_value(own, key)]:
         return f"the recipe has no {missing[0]}"
     if plan.own_model and card and "initial values" in card.at:
         return f"{plan.own_model} draws its own initial values"

@@ -102,11 +102,12 @@ class HookPoint(nn.Module):
         where: the part of the model, such as ``block0``; empty for the whole model.
         size: entries of the tensor's last axis; 0 where they are not known before the forward pass.
         heads: heads of queries, keys, values or what attention mixes; 0 elsewhere.
+        inputs: inputs of a weight; 0 elsewhere.
     """
 
-    def __init__(self, kind: str, where: str, size: int = 0, heads: int = 0) -> None:
+    def __init__(self, kind: str, where: str, size: int = 0, heads: int = 0, inputs: int = 0) -> None:
         super().__init__()
-        self.kind, self.where, self.size, self.heads = kind, where, size, heads
+        self.kind, self.where, self.size, self.heads, self.inputs = kind, where, size, heads, inputs
         self.changes = nn.ModuleDict()
 
     @property

@@ -204,8 +204,8 @@ class SwiGLU(HookIntervention):
     """SwiGLU in place of GELU: the MLP's hidden layer times silu(x W), a third matrix (Shazeer 2020, arXiv:2002.05202).
 
     Attributes:
-        limit: silu's argument is at most this, and the hidden layer within plus or minus this; infinity clamps nothing
-            (gpt-oss takes 7).
+        limit: silu's argument is at most this, and the hidden layer within plus or minus this; infinity clamps nothing.
+            DeepSeek-V4 takes 10 throughout (DeepSeek-AI 2026, sec. 4.2.3), gpt-oss 7 beside a silu of another slope.
         gate: ``gelu`` in place of silu is GeGLU (Gemma, GLM-130B).
     """
 

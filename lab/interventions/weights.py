@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.core.axes import nonzero
+from lab.core.axes import in_whole_vectors, nonzero, over, per_run_norm
 from lab.core.hooks import Act, HookIntervention, HookPoint, WeightIntervention
 from lab.core.registry import INTERVENTIONS
 from lab.core.roles import Role
 from lab.core.schema import bounded, one_of
 from lab.model.config import ModelConfig
-from lab.model.layers import Scale
+from lab.model.layers import Layer, Scale
 
 OUTPUT_PROJECTIONS = (".attention.output", ".mlp_down")
 
@@ -106,6 +107,64 @@ class UnitSpectralNorm(Scale):
         inputs, outputs = weight_rio.shape[1:]
         unit_rio = weight_rio / nonzero(spectral_norm(weight_rio))
         return super().forward(unit_rio) * (1 + math.sqrt(outputs / inputs))
+
+
+MATRICES_OF_BLOCKS = (*(f".attention.{part}" for part in ("query", "key", "value", "output")), ".mlp_up", ".mlp_down")
+
+
+@INTERVENTIONS.register("magnitude_direction")
+@dataclass(frozen=True)
+class MagnitudeDirection(HookIntervention, WeightIntervention):
+    """Train direction and magnitudes of the blocks' matrices apart (Hägele et al. 2026, arXiv:2606.25971, alg. 2).
+
+    A matrix is diag(softplus(a)) W diag(softplus(b)), with a gain of 1 at first for each input and each output.  The
+    entries of W start with variance 1/width, and after each update W has the Frobenius norm that follows from it.  The
+    optimizer of the run acts on W and on the gains, which take the same learning rate (``gain_lr`` sets another).
+    Train it without weight decay, which does nothing to W and shrinks the gains.
+
+    Two things differ from the paper: a clip sees the gradients of W and the gains, and not that of the product; and
+    embedding and head are trained as usual, where they have rows of unit norm there.
+    """
+
+    hook_points: ClassVar = {"weight": Act.SCALE}
+    excludes: ClassVar = ("sigma_reparam", "ngpt", "zero_init_projections", "small_init", "deepnorm")
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return InputAndOutputGains(runs, point.inputs, point.size)
+
+    def initial_std(self, weight: str, std: float, config: ModelConfig) -> float:
+        return config.width**-0.5 if weight.endswith(MATRICES_OF_BLOCKS) else std
+
+    def after_update(self, weights: Mapping[str, Tensor]) -> None:
+        width = weights["embedding"].shape[-1]
+        for name, weight_rio in weights.items():
+            if name.endswith(MATRICES_OF_BLOCKS):
+                norm = math.sqrt(math.prod(weight_rio.shape[1:]) / width)
+                weight_rio.mul_(over(norm / per_run_norm([weight_rio]), weight_rio))
+
+
+class InputAndOutputGains(nn.Module):
+    """A matrix ``[r i o]`` times a positive gain for each input and each output."""
+
+    def __init__(self, runs: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = PositiveGain(runs, inputs), PositiveGain(runs, outputs)
+
+    def forward(self, weight_rio: Tensor) -> Tensor:
+        return weight_rio * self.inputs().unsqueeze(-1) * self.outputs().unsqueeze(-2)  # type: ignore[no-any-return]
+
+
+class PositiveGain(Layer):
+    """``softplus`` of a weight ``[r n]``, at first 1."""
+
+    def __init__(self, runs: int, size: int) -> None:
+        super().__init__(runs, (size,), Role.GAIN, fan_in=size)
+
+    def fixed_value(self) -> Tensor:
+        return torch.full(self.weight.shape[1:], math.log(math.expm1(1)), dtype=torch.float64)
+
+    def forward(self) -> Tensor:
+        return in_whole_vectors(F.softplus, self.weight)
 
 
 def spectral_norm(weight_rio: Tensor) -> Tensor:

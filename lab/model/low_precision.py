@@ -2,7 +2,8 @@
 
 The two products of attention have operands in bf16 unless a config asks otherwise.
 
-Formats and scales: arXiv:2209.05433 (fp8), Open Compute Project MX 1.0, arXiv:2509.25149 (NVFP4).
+Formats and scales: arXiv:2209.05433 (fp8), Open Compute Project MX 1.0, arXiv:2509.25149 (NVFP4). Gradients of weights
+in MX: Cim et al. 2026 (arXiv:2605.09825).
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class LowPrecision:
         rounds_gains: whether gains of norms are rounded, too.
         rounds_attention: whether the two products of attention round as all others do, instead of to bf16. The second
             contracts positions, so blocks of MX and NVFP4 join a value with later ones: attention is not causal then.
+        weight_gradients: how the product that makes the gradient of a weight rounds in MX: as all others (``rounded``),
+            so after its operands were multiplied by a Hadamard matrix without random signs (``hadamard``), or to
+            ``bf16``.
         operands: every operand that rounds, by product and name.
         where: the product.
     """
@@ -77,6 +81,7 @@ class LowPrecision:
     keeps_ends: bool
     rounds_gains: bool
     rounds_attention: bool
+    weight_gradients: str
     operands: dict[str, int] = field(default_factory=dict)
     where: str = ""
 
@@ -245,23 +250,25 @@ def magnitude(x_r: Tensor) -> Tensor:
 
 
 @cache
-def _hadamard_matrix(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Sylvester's matrix of 16 rows, each column times its sign, orthogonal."""
+def _hadamard_matrix(dtype: torch.dtype, device: torch.device, has_signs: bool) -> Tensor:
+    """Sylvester's matrix of 16 rows, orthogonal, with signs each column times its own."""
     row_i = torch.arange(NV_BLOCK)
     common_ij = row_i[:, None] & row_i
     odd_ij = torch.stack([common_ij >> bit & 1 for bit in range(4)]).sum(0) % 2
-    matrix_ij: Tensor = (1 - 2 * odd_ij) * torch.tensor(SIGNS) * NV_BLOCK**-0.5
+    signs_j = torch.tensor(SIGNS) if has_signs else torch.ones(NV_BLOCK, dtype=torch.int64)
+    matrix_ij: Tensor = (1 - 2 * odd_ij) * signs_j * NV_BLOCK**-0.5
     return matrix_ij.to(device, dtype)
 
 
-def hadamard(x_r: Tensor) -> Tensor:
+def hadamard(x_r: Tensor, *, has_signs: bool) -> Tensor:
     """Multiply blocks of 16 along the last axis but one by an orthogonal matrix of signs, the last block filled with 0.
 
-    A product contracted over that axis stays, and an outlier is spread over its block.
+    A product contracted over that axis stays, and an outlier is spread over its block.  Without ``has_signs`` the first
+    number of a block becomes the sum of all over 4.
     """
     blocks = whole_blocks(x_r, -2, NV_BLOCK)  # [... n 16 k]
     flat = blocks.flatten(0, -3)
-    mixed = torch.bmm(_hadamard_matrix(x_r.dtype, x_r.device).expand(len(flat), -1, -1), flat)
+    mixed = torch.bmm(_hadamard_matrix(x_r.dtype, x_r.device, has_signs).expand(len(flat), -1, -1), flat)
     return mixed.view_as(blocks).flatten(-3, -2)
 
 
@@ -298,6 +305,7 @@ class BlockedProduct(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, low: LowPrecision, has_weight: bool) -> Tensor:
         rounding = ctx.rounding = Rounding(low)
         ctx.context, ctx.is_nvfp4_weight = copy_context(), has_weight and low.precision == "nvfp4"
+        ctx.weight_gradients = low.weight_gradients if has_weight else "rounded"
         kept_b = rounding.in_squares(b) if ctx.is_nvfp4_weight else rounding.blocked(b, "right", -2)
         ctx.save_for_backward(a, kept_b if ctx.is_nvfp4_weight else b)
         return torch.matmul(rounding.blocked(a, "left", -1), kept_b)
@@ -316,11 +324,14 @@ class BlockedProduct(torch.autograd.Function):
             kept_b = b if ctx.is_nvfp4_weight else again(b, "right", -1, is_first=False)
             of_a = torch.matmul(again(gradient, "gradient", -1), kept_b.transpose(-1, -2))
         if ctx.needs_input_grad[1]:
-            if ctx.is_nvfp4_weight:
-                a, gradient = hadamard(a), hadamard(gradient)
-            kept_a, kept_gradient = (
-                again(x, operand, -2, is_first=False) for x, operand in ((a, "left"), (gradient, "gradient"))
-            )
+            if ctx.is_nvfp4_weight or ctx.weight_gradients == "hadamard":
+                a, gradient = (hadamard(x, has_signs=ctx.is_nvfp4_weight) for x in (a, gradient))
+            if ctx.weight_gradients == "bf16":
+                kept_a, kept_gradient = rounded(a, torch.bfloat16), rounded(gradient, torch.bfloat16)
+            else:
+                kept_a, kept_gradient = (
+                    again(x, operand, -2, is_first=False) for x, operand in ((a, "left"), (gradient, "gradient"))
+                )
             of_b = torch.matmul(kept_a.transpose(-1, -2), kept_gradient)
         return of_a, of_b
 
@@ -392,6 +403,7 @@ def build(
     norm_gains: str,
     kept_in_bf16: str,
     attention_precision: str,
+    weight_gradients: str,
 ) -> LowPrecision:
     """The rounding that a config asks for."""
     return LowPrecision(
@@ -401,4 +413,5 @@ def build(
         keeps_ends=kept_in_bf16 == "ends",
         rounds_gains=norm_gains == "rounded",
         rounds_attention=attention_precision == "same",
+        weight_gradients=weight_gradients,
     )

@@ -67,7 +67,7 @@ class Projection(Linear):
         self, runs: int, fan_in: int, fan_out: int, operands: Operands | None, where: str, role: Role = Role.MATRIX
     ) -> None:
         super().__init__(runs, fan_in, fan_out, operands, role)
-        self.at_weight = HookPoint("weight", where, fan_out)
+        self.at_weight = HookPoint("weight", where, fan_out, inputs=fan_in)
 
     def matrix(self) -> Tensor:
         matrix_rio: Tensor = self.weight

@@ -80,6 +80,7 @@ DEFAULTS = {
     **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
     **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
     **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "same"},
+    "weight_gradients": "rounded",
     **{"schedule.floor_share": 0.0},
     **{"intervention.biases.layers": "all", "intervention.deepnorm.init": "fan_in", "intervention.nope.every": 1},
     **dict.fromkeys(("intervention.norm_without_gain.norm", "intervention.peri_ln.norm"), "layernorm"),

@@ -147,7 +147,7 @@ def _idle_attention(configs: Sequence[RunConfig]) -> Iterator[str]:
     runs = sum(
         config.parametrization.name == "mup_full"
         and "pointwise_attention" in config.intervention
-        and "small_init" not in config.intervention
+        and not {"small_init", "magnitude_direction"} & {*config.intervention}
         for config in configs
     )
     if runs:

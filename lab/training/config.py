@@ -133,6 +133,7 @@ class RunConfig:
     norm_gains: str = one_of("fp32", "rounded", default="fp32")
     kept_in_bf16: str = one_of("none", "ends", default="none")
     attention_precision: str = one_of("bf16", "same", default="bf16", older="same")
+    weight_gradients: str = one_of("rounded", "hadamard", "bf16", default="rounded")
 
     @property
     def validation_targets(self) -> float:

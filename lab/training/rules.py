@@ -22,6 +22,7 @@ SWITCHES = {
     "norm_gains": "fp32",
     "kept_in_bf16": "none",
     "attention_precision": "bf16",
+    "weight_gradients": "rounded",
 }
 CUSTOM_MODELS_HAVE = ("logits", *(field for field in Predictions._fields if field not in ("hidden_rbtd", "routes")))
 
@@ -144,6 +145,8 @@ def _of_precision(c: Any) -> Iterator[str]:
             yield f"{key}={value} changes nothing in precision={c.precision}; say precision=mxfp8, too"
     if c.gradient_format != "e5m2" and c.precision in ("mxfp4", "nvfp4"):
         yield f"precision={c.precision} rounds gradients to E2M1; leave out gradient_format"
+    if c.weight_gradients != "rounded" and c.precision not in ("mxfp8", "mxfp4"):
+        yield f"weight_gradients={c.weight_gradients} is for MX, not precision={c.precision}; say precision=mxfp4, too"
     for key, keeps_state in (
         ("precision=fp8_delayed", c.precision == "fp8_delayed"),
         ("stochastic_rounding", c.stochastic_rounding != "none"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from lab.core.axes import over, per_run_max, per_run_norm, per_run_rms
 from lab.core.distributed import mean_over_ranks
 from lab.core.registry import LINKS
+from lab.core.roles import MATRICES, Role
 from lab.core.schema import PerRun, bounded
 from lab.optim.links.link import Link, Now, Tensors, per_run
 
@@ -31,6 +32,18 @@ class Clip(Link):
         norm_r = per_run_norm(updates.values())
         keep_r = torch.where(norm_r > self.clip, self.clip / norm_r, 1.0)
         return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
+
+
+@LINKS.register("clip_adamw")
+@dataclass(frozen=True)
+class ClipAdamW(Clip):
+    """``clip`` of the weights that AdamW updates beside Muon: all but the matrices of the blocks (XTuner, 2026).
+
+    Muon divides a matrix's momentum by its own norm, so these gradients need no clip, and here they do not count in the
+    norm that decides over the others (github.com/InternLM/xtuner, pull request 2001).
+    """
+
+    roles: ClassVar = tuple(role for role in Role if role not in MATRICES)
 
 
 @LINKS.register("clip_relative")

@@ -41,7 +41,7 @@ class Failure(NamedTuple):
         least: what the control must lose for the failure to be tested.
         means: what is measured.
         leaves_out: optimizers that act on the matrices of blocks alone, where the recipe has no blocks.
-        acts_under_stress: arms that change nothing at ease, where their runs are those of the control.
+        of_stress: keys that act on the stress alone; at ease an arm leaves them out, and so is the control there.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Failure(NamedTuple):
     least: float
     means: str
     leaves_out: tuple[str, ...] = ()
-    acts_under_stress: tuple[str, ...] = ()
+    of_stress: tuple[str, ...] = ()
 
     @property
     def places(self) -> dict[str, Place]:
@@ -170,7 +170,7 @@ def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
     test = read_battery().tests[entry["test"]] if "test" in entry else None
     told = {"failure": test.failure, "source": test.source} if test else {}
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out", "acts_under_stress")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out", "of_stress")}
     at_ease = tuple(entry.get("reference", {}).get("control", lists["control"]))
     kept = {key: value for key, value in entry.items() if key != "test"}
     return Failure(**{**told, **kept, **lists, **places, "at_ease": at_ease, "name": name})
@@ -242,7 +242,9 @@ def settings(
             control = failure.control if place_name == STRESSED else failure.at_ease
             chosen = (interventions(control, arm, excludes),)
             known = (word for word in failure.words if _is_known(word, arm))
-            words = (*chosen, *arm.optimizer, *known, *place.words, *arm.words, *last)
+            idle = failure.of_stress if place_name == AT_EASE else ()
+            own_words = (word for word in arm.words if word.partition("=")[0] not in idle)
+            words = (*chosen, *arm.optimizer, *known, *place.words, *own_words, *last)
             cell = Cell(failure.name, arm.name, place_name, place.lr)
             found[cell] = Setting(words, _times(place.lr, arm))
     return found

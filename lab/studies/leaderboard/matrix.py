@@ -315,8 +315,7 @@ def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
     for arm, stressed in _under_stress(failure, tables).items():
         damage = stressed[failure.metric]
         if failure.reference:
-            trained = REFERENCE if arm in failure.acts_under_stress else arm
-            at_ease = tables.get(Cell(failure.name, trained, AT_EASE, failure.reference.lr))
+            at_ease = tables.get(Cell(failure.name, arm, AT_EASE, failure.reference.lr))
             if at_ease is None:
                 continue
             damage = damage - at_ease[failure.metric]
