@@ -503,7 +503,7 @@ def _first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Se
 def _try_cures(bench: _Bench) -> list[Cure]:
     """Screen the changes that may cure the tests which the recipe fails, and confirm the best of each on fresh seeds.
 
-    Where none of these is a full cure, the best pair of changes of different parts is tried on the fresh seeds, too.
+    Where none of these is a cure, the best pair of changes of different parts is tried on the fresh seeds, too.
     """
     own_runs, request = bench.done, bench.plan.request
     best, stages = best_lr(curve(own_runs)), read_battery().confirm
