@@ -118,6 +118,64 @@ def test_an_arm_that_trains_better_takes_no_damage_away() -> None:
     assert found["sigma_reparam"].share < 1.1
 
 
+def test_an_arm_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
+    tables = planted_board.tables({"sigma_reparam": 1.0, "peri_ln": 1.0, "rmsnorm": 0.0})
+    untrained = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
+    for cell in (untrained, untrained._replace(place=STRESSED, lr=LR)):
+        tables[cell] = tables[cell].assign(loss=planted_board.AT_INIT)
+    found, _ = board.judge(FAILURE, tables, RULE)
+    assert (found["peri_ln"].verdict, found["sigma_reparam"].verdict) == (OPEN, CURES)
+    assert found["peri_ln"].cost_at_ease == pytest.approx(planted_board.AT_INIT - BEST, abs=0.02)
+    tables[untrained].loc[list(RULE.fresh[1:]), "loss"] -= 0.01  # one seed that does not train is enough
+    assert board.judge(FAILURE, tables, RULE)[0]["peri_ln"].verdict == OPEN
+
+
+def test_an_arm_that_is_worse_at_ease_is_not_named_in_the_first_line() -> None:
+    for gain, first in ((-0.1, "No arm takes all damage away; in part"), (-0.03, "Takes damage away: sigma_reparam")):
+        told = list(lines(matrix(planted_board.tables(gains={"sigma_reparam": gain}))))
+        assert told[0].startswith(first)
+        assert any(re.search(r"sigma_reparam under attention logits \(\+0\.\d+\)", line) for line in told) == (
+            gain == -0.1
+        )
+
+
+def test_the_order_of_arms_is_that_of_the_records() -> None:
+    tables = planted_board.tables()
+    added = [f"arm{number}" for number in range(9)]
+    for name in added:
+        for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
+            tables[Cell(FAILURE.name, name, place, lr)] = tables[Cell(FAILURE.name, "rmsnorm", place, lr)]
+    assert list(verdicts(tables)) == [*planted_board.SHARES, *added]
+
+
+def test_an_arm_says_what_it_takes_the_place_of() -> None:
+    def place(arm: str, failure: str = FAILURE.name) -> str:
+        row = Row(arm, {}, UNKNOWN, True, math.nan, math.nan, False, 0)
+        return row.instead_of(read_failures().failures[failure])
+
+    assert place("lion") == place("muon") == place("schedule_free") == "AdamW"
+    assert {place("adamw_qk_clip"), place("stable_adamw")} == {""}  # a clip beside AdamW
+    assert (place("reordered_norm"), place("dyt"), place("peri_ln")) == ("norms before branches", "LayerNorm", "")
+    assert (place("qk_rmsnorm", "beyond_qk_norm"), place("qk_rmsnorm")) == ("qk_layernorm", "")
+
+
+def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half() -> None:
+    tables = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
+    made, rng = matrix(tables), np.random.default_rng(3)
+    arms, prior = frozenset({"peri_ln", *(f"arm{number}" for number in range(29))}), SpreadPrior(0.12, 3.0)
+    made = replace(made, families={FAILURE.name: Family(arms, prior)})
+    said = next(float(match[1]) for line in lines(made) if (match := re.search(r"probability of (0\.\d+)", line)))
+    helps = 0
+    for _ in range(200):
+        sd = 0.12 * math.sqrt(3 / rng.chisquare(3))
+        damage = made.lost[FAILURE.name].mean
+        fresh = damage / 2 + sd * rng.standard_normal(6)
+        interval, p = board.compared(fresh, prior)
+        helps += p * 30 < 0.05 and interval.low >= 0.2 * damage
+    assert said == pytest.approx(helps / 200, abs=0.1)
+    assert 0.3 < said < 0.95
+
+
 def test_an_arm_without_runs_at_ease_is_not_judged() -> None:
     tables = planted_board.tables()
     del tables[Cell(FAILURE.name, "rmsnorm", AT_EASE, EASY)]
@@ -140,6 +198,11 @@ def test_an_arm_that_is_added_later_changes_no_verdict() -> None:
     assert {*after} - {*before} == {"dyt", "lion", "muon"}
     anew = board.judge(FAILURE, tables, RULE)[0]
     assert anew["peri_ln"].p != before["peri_ln"].p
+    for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
+        tables[Cell(FAILURE.name, "adamh", place, lr)] = tables[Cell(FAILURE.name, "peri_ln", place, lr)]
+    last = board.judge(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
+    assert {arm: last[arm] for arm in after} == after
+    assert last["adamh"].p == pytest.approx(before["peri_ln"].p * 6 / 5)  # it counts itself beside the five
 
 
 def test_families_of_an_edition_are_kept_in_the_folder(tmp_path: Path) -> None:
@@ -302,7 +365,7 @@ def test_what_is_trained_in_part_is_not_judged() -> None:
 def test_the_first_line_names_what_to_add_and_what_it_costs() -> None:
     first = headline(matrix(planted_board.tables()))
     assert first.startswith("Takes damage away: sigma_reparam under attention logits (best loss ")
-    assert first.endswith("Trains better, whatever the stress: none.")
+    assert first.endswith("Trains better at its best learning rate: none.")
     without = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     assert "No arm takes all damage away" in headline(matrix(without))
     assert "attention logits (peri_ln: " in headline(matrix(without))
@@ -312,7 +375,7 @@ def test_the_first_line_says_apart_which_arms_train_better() -> None:
     tables = planted_board.tables()
     for cell in [cell for cell in tables if cell.failure == CURVE and cell.arm == "rmsnorm"]:
         tables[cell] = tables[cell].assign(loss=tables[cell]["loss"] - 0.3)
-    assert re.search(r"Trains better, whatever the stress: rmsnorm \(-0\.[23]\d\d ± ", headline(matrix(tables)))
+    assert re.search(r"Trains better at its best learning rate: rmsnorm \(-0\.[23]\d\d ± ", headline(matrix(tables)))
 
 
 def test_the_first_line_counts_all_cells_of_the_board() -> None:
@@ -349,7 +412,21 @@ def test_failures_that_rank_arms_alike_are_named() -> None:
             tables[Cell(failure.name, arm, place, lr)] = table.assign(
                 loss=moved if place == STRESSED else table["loss"]
             )
-    assert [pair[:2] for pair in alike(matrix(tables))] == [("attention logits", "short warm-up")]
+    made = matrix(tables)
+    (found,) = alike(made)
+    assert (found.a, found.b, found.is_certain, found.correlation.n) == ("attention logits", "short warm-up", True, 9)
+    assert any("so they are hardly two failures" in line for line in lines(made))
+    swapped = dict(tables)
+    for low, high in (("qk_layernorm", "qk_rmsnorm"), ("qkv_norm", "score_softcap")):
+        for place in (STRESSED, AT_EASE):
+            a, b = (Cell(other.name, arm, place, other.places[place].lr) for arm in (low, high))
+            swapped |= {a: tables[b], b: tables[a]}
+    (found,) = alike(matrix(swapped))
+    assert 0.8 < found.correlation.mean < 1
+    assert found.correlation.low < 0.7
+    assert any("rank 9 arms alike" in line and "too few to tell" in line for line in lines(matrix(swapped)))
+    fewer = {name: family._replace(arms=frozenset([*family.arms][:7])) for name, family in made.families.items()}
+    assert not alike(replace(made, families=fewer))  # arms that were added later do not count
 
 
 def test_an_arm_whose_best_loss_is_much_worse_is_not_advised() -> None:
