@@ -139,6 +139,38 @@ def test_an_arm_that_is_worse_at_ease_is_not_named_in_the_first_line() -> None:
         )
 
 
+def test_what_an_arm_costs_at_ease_is_told_by_the_seeds_that_judge_it() -> None:
+    tables = planted_board.tables(spread=0.01)
+    at = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
+    tables[at].loc[list(RULE.screened), "loss"] += 1.0
+    cell = board.judge(FAILURE, tables, RULE)[0]["peri_ln"]
+    assert cell.cost_at_ease == pytest.approx(0.0, abs=0.02)
+
+
+def test_an_arm_no_better_than_a_bigram_model_is_never_advised() -> None:
+    tables = planted_board.tables()
+    for (failure, arm, place, lr), table in list(tables.items()):
+        if failure == CURVE and lr <= EASY:
+            loss = planted_board.BIGRAM + (0.02 if arm == "sigma_reparam" else -0.02)
+            tables[Cell(failure, arm, place, lr)] = table.assign(loss=loss)
+        elif failure == CURVE:
+            tables[Cell(failure, arm, place, lr)] = table.assign(loss=3.0)
+    made = matrix(tables)
+    row = next(row for row in made.rows if row.name == "sigma_reparam")
+    assert row.best.mean < RULE.loses
+    assert (row.cells[FAILURE.name].verdict, made.is_advised(row)) == (CURES, False)
+    told = list(lines(made))
+    assert "sigma_reparam" not in told[0]
+    assert "No better than a bigram model at any learning rate, and so never advised: sigma_reparam." in told
+
+
+def test_an_arm_without_all_seeds_of_the_screening_is_in_no_family() -> None:
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    tables[at] = tables[at].iloc[:2]
+    assert board.family_of(FAILURE, tables, RULE).arms == {*planted_board.SHARES} - {"rmsnorm"}
+
+
 def test_the_order_of_arms_is_that_of_the_records() -> None:
     tables = planted_board.tables()
     added = [f"arm{number}" for number in range(9)]
@@ -585,6 +617,8 @@ def test_a_page_tells_of_every_arm_that_is_described() -> None:
     assert {f"{name}.md" for name in arm_cards()} | {"index.md"} == {*pages}
     assert "| attention logits | cures |" in pages["sigma_reparam.md"]
     assert "lab leaderboard DIR --train --arms muon" in pages["muon.md"]
+    assert "| takes the place of | norms before branches |" in pages["reordered_norm.md"]
+    assert "takes the place of" not in pages["peri_ln.md"]
     assert max(len(line) for text in pages.values() for line in text.splitlines()) < 1000
 
 
