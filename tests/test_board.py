@@ -243,8 +243,9 @@ def test_families_of_an_edition_are_kept_in_the_folder(tmp_path: Path) -> None:
     fixed = {FAILURE.name: made._replace(prior=made.prior._replace(sd=0.5))}
     table = board.families_table(fixed)
     earlier = table.assign(edition=RULE.edition - 1, sd=9.0)
-    pd.concat([earlier, table]).to_csv(folder / FAMILIES, index=False)
-    assert read_families(folder) == fixed
+    for tables_of_editions in ([earlier, table], [table, earlier]):
+        pd.concat(tables_of_editions).to_csv(folder / FAMILIES, index=False)
+        assert read_families(folder) == fixed
     assert read_matrix(folder).families == fixed
 
 
@@ -341,6 +342,10 @@ def test_an_arm_with_some_of_its_fresh_seeds_is_not_confirmed() -> None:
 def test_the_screening_lets_those_pass_that_take_off_enough() -> None:
     assert passes_screening(FAILURE, planted_board.tables(), RULE) == ["sigma_reparam", "peri_ln"]
     assert not passes_screening(FAILURE, planted_board.tables(lost=0.0), RULE)
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
+    tables[at] = tables[at].drop(RULE.screened[1])  # what is screened in part does not pass
+    assert passes_screening(FAILURE, tables, RULE) == ["sigma_reparam"]
 
 
 def test_a_moderated_spread_keeps_its_level_and_finds_more_than_that_of_three_seeds() -> None:
@@ -418,6 +423,12 @@ def test_the_first_line_counts_all_cells_of_the_board() -> None:
     many = replace(made, families={**made.families, "mx": other})
     assert made.holds_over_the_board(FAILURE, cell)
     assert not many.holds_over_the_board(FAILURE, cell._replace(p=0.01))
+    unsure = [
+        replace(row, cells={FAILURE.name: cell._replace(p=0.01)}) if row.name == "sigma_reparam" else row
+        for row in made.rows
+    ]
+    assert "away: sigma_reparam under" in headline(replace(made, rows=unsure))
+    assert "No arm takes all damage away" in headline(replace(many, rows=unsure))
 
 
 def test_a_cell_that_passed_and_was_not_confirmed_has_its_price() -> None:
