@@ -21,6 +21,7 @@ from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.statistics import UNKNOWN, SpreadPrior, spread_prior
+from lab.cli import board as cli_board
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
 from lab.cli.request import read_request
@@ -62,7 +63,7 @@ from lab.studies.leaderboard.matrix import (
     passes_screening,
     read_matrix,
 )
-from lab.studies.leaderboard.page import board_page
+from lab.studies.leaderboard.page import board_figure, board_page
 from lab.studies.leaderboard.public_runs import Broken, broken_public_runs
 from lab.studies.leaderboard.text import alike, as_csv, headline, lines, prices, unconfirmed
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
@@ -191,19 +192,20 @@ def test_an_arm_says_what_it_takes_the_place_of() -> None:
     assert (place("qk_rmsnorm", "beyond_qk_norm"), place("qk_rmsnorm")) == ("qk_layernorm", "")
 
 
-def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half() -> None:
+@pytest.mark.parametrize(("number", "sd"), [(1000, 0.06), (1, 0.12)])  # where p decides, and where the interval does
+def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half(number: int, sd: float) -> None:
     tables = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     made, rng = matrix(tables), np.random.default_rng(3)
-    arms, prior = frozenset({"peri_ln", *(f"arm{number}" for number in range(999))}), SpreadPrior(0.06, 3.0)
+    arms, prior = frozenset(f"arm{index}" for index in range(number)), SpreadPrior(sd, 3.0)
     made = replace(made, families={FAILURE.name: Family(arms, prior)})
     said = next(float(match[1]) for line in lines(made) if (match := re.search(r"probability of (0\.\d+)", line)))
     helps = 0
     for _ in range(200):
-        sd = 0.06 * math.sqrt(3 / rng.chisquare(3))
+        own_sd = sd * math.sqrt(3 / rng.chisquare(3))
         damage = made.lost[FAILURE.name].mean
-        fresh = damage / 2 + sd * rng.standard_normal(6)
+        fresh = damage / 2 + own_sd * rng.standard_normal(6)
         interval, p = board.compared(fresh, prior)
-        helps += p * 1000 < 0.05 and interval.low >= 0.2 * damage
+        helps += p * number < 0.05 and interval.low >= 0.2 * damage
     assert said == pytest.approx(helps / 200, abs=0.1)
     assert 0.2 < said < 0.8
 
@@ -617,6 +619,44 @@ def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.
     assert dict(table["verdict"]) == {arm: cells[arm]["verdict"] for arm in cells}
     assert main(["leaderboard", str(folder)]) == 0
     assert "cures " in capsys.readouterr().out
+
+
+def test_a_page_names_the_arms_that_help_and_says_why_others_were_not_tried(tmp_path: Path) -> None:
+    tables = planted_board.tables()
+    curve = {Cell(CURVE, "dyt", CURVE, lr): table for lr, table in curve_of(tables, "rmsnorm").items()}
+    made = matrix(tables | curve)
+    shown = board_page(replace(made, folder=planted_board.write(tmp_path, tables)))
+    assert 'title="it was refused"' in shown
+    named = {text.get_text() for axes in board_figure(made).figure.axes for text in axes.texts}
+    assert named & {*planted_board.SHARES} == {"sigma_reparam", "peri_ln"}
+
+
+def test_a_board_trains_fresh_seeds_of_what_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = planted_board.write(tmp_path / "board", planted_board.tables()), list[set[Cell]]()
+    monkeypatch.setattr(cli_board, "_train", lambda request, folder, arms, wanted: asked.append({*wanted}))
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    first, fresh = asked
+    assert {cell.arm for cell in first} == {REFERENCE, *planted_board.SHARES}
+    assert {cell[:2] for cell in fresh} == {(FAILURE.name, arm) for arm in (REFERENCE, "sigma_reparam", "peri_ln")}
+    assert {cell.place for cell in fresh} == {STRESSED, AT_EASE}
+    fixed = read_families(folder)
+    assert fixed[FAILURE.name].arms == {*planted_board.SHARES}
+    cli_board.train_board(folder, "lab leaderboard --train", arms=["dyt"], failures=[FAILURE.name])
+    assert {cell.arm for cell in asked[2]} == {REFERENCE, "dyt"}
+    assert read_families(folder) == fixed
+    with pytest.raises(RequestError, match="'larg_batch'"):
+        cli_board.train_board(folder, "", failures=["larg_batch"])
+
+
+def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    earlier = {FAILURE.name: Family(frozenset({"nope"}), SpreadPrior(0.5, 3.0))}
+    (folder / FAMILIES).write_text(board.families_table(earlier).to_csv(index=False))
+    monkeypatch.setattr(cli_board, "_train", lambda *of_train: None)
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    assert read_families(folder) == earlier
 
 
 def test_no_cell_of_the_board_as_csv_is_a_formula() -> None:

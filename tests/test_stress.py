@@ -476,7 +476,7 @@ def test_without_damage_every_change_is_open_and_a_stuck_seed_is_no_cure() -> No
 
 def test_a_change_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
     at_init = float(table([2.0])["loss_at_init"].iloc[0])
-    (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init] * 3)
+    (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init - 0.01] * 3)
     assert (cure.verdict, cure.takes_off.mean > cure.damage) == (OPEN, True)
     (alive,) = trials(at_ease=at_init - 0.5, alive=[at_init - 0.45] * 3)
     assert alive.verdict == CURES
