@@ -19,8 +19,8 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
-from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
-from lab.analysis.statistics import UNKNOWN, SpreadPrior, spread_prior
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
+from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
 from lab.cli import board as cli_board
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
@@ -110,6 +110,22 @@ def test_a_verdict_is_told_by_the_whole_interval(share: float, half: float, verd
     cell = board.judge(FAILURE, tables, RULE, family)[0]["peri_ln"]
     assert (cell.improvement.high - cell.improvement.low) / 2 == pytest.approx(half * LOST, rel=1e-3)
     assert cell.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ends", "p", "verdict"),
+    [
+        ((1.6, 2.0), 0.04, CURES),
+        ((1.6, 2.0), 0.05, OPEN),
+        ((1.6, 2.0), math.nan, OPEN),
+        ((-2.0, -0.6), 0.04, HARMS),
+        ((-2.0, -0.3), 0.04, OPEN),
+        ((-0.3, 0.3), 0.9, NO),
+    ],
+)
+def test_an_effect_needs_a_small_p_and_none_needs_no_p(ends: tuple[float, float], p: float, verdict: str) -> None:
+    interval = Interval(sum(ends) / 2, *ends, 6)
+    assert verdict_of(interval, p, damage=2.0, margin=0.2, leaves=1 / 3, alpha=0.05) == verdict
 
 
 def test_an_arm_that_trains_better_takes_no_damage_away() -> None:
