@@ -643,6 +643,7 @@ def test_a_page_names_the_arms_that_help_and_says_why_others_were_not_tried(tmp_
     made = matrix(tables | curve)
     shown = board_page(replace(made, folder=planted_board.write(tmp_path, tables)))
     assert 'title="it was refused"' in shown
+    assert "3 arms that are not shown to take any away" in shown  # an open one may
     named = {text.get_text() for axes in board_figure(made).figure.axes for text in axes.texts}
     assert named & {*planted_board.SHARES} == {"sigma_reparam", "peri_ln"}
 
@@ -663,6 +664,25 @@ def test_a_board_trains_fresh_seeds_of_what_passes_alone(tmp_path: Path, monkeyp
     assert read_families(folder) == fixed
     with pytest.raises(RequestError, match="'larg_batch'"):
         cli_board.train_board(folder, "", failures=["larg_batch"])
+
+
+def test_a_board_asks_again_for_what_it_has_tried_and_trains_no_control_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, asked = planted_board.tables({"rmsnorm": 0.0, "nope": -0.6}), list[set[str]]()
+    for cell in [cell for cell in tables if cell.arm == "nope"]:
+        tables[cell] = tables[cell].iloc[:2]
+        if cell.failure == CURVE:
+            del tables[cell]
+    folder = planted_board.write(tmp_path, tables)
+    monkeypatch.setattr(
+        cli_board,
+        "_train",
+        lambda request, folder, arms, wanted: asked.append({cell.arm for cell in wanted if cell.failure != CURVE}),
+    )
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    assert asked == [{REFERENCE, "rmsnorm"}]  # two seeds are no try, and nothing passed
 
 
 def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
