@@ -10,6 +10,7 @@ import runpy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -683,6 +684,26 @@ def test_a_board_asks_again_for_what_it_has_tried_and_trains_no_control_alone(
     monkeypatch.setattr(store, "gather", lambda folder: None)
     cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
     assert asked == [{REFERENCE, "rmsnorm"}]  # two seeds are no try, and nothing passed
+
+
+def test_fresh_seeds_stand_beside_those_that_a_cell_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    before, _ = read_cells(folder)
+    plan = SimpleNamespace(ids=["fresh"], engine="cpu", fleets=[])
+    monkeypatch.setattr(cli_board, "_composed", lambda *of_cells: ({at: [{"seed": 303}]}, {}))
+    monkeypatch.setattr(cli_board.launch, "compose", lambda request: composed)
+    monkeypatch.setattr(cli_board.launch, "plan", lambda *trees, cautions: plan)
+    monkeypatch.setattr(cli_board.launch, "train_missing", lambda *planned, screen: None)
+    monkeypatch.setattr(store, "open_folder", lambda *of_folder: None)
+    composed = SimpleNamespace(_replace=lambda trees: None, launcher=None)
+    request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
+    cli_board._train(request, folder, [board_arms()["rmsnorm"]], {})
+    after, _ = read_cells(folder)
+    assert after[at] == before[at] | {303: "fresh"}
+    assert {cell: runs for cell, runs in after.items() if cell != at} == {
+        cell: runs for cell, runs in before.items() if cell != at
+    }
 
 
 def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
