@@ -25,7 +25,7 @@ LR_MEANINGS = {
     "shifted": "has the same unit but another best value",
     "other": "has another unit",
 }
-COLUMNS = ("failure", "verdict", "of what the control loses", "takes off", "p (Holm)", "seeds")
+COLUMNS = ("failure", "verdict", "of what the control loses", "takes off", "p (Bonferroni)", "seeds")
 
 
 class Cells(NamedTuple):

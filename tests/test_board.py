@@ -10,6 +10,7 @@ import runpy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,8 +20,9 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
-from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
-from lab.analysis.statistics import UNKNOWN, SpreadPrior, spread_prior
+from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
+from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
+from lab.cli import board as cli_board
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
 from lab.cli.request import read_request
@@ -62,7 +64,7 @@ from lab.studies.leaderboard.matrix import (
     passes_screening,
     read_matrix,
 )
-from lab.studies.leaderboard.page import board_page
+from lab.studies.leaderboard.page import board_figure, board_page
 from lab.studies.leaderboard.public_runs import Broken, broken_public_runs
 from lab.studies.leaderboard.text import alike, as_csv, headline, lines, prices, unconfirmed
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
@@ -111,11 +113,118 @@ def test_a_verdict_is_told_by_the_whole_interval(share: float, half: float, verd
     assert cell.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("ends", "p", "verdict"),
+    [
+        ((1.6, 2.0), 0.04, CURES),
+        ((1.6, 2.0), 0.05, OPEN),
+        ((1.6, 2.0), math.nan, OPEN),
+        ((-2.0, -0.6), 0.04, HARMS),
+        ((-2.0, -0.3), 0.04, OPEN),
+        ((-0.3, 0.3), 0.9, NO),
+    ],
+)
+def test_an_effect_needs_a_small_p_and_none_needs_no_p(ends: tuple[float, float], p: float, verdict: str) -> None:
+    interval = Interval(sum(ends) / 2, *ends, 6)
+    assert verdict_of(interval, p, damage=2.0, margin=0.2, leaves=1 / 3, alpha=0.05) == verdict
+
+
 def test_an_arm_that_trains_better_takes_no_damage_away() -> None:
     gains = {"rmsnorm": LOST, "sigma_reparam": LOST, "nope": -LOST}
     assert verdicts(planted_board.tables(gains=gains)) == verdicts(planted_board.tables())
     found, *_ = board.judge(FAILURE, planted_board.tables(gains=gains), RULE)
     assert found["sigma_reparam"].share < 1.1
+
+
+def test_an_arm_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
+    tables = planted_board.tables({"sigma_reparam": 1.0, "peri_ln": 1.0, "rmsnorm": 0.0})
+    untrained = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
+    for cell in (untrained, untrained._replace(place=STRESSED, lr=LR)):
+        tables[cell] = tables[cell].assign(loss=planted_board.AT_INIT)
+    found, _ = board.judge(FAILURE, tables, RULE)
+    assert (found["peri_ln"].verdict, found["sigma_reparam"].verdict) == (OPEN, CURES)
+    assert found["peri_ln"].cost_at_ease == pytest.approx(planted_board.AT_INIT - BEST, abs=0.02)
+    tables[untrained].loc[list(RULE.fresh[1:]), "loss"] -= 0.01  # one seed that does not train is enough
+    assert board.judge(FAILURE, tables, RULE)[0]["peri_ln"].verdict == OPEN
+
+
+def test_an_arm_that_is_worse_at_ease_is_not_named_in_the_first_line() -> None:
+    for gain, first in ((-0.1, "No arm takes all damage away; in part"), (-0.03, "Takes damage away: sigma_reparam")):
+        told = list(lines(matrix(planted_board.tables(gains={"sigma_reparam": gain}))))
+        assert told[0].startswith(first)
+        assert any(re.search(r"sigma_reparam under attention logits \(\+0\.\d+\)", line) for line in told) == (
+            gain == -0.1
+        )
+
+
+def test_what_an_arm_costs_at_ease_is_told_by_the_seeds_that_judge_it() -> None:
+    tables = planted_board.tables(spread=0.01)
+    at = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
+    tables[at].loc[list(RULE.screened), "loss"] += 1.0
+    cell = board.judge(FAILURE, tables, RULE)[0]["peri_ln"]
+    assert cell.cost_at_ease == pytest.approx(0.0, abs=0.02)
+
+
+def test_an_arm_no_better_than_a_bigram_model_is_never_advised() -> None:
+    tables = planted_board.tables()
+    for (failure, arm, place, lr), table in list(tables.items()):
+        if failure == CURVE and lr <= EASY:
+            loss = planted_board.BIGRAM + (0.02 if arm == "sigma_reparam" else -0.02)
+            tables[Cell(failure, arm, place, lr)] = table.assign(loss=loss)
+        elif failure == CURVE:
+            tables[Cell(failure, arm, place, lr)] = table.assign(loss=3.0)
+    made = matrix(tables)
+    row = next(row for row in made.rows if row.name == "sigma_reparam")
+    assert row.best.mean < RULE.loses
+    assert (row.cells[FAILURE.name].verdict, made.is_advised(row)) == (CURES, False)
+    told = list(lines(made))
+    assert "sigma_reparam" not in told[0]
+    assert "No better than a bigram model at any learning rate, and so never advised: sigma_reparam." in told
+
+
+def test_an_arm_without_all_seeds_of_the_screening_is_in_no_family() -> None:
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    tables[at] = tables[at].iloc[:2]
+    assert board.family_of(FAILURE, tables, RULE).arms == {*planted_board.SHARES} - {"rmsnorm"}
+
+
+def test_the_order_of_arms_is_that_of_the_records() -> None:
+    tables = planted_board.tables()
+    added = [f"arm{number}" for number in range(9)]
+    for name in added:
+        for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
+            tables[Cell(FAILURE.name, name, place, lr)] = tables[Cell(FAILURE.name, "rmsnorm", place, lr)]
+    assert list(verdicts(tables)) == [*planted_board.SHARES, *added]
+
+
+def test_an_arm_says_what_it_takes_the_place_of() -> None:
+    def place(arm: str, failure: str = FAILURE.name) -> str:
+        row = Row(arm, {}, UNKNOWN, True, math.nan, math.nan, False, 0)
+        return row.instead_of(read_failures().failures[failure])
+
+    assert place("lion") == place("muon") == place("schedule_free") == "AdamW"
+    assert {place("adamw_qk_clip"), place("stable_adamw")} == {""}  # a clip beside AdamW
+    assert (place("reordered_norm"), place("dyt"), place("peri_ln")) == ("norms before branches", "LayerNorm", "")
+    assert (place("qk_rmsnorm", "beyond_qk_norm"), place("qk_rmsnorm")) == ("qk_layernorm", "")
+
+
+@pytest.mark.parametrize(("number", "sd"), [(1000, 0.06), (1, 0.12)])  # where p decides, and where the interval does
+def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half(number: int, sd: float) -> None:
+    tables = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
+    made, rng = matrix(tables), np.random.default_rng(3)
+    arms, prior = frozenset(f"arm{index}" for index in range(number)), SpreadPrior(sd, 3.0)
+    made = replace(made, families={FAILURE.name: Family(arms, prior)})
+    said = next(float(match[1]) for line in lines(made) if (match := re.search(r"probability of (0\.\d+)", line)))
+    helps = 0
+    for _ in range(200):
+        own_sd = sd * math.sqrt(3 / rng.chisquare(3))
+        damage = made.lost[FAILURE.name].mean
+        fresh = damage / 2 + own_sd * rng.standard_normal(6)
+        interval, p = board.compared(fresh, prior)
+        helps += p * number < 0.05 and interval.low >= 0.2 * damage
+    assert said == pytest.approx(helps / 200, abs=0.1)
+    assert 0.2 < said < 0.8
 
 
 def test_an_arm_without_runs_at_ease_is_not_judged() -> None:
@@ -140,6 +249,11 @@ def test_an_arm_that_is_added_later_changes_no_verdict() -> None:
     assert {*after} - {*before} == {"dyt", "lion", "muon"}
     anew = board.judge(FAILURE, tables, RULE)[0]
     assert anew["peri_ln"].p != before["peri_ln"].p
+    for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
+        tables[Cell(FAILURE.name, "adamh", place, lr)] = tables[Cell(FAILURE.name, "peri_ln", place, lr)]
+    last = board.judge(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
+    assert {arm: last[arm] for arm in after} == after
+    assert last["adamh"].p == pytest.approx(before["peri_ln"].p * 6 / 5)  # it counts itself beside the five
 
 
 def test_families_of_an_edition_are_kept_in_the_folder(tmp_path: Path) -> None:
@@ -148,8 +262,9 @@ def test_families_of_an_edition_are_kept_in_the_folder(tmp_path: Path) -> None:
     fixed = {FAILURE.name: made._replace(prior=made.prior._replace(sd=0.5))}
     table = board.families_table(fixed)
     earlier = table.assign(edition=RULE.edition - 1, sd=9.0)
-    pd.concat([earlier, table]).to_csv(folder / FAMILIES, index=False)
-    assert read_families(folder) == fixed
+    for tables_of_editions in ([earlier, table], [table, earlier]):
+        pd.concat(tables_of_editions).to_csv(folder / FAMILIES, index=False)
+        assert read_families(folder) == fixed
     assert read_matrix(folder).families == fixed
 
 
@@ -246,6 +361,10 @@ def test_an_arm_with_some_of_its_fresh_seeds_is_not_confirmed() -> None:
 def test_the_screening_lets_those_pass_that_take_off_enough() -> None:
     assert passes_screening(FAILURE, planted_board.tables(), RULE) == ["sigma_reparam", "peri_ln"]
     assert not passes_screening(FAILURE, planted_board.tables(lost=0.0), RULE)
+    tables = planted_board.tables()
+    at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
+    tables[at] = tables[at].drop(RULE.screened[1])  # what is screened in part does not pass
+    assert passes_screening(FAILURE, tables, RULE) == ["sigma_reparam"]
 
 
 def test_a_moderated_spread_keeps_its_level_and_finds_more_than_that_of_three_seeds() -> None:
@@ -302,17 +421,19 @@ def test_what_is_trained_in_part_is_not_judged() -> None:
 def test_the_first_line_names_what_to_add_and_what_it_costs() -> None:
     first = headline(matrix(planted_board.tables()))
     assert first.startswith("Takes damage away: sigma_reparam under attention logits (best loss ")
-    assert first.endswith("Trains better, whatever the stress: none.")
+    assert first.endswith("Trains better at its best learning rate: none.")
     without = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     assert "No arm takes all damage away" in headline(matrix(without))
     assert "attention logits (peri_ln: " in headline(matrix(without))
+    both = planted_board.tables({"sub_ln": 0.35, "peri_ln": 0.5, "normformer": 0.3, "rmsnorm": 0.0})
+    assert "attention logits (peri_ln: " in headline(matrix(both))
 
 
 def test_the_first_line_says_apart_which_arms_train_better() -> None:
     tables = planted_board.tables()
     for cell in [cell for cell in tables if cell.failure == CURVE and cell.arm == "rmsnorm"]:
         tables[cell] = tables[cell].assign(loss=tables[cell]["loss"] - 0.3)
-    assert re.search(r"Trains better, whatever the stress: rmsnorm \(-0\.[23]\d\d ± ", headline(matrix(tables)))
+    assert re.search(r"Trains better at its best learning rate: rmsnorm \(-0\.[23]\d\d ± ", headline(matrix(tables)))
 
 
 def test_the_first_line_counts_all_cells_of_the_board() -> None:
@@ -323,6 +444,14 @@ def test_the_first_line_counts_all_cells_of_the_board() -> None:
     many = replace(made, families={**made.families, "mx": other})
     assert made.holds_over_the_board(FAILURE, cell)
     assert not many.holds_over_the_board(FAILURE, cell._replace(p=0.01))
+    unsure = [
+        replace(row, cells={FAILURE.name: cell._replace(verdict=CURES, p=0.01, cost_at_ease=0.0)})
+        if row.name == "sigma_reparam"
+        else row
+        for row in made.rows
+    ]
+    assert "away: sigma_reparam under" in headline(replace(made, rows=unsure))
+    assert "No arm takes all damage away" in headline(replace(many, rows=unsure))
 
 
 def test_a_cell_that_passed_and_was_not_confirmed_has_its_price() -> None:
@@ -349,7 +478,21 @@ def test_failures_that_rank_arms_alike_are_named() -> None:
             tables[Cell(failure.name, arm, place, lr)] = table.assign(
                 loss=moved if place == STRESSED else table["loss"]
             )
-    assert [pair[:2] for pair in alike(matrix(tables))] == [("attention logits", "short warm-up")]
+    made = matrix(tables)
+    (found,) = alike(made)
+    assert (found.a, found.b, found.is_certain, found.correlation.n) == ("attention logits", "short warm-up", True, 9)
+    assert any("so they are hardly two failures" in line for line in lines(made))
+    swapped = dict(tables)
+    for low, high in (("qk_layernorm", "qk_rmsnorm"), ("qkv_norm", "score_softcap")):
+        for place in (STRESSED, AT_EASE):
+            a, b = (Cell(other.name, arm, place, other.places[place].lr) for arm in (low, high))
+            swapped |= {a: tables[b], b: tables[a]}
+    (found,) = alike(matrix(swapped))
+    assert 0.8 < found.correlation.mean < 1
+    assert found.correlation.low < 0.7
+    assert any("rank 9 arms alike" in line and "too few to tell" in line for line in lines(matrix(swapped)))
+    fewer = {name: family._replace(arms=frozenset([*family.arms][:7])) for name, family in made.families.items()}
+    assert not alike(replace(made, families=fewer))  # arms that were added later do not count
 
 
 def test_an_arm_whose_best_loss_is_much_worse_is_not_advised() -> None:
@@ -495,6 +638,84 @@ def test_the_board_is_a_page_a_text_json_and_csv(tmp_path: Path, capsys: pytest.
     assert "cures " in capsys.readouterr().out
 
 
+def test_a_page_names_the_arms_that_help_and_says_why_others_were_not_tried(tmp_path: Path) -> None:
+    tables = planted_board.tables()
+    curve = {Cell(CURVE, "dyt", CURVE, lr): table for lr, table in curve_of(tables, "rmsnorm").items()}
+    made = matrix(tables | curve)
+    shown = board_page(replace(made, folder=planted_board.write(tmp_path, tables)))
+    assert 'title="it was refused"' in shown
+    assert "3 arms that are not shown to take any away" in shown  # an open one may
+    named = {text.get_text() for axes in board_figure(made).figure.axes for text in axes.texts}
+    assert named & {*planted_board.SHARES} == {"sigma_reparam", "peri_ln"}
+
+
+def test_a_board_trains_fresh_seeds_of_what_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = planted_board.write(tmp_path / "board", planted_board.tables()), list[set[Cell]]()
+    monkeypatch.setattr(cli_board, "_train", lambda request, folder, arms, wanted: asked.append({*wanted}))
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    first, fresh = asked
+    assert {cell.arm for cell in first} == {REFERENCE, *planted_board.SHARES}
+    assert {cell[:2] for cell in fresh} == {(FAILURE.name, arm) for arm in (REFERENCE, "sigma_reparam", "peri_ln")}
+    assert {cell.place for cell in fresh} == {STRESSED, AT_EASE}
+    fixed = read_families(folder)
+    assert fixed[FAILURE.name].arms == {*planted_board.SHARES}
+    cli_board.train_board(folder, "lab leaderboard --train", arms=["dyt"], failures=[FAILURE.name])
+    assert {cell.arm for cell in asked[2]} == {REFERENCE, "dyt"}
+    assert read_families(folder) == fixed
+    with pytest.raises(RequestError, match="'larg_batch'"):
+        cli_board.train_board(folder, "", failures=["larg_batch"])
+
+
+def test_a_board_asks_again_for_what_it_has_tried_and_trains_no_control_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, asked = planted_board.tables({"rmsnorm": 0.0, "nope": -0.6}), list[set[str]]()
+    for cell in [cell for cell in tables if cell.arm == "nope"]:
+        tables[cell] = tables[cell].iloc[:2]
+        if cell.failure == CURVE:
+            del tables[cell]
+    folder = planted_board.write(tmp_path, tables)
+    monkeypatch.setattr(
+        cli_board,
+        "_train",
+        lambda request, folder, arms, wanted: asked.append({cell.arm for cell in wanted if cell.failure != CURVE}),
+    )
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    assert asked == [{REFERENCE, "rmsnorm"}]  # two seeds are no try, and nothing passed
+
+
+def test_fresh_seeds_stand_beside_those_that_a_cell_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
+    before, _ = read_cells(folder)
+    plan = SimpleNamespace(ids=["fresh"], engine="cpu", fleets=[])
+    monkeypatch.setattr(cli_board, "_composed", lambda *of_cells: ({at: [{"seed": 303}]}, {}))
+    monkeypatch.setattr(cli_board.launch, "compose", lambda request: composed)
+    monkeypatch.setattr(cli_board.launch, "plan", lambda *trees, cautions: plan)
+    monkeypatch.setattr(cli_board.launch, "train_missing", lambda *planned, screen: None)
+    monkeypatch.setattr(store, "open_folder", lambda *of_folder: None)
+    composed = SimpleNamespace(_replace=lambda trees: None, launcher=None)
+    request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
+    cli_board._train(request, folder, [board_arms()["rmsnorm"]], {})
+    after, _ = read_cells(folder)
+    assert after[at] == before[at] | {303: "fresh"}
+    assert {cell: runs for cell, runs in after.items() if cell != at} == {
+        cell: runs for cell, runs in before.items() if cell != at
+    }
+
+
+def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = planted_board.write(tmp_path, planted_board.tables())
+    earlier = {FAILURE.name: Family(frozenset({"nope"}), SpreadPrior(0.5, 3.0))}
+    (folder / FAMILIES).write_text(board.families_table(earlier).to_csv(index=False))
+    monkeypatch.setattr(cli_board, "_train", lambda *of_train: None)
+    monkeypatch.setattr(store, "gather", lambda folder: None)
+    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    assert read_families(folder) == earlier
+
+
 def test_no_cell_of_the_board_as_csv_is_a_formula() -> None:
     made = matrix(planted_board.tables())
     rows = [replace(row, name=f"={row.name}") if row.name == "peri_ln" else row for row in made.rows]
@@ -508,6 +729,8 @@ def test_a_page_tells_of_every_arm_that_is_described() -> None:
     assert {f"{name}.md" for name in arm_cards()} | {"index.md"} == {*pages}
     assert "| attention logits | cures |" in pages["sigma_reparam.md"]
     assert "lab leaderboard DIR --train --arms muon" in pages["muon.md"]
+    assert "| takes the place of | norms before branches |" in pages["reordered_norm.md"]
+    assert "takes the place of" not in pages["peri_ln.md"]
     assert max(len(line) for text in pages.values() for line in text.splitlines()) < 1000
 
 

@@ -474,6 +474,14 @@ def test_without_damage_every_change_is_open_and_a_stuck_seed_is_no_cure() -> No
     assert (cure.verdict, cure.p < 0.05) == (OPEN, True)
 
 
+def test_a_change_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
+    at_init = float(table([2.0])["loss_at_init"].iloc[0])
+    (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init - 0.01] * 3)
+    assert (cure.verdict, cure.takes_off.mean > cure.damage) == (OPEN, True)
+    (alive,) = trials(at_ease=at_init - 0.5, alive=[at_init - 0.45] * 3)
+    assert alive.verdict == CURES
+
+
 def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
     test, fresh = read_battery().tests["lr_x10"], ("seed=3,4,5",)
     done = planted(lambda lr: [2.2, 2.21, 2.19] if lr == 0.03 else [2.8, 2.8, 2.81])

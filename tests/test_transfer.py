@@ -98,6 +98,8 @@ def test_a_rule_is_better_than_trivial_only_where_the_difference_is_significant(
 
     assert "no better than" in found(5)  # 2 ** -5 on either side
     assert "more than" in found(6)
+    worse = [Prediction(pair("dyt", f"arm{i}", "a", newer="a"), "b") for i in range(9)]
+    assert headline(worse).startswith("0 of 9 decided orderings agree, no better than")
 
 
 def test_the_rule_of_one_bit_knows_what_the_control_has() -> None:

@@ -35,7 +35,6 @@ class Failure(NamedTuple):
         words: the other overrides of its runs.
         stressed: the runs in which it shows.
         reference: runs in which it does not; None where the measure is zero without the failure.
-        at_ease: the interventions of these.
         metric: the column of ``measures.outcomes`` that is measured.
         unit: of the measure.
         least: what the control must lose for the failure to be tested.
@@ -52,7 +51,6 @@ class Failure(NamedTuple):
     words: tuple[str, ...]
     stressed: Place
     reference: Place | None
-    at_ease: tuple[str, ...]
     metric: str
     unit: str
     least: float
@@ -171,9 +169,8 @@ def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
     told = {"failure": test.failure, "source": test.source} if test else {}
     places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
     lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out", "of_stress")}
-    at_ease = tuple(entry.get("reference", {}).get("control", lists["control"]))
     kept = {key: value for key, value in entry.items() if key != "test"}
-    return Failure(**{**told, **kept, **lists, **places, "at_ease": at_ease, "name": name})
+    return Failure(**{**told, **kept, **lists, **places, "name": name})
 
 
 def _place(entry: Mapping[str, Any]) -> Place:
@@ -239,8 +236,7 @@ def settings(
     found = {Cell(CURVE, arm.name, CURVE, lr): Setting(own, _times(lr, arm)) for lr in board.grid}
     for failure in failures:
         for place_name, place in failure.places.items():
-            control = failure.control if place_name == STRESSED else failure.at_ease
-            chosen = (interventions(control, arm, excludes),)
+            chosen = (interventions(failure.control, arm, excludes),)
             known = (word for word in failure.words if _is_known(word, arm))
             idle = failure.of_stress if place_name == AT_EASE else ()
             own_words = (word for word in arm.words if word.partition("=")[0] not in idle)

@@ -34,7 +34,7 @@ from lab.studies.leaderboard.failures import (
     read_families,
 )
 from lab.studies.stress.battery import StepTime, read_step_times
-from lab.studies.stress.measures import by_run, tolerances
+from lab.studies.stress.measures import by_run, is_capped, tolerances
 
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 VERDICTS = (CURES, IN_PART, NO, OPEN, HARMS, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
@@ -53,10 +53,11 @@ class Judged(NamedTuple):
         improvement: the damage of the control minus that of the arm, paired by seed, with its 95 % interval, whose
             spread is moderated over the family.
         share: the same over the mean damage of the control.
-        p: of no effect, times the number of arms that were tried on the failure (Bonferroni).
+        p: of no effect, times the number of arms in the family of the failure (Bonferroni), among which it counts.
         is_confirmed: whether the seeds are fresh ones.
         passed: whether it passed the screening.
         reason: why it was not tried.
+        cost_at_ease: its loss at ease minus the control's there, in the mean over these seeds, nats; NaN without runs.
     """
 
     verdict: str
@@ -66,6 +67,7 @@ class Judged(NamedTuple):
     is_confirmed: bool = False
     passed: bool = False
     reason: str = ""
+    cost_at_ease: float = math.nan
 
     @property
     def direction(self) -> str:
@@ -104,8 +106,7 @@ class Row:
         card = arm_cards().get(self.name)
         if card is None:
             return ""
-        beside = [name for name in card.not_beside if name in failure.control]
-        return "AdamW" if card.is_optimizer else card.instead_of or ", ".join(beside)
+        return card.instead_of or ", ".join(name for name in card.not_beside if name in failure.control)
 
     @property
     def step_time(self) -> StepTime | None:
@@ -239,15 +240,21 @@ def judge(
             continue
         chosen = fresh if is_confirmed else screened
         test = compared(chosen.to_numpy(dtype=float), family.prior)
-        number = len(family.arms) if arm in family.arms else len(acting)
-        p = min(1.0, number * test.p)
+        # an arm that is added later counts itself, and no other that is added, so that none changes another's verdict
+        p = min(1.0, len({*family.arms, arm}) * test.p)
         verdict = NOT_TESTED
         if is_tested:
             verdict = verdict_of(test.interval, p, lost.mean, margin=rule.margin, leaves=rule.leaves, alpha=rule.alpha)
         if verdict in (CURES, IN_PART) and not is_confirmed:
             verdict = OPEN  # until its fresh seeds are trained
+        cost = math.nan
+        if failure.reference:
+            at_ease, of_control = (_at_ease(failure, name, tables).loc[chosen.index] for name in (arm, REFERENCE))
+            cost = float((at_ease["loss"] - of_control["loss"]).mean())
+            if verdict in (CURES, IN_PART) and failure.metric == "loss" and is_capped(at_ease).any():
+                verdict = OPEN  # a run that does not train at ease has nothing to lose under stress
         share = test.interval.mean / lost.mean
-        found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, passed=arm in passing)
+        found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, arm in passing, cost_at_ease=cost)
     return found, lost
 
 
@@ -270,9 +277,9 @@ def families_table(families: Mapping[str, Family]) -> pd.DataFrame:
     )
 
 
-def _acting(stressed: Mapping[str, pd.DataFrame]) -> set[str]:
+def _acting(stressed: Mapping[str, pd.DataFrame]) -> list[str]:
     """The arms whose runs under stress are not those of the control."""
-    return {arm for arm, table in stressed.items() if arm != REFERENCE and not _is_control(table, stressed[REFERENCE])}
+    return [arm for arm, table in stressed.items() if arm != REFERENCE and not _is_control(table, stressed[REFERENCE])]
 
 
 def _improvements(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
@@ -315,12 +322,18 @@ def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
     for arm, stressed in _under_stress(failure, tables).items():
         damage = stressed[failure.metric]
         if failure.reference:
-            at_ease = tables.get(Cell(failure.name, arm, AT_EASE, failure.reference.lr))
-            if at_ease is None:
+            at_ease = _at_ease(failure, arm, tables)
+            if at_ease.empty:
                 continue
             damage = damage - at_ease[failure.metric]
         found[arm] = damage.dropna()
     return found
+
+
+def _at_ease(failure: Failure, arm: str, tables: Tables) -> pd.DataFrame:
+    """The runs of an arm at ease; empty without any."""
+    assert failure.reference
+    return tables.get(Cell(failure.name, arm, AT_EASE, failure.reference.lr), pd.DataFrame())
 
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:

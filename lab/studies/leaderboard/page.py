@@ -47,7 +47,7 @@ def board_page(matrix: Matrix) -> str:
         html.paragraph(headline(matrix), "lead"),
         *figure,
         html.section("What takes what away", _table(matrix, acting)),
-        html.section(f"{len(others)} arms that take nothing away", _table(matrix, others), folded=True),
+        html.section(f"{len(others)} arms that are not shown to take any away", _table(matrix, others), folded=True),
         html.section("How to read the numbers", html.bullets(notes(matrix)), folded=True),
         html.section("Not tried, and why", html.bullets(_untried(matrix)), folded=True),
         html.section("How this was made", html.bullets(_made(matrix)), folded=True),

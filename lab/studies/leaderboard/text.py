@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
 
 from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.rendering import html
-from lab.analysis.statistics import Interval, power_of
+from lab.analysis.statistics import Interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.core import files
 from lab.studies.leaderboard.failures import REFERENCE, Failure
@@ -25,6 +28,7 @@ IN_PLACE = "\u2194"  # marks an arm that takes the place of a part of the recipe
 BETTER = 3  # arms that the first line names for their best loss
 ALIKE = 0.8  # the rank correlation above which two failures rank arms alike
 FEWEST_ARMS = 8  # over which it is taken
+SIMULATED = 20_000  # arms, for the power of a failure
 PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time of a step", "broke in public runs")
 
 
@@ -51,7 +55,7 @@ def headline(matrix: Matrix) -> str:
     text += f"; no advised arm for certain under {listed(nothing)}" if nothing else ""
     better = sorted((row for row in _advised(matrix) if row.best.high < 0), key=_best_loss)
     named = [f"{row.name} ({change(row.best)})" for row in better[:BETTER]]
-    return f"{text}. Trains better, whatever the stress: {listed(named or ['none'])}."
+    return f"{text}. Trains better at its best learning rate: {listed(named or ['none'])}."
 
 
 def unconfirmed(matrix: Matrix) -> list[tuple[str, str]]:
@@ -82,17 +86,18 @@ def _best(matrix: Matrix, failure: Failure) -> Row | None:
 
 def _holds(matrix: Matrix, row: Row, failure: Failure, verdict: str) -> bool:
     cell = row.cells[failure.name]
-    return cell.verdict == verdict and matrix.holds_over_the_board(failure, cell)
+    is_costly = cell.cost_at_ease > matrix.board.rule.loses
+    return cell.verdict == verdict and not is_costly and matrix.holds_over_the_board(failure, cell)
 
 
 def _best_loss(row: Row) -> float:
-    """The lowest loss beside the reference's; 0 where an arm acts under stress alone, and so has no curve."""
+    """The lowest loss beside the reference's; 0 where an arm has no curve."""
     return row.best.mean if row.best.n else 0.0
 
 
 def costs(row: Row) -> str:
     """``best loss -0.121, 1.34 times the time of a step``."""
-    loss = f"best loss {change(row.best)}" if row.best.n else "under stress alone"
+    loss = f"best loss {change(row.best)}" if row.best.n else "without a curve"
     return f"{loss}, {row.step_time.ratio:.2f} times the time of a step" if row.step_time else loss
 
 
@@ -149,6 +154,8 @@ def notes(matrix: Matrix) -> list[str]:
         failures=matrix.failures,
         lost=matrix.lost,
         power={failure.name: _power(matrix, failure) for failure in tested},
+        counted={failure.name: len(matrix.families[failure.name].arms) for failure in matrix.failures},
+        cells=sum(len(family.arms) for family in matrix.families.values()),
         mark=IN_PLACE,
         unconfirmed=unconfirmed(matrix),
         minutes=sum(matrix.minutes[failure] for failure, _ in unconfirmed(matrix)),
@@ -156,27 +163,74 @@ def notes(matrix: Matrix) -> list[str]:
         broken=listed(map(str, broken_public_runs()[REFERENCE])),
         untrained=[row.name for row in matrix.arms if not row.trains],
         costly=[row.name for row in matrix.arms if row.trains and not matrix.is_advised(row)],
+        worse_at_ease=[
+            f"{row.name} under {failure.title} ({cell.cost_at_ease:+.2f})"
+            for failure in matrix.failures
+            for row in _advised(matrix)
+            if (cell := row.cells[failure.name]).verdict in (CURES, IN_PART)
+            and cell.cost_at_ease > matrix.board.rule.loses
+        ],
     )
     return text.splitlines()
 
 
 def _power(matrix: Matrix, failure: Failure) -> float:
-    """The probability with which the fresh seeds find an arm that takes off half of the control's damage."""
-    rule, family = matrix.board.rule, matrix.families[failure.name]
-    half, alpha = matrix.lost[failure.name].mean / 2, rule.alpha / max(len(family.arms), 1)
-    if not family.prior.sd > 0:
+    """The probability that the fresh seeds show that an arm which takes off half of the damage helps at least in part.
+
+    A simulation: the spread of an arm is drawn from the prior, and its seeds with that spread.
+    """
+    rule, (arms, prior), lost = matrix.board.rule, matrix.families[failure.name], matrix.lost[failure.name].mean
+    if not prior.sd > 0:
         return math.nan
-    freedom = round(family.prior.freedom + len(rule.fresh) - 1)
-    return power_of(len(rule.fresh), half, family.prior.sd, alpha, freedom)
+    rng, seeds = np.random.default_rng(0), len(rule.fresh)
+    own_sd_a = prior.sd * np.sqrt(prior.freedom / rng.chisquare(prior.freedom, SIMULATED))
+    values_as = lost / 2 + own_sd_a[:, None] * rng.standard_normal((SIMULATED, seeds))
+    freedom, mean_a = prior.freedom + seeds - 1, values_as.mean(1)
+    squares_a = prior.freedom * prior.sd**2 + (seeds - 1) * values_as.var(1, ddof=1)
+    error_a = np.sqrt(squares_a / freedom / seeds)
+    t_of_p, t_of_interval = (scipy.special.stdtrit(freedom, 1 - tail / 2) for tail in (rule.alpha / len(arms), 0.05))
+    return float(((mean_a > t_of_p * error_a) & (mean_a - t_of_interval * error_a >= rule.margin * lost)).mean())
 
 
-def alike(matrix: Matrix) -> list[tuple[str, str, float]]:
-    """The pairs of failures that rank the arms which were judged on both alike, with their rank correlation."""
+class Alike(NamedTuple):
+    """Two failures that rank the arms of both their families alike: their titles, and the rank correlation."""
+
+    a: str
+    b: str
+    correlation: Interval
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the whole interval says so."""
+        return self.correlation.low > ALIKE
+
+
+def alike(matrix: Matrix) -> list[Alike]:
+    """The pairs of failures that rank arms alike.
+
+    References:
+        Bonett and Wright 2000, https://doi.org/10.1007/BF02294183, for the interval of a rank correlation.
+    """
     shares = {
-        failure.title: {row.name: row.cells[failure.name].share for row in matrix.arms} for failure in matrix.failures
+        failure.title: pd.Series(
+            {
+                row.name: row.cells[failure.name].share
+                for row in matrix.arms
+                if row.name in matrix.families[failure.name].arms
+            },
+            dtype=float,
+        )
+        for failure in matrix.failures
     }
-    ranks = pd.DataFrame(shares).corr(method="spearman", min_periods=FEWEST_ARMS).to_dict()
-    return [(a, b, ranks[a][b]) for a, b in combinations(shares, 2) if ranks[a][b] > ALIKE]
+    found = []
+    for a, b in combinations(shares, 2):
+        both = pd.concat([shares[a], shares[b]], axis=1).dropna()
+        rank = float(scipy.stats.spearmanr(both).statistic) if len(both) >= FEWEST_ARMS else math.nan
+        if rank > ALIKE:
+            half = 1.96 * math.sqrt((1 + rank**2 / 2) / (len(both) - 3))
+            z = math.atanh(min(rank, 1 - 1e-9))
+            found.append(Alike(a, b, Interval(rank, math.tanh(z - half), math.tanh(z + half), len(both))))
+    return found
 
 
 def lines(matrix: Matrix) -> Iterator[str]:
@@ -236,6 +290,7 @@ def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
                 "seeds": cell.improvement.n,
                 "passed_screening": cell.passed,
                 "is_confirmed": cell.is_confirmed,
+                "cost_at_ease": cell.cost_at_ease,
                 "reason": cell.reason,
             }
 

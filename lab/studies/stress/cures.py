@@ -17,10 +17,7 @@ from lab.studies.stress.measures import Outcomes, is_capped, is_stuck, pooled_in
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
-MARGIN, LEAVES = (
-    0.2,
-    1 / 3,
-)  # shares of the damage: what counts as no effect, and what a cure may leave; as on the board
+MARGIN, LEAVES = 0.2, 1 / 3  # of the damage: what counts as no effect, and what a cure may leave; as on the board
 SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
 
 
@@ -123,8 +120,8 @@ def judge(
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
 
-    The rule is ``damage.verdict_of``. A change with a stuck seed cures in part at most, and where the damage of the
-    recipe itself is not certain, every change is open.
+    The rule is ``damage.verdict_of``. A change with a stuck seed cures in part at most. One that does not train at ease
+    is open where it would help, and so is every change where the damage of the recipe itself is not certain.
 
     Args:
         test: the test.
@@ -156,6 +153,8 @@ def judge(
         if is_damaged:
             verdict = verdict_of(interval, p, damage, margin=MARGIN, leaves=LEAVES, alpha=CHANGE_LEVEL)
             verdict = IN_PART if verdict == CURES and stuck else verdict
+            trains = not (trial.at_ease and test.metric == "loss" and is_capped(done[trial.at_ease]).any())
+            verdict = verdict if trains or verdict not in (CURES, IN_PART) else OPEN  # it has nothing to lose
         added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
         is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
         cures.append(
