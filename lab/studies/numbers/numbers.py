@@ -144,15 +144,8 @@ class Row(NamedTuple):
     @property
     def does_not_carry(self) -> str:
         """Why the limit is another one for a model of the user's size; empty if no reason is known."""
-        if self.risk.also:
-            records = [self.source, read_limits()[self.risk.also]]
-            levels = [record.beyond for record in records]
-            if max(levels) > DISAGREE * min(levels):
-                named = [
-                    f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)"
-                    for record in records
-                ]
-                return f"its records disagree, and the level is {listed(named)}"
+        if disagreement := levels_that_disagree(self.risk):
+            return disagreement
         reason = "" if self.source.has_trend else str(table()["without_a_trend"])
         if self.beyond > math.log10(FAR):
             reason = reason or str(table()["too_far"])
@@ -248,6 +241,16 @@ def rows(numbers: Mapping[str, Number | str]) -> list[Row]:
     """
     found = [_row(risk, numbers) for risk in risks() if not _excluded(risk, numbers)]
     return sorted(found, key=lambda row: (VERDICTS.index(row.verdict), row.decades.middle))
+
+
+def levels_that_disagree(risk: Risk) -> str:
+    """The levels that two records give to one quantity, a clause; empty if they agree within ``DISAGREE`` times."""
+    records = [read_limits()[name] for name in (risk.limit, risk.also) if name]
+    levels = [record.beyond for record in records]
+    if len(records) < 2 or max(levels) <= DISAGREE * min(levels):
+        return ""
+    named = [f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)" for record in records]
+    return f"its records disagree, and the level is {listed(named)}"
 
 
 def left_out(numbers: Mapping[str, Number | str]) -> dict[str, list[str]]:
