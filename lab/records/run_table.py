@@ -546,6 +546,8 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     if key in ("loss", "initial_loss"):
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")
+    if key == "lr" and (logarithm := re.match("log(2|10)", end_of(column))):
+        return float(logarithm[1]) ** numbers
     return numbers
 
 
