@@ -303,6 +303,14 @@ def test_a_number_outside_of_what_ran_is_named() -> None:
     assert not row_of("depth", "params=7e9", "depth=4").remarks
 
 
+@pytest.mark.parametrize("optimizer", ["soap", "kron"])  # of the first, no warm-up that ran was too short
+def test_no_limit_of_an_optimizer_is_not_called_no_run_of_it(optimizer: str) -> None:
+    remarks = row_of("warm_up", "params=300M", "warmup=500", "beta2=.98", f"optimizer={optimizer}").remarks
+    said = next(remark for remark in remarks if "interval covers" in remark)
+    assert f"where {optimizer} begins to fail" in said
+    assert f"has {optimizer}" not in said
+
+
 def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_the_users() -> None:
     def remarks(*words: str) -> str:
         return " ".join(row_of("epsilon", *words).remarks)

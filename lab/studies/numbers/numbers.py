@@ -426,7 +426,8 @@ def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]
     optimizer = str(numbers.get("optimizer", "adamw"))
     if source.offsets and optimizer not in source.offsets:
         remarks.append(
-            f"No public run here has {optimizer}, so the interval covers {count(len(source.offsets))} others."
+            f"No public run here tells where {optimizer} begins to fail, so the interval covers "
+            f"{count(len(source.offsets))} others."
         )
     if source.lines and math.isnan(source.beyond):
         at = f"The limit is that at a learning rate of {format_value(source.nearest(numbers.get('lr')))}"
