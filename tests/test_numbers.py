@@ -163,6 +163,21 @@ def test_what_is_not_covered_is_no_reason_to_go(words: tuple[str, ...]) -> None:
     assert decision("params=300M", "lr=1", "qk_norm=no", *words)[0] == "stop"
 
 
+@pytest.mark.parametrize("precision", FORMATS)
+def test_a_format_that_no_public_run_had_is_no_reason_to_go(precision: str) -> None:
+    given = ("params=300M", "lr=1e-4", "qk_norm=no", "optimizer=adamw")
+    word, lead = decision(*given, f"precision={precision}")
+    assert word == ("go" if precision in ("fp32", "bf16") else "look")
+    assert word == "go" or "small models alone" in lead or "is open" in lead
+
+
+@pytest.mark.parametrize(("optimizer", "verdict"), [("adamw", "beyond"), ("lion", "beyond"), ("kron", "not tried")])
+def test_no_warm_up_is_beyond_for_optimizers_that_need_one_and_else_unknown(optimizer: str, verdict: str) -> None:
+    given = ("params=300M", "warmup=0", "beta2=.98", f"optimizer={optimizer}")
+    assert verdicts(*given)["warm_up"] == verdict
+    assert decision(*given)[0] == ("stop" if verdict == "beyond" else "look")
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "other"])
 @pytest.mark.parametrize("lr", ["1e-6", "1"])
 def test_a_learning_rate_in_a_unit_in_which_nothing_ran_is_not_judged(optimizer: str, lr: str) -> None:

@@ -22,6 +22,7 @@ BEYOND, OPEN, UNTRIED, CLEAR = "beyond", "open", "not tried", "clear"
 APART, UNASKED = "does not carry over", "no number"
 VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
 FP16 = {"fp16": "fp16_emulated"}
+FORMATS_AT_SIZE = ("fp32", "bf16")  # of public runs
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
 FAR = 30  # times the largest size, or the most tokens, that ran, beyond which nothing is called clear
 PARTS = {"active": "params", "batch": "tokens"}  # numbers that are at most another one
@@ -304,7 +305,8 @@ def _far(numbers: Mapping[str, Number | str]) -> dict[str, float]:
 def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decision:
     """What to do, by the rows of a run.
 
-    Stop beyond a limit. Look where one is open, far from all that ran, where a number is not covered, or none is clear.
+    Stop beyond a limit. Look where one is open, far from all that ran, where a number is not covered, in a number
+    format that no public run had, or where none is clear.
     """
     titles = {word: [row.risk.title for row in found if row.verdict == word] for word in VERDICTS}
     if beyond := titles[BEYOND]:
@@ -318,6 +320,9 @@ def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decisio
         return Decision(LOOK, "no limit that carries over judges these numbers")
     if apart := [reason.partition(":")[0] for reason in not_covered(numbers)]:
         return Decision(LOOK, f"{_are(apart)} not covered by these limits")
+    if numbers.get("precision", "bf16") not in FORMATS_AT_SIZE:
+        small = [row.risk.title for row in found if row.verdict == APART and "precision" in row.risk.when]
+        return Decision(LOOK, f"{_are(small or ['the number format'])} known of small models alone")
     return Decision(GO, f"{_are(titles[CLEAR])} clear of the limit")
 
 
@@ -391,6 +396,8 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
     limit = source.at(numbers)
     sign = -1 if risk.trouble == "below" else 1
     ends = [sign * _decades(value, end) for end in limit]
+    if value == 0 and source.offsets and numbers.get("optimizer", "adamw") not in source.offsets:
+        ends[-1] = math.inf  # some optimizers need no warm-up, and of this one nobody knows
     beyond = max(0.0, math.log10(size / source.sizes[1]))
     return Row(
         risk,
