@@ -152,6 +152,12 @@ def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None
     assert "Does the best learning rate transfer?" in text
 
 
+def test_a_table_of_one_size_is_led_to_what_public_runs_do() -> None:
+    records = from_frame(table(which=SIZES[:1]), initial_loss=9).records
+    with pytest.raises(RequestError, match=r"lab stress --params 7B lr=0.002 qk_norm=no"):
+        at_size.forecasts_at(records, 7e9, 2e-3)
+
+
 def test_one_seed_has_an_interval_over_sizes_alone() -> None:
     text = "\n".join(forecast.say(from_frame(table(seeds=1), initial_loss=9).records))
     assert "1 of 1" in text
