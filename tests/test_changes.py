@@ -174,6 +174,16 @@ def test_the_base_of_a_change_is_the_one_that_agrees_in_most_columns() -> None:
     assert sorted(table["base_loss"]) == [2.0, 2.0, 3.0, 3.0]
 
 
+def test_a_change_may_have_the_value_of_another_base() -> None:
+    """The rate of a change is that of the other optimizer's base, and so are all values but the optimizer."""
+    rows = []
+    for optimizer, lr, base_loss in (("kron", 0.004, 3.0), ("cautious", 0.008, 2.0)):
+        base = {"optimizer": optimizer, "lr": lr, "wd": 0.1, "changed": "", "to": None, "loss": base_loss}
+        rows += [base, {**base, "lr": 0.008, "changed": "learning_rate", "to": 0.008, "loss": base_loss + 0.1}]
+        rows += [{**base, "wd": 0.0, "changed": "wd", "to": 0.0, "loss": base_loss + 0.2}]
+    assert found(rows)["effect"].round(6).tolist() == [0.2, 0.2]
+
+
 def test_two_bases_that_are_as_near_are_refused() -> None:
     base = {"changed": None, "to": None, "loss": 3.0}
     rows = [{**base, "arch": "a"}, {**base, "arch": "a"}, {**base, "arch": "b"}, {**base, "arch": "b"}]

@@ -425,6 +425,13 @@ def test_powers_are_numbers_in_cells_and_in_names_of_columns(tmp_path: Path, wor
     assert min(lrs) == pytest.approx(number, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["log2_lr", "Log2LR", "config.log10_lr", "log10 learning rate"])
+def test_a_logarithm_of_the_learning_rate_is_read_as_one(tmp_path: Path, name: str) -> None:
+    base = 2 if "2" in name else 10
+    lrs = {lr for _, lr in points(read(tmp_path, f"{name},64,128\n-3,3.4,3.2\n-2,3.3,3.1\n-1.5,3.6,3.5\n"))}
+    assert sorted(lrs) == pytest.approx([base**power for power in (-3, -2, -1.5)], rel=1e-3)
+
+
 @pytest.mark.parametrize("word", ["2^-8x", "7^2", "1.2.3x10^4", "10^999", "a^2"])
 def test_other_words_are_no_powers(word: str) -> None:
     rows = [{"lr": lr, "loss": 3 + lr, "note": note} for lr in LRS for note in (word, "b")]

@@ -142,6 +142,58 @@ def test_the_first_line_says_go_look_or_stop_and_how_far_the_cliff_is() -> None:
     assert decision(*clear_and_open)[0] == "look"
 
 
+def test_tokens_far_from_all_that_ran_are_no_reason_to_go() -> None:
+    def asked(*words: str) -> tuple[str, str]:
+        given = ("params=1B", "lr=1e-3", "qk_norm=no", "optimizer=adamw", *words)
+        return decision(*given)[0], verdicts(*given)["learning_rate"]
+
+    assert asked("tokens=2.9T") == ("go", "clear")
+    assert asked("tokens=3.1T") == ("look", "does not carry over")
+    assert "31 times the tokens" in decision("params=1B", "lr=1e-3", "qk_norm=no", "tokens=3.1T")[1]
+    assert verdicts("params=1B", "lr=1", "qk_norm=no", "tokens=3.1T")["learning_rate"] == "beyond"
+
+
+@pytest.mark.parametrize("words", [("experts=64",), ("active=100M",), ("experts=8", "active=50M")])
+def test_what_is_not_covered_is_no_reason_to_go(words: tuple[str, ...]) -> None:
+    given = ("params=300M", "lr=1e-4", "qk_norm=no", "optimizer=muon")
+    assert decision(*given)[0] == "go"
+    word, lead = decision(*given, *words)
+    assert word == "look"
+    assert all(each in lead for each in words)
+    assert decision("params=300M", "lr=1", "qk_norm=no", *words)[0] == "stop"
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_a_format_that_no_public_run_had_is_no_reason_to_go(precision: str) -> None:
+    given = ("params=300M", "lr=1e-4", "qk_norm=no", "optimizer=adamw")
+    word, lead = decision(*given, f"precision={precision}")
+    assert word == ("go" if precision in ("fp32", "bf16") else "look")
+    assert word == "go" or "small models alone" in lead or "is open" in lead
+
+
+@pytest.mark.parametrize(("optimizer", "verdict"), [("adamw", "beyond"), ("lion", "beyond"), ("kron", "not tried")])
+def test_no_warm_up_is_beyond_for_optimizers_that_need_one_and_else_unknown(optimizer: str, verdict: str) -> None:
+    given = ("params=300M", "warmup=0", "beta2=.98", f"optimizer={optimizer}")
+    assert verdicts(*given)["warm_up"] == verdict
+    assert decision(*given)[0] == ("stop" if verdict == "beyond" else "look")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "other"])
+@pytest.mark.parametrize("lr", ["1e-6", "1"])
+def test_a_learning_rate_in_a_unit_in_which_nothing_ran_is_not_judged(optimizer: str, lr: str) -> None:
+    given = ("params=300M", f"lr={lr}", "qk_norm=no", f"optimizer={optimizer}")
+    assert decision(*given)[0] == "look"
+    assert "cliff" not in decision(*given)[1]
+    titles = numbers.left_out(read_numbers(given))[f"optimizer={optimizer}"]
+    assert "learning rate without qk-norm" in titles
+
+
+@pytest.mark.parametrize("word", ["optimizer=SOAP", "optimizer=Adam-mini", "precision=BF16", "qk_norm=No"])
+def test_a_word_is_read_in_any_case(word: str) -> None:
+    key, _, text = word.partition("=")
+    assert read_numbers([word])[key] == text.lower().replace("-", "_")
+
+
 @pytest.mark.parametrize("text", ["7e9", "7B", "7b", "7000M", "7_000_000_000", "7,000,000,000"])
 def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str) -> None:
     given = read_numbers([f"params={text}", "lr=3e-4"])
@@ -264,6 +316,14 @@ def test_a_number_far_from_all_that_ran_is_named_first() -> None:
 def test_a_number_outside_of_what_ran_is_named() -> None:
     assert any("80" in remark and "8" in remark for remark in row_of("depth", "params=7e9", "depth=80").remarks)
     assert not row_of("depth", "params=7e9", "depth=4").remarks
+
+
+@pytest.mark.parametrize("optimizer", ["soap", "kron"])  # of the first, no warm-up that ran was too short
+def test_no_limit_of_an_optimizer_is_not_called_no_run_of_it(optimizer: str) -> None:
+    remarks = row_of("warm_up", "params=300M", "warmup=500", "beta2=.98", f"optimizer={optimizer}").remarks
+    said = next(remark for remark in remarks if "interval covers" in remark)
+    assert f"where {optimizer} begins to fail" in said
+    assert f"has {optimizer}" not in said
 
 
 def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_the_users() -> None:

@@ -15,7 +15,7 @@ from lab.__main__ import main
 from lab.analysis import forecast, from_frame
 from lab.analysis.forecast import at_size, optimum, sizes
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT
-from lab.analysis.sensitivity import WINDOW, Window
+from lab.analysis.sensitivity import WINDOW, Study, Window
 from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
 from lab.studies.numbers.limits import read_limits
@@ -122,6 +122,15 @@ def test_the_rate_from_which_public_runs_fail_stands_beside_a_forecast_of_the_sa
     assert said == {LOGIT.name: public.middle, GRADIENT.name: None}  # a gradient below epsilon is another failure
 
 
+def test_a_limit_on_which_records_disagree_is_not_one_to_act_on(output_of: OutputOf) -> None:
+    results = Path(__file__).parents[1] / "results"
+    for name in ("logit_growth", "qk_layernorm"):
+        text = " ".join(output_of("predict", results / name, "--size", "7B").split())
+        assert "not one to act on" in text
+        for limit in ("early_logits", "early_logits_of_long_runs"):
+            assert f"{read_limits()[limit].beyond:.3g} in results/{read_limits()[limit].sweep}" in text
+
+
 def test_the_same_stands_beside_the_eta_div_of_a_table_and_nowhere_without_one() -> None:
     def lines(frame: pd.DataFrame) -> str:
         found = at_size.forecasts_at(from_frame(frame, initial_loss=9).records, 1e9, None)
@@ -141,6 +150,12 @@ def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None
     text = forecast.say(from_frame(table(which=SIZES[:2]), initial_loss=9).records)
     assert text[0].startswith("No forecast: no arm has a value at 3 sizes")
     assert "Does the best learning rate transfer?" in text
+
+
+def test_a_table_of_one_size_is_led_to_what_public_runs_do() -> None:
+    records = from_frame(table(which=SIZES[:1]), initial_loss=9).records
+    with pytest.raises(RequestError, match=r"lab stress --params 7B lr=0.002 qk_norm=no"):
+        at_size.forecasts_at(records, 7e9, 2e-3)
 
 
 def test_one_seed_has_an_interval_over_sizes_alone() -> None:
@@ -276,6 +291,48 @@ def test_a_number_is_called_as_its_column_whatever_that_is() -> None:
     """A column that is called as one of the curves is not taken for it."""
     found = law(capped=(1e8, 2e8, 4e8, 8e8) * 2, curve=(1, 1, 1, 1, 10, 10, 10, 10))
     assert re.search(r"capped\^-0\.30 .*curve\^-?0\.00 ", found)
+
+
+def planted_cliffs(name: str, highest: float = 1.0) -> Study:
+    """Each size with its own tokens, so that no arm has three sizes; a cliff at a planted power of size and a number.
+
+    Optima follow the power of size alone, a decade below the cliff of the smallest curve.
+    """
+    rows = []
+    for size, ratio in ((1e8, 10), (1e8, 40), (2e8, 5), (2e8, 30), (4e8, 15), (4e8, 60), (8e8, 8), (8e8, 25)):
+        cliff = cliff_of(size, ratio * size)
+        for lr in 10 ** np.arange(-4, math.log10(highest), 0.1):
+            x = math.log10(lr) - math.log10(cliff_of(size, 1e9)) + 1
+            loss = 3 + 0.05 * x * x + 4 * (lr >= cliff)
+            rows.append({"params": size, name: ratio * size, "lr": lr, "loss": loss})
+    return from_frame(pd.DataFrame(rows), size="params", arm=[name])
+
+
+def cliff_of(size: float, tokens: float) -> float:
+    return float(0.03 * (size / 1e8) ** -0.4 * (tokens / 1e9) ** 0.2)
+
+
+@pytest.mark.parametrize("name", ["tokens", "low"])  # a number may be called as an end of a bracket
+@pytest.mark.parametrize("highest", [1.0, 0.033])  # above which no curve was tried, so that some do not fail
+def test_the_first_failing_rate_follows_the_planted_law(name: str, highest: float) -> None:
+    study = planted_cliffs(name, highest)
+    law = optimum.fit_laws(study.records, study.points, failing=True)[0]
+    assert law.power is not None
+    for number, exponent in (("size", -0.4), (name, 0.2)):
+        found = law.power.exponent(number)
+        assert found.low < exponent < found.high
+        assert found.high - found.low < 0.5
+    assert ("no rate failed" in law.text) == (highest < 1)
+    found = law.power.predict({"size": 3e9, name: 1e10})
+    assert found.earliest < cliff_of(3e9, 1e10) < found.latest
+
+
+def test_a_table_without_three_sizes_of_an_arm_is_foretold_by_its_laws() -> None:
+    found = {row.quantity: row for row in at_size.forecasts_at(planted_cliffs("tokens").records, 3e9, None)}
+    tokens = float(re.findall(r"at tokens (\d+)", found[sizes.ETA_DIV].arm)[0])
+    assert found[sizes.ETA_DIV].value.earliest < cliff_of(3e9, tokens) < found[sizes.ETA_DIV].value.latest
+    assert found[sizes.LR].value.middle == pytest.approx(cliff_of(3e9, 1e9) / 10, rel=0.1)
+    assert found[sizes.LR].n == 8
 
 
 def test_long_lists_of_arms_are_cut() -> None:

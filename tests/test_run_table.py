@@ -555,6 +555,24 @@ def test_the_best_over_a_setting_is_taken_where_asked() -> None:
     assert set(from_frame(pd.DataFrame(rows), size="N", best_over="bs").points["arm"]) == {"D 1000000", "D 4000000"}
 
 
+@pytest.mark.parametrize("length", ["tokens", "steps"])
+def test_a_best_over_runs_of_unlike_length_is_named(length: str) -> None:
+    """Only AdamW has the longest runs, so that the best of each optimizer is of another length."""
+    rows = [
+        {"optimizer": optimizer, "lr": lr, length: tokens, "loss": 3 + lr - tokens / 1e4}
+        for optimizer, longest in (("adamw", 3), ("lion", 2))
+        for tokens in (1000, 2000, 4000)[:longest]
+        for lr in LRS[:3]
+    ]
+    said = roles_of(pd.DataFrame(rows), arm=["optimizer"], best_over=["lr"])
+    assert said["length of runs differs"].startswith(f"{length}, ")
+    alike = roles_of(pd.DataFrame(rows), arm=["optimizer", length], best_over=["lr"])
+    assert "length of runs differs" not in alike
+    at_equal_tokens = [{**row, "tokens": 8e6, "batch": 8e6 / row[length], "steps": row[length]} for row in rows]
+    said = roles_of(pd.DataFrame(at_equal_tokens), arm=["optimizer"], best_over=["lr", "batch"])
+    assert "length of runs differs" not in said
+
+
 def scaling_law(step: float = 2.0) -> pd.DataFrame:
     """Sizes N, tokens D and batches; the best learning rate is 2e-3 (N/1e8)^-0.8 (D/5e9)^0.3, and the batch 256."""
     rows = []

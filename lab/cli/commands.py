@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
@@ -364,7 +365,9 @@ def _predict(arguments: list[str]) -> None:
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
     from lab.analysis.curves import named_axis
     from lab.analysis.forecast import at_size, report
+    from lab.analysis.forecast.forecasts import LOGIT
     from lab.studies.numbers.limits import read_limits
+    from lab.studies.numbers.numbers import levels_that_disagree, risks
 
     parameters, rate = _positive("--size", size), _positive("--lr", lr)
     if parameters is None:
@@ -375,6 +378,11 @@ def _predict_at(records: Records, size: str | None, lr: str | None, window: Wind
         _say_json(at_size.plain(found, parameters, rate, public))
     else:
         lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, named_axis(records.runs), public)
+        of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
+        disagreement = levels_that_disagree(of_logits)
+        if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
+            sentence = f"The limit of attention logits is not one to act on: {disagreement}."
+            lines += ["", *textwrap.wrap(sentence, report.LINE_LENGTH)]
         say("\n".join([*lines, *report.said_of_experts(records)]))
 
 

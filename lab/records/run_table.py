@@ -242,6 +242,9 @@ def _runs_of(
     numbers["steps"] = steps
     unnamed = [name for name in table if name in others or (name == found["steps"] and "steps" not in identity)]
     called = identity.rename(columns={keys[name]: name for name in chosen})
+    alike = [numbers["size"], *(settings[keys[name]] for name in chosen)]
+    length = usual_column(table, TOKENS) or str(found["steps"])  # at equal tokens steps follow from the batch
+    is_mixed = bool(best_over) and length in table and table.groupby(alike, dropna=False)[length].nunique().max() > 1
     rows = _rows(called, numbers["loss"], is_left_out, "best" if best_over else columns.keep, table[unnamed])
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
     losses = numbers["loss"].map("{:.6g}".format).mask(is_left_out, ends)
@@ -290,6 +293,9 @@ def _runs_of(
         )
     if best_over:
         mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
+        if is_mixed:
+            unlike = f"{length}, over which the best was taken too; longer runs end lower, so name it in --arm"
+            mapping.append(("length of runs differs", unlike))
     elif len(rows) < len(design):
         mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
     records = Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept))
@@ -546,6 +552,8 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     if key in ("loss", "initial_loss"):
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")
+    if key == "lr" and (logarithm := re.match("log(2|10)", end_of(column))):
+        return float(logarithm[1]) ** numbers
     return numbers
 
 

@@ -89,9 +89,14 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     others = [name for name in table if name not in (found["loss"], found.get("initial_loss"), *told, *flags)]
     codes = [pd.factorize(table[name], use_na_sentinel=False)[0] for name in others]
     changes, bases = np.flatnonzero(~is_base), np.flatnonzero(is_base)
+    column_of = {
+        each: found.get("lr") if end_of(each) in USUAL_NAMES["lr"] else _column_of(each, values[names == each], table)
+        for each in names.iloc[changes].unique()
+    }
+    changed = names.iloc[changes].map(column_of).to_numpy()
     differ = np.zeros((len(changes), len(bases)), np.int16)
-    for column in codes:
-        differ += column[changes][:, None] != column[bases]
+    for name, column in zip(others, codes, strict=True):  # a change may have any value of what it changes
+        differ += (column[changes][:, None] != column[bases]) & (changed != name)[:, None]
     nearest = differ == differ.min(axis=1)[:, None]
     chosen = bases[nearest.argmax(axis=1)]
     # seeds, names and numbers that were measured do not make another base
@@ -109,7 +114,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
                 "column in which it agrees with one of them only would tell"
             )
     before = next((name for name in free if name not in told and end_of(name) in SET_FROM), None)
-    said = {key: before or _column_of(key, values[names == key], table) for key in names.iloc[changes].unique()}
+    said = {key: before or column for key, column in column_of.items()}
     rows = pd.DataFrame(
         {
             "key": names.iloc[changes],

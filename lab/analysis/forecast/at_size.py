@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.forecast.fits as fits
+import lab.analysis.forecast.optimum as optimum
 import lab.analysis.forecast.sizes as sizes
+from lab.analysis.curves import points
 from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
-from lab.analysis.sensitivity import WINDOW, Window
+from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError
 from lab.records import run_table
@@ -69,8 +71,10 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     """
     if run_table.is_imported(records):
         if not (found := list(_of_table(records, size, window or WINDOW))):
+            public = f"lab stress --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(
-                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by"
+                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by; {public} "
+                "says what public runs do at this size"
             )
     elif window:
         raise RequestError(NO_WINDOW)
@@ -96,6 +100,19 @@ def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]
                     float(forecast.runs["size"].max()),
                     len(forecast.runs),
                     Crossing(*(10 ** float(end) for end in forecast.line.predict(size))),
+                )
+    ended = judge(points(records.runs))
+    for failing, quantity in enumerate((sizes.LR, sizes.ETA_DIV)):
+        for law in optimum.fit_laws(records, ended, failing=bool(failing)):
+            if law.power and "size" in law.power.exponents:
+                others = {name: centre for name, centre in law.power.centres.items() if name != "size"}
+                at = listed(f"{name} {format_value(float(f'{centre:.3g}'))}" for name, centre in others.items())
+                yield AtSize(
+                    quantity,
+                    f"{law.arm or 'by the law'}, at {at}",
+                    float(ended["size"].max()),
+                    law.n,
+                    law.power.predict({**others, "size": size}),
                 )
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
 from lab.analysis.curves import configs, differing, setting_name
+from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
 from lab.analysis.grouping import arm_labels
 from lab.analysis.sensitivity import LOST, capped, optima
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
@@ -23,6 +23,7 @@ from lab.records import run_table
 from lab.records.store import Records
 
 TRANSFER, LAW = "Does the best {axis.name} transfer?", "Law of the best {axis.name}"
+FAILING_LAW = "Law of the first failing {axis.name}"
 FEWEST_SPARE = 2  # curves beyond the coefficients of a law
 # A number follows from others if so small a share of its spread, in logarithms, is its own: its exponent would be ten
 # times less certain than if it varied by itself. Spreads smaller than ``CONSTANT`` are rounding errors.
@@ -32,13 +33,27 @@ SAME_RATE = 1e-6  # decades between learning rates that are one
 
 
 class Law(NamedTuple):
-    """The law of the best learning rate of an arm in words; without exponents it says why there is none."""
+    """The law of the best or the first failing learning rate of an arm.
+
+    Attributes:
+        text: the law in words; without exponents it says why there is none.
+        power: as numbers, whose centres are geometric means over curves; None without exponents.
+        n: how many curves were fitted.
+        arm: the label of the arm; empty where there is one alone.
+    """
 
     text: str
-    has_exponents: bool
+    power: PowerLaw | None = None
+    n: int = 0
+    arm: str = ""
+
+    @property
+    def has_exponents(self) -> bool:
+        """Whether there is a law."""
+        return self.power is not None
 
 
-def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
+def fit_laws(records: Records, points: pd.DataFrame, *, failing: bool = False) -> list[Law]:
     """The laws of the best learning rate, of arms in which two or more numbers vary, model size among them.
 
     Each is a power law with the 95 % intervals of its exponents, the number of curves of all seeds that were fitted,
@@ -48,6 +63,8 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
     Args:
         records: imported records.
         points: their points, as of ``judge``.
+        failing: fit the first failing learning rate instead, which is known to lie above the highest one that ended
+            well, and is not known where none failed.
     """
     cards = records.runs[records.runs["status"] != "failed"]
     curve_of_run, curves = configs(cards)
@@ -62,8 +79,9 @@ def fit_laws(records: Records, points: pd.DataFrame) -> list[Law]:
     numbers.insert(0, "size", points["size"], allow_duplicates=True)
     known = run_table.followed(records)
     arms = points.groupby(points["id"].map(arm_labels(records.runs, names)), sort=False)
-    laws = {str(arm): law for arm, runs in arms if (law := _law(runs, numbers.loc[runs.index], known))}
-    return [law._replace(text=f"{arm}: {law.text}") if len(arms) > 1 else law for arm, law in laws.items()]
+    fit = _failing_law if failing else _law
+    laws = {str(arm): law for arm, runs in arms if (law := fit(runs, numbers.loc[runs.index], known))}
+    return [law._replace(text=f"{arm}: {law.text}", arm=arm) if len(arms) > 1 else law for arm, law in laws.items()]
 
 
 def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law | None:
@@ -85,21 +103,59 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law
         return None
     left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
     if len(chosen) < 2:
-        return Law(f"none, since only {listed(chosen)} varies by itself; {left_out}", False)
+        return Law(f"none, since only {listed(chosen)} varies by itself; {left_out}")
     x_nk = np.column_stack([np.ones(len(logs)), logs[:, places]])
     y_n = np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
     variance = float(((y_n - x_nk @ fitted_k) ** 2).sum()) / spare
-    errors_k = np.sqrt(variance * np.diag(np.linalg.inv(x_nk.T @ x_nk)))
-    half_k = float(scipy.special.stdtrit(spare, 0.975)) * errors_k
-    powers = [
-        f"{name}^{power:.2f} [{power - half:.2f}, {power + half:.2f}]"
-        for name, power, half in zip(chosen, fitted_k[1:], half_k[1:], strict=True)
-    ]
+    middle = x_nk.mean(0)
+    from_middle = np.column_stack([x_nk[:, 0], x_nk[:, 1:] - middle[1:]])
+    power = PowerLaw(
+        float(middle @ fitted_k),
+        dict(zip(chosen, fitted_k[1:].tolist(), strict=True)),
+        dict(zip(chosen, (10 ** middle[1:]).tolist(), strict=True)),
+        (variance * np.linalg.inv(from_middle.T @ from_middle)).tolist(),
+        math.sqrt(variance),
+        spare,
+    )
     at_ends = f", {(~is_inner).sum()} left out" if not is_inner.all() else ""
-    scatter = f"they scatter by a factor of {10 ** math.sqrt(variance):.2f}"
-    fitted = f"{' '.join(powers)}, from {len(logs)} curves{at_ends}"
-    return Law("; ".join(filter(None, [fitted, scatter, left_out])), True)
+    return Law(_in_words(power, f"from {len(logs)} curves{at_ends}", left_out), power, len(logs))
+
+
+def _in_words(power: PowerLaw, fitted: str, left_out: str) -> str:
+    exponents = [
+        f"{name}^{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+        for name in power.exponents
+        for found in [power.exponent(name)]
+    ]
+    scatter = f"they scatter by a factor of {10**power.scatter:.2f}"
+    return "; ".join(filter(None, [f"{' '.join(exponents)}, {fitted}", scatter, left_out]))
+
+
+def _failing_law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law | None:
+    """The law of the first failing learning rate of one arm; None if only one number varies, or too few curves fail."""
+    rows, first = [], []
+    for _, curve in runs.groupby(["curve", "seed"], sort=False):
+        high = curve.loc[curve["outcome"] != "", "lr"].min()
+        low = curve.loc[~(curve["lr"] >= high), "lr"].max()
+        rows.append({"low": 0.0 if math.isnan(low) else low, "high": math.inf if math.isnan(high) else high})
+        first.append(curve.index[0])
+    curves = numbers.loc[first].reset_index(drop=True)
+    names = list(map(str, curves))
+    places, follow = independent(np.log10(curves.to_numpy(dtype=float)), names)
+    chosen = [names[place] for place in places]
+    brackets = pd.DataFrame(rows)
+    failed = int(np.isfinite(brackets["high"]).sum())
+    if len(chosen) < 2 or failed < len(chosen) + 1 + FEWEST_SPARE:
+        return None
+    over = [f"number {place}" for place in places]  # since a number may be called as an end of a bracket
+    brackets[over] = curves.to_numpy(dtype=float)[:, places]
+    fitted = fit_power_law(brackets, over, pd.Series(range(len(curves))))
+    exponents, centres = (dict(zip(chosen, of.values(), strict=True)) for of in (fitted.exponents, fitted.centres))
+    power = fitted._replace(exponents=exponents, centres=centres)
+    left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
+    calm = f", in {len(curves) - failed} of which no rate failed" if failed < len(curves) else ""
+    return Law(_in_words(power, f"from {len(curves)} curves{calm}", left_out), power, len(curves))
 
 
 def independent(logs: np.ndarray, names: Sequence[str]) -> tuple[list[int], list[str]]:

@@ -130,6 +130,9 @@ def _place_of_optimum(records: Records, line_length: int) -> list[str]:
     if laws and (lines or any(law.has_exponents for law in laws)):
         lines += ["", optimum.LAW.format(axis=axis), *(law.text for law in laws)]
         lines += textwrap.wrap(fits.ABOUT["law"].format(axis=axis), line_length)
+    if failing := optimum.fit_laws(records, ended, failing=True):
+        lines += ["", optimum.FAILING_LAW.format(axis=axis), *(law.text for law in failing)]
+        lines += textwrap.wrap(fits.ABOUT["failing_law"].format(axis=axis), line_length)
     return lines
 
 

@@ -22,8 +22,10 @@ BEYOND, OPEN, UNTRIED, CLEAR = "beyond", "open", "not tried", "clear"
 APART, UNASKED = "does not carry over", "no number"
 VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
 FP16 = {"fp16": "fp16_emulated"}
+FORMATS_AT_SIZE = ("fp32", "bf16")  # of public runs
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
-FAR_SIZES = 30  # times the largest run, beyond which nothing is called clear
+FAR = 30  # times the largest size, or the most tokens, that ran, beyond which nothing is called clear
+PARTS = {"active": "params", "batch": "tokens"}  # numbers that are at most another one
 HIGH_RATE = 10.0  # a learning rate above which a page says so first
 DISAGREE = 3.0  # times, by which two records of one level may differ
 GO, LOOK, STOP = "go", "look", "stop"
@@ -118,6 +120,8 @@ class Row(NamedTuple):
         decades: from the number to the limit, with the interval; negative beyond it, NaN without a number.
         source: the records.
         beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
+        has_far_tokens: whether the limit is a power of tokens, and was extrapolated to more than ``FAR`` times those of
+            any run.
         missing: the numbers that it takes, or that say whether it applies, and that were not given.
         given: the first of the numbers that it takes, as the user gave it; None without one.
         unit: what a limit is multiplied by to be one of that number, with the others as they were given.
@@ -131,6 +135,7 @@ class Row(NamedTuple):
     decades: Crossing
     source: Limit
     beyond: float
+    has_far_tokens: bool
     missing: Sequence[str]
     given: Number | None
     unit: float
@@ -140,18 +145,13 @@ class Row(NamedTuple):
     @property
     def does_not_carry(self) -> str:
         """Why the limit is another one for a model of the user's size; empty if no reason is known."""
-        if self.risk.also:
-            records = [self.source, read_limits()[self.risk.also]]
-            levels = [record.beyond for record in records]
-            if max(levels) > DISAGREE * min(levels):
-                named = [
-                    f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)"
-                    for record in records
-                ]
-                return f"its records disagree, and the level is {listed(named)}"
+        if disagreement := levels_that_disagree(self.risk):
+            return disagreement
         reason = "" if self.source.has_trend else str(table()["without_a_trend"])
-        if self.beyond > math.log10(FAR_SIZES):
+        if self.beyond > math.log10(FAR):
             reason = reason or str(table()["too_far"])
+        if self.has_far_tokens:
+            reason = reason or str(table()["too_many_tokens"])
         return self.risk.does_not_carry or (reason if min(self.decades) > 0 else "")
 
     @property
@@ -192,7 +192,8 @@ def read_numbers(words: Sequence[str]) -> dict[str, Number | str]:
     """The numbers of a run from words such as ``lr=3e-4``, ``batch=4M``, ``precision=bf16`` and ``qk_norm=no``.
 
     Raises:
-        RequestError: a word is no number of a run, is given twice, or its value is none.
+        RequestError: a word is no number of a run, is given twice, or its value is none; or a part is more than the
+            whole.
     """
     known, numbers = table()["numbers"], dict[str, Number | str]()
     for word in words:
@@ -202,15 +203,20 @@ def read_numbers(words: Sequence[str]) -> dict[str, Number | str]:
         if key in numbers:
             raise RequestError(f"{key} is given twice")
         numbers[key] = _value(key, text, known[key])
+    for key, whole in PARTS.items():
+        part, most = numbers.get(key), numbers.get(whole)
+        if isinstance(part, Number) and isinstance(most, Number) and part > most:
+            raise RequestError(f"{key}={part.text} is more than {whole}={most.text}")
     return numbers
 
 
 def _value(key: str, text: str, entry: Mapping[str, Any]) -> Number | str:
     kind, from_zero = entry["kind"], entry.get("from_zero", False)
     if isinstance(kind, list):
-        if text not in kind:
-            raise RequestError(f"{key} is {listed(kind, 'or')}, not {text!r}; {nearest(text, kind)}")
-        return text
+        word = text.lower().replace("-", "_")
+        if word not in kind:
+            raise RequestError(f"{key} is not {text!r}; {nearest(word, kind)}")
+        return word
     try:
         value = float(spelled_out(text))
     except ValueError:
@@ -219,6 +225,8 @@ def _value(key: str, text: str, entry: Mapping[str, Any]) -> Number | str:
     if not (0 <= value < most if from_zero or kind == "share" else 0 < value < most):
         bounds = "from 0 to below 1" if kind == "share" else "0 or more" if from_zero else "above 0"
         raise RequestError(f"{key} is a number {bounds}, not {text}")
+    if kind == "count" and not value.is_integer():
+        raise RequestError(f"{key} is a whole number, not {text}")
     if key == "params" and value < LEAST_PARAMETERS:
         raise RequestError(f"params={text} is a model of {text} parameters; is {text}B or {text}M meant?")
     return Number(value, text)
@@ -234,6 +242,16 @@ def rows(numbers: Mapping[str, Number | str]) -> list[Row]:
     """
     found = [_row(risk, numbers) for risk in risks() if not _excluded(risk, numbers)]
     return sorted(found, key=lambda row: (VERDICTS.index(row.verdict), row.decades.middle))
+
+
+def levels_that_disagree(risk: Risk) -> str:
+    """The levels that two records give to one quantity, a clause; empty if they agree within ``DISAGREE`` times."""
+    records = [read_limits()[name] for name in (risk.limit, risk.also) if name]
+    levels = [record.beyond for record in records]
+    if len(records) < 2 or max(levels) <= DISAGREE * min(levels):
+        return ""
+    named = [f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)" for record in records]
+    return f"its records disagree, and the level is {listed(named)}"
 
 
 def left_out(numbers: Mapping[str, Number | str]) -> dict[str, list[str]]:
@@ -257,7 +275,7 @@ def not_covered(numbers: Mapping[str, Number | str]) -> list[str]:
 def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
     """What to know before all else, a sentence each: how far the numbers lie from all that ran."""
     ranges, found = public()["ranges"], []
-    if times := _far_size(numbers):
+    if times := _far(numbers).get("params"):
         found.append(
             f"Your size is {count(times)} times that of the largest public run here ({count(ranges['params'][1])})."
         )
@@ -278,23 +296,33 @@ def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
     return found
 
 
-def _far_size(numbers: Mapping[str, Number | str]) -> float:
-    """The size over that of the largest public run, if it is more than ``FAR_SIZES`` times that; else 0."""
-    times = float(numbers["params"]) / float(public()["ranges"]["params"][1])
-    return times if times > FAR_SIZES else 0.0
+def _far(numbers: Mapping[str, Number | str]) -> dict[str, float]:
+    """The size and the tokens over the most of any public run, where they are more than ``FAR`` times that."""
+    most = {key: float(public()["ranges"][key][1]) for key in ("params", "tokens")}
+    return {key: times for key in most if key in numbers and (times := float(numbers[key]) / most[key]) > FAR}
 
 
 def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decision:
-    """What to do, by the rows of a run: stop beyond a limit, look where one is open, far away, or none is clear."""
+    """What to do, by the rows of a run.
+
+    Stop beyond a limit. Look where one is open, far from all that ran, where a number is not covered, in a number
+    format that no public run had, or where none is clear.
+    """
     titles = {word: [row.risk.title for row in found if row.verdict == word] for word in VERDICTS}
     if beyond := titles[BEYOND]:
         return Decision(STOP, f"{_are(beyond)} beyond the limit")
     if unsure := [*titles[OPEN], *titles[UNTRIED]]:
         return Decision(LOOK, f"{_are(unsure)} open")
-    if times := _far_size(numbers):
-        return Decision(LOOK, f"nothing is clear at {count(times)} times the size of any public run here")
+    for key, times in _far(numbers).items():
+        what = "size" if key == "params" else key
+        return Decision(LOOK, f"nothing is clear at {count(times)} times the {what} of any public run here")
     if not titles[CLEAR]:
         return Decision(LOOK, "no limit that carries over judges these numbers")
+    if apart := [reason.partition(":")[0] for reason in not_covered(numbers)]:
+        return Decision(LOOK, f"{_are(apart)} not covered by these limits")
+    if numbers.get("precision", "bf16") not in FORMATS_AT_SIZE:
+        small = [row.risk.title for row in found if row.verdict == APART and "precision" in row.risk.when]
+        return Decision(LOOK, f"{_are(small or ['the number format'])} known of small models alone")
     return Decision(GO, f"{_are(titles[CLEAR])} clear of the limit")
 
 
@@ -368,6 +396,8 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
     limit = source.at(numbers)
     sign = -1 if risk.trouble == "below" else 1
     ends = [sign * _decades(value, end) for end in limit]
+    if value == 0 and source.offsets and numbers.get("optimizer", "adamw") not in source.offsets:
+        ends[-1] = math.inf  # some optimizers need no warm-up, and of this one nobody knows
     beyond = max(0.0, math.log10(size / source.sizes[1]))
     return Row(
         risk,
@@ -376,7 +406,8 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
         Crossing(*ends),
         source,
         beyond,
-        missing,
+        has_far_tokens=bool(source.law and "tokens" in source.law.exponents and "tokens" in _far(numbers)),
+        missing=missing,
         given=numbers.get(risk.needs[0]),
         unit=unit,
         threshold=_threshold(risk, numbers),
@@ -402,7 +433,8 @@ def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]
     optimizer = str(numbers.get("optimizer", "adamw"))
     if source.offsets and optimizer not in source.offsets:
         remarks.append(
-            f"No public run here has {optimizer}, so the interval covers {count(len(source.offsets))} others."
+            f"No public run here tells where {optimizer} begins to fail, so the interval covers "
+            f"{count(len(source.offsets))} others."
         )
     if source.lines and math.isnan(source.beyond):
         at = f"The limit is that at a learning rate of {format_value(source.nearest(numbers.get('lr')))}"
