@@ -101,6 +101,14 @@ def test_each_optimizer_has_its_own_level_and_an_unknown_one_the_spread_of_all()
 
 
 @pytest.mark.usefixtures("planted")
+@pytest.mark.parametrize(("optimizer", "verdict"), [("adamw", "clear"), ("kron", "does not carry over")])
+def test_an_optimizer_of_which_no_run_tells_is_never_clear(optimizer: str, verdict: str) -> None:
+    given = ("params=1e8", "qk_norm=no", f"optimizer={optimizer}", "tokens=2e9")
+    assert row_of("learning_rate", *given, "lr=1e-9").verdict == verdict
+    assert row_of("learning_rate", *given, "lr=9").verdict == "beyond"
+
+
+@pytest.mark.usefixtures("planted")
 def test_the_interval_of_a_mixture_reaches_from_all_parameters_to_the_active_ones() -> None:
     def limit(*sizes: str) -> Crossing:
         return row_of("learning_rate", *sizes, "lr=1e-3", "qk_norm=no", "tokens=2e9").limit

@@ -122,6 +122,7 @@ class Row(NamedTuple):
         beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
         has_far_tokens: whether the limit is a power of tokens, and was extrapolated to more than ``FAR`` times those of
             any run.
+        has_optimizer: whether runs of the user's optimizer tell the limit, where it depends on the optimizer.
         missing: the numbers that it takes, or that say whether it applies, and that were not given.
         given: the first of the numbers that it takes, as the user gave it; None without one.
         unit: what a limit is multiplied by to be one of that number, with the others as they were given.
@@ -136,6 +137,7 @@ class Row(NamedTuple):
     source: Limit
     beyond: float
     has_far_tokens: bool
+    has_optimizer: bool
     missing: Sequence[str]
     given: Number | None
     unit: float
@@ -152,6 +154,8 @@ class Row(NamedTuple):
             reason = reason or str(table()["too_far"])
         if self.has_far_tokens:
             reason = reason or str(table()["too_many_tokens"])
+        if not self.has_optimizer:
+            reason = reason or str(table()["no_such_optimizer"])
         return self.risk.does_not_carry or (reason if min(self.decades) > 0 else "")
 
     @property
@@ -407,6 +411,7 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
         source,
         beyond,
         has_far_tokens=bool(source.law and "tokens" in source.law.exponents and "tokens" in _far(numbers)),
+        has_optimizer=not source.offsets or numbers.get("optimizer", "adamw") in source.offsets,
         missing=missing,
         given=numbers.get(risk.needs[0]),
         unit=unit,
