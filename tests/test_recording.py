@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import math
@@ -792,6 +793,14 @@ def test_where_a_spike_began_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("update_ratio", "block1", 30),
         ("grad_rms", "block2", 20),
     ]
+
+
+def test_a_compressed_recording_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, packed = planted(tmp_path / "probes.jsonl"), tmp_path / "packed" / "probes.jsonl.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(out.read_bytes()))
+    plain, compressed = (json.loads(watched(capsys, str(path), "--json")[1]) for path in (out, packed))
+    assert compressed["recording"] == plain["recording"]
 
 
 def test_a_calm_recording_raises_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,13 +39,13 @@ class Recording(NamedTuple):
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file begins with what a recorder writes first."""
+    """Whether a file, which gzip may have compressed, begins with what a recorder writes first."""
     try:
         if not path.is_file():
             return False
         with files.open_file(path) as file:
-            return HEADER in json.loads(file.readline(LONGEST_HEADER))
-    except (OSError, ValueError):
+            return HEADER in json.loads(files.unpacked(path, file).readline(LONGEST_HEADER))
+    except (OSError, EOFError, ValueError):
         return False
 
 
@@ -53,12 +53,16 @@ def read_recording(path: Path) -> Recording:
     """Read a recording; of steps that a run took again after a restart the later ones count.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError, EOFError: the file cannot be read.
         ValueError: a line is no JSON.
     """
     header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
     is_begun = False
-    for line in files.read_text(path).splitlines():
+    with files.open_file(path) as file:
+        content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
+    if len(content) > files.LARGEST_FILE:
+        raise OSError(f"larger than {files.LARGEST_FILE // files.MIB} MiB")
+    for line in content.decode().splitlines():
         if not line.endswith("}"):  # the last one, which is being written
             continue
         row = json.loads(line)

@@ -41,7 +41,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     """
     try:
         recording = read_recording(path)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a recording: {error}") from None
     name, every = path.name, recording.header.get("every", 1)
     begun = rises_before(recording, [event for event in events if event.kind == "spike"])
