@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -635,6 +636,39 @@ def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
 
 class Scaled(torch.optim.SGD):
     """An optimizer that is unknown to the recorder."""
+
+
+class OwnRate(torch.optim.Optimizer):
+    """An optimizer that finds its rate itself, has three betas, and counts steps nowhere."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, {"lr": None, "betas": (0.9, 0.95, 0.99), "eps": (1e-30, 1e-3)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["exp_avg_sq"] = weight.grad.square()
+            weight -= 1e-3 * weight.grad.sign()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adafactor, OwnRate, partial(torch.optim.SGD, lr=0.0)])
+def test_an_optimizer_may_lack_what_others_have(optimizer: Any, tmp_path: Path) -> None:
+    """Two epsilons, no learning rate or none yet, or moments of another kind end no recording."""
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = optimizer(model.parameters(), **({} if isinstance(optimizer, partial) else {"lr": 1e-2}))
+    before = model.lm_head.weight.detach().clone()
+    recorder = lab.record(model, optimizer, every=1, out=out)
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    header, row = written(out)
+    ratio = (before - model.lm_head.weight.detach()).norm() / before.norm()
+    assert row["update_ratio/head"] == pytest.approx(float(ratio), rel=1e-4)
+    assert header["not_found"] == []
+    rate = optimizer.param_groups[0]["lr"]
+    assert row.get("lr") == rate
+    assert ("update_rms" in row) == bool(rate)
 
 
 def test_the_update_of_any_optimizer_is_seen_in_the_weights(tmp_path: Path) -> None:

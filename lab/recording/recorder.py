@@ -160,7 +160,7 @@ class Recorder:
         if self.parts.routers:
             tell("router logits", "router_logit_max" in of_block)
         tell("gradients", "grad_rms" in of_block)
-        tell("updates" if measurement.of_adam else "updates, of a sample of weights", "update_rms" in of_block)
+        tell("updates" if measurement.of_adam else "updates, of a sample of weights", "step_rms" in of_block)
         return {
             "recorder": version("instability-lab"),
             "every": self.every,
