@@ -334,11 +334,11 @@ class Measurement:
             elif name in self.before:
                 direction, self.of_adam = self.before.pop(name) - _sample(w), False
                 step_rms = updates.update_rms({name: direction})[name]
-                update_rms = step_rms / lr if lr else None
+                update_rms = step_rms / lr if lr else step_rms
             else:
                 continue
             self._add(name, "step_rms", {name: step_rms}, direction)
-            if update_rms is not None:
+            if lr or _is_adam(optimizer, group):
                 self._add(name, "update_rms", {name: update_rms}, direction)
 
     def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, Mapping[str, Any]]]:
