@@ -266,6 +266,16 @@ def test_scores_of_a_fused_kernel_are_those_written_out(tmp_path: Path) -> None:
     assert row["attention_entropy"] == min(row[f"attention_entropy/block{number}"] for number in range(DEPTH))
 
 
+def test_a_sink_takes_its_share_of_attention() -> None:
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, HEADS, 5, 4), torch.randn(2, HEADS, 5, 4), torch.randn(HEADS)
+    heard = sampled({"query": query, "key": key, "s_aux": sink, "scaling": 0.5}, "bhtk")
+    scores = query @ key.transpose(-1, -2) * 0.5
+    whole = torch.cat([scores, sink[:, None, None].expand(2, HEADS, 5, 1)], -1).softmax(-1)
+    torch.testing.assert_close(heard.weights_rbhts[0], whole[..., :-1])
+    torch.testing.assert_close(heard.scores_rbhts[0], scores)
+
+
 class Padded(nn.Module):
     """A block of attention in which the first three tokens are padding, which nobody sees and which sees nobody."""
 
@@ -632,6 +642,72 @@ def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
         assert row[f"expert_param_rms/block{number}"] == pytest.approx(rms, rel=1e-5)
         assert len(row[f"expert_grad_rms/block{number}"]) == len(row[f"expert_update_rms/block{number}"]) == 4
     assert row["expert_load_max"] == max(row[f"expert_load_max/block{number}"] for number in range(DEPTH))
+
+
+class Inside(nn.Module):
+    """A router that holds what makes its logits, and returns the experts that it chose."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).softmax(-1).topk(2)
+
+
+class Alone(nn.Module):
+    """The same by a weight of its own, so that nothing returns the logits."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return (x @ self.weight.T).softmax(-1).topk(2)
+
+
+class Renamed(nn.Module):
+    """Experts and their router by other names."""
+
+    def __init__(self, usual: Experts, names: str, router: Callable[[nn.Linear], nn.Module]) -> None:
+        super().__init__()
+        self.top_k, self.names = 2, names.split()
+        for name, part in zip(self.names, (router(usual.router), usual.experts), strict=True):
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        router, experts = map(self.get_submodule, self.names)
+        share, chosen = router(x)
+        outputs = torch.stack([expert(x) for expert in experts.children()], -2)
+        return (share[..., None] * outputs.gather(-2, chosen[..., None].expand(*chosen.shape, WIDTH))).sum(-2)
+
+
+@pytest.mark.parametrize("names", ["gating experts", "switch ffns", "gate mlp_experts", "router experts"])
+@pytest.mark.parametrize("router", [Inside, Alone])
+def test_experts_of_any_name_are_a_list_beside_a_weight_with_a_row_for_each(
+    names: str, router: Callable[[nn.Linear], nn.Module], tmp_path: Path
+) -> None:
+    (usual,) = run(built(mlp=Experts), tmp_path / "usual.jsonl", 1)
+    model, out = built(mlp=Experts), tmp_path / "probes.jsonl"
+    for layer in model.layers:
+        layer.mlp = Renamed(layer.mlp, names, router)
+    (row,) = run(model, out, 1)
+    hears_logits = router is Inside
+    assert written(out)[0]["not_found"] == ([] if hears_logits else ["router logits"])
+    for name in usual:
+        if "expert" in name or ("router" in name and hears_logits):
+            assert row[name] == pytest.approx(usual[name], rel=1e-4), name
+
+
+def test_how_many_experts_are_chosen_may_be_unknown(tmp_path: Path) -> None:
+    model = built(mlp=Experts)
+    for layer in model.layers:
+        layer.mlp = Renamed(layer.mlp, "router experts", Inside)
+        del layer.mlp.top_k
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert written(tmp_path / "probes.jsonl")[0]["not_found"] == ["expert load"]
+    assert "router_entropy" in row
+    assert "router_balance" not in row, "which depends on it"
 
 
 class Scaled(torch.optim.SGD):

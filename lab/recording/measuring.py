@@ -27,7 +27,8 @@ OF_SAMPLED_BLOCK = (
     *(formats.block_overflow_fp16, formats.block_overflow_mx),
 )
 OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
-OF_ROUTER = (routing.router_logit_max, routing.router_log_z, routing.router_entropy, routing.router_balance)
+OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entropy)
+OF_ROUTER = (*OF_LOGITS, routing.router_balance)
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
@@ -235,19 +236,29 @@ class Measurement:
         router = self.parts.routers[place]
         outputs = list(_tensors(output))
         logits = next((x for x in outputs if x.is_floating_point() and x.shape[-1] == router.experts), None)
-        if logits is None or not self._is_new("router", place):
-            return
         chosen = next((x for x in outputs if not x.is_floating_point()), None)
+        if not self._is_new("router", place):
+            return
+        if logits is None:
+            if chosen is not None:
+                experts = torch.arange(router.experts, device=chosen.device)
+                self._count(place, (chosen.flatten()[:, None] == experts).sum(0))
+            return
         logits_rbte = logits.float().reshape(1, 1, -1, router.experts)
         routed = route(logits_rbte, router.top_k or 1, is_sigmoid=False)
         if chosen is not None:
             one_hot_nke = torch.nn.functional.one_hot(chosen.long(), router.experts)
             routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(logits_rbte.shape))
-        for measure in OF_ROUTER:
+        is_known = chosen is not None or router.top_k > 0
+        for measure in OF_ROUTER if is_known else OF_LOGITS:
             self.tally.add(Key(measure.__name__, place), measure(routed))
-        if chosen is not None or router.top_k:
-            for expert, count in enumerate(routed.chosen_rbte.flatten(0, 2).sum(0)):
-                self.tally.add(Key("expert_load", place, str(expert)), count)
+        if is_known:
+            self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
+
+    def _count(self, place: str, load_e: Tensor) -> None:
+        """Keep the routes to each expert."""
+        for expert, load in enumerate(load_e):
+            self.tally.add(Key("expert_load", place, str(expert)), load)
 
     # gradients and updates
 

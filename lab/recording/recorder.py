@@ -159,6 +159,7 @@ class Recorder:
         tell("output logits", "log_z" in of_block)
         if self.parts.routers:
             tell("router logits", "router_logit_max" in of_block)
+            tell("expert load", "expert_load" in of_block)
         tell("gradients", "grad_rms" in of_block)
         tell("updates" if measurement.of_adam else "updates, of a sample of weights", "step_rms" in of_block)
         return {
