@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -937,6 +938,15 @@ def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, caps
         assert reach["high"] is None
 
 
+def test_levels_may_be_of_what_recordings_alone_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, levels = planted(tmp_path / "probes.jsonl", rises=False), tmp_path / "levels.json"
+    levels.write_text(json.dumps({"update_ratio": {"above": 1.0}, "router_entropy": {"below": 0.1}}))
+    _, text = watched(capsys, str(out), "--thresholds", str(levels))
+    assert re.search(r"update_ratio of block\d is 0.00\d+.* level 1\b", text)
+    assert "router_entropy was not recorded" in text
+    assert "update_ratio, so its level" not in text
+
+
 def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
     out = planted(tmp_path / "probes.jsonl", rises=False)
     lines = out.read_text().splitlines()
@@ -946,6 +956,31 @@ def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
     assert recording.step_m.tolist() == list(range(0, 2500, EVERY))
     assert recording.places("moment_ratio") == ["block0", "block1", "block2"]
     assert recording.columns["grad_rms", "block1"].shape == recording.step_m.shape
+
+
+def test_a_run_that_was_killed_as_it_wrote_goes_on_in_lines_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "probes.jsonl"
+    run(built(), out, 1)
+    with out.open("a") as file:
+        file.write('{"step": 1, "lo')
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=out, first_step=1)
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    assert out.read_text().count('\n{"step": 1, "lo\n{"recorder"') == 1
+    assert read_recording(out).step_m.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("damage", ['{"step": 7, "lo{"recorder": "0"}', "garbage}", "[1]", "3", '{"loss": 2}'])
+def test_a_line_that_is_no_row_is_left_out(damage: str, tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl")
+    before = read_recording(out)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join([*lines[:500], damage, *lines[500:]]))
+    assert read_recording(out).step_m.tolist() == before.step_m.tolist()
 
 
 def test_a_recording_is_followed_and_each_finding_told_once(tmp_path: Path) -> None:

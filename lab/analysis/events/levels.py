@@ -35,18 +35,23 @@ class Level(NamedTuple):
 def read_levels(path: Path) -> dict[str, Level]:
     """The levels in a file of JSON such as ``{"attention_logit_max": {"above": 293}}``, by column.
 
+    A recording has more quantities than a log has columns.
+
     Raises:
         RequestError: the file cannot be read, or an entry names no column of logs or no level.
     """
+    from lab.analysis.recordings.origins import quantities  # which takes levels from here
+
     if not path.is_file():
         raise RequestError(f"no thresholds {path}; lab stress --params 7e9 lr=3e-4 --thresholds FILE writes some")
     try:
         content = files.read_json(path, dict)
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as thresholds: {error}") from None
+    known = [*COLUMNS, *(name for name in quantities() if name not in COLUMNS)]
     for column, entry in content.items():
-        if column not in COLUMNS:
-            raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, COLUMNS)}")
+        if column not in known:
+            raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, known)}")
         is_level = isinstance(entry, Mapping) and len(entry) == 1 and {*entry} <= {"above", "below"}
         if not is_level or not all(type(value) in (int, float) and math.isfinite(value) for value in entry.values()):
             raise RequestError(f'{path}: {column} takes {{"above": NUMBER}} or {{"below": NUMBER}}, not {entry!r}')

@@ -52,9 +52,11 @@ def is_recording(path: Path) -> bool:
 def read_recording(path: Path) -> Recording:
     """Read a recording; of steps that a run took again after a restart the later ones count.
 
+    A line that is no JSON is left out.
+
     Raises:
         OSError, EOFError: the file cannot be read.
-        ValueError: a line is no JSON.
+        ValueError: it is not UTF-8.
     """
     header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
     is_begun = False
@@ -63,9 +65,12 @@ def read_recording(path: Path) -> Recording:
     if len(content) > files.LARGEST_FILE:
         raise OSError(f"larger than {files.LARGEST_FILE // files.MIB} MiB")
     for line in content.decode().splitlines():
-        if not line.endswith("}"):  # the last one, which is being written
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last one, which is being written, or was when the run was killed
             continue
-        row = json.loads(line)
+        if not isinstance(row, dict) or not {HEADER, STEP} & row.keys():
+            continue
         if HEADER in row:
             header, is_begun = row, True
         elif row.keys() <= {STEP, LOSS}:

@@ -54,6 +54,9 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     told = [f"{name} step {spike.step}: {_origin(spike, of_spike, every)}" for spike, of_spike in begun.items()]
     lines = [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
     lines += [*told, *(f"{name}: {_reach(reach)}" for reach in coming)]
+    lines += [
+        f"{name}: {of} was not recorded, so its level is not watched" for of in levels if not recording.places(of)
+    ]
     if unknown:
         lines.append(f"{name}: no level known of {listed(unknown)}; --thresholds FILE gives levels")
     plain = {
