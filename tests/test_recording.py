@@ -938,6 +938,15 @@ def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, caps
         assert reach["high"] is None
 
 
+def test_a_trend_away_from_a_level_is_said_not_to_reach_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, levels = planted(tmp_path / "probes.jsonl", rises=False), tmp_path / "levels.json"
+    levels.write_text(json.dumps({"attention_logit_max": {"below": 1.0}, "loss": {"above": 90.0}}))
+    _, text = watched(capsys, str(out), "--thresholds", str(levels))
+    assert "attention_logit_max of block0 is" in text or "attention_logit_max of block1 is" in text
+    assert "and has no trend towards the level 1\n" in text
+    assert "beyond" not in text
+
+
 def test_levels_may_be_of_what_recordings_alone_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, levels = planted(tmp_path / "probes.jsonl", rises=False), tmp_path / "levels.json"
     levels.write_text(json.dumps({"update_ratio": {"above": 1.0}, "router_entropy": {"below": 0.1}}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,23 +32,23 @@ class Level(NamedTuple):
             return value_n > self.value if self.is_above else value_n < self.value
 
 
-def read_levels(path: Path) -> dict[str, Level]:
+def read_levels(path: Path, measured: Iterable[str] = ()) -> dict[str, Level]:
     """The levels in a file of JSON such as ``{"attention_logit_max": {"above": 293}}``, by column.
 
-    A recording has more quantities than a log has columns.
+    Args:
+        path: the file.
+        measured: what a recording measures beside the columns of logs.
 
     Raises:
         RequestError: the file cannot be read, or an entry names no column of logs or no level.
     """
-    from lab.analysis.recordings.origins import quantities  # which takes levels from here
-
     if not path.is_file():
         raise RequestError(f"no thresholds {path}; lab stress --params 7e9 lr=3e-4 --thresholds FILE writes some")
     try:
         content = files.read_json(path, dict)
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as thresholds: {error}") from None
-    known = [*COLUMNS, *(name for name in quantities() if name not in COLUMNS)]
+    known = [*COLUMNS, *(name for name in measured if name not in COLUMNS)]
     for column, entry in content.items():
         if column not in known:
             raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, known)}")

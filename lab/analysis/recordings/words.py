@@ -106,10 +106,10 @@ def _next(rise: Rise) -> str:
 def _reach(reach: Reach) -> str:
     now = f"{_where(reach)} is {_short(reach.value)}"
     level = _short(reach.level)
-    if reach.step == reach.low == reach.high:
-        return f"{now}, beyond the level {level}"
     if math.isinf(reach.step):
         return f"{now}, and has no trend towards the level {level}"
+    if reach.step == reach.low == reach.high:
+        return f"{now}, beyond the level {level}"
     high = "never" if math.isinf(reach.high) else f"{reach.high:,.0f}"
     when = f"step {reach.step:,.0f} ({reach.low:,.0f} to {high})"
     return f"{now}; at its present trend it reaches the level {level} at {when}"
