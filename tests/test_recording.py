@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +265,16 @@ def test_scores_of_a_fused_kernel_are_those_written_out(tmp_path: Path) -> None:
         assert row[f"attention_entropy/block{number}"] == pytest.approx(entropy, rel=1e-5)
     assert row["attention_logit_max"] == max(row[f"attention_logit_max/block{number}"] for number in range(DEPTH))
     assert row["attention_entropy"] == min(row[f"attention_entropy/block{number}"] for number in range(DEPTH))
+
+
+def test_a_sink_takes_its_share_of_attention() -> None:
+    torch.manual_seed(0)
+    query, key, sink = torch.randn(2, HEADS, 5, 4), torch.randn(2, HEADS, 5, 4), torch.randn(HEADS)
+    heard = sampled({"query": query, "key": key, "s_aux": sink, "scaling": 0.5}, "bhtk")
+    scores = query @ key.transpose(-1, -2) * 0.5
+    whole = torch.cat([scores, sink[:, None, None].expand(2, HEADS, 5, 1)], -1).softmax(-1)
+    torch.testing.assert_close(heard.weights_rbhts[0], whole[..., :-1])
+    torch.testing.assert_close(heard.scores_rbhts[0], scores)
 
 
 class Padded(nn.Module):
@@ -632,8 +645,107 @@ def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
     assert row["expert_load_max"] == max(row[f"expert_load_max/block{number}"] for number in range(DEPTH))
 
 
+class Inside(nn.Module):
+    """A router that holds what makes its logits, and returns the experts that it chose."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).softmax(-1).topk(2)
+
+
+class Alone(nn.Module):
+    """The same by a weight of its own, so that nothing returns the logits."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return (x @ self.weight.T).softmax(-1).topk(2)
+
+
+class Renamed(nn.Module):
+    """Experts and their router by other names."""
+
+    def __init__(self, usual: Experts, names: str, router: Callable[[nn.Linear], nn.Module]) -> None:
+        super().__init__()
+        self.top_k, self.names = 2, names.split()
+        for name, part in zip(self.names, (router(usual.router), usual.experts), strict=True):
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        router, experts = map(self.get_submodule, self.names)
+        share, chosen = router(x)
+        outputs = torch.stack([expert(x) for expert in experts.children()], -2)
+        return (share[..., None] * outputs.gather(-2, chosen[..., None].expand(*chosen.shape, WIDTH))).sum(-2)
+
+
+@pytest.mark.parametrize("names", ["gating experts", "switch ffns", "gate mlp_experts", "router experts"])
+@pytest.mark.parametrize("router", [Inside, Alone])
+def test_experts_of_any_name_are_a_list_beside_a_weight_with_a_row_for_each(
+    names: str, router: Callable[[nn.Linear], nn.Module], tmp_path: Path
+) -> None:
+    (usual,) = run(built(mlp=Experts), tmp_path / "usual.jsonl", 1)
+    model, out = built(mlp=Experts), tmp_path / "probes.jsonl"
+    for layer in model.layers:
+        layer.mlp = Renamed(layer.mlp, names, router)
+    (row,) = run(model, out, 1)
+    hears_logits = router is Inside
+    assert written(out)[0]["not_found"] == ([] if hears_logits else ["router logits"])
+    for name in usual:
+        if "expert" in name or ("router" in name and hears_logits):
+            assert row[name] == pytest.approx(usual[name], rel=1e-4), name
+
+
+def test_how_many_experts_are_chosen_may_be_unknown(tmp_path: Path) -> None:
+    model = built(mlp=Experts)
+    for layer in model.layers:
+        layer.mlp = Renamed(layer.mlp, "router experts", Inside)
+        del layer.mlp.top_k
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert written(tmp_path / "probes.jsonl")[0]["not_found"] == ["expert load"]
+    assert "router_entropy" in row
+    assert "router_balance" not in row, "which depends on it"
+
+
 class Scaled(torch.optim.SGD):
     """An optimizer that is unknown to the recorder."""
+
+
+class OwnRate(torch.optim.Optimizer):
+    """An optimizer that finds its rate itself, has three betas, and counts steps nowhere."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, {"lr": None, "betas": (0.9, 0.95, 0.99), "eps": (1e-30, 1e-3)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["exp_avg_sq"] = weight.grad.square()
+            weight -= 1e-3 * weight.grad.sign()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adafactor, OwnRate, partial(torch.optim.SGD, lr=0.0)])
+def test_an_optimizer_may_lack_what_others_have(optimizer: Any, tmp_path: Path) -> None:
+    """Two epsilons, no learning rate or none yet, or moments of another kind end no recording."""
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = optimizer(model.parameters(), **({} if isinstance(optimizer, partial) else {"lr": 1e-2}))
+    before = model.lm_head.weight.detach().clone()
+    recorder = lab.record(model, optimizer, every=1, out=out)
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    header, row = written(out)
+    ratio = (before - model.lm_head.weight.detach()).norm() / before.norm()
+    assert row["update_ratio/head"] == pytest.approx(float(ratio), rel=1e-4)
+    assert header["not_found"] == []
+    rate = optimizer.param_groups[0]["lr"]
+    assert row.get("lr") == rate
+    assert ("update_rms" in row) == bool(rate)
 
 
 def test_the_update_of_any_optimizer_is_seen_in_the_weights(tmp_path: Path) -> None:
@@ -794,6 +906,14 @@ def test_where_a_spike_began_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
 
+def test_a_compressed_recording_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, packed = planted(tmp_path / "probes.jsonl"), tmp_path / "packed" / "probes.jsonl.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(out.read_bytes()))
+    plain, compressed = (json.loads(watched(capsys, str(path), "--json")[1]) for path in (out, packed))
+    assert compressed["recording"] == plain["recording"]
+
+
 def test_a_calm_recording_raises_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = watched(capsys, str(planted(tmp_path / "probes.jsonl", rises=False)))
     assert code == 0, text
@@ -818,6 +938,24 @@ def test_when_a_level_is_reached(level: float, grown: bool, tmp_path: Path, caps
         assert reach["high"] is None
 
 
+def test_a_trend_away_from_a_level_is_said_not_to_reach_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, levels = planted(tmp_path / "probes.jsonl", rises=False), tmp_path / "levels.json"
+    levels.write_text(json.dumps({"attention_logit_max": {"below": 1.0}, "loss": {"above": 90.0}}))
+    _, text = watched(capsys, str(out), "--thresholds", str(levels))
+    assert "attention_logit_max of block0 is" in text or "attention_logit_max of block1 is" in text
+    assert "and has no trend towards the level 1\n" in text
+    assert "beyond" not in text
+
+
+def test_levels_may_be_of_what_recordings_alone_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, levels = planted(tmp_path / "probes.jsonl", rises=False), tmp_path / "levels.json"
+    levels.write_text(json.dumps({"update_ratio": {"above": 1.0}, "router_entropy": {"below": 0.1}}))
+    _, text = watched(capsys, str(out), "--thresholds", str(levels))
+    assert re.search(r"update_ratio of block\d is 0.00\d+.* level 1\b", text)
+    assert "router_entropy was not recorded" in text
+    assert "update_ratio, so its level" not in text
+
+
 def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
     out = planted(tmp_path / "probes.jsonl", rises=False)
     lines = out.read_text().splitlines()
@@ -827,6 +965,31 @@ def test_a_recording_that_went_back_counts_once(tmp_path: Path) -> None:
     assert recording.step_m.tolist() == list(range(0, 2500, EVERY))
     assert recording.places("moment_ratio") == ["block0", "block1", "block2"]
     assert recording.columns["grad_rms", "block1"].shape == recording.step_m.shape
+
+
+def test_a_run_that_was_killed_as_it_wrote_goes_on_in_lines_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "probes.jsonl"
+    run(built(), out, 1)
+    with out.open("a") as file:
+        file.write('{"step": 1, "lo')
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=out, first_step=1)
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    assert out.read_text().count('\n{"step": 1, "lo\n{"recorder"') == 1
+    assert read_recording(out).step_m.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("damage", ['{"step": 7, "lo{"recorder": "0"}', "garbage}", "[1]", "3", '{"loss": 2}'])
+def test_a_line_that_is_no_row_is_left_out(damage: str, tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl")
+    before = read_recording(out)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join([*lines[:500], damage, *lines[500:]]))
+    assert read_recording(out).step_m.tolist() == before.step_m.tolist()
 
 
 def test_a_recording_is_followed_and_each_finding_told_once(tmp_path: Path) -> None:

@@ -711,7 +711,9 @@ def test_the_advice_follows_from_the_log(tmp_path: Path, capsys: pytest.CaptureF
 
     assert "from step 480 on" in advice(grad_norm=norm)
     assert "at its peak" in advice(lr=lr)
-    for constant in (np.full(1000, 1e-3), np.where(STEPS == 200, math.nan, 1e-3)):
+    warm_up = np.minimum(STEPS + 1, 100) / 1e5
+    sparse = np.where(STEPS % 50 == 0, warm_up, math.nan)
+    for constant in (np.full(1000, 1e-3), np.where(STEPS == 200, math.nan, 1e-3), warm_up, sparse):
         assert "the batches just before" in advice(lr=constant)
     assert "the batches just before" in advice(lr=1e-3 * (1 - STEPS / 2000))  # past its peak
     for factor, change in ((0.5, "0.001 to 0.0005"), (3.0, "0.001 to 0.003")):

@@ -40,7 +40,11 @@ def watch(given: argparse.Namespace) -> int:
     path = given.folders[0]
     columns = given_columns(given.columns) if given.columns else {}
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
-    levels = read_levels(Path(given.thresholds)) if given.thresholds else {}
+    levels = {}
+    if given.thresholds:
+        from lab.analysis.recordings.origins import quantities
+
+        levels = read_levels(Path(given.thresholds), quantities())
     if given.on_alarm and not given.follow:
         raise RequestError("--on-alarm goes with --follow")
     if given.follow:

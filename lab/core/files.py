@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ MIB = 2**20
 LARGEST_JSON = 32 * MIB
 LARGEST_FILE = 256 * MIB  # a table, a plan, a log
 MOST_CELLS = 60_000_000  # rows times columns of all tables that are read as one
+COMPRESSED = ".gz"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 MOST_COLUMNS = 2_000  # settings of a run and of all its interventions
 LFS_POINTER = "is a pointer of Git LFS and not the file itself; git lfs pull fetches that"
@@ -172,6 +174,14 @@ def open_file(path: Path) -> io.BufferedReader:
         os.close(handle)
         raise OSError(errno.EINVAL, "not a file", str(path))
     return os.fdopen(handle, "rb")
+
+
+def unpacked(path: Path, file: BinaryIO) -> BinaryIO:
+    """The content of an open file, without the compression by gzip that its name tells.
+
+    Reading from it raises ``EOFError`` or ``OSError`` if it was cut off or is damaged.
+    """
+    return gzip.GzipFile(fileobj=file) if path.suffix == COMPRESSED else file  # type: ignore[return-value]
 
 
 def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:

@@ -142,7 +142,7 @@ def sampled(given: Mapping[str, Any], axes: str) -> Scores:
         scores_bhts = cap * torch.tanh(scores_bhts / cap)
     if bias_bhts is not None:
         scores_bhts = scores_bhts + bias_bhts
-    return _scores(before_cap_bhts, torch.where(seen_bhts, scores_bhts, -math.inf))
+    return _scores(before_cap_bhts, torch.where(seen_bhts, scores_bhts, -math.inf), argument("sink"))
 
 
 @torch.no_grad()
@@ -159,7 +159,10 @@ def _is_seen(score: Tensor) -> Tensor:
     return ~(score <= torch.finfo(score.dtype).min / 2)
 
 
-def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor) -> Scores:
+def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor, sink_h: Tensor | None = None) -> Scores:
+    """Both from scores; a sink of each head, which is no key, may take a share of the weights."""
     sees_nothing_bht1 = (scores_bhts == -math.inf).all(-1, keepdim=True)  # as a query that is padding
     weights_bhts = torch.where(sees_nothing_bht1, 0.0, scores_bhts.softmax(-1))
+    if sink_h is not None:
+        weights_bhts *= (scores_bhts.logsumexp(-1, keepdim=True) - sink_h.float()[:, None, None]).sigmoid()
     return Scores(before_cap_bhts[None], weights_bhts[None])

@@ -27,7 +27,8 @@ OF_SAMPLED_BLOCK = (
     *(formats.block_overflow_fp16, formats.block_overflow_mx),
 )
 OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
-OF_ROUTER = (routing.router_logit_max, routing.router_log_z, routing.router_entropy, routing.router_balance)
+OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entropy)
+OF_ROUTER = (*OF_LOGITS, routing.router_balance)
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
@@ -235,19 +236,29 @@ class Measurement:
         router = self.parts.routers[place]
         outputs = list(_tensors(output))
         logits = next((x for x in outputs if x.is_floating_point() and x.shape[-1] == router.experts), None)
-        if logits is None or not self._is_new("router", place):
-            return
         chosen = next((x for x in outputs if not x.is_floating_point()), None)
+        if not self._is_new("router", place):
+            return
+        if logits is None:
+            if chosen is not None:
+                experts = torch.arange(router.experts, device=chosen.device)
+                self._count(place, (chosen.flatten()[:, None] == experts).sum(0))
+            return
         logits_rbte = logits.float().reshape(1, 1, -1, router.experts)
         routed = route(logits_rbte, router.top_k or 1, is_sigmoid=False)
         if chosen is not None:
             one_hot_nke = torch.nn.functional.one_hot(chosen.long(), router.experts)
             routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(logits_rbte.shape))
-        for measure in OF_ROUTER:
+        is_known = chosen is not None or router.top_k > 0
+        for measure in OF_ROUTER if is_known else OF_LOGITS:
             self.tally.add(Key(measure.__name__, place), measure(routed))
-        if chosen is not None or router.top_k:
-            for expert, count in enumerate(routed.chosen_rbte.flatten(0, 2).sum(0)):
-                self.tally.add(Key("expert_load", place, str(expert)), count)
+        if is_known:
+            self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
+
+    def _count(self, place: str, load_e: Tensor) -> None:
+        """Keep the routes to each expert."""
+        for expert, load in enumerate(load_e):
+            self.tally.add(Key("expert_load", place, str(expert)), load)
 
     # gradients and updates
 
@@ -298,7 +309,7 @@ class Measurement:
     @guarded
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         for name, weight, group in self._of(optimizer):
-            self.lr = float(group["lr"]) if self.lr is None else self.lr
+            self.lr = _rate(group) if self.lr is None else self.lr
             w, g = _whole_or_shard(weight), _whole_or_shard(weight.grad)
             if w is None or g is None:
                 continue
@@ -306,7 +317,7 @@ class Measurement:
             g = g if scale is None else g / scale
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
-            if "eps" in group:
+            if isinstance(group.get("eps"), int | float):  # Adafactor has two
                 self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
                 self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
             for measure in OF_SAMPLED_GRADIENT:
@@ -320,21 +331,26 @@ class Measurement:
             w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
             if w is None or g is None:
                 continue
-            lr, square = float(group["lr"]), _whole_or_shard(state.get("exp_avg_sq"))
-            if square is not None and "betas" in group:
-                unbias1, unbias2 = (1 - beta ** float(state["step"]) for beta in group["betas"])
+            lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
+            betas, made = group.get("betas", ()), state.get("step", group.get("step"))
+            if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
+                unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
                 self._add(name, "moment_ratio", updates.moment_ratio({name: g}, {name: square}, unbias2), g)
                 self._add(name, "moment_outliers", updates.moment_outliers({name: g}, {name: square}, unbias2), g)
             if _is_adam(optimizer, group):
                 mean = _whole_or_shard(state["exp_avg"])
                 direction = (mean / unbias1) / ((square / unbias2).sqrt() + group["eps"])
-            elif lr and name in self.before:
-                direction, self.of_adam = (self.before.pop(name) - _sample(w)) / lr, False
+                update_rms = updates.update_rms({name: direction})[name]
+                step_rms = float(group["lr"]) * update_rms
+            elif name in self.before:
+                direction, self.of_adam = self.before.pop(name) - _sample(w), False
+                step_rms = updates.update_rms({name: direction})[name]
+                update_rms = step_rms / lr if lr else step_rms
             else:
                 continue
-            rms = updates.update_rms({name: direction})
-            self._add(name, "update_rms", rms, direction)
-            self._add(name, "step_rms", {name: lr * rms[name]}, direction)
+            self._add(name, "step_rms", {name: step_rms}, direction)
+            if lr or _is_adam(optimizer, group):
+                self._add(name, "update_rms", {name: update_rms}, direction)
 
     def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, Mapping[str, Any]]]:
         """The weights of an optimizer, by their names, with their groups."""
@@ -360,6 +376,12 @@ class Measurement:
 
 def _is_compiled(module: nn.Module) -> bool:
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def _rate(group: Mapping[str, Any]) -> float | None:
+    """The learning rate; None of an optimizer that finds one itself."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
 
 
 def _is_adam(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lab.core import shipped
 from lab.model.watched import block_modules
@@ -26,9 +26,10 @@ def names() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Router:
-    """A module that chooses experts: how many there are, and how many it chooses for a token; 0 if unknown."""
+    """What chooses experts: what holds these, how many there are, and how many it chooses for a token; 0 if unknown."""
 
     module: nn.Module
+    holder: nn.Module
     experts: int
     top_k: int
 
@@ -72,16 +73,18 @@ def find_parts(model: nn.Module) -> Parts:
         if _last(name) in names()["heads"] and not list(part.children())
     ]
     where, expert, stacked = dict[str, str](), dict[str, int](), set[str]()
-    for name, weight in model.named_parameters():
+    name_of_weight = {id(weight): name for name, weight in model.named_parameters()}
+    for name in name_of_weight.values():
         owner = name.rpartition(".")[0]
         block = next((place for inside, place in places.items() if name.startswith(f"{inside}.")), "")
         where[name] = block or (EMBEDDING if owner in embeddings else HEAD if owner in dict(heads) else OTHER)
-        _, is_expert, inside = name.rpartition(_experts_of(name))
-        if block in routers and is_expert:
-            number = re.match(r"\d+(?=\.)", inside)
-            if number:
-                expert[name] = int(number[0])
-            elif len(weight) == routers[block].experts:
+    for router in routers.values():
+        for number, each in enumerate(_alike(router.holder)):
+            expert |= {name_of_weight[id(weight)]: number for weight in each.parameters()}
+        of_router = {id(weight) for weight in router.module.parameters()}
+        for weight in router.holder.parameters():
+            name = name_of_weight[id(weight)]
+            if len(weight) == router.experts and name not in expert and id(weight) not in of_router:
                 stacked.add(name)
     return Parts(
         _outer(model, list(found)),
@@ -104,11 +107,6 @@ def _last(name: str) -> str:
     return plain(name).rpartition(".")[2]
 
 
-def _experts_of(name: str) -> str:
-    """What in the name of a weight says that it is of experts, dots included; a text that no name has if nothing."""
-    return next((f".{word}." for word in names()["experts"] if f".{word}." in name), "\0")
-
-
 def _numbered(model: nn.Module) -> list[nn.Module]:
     """Blocks that stand in no list: the most children of one class in a module, whose names end in a number."""
 
@@ -127,16 +125,37 @@ def _outer(model: nn.Module, blocks: list[str]) -> list[nn.Module]:
 
 
 def _router(block: nn.Module) -> Router | None:
-    """The router of a block: a module with a usual name beside the experts, whose weight has a row for each of them."""
+    """The router of a block: what stands beside the experts and has a weight with a row for each of them.
+
+    Router and experts have usual names, or the experts are a list of modules of one class, or weights ``[e ...]`` of
+    the module in which the router stands.
+    """
     for parent in block.modules():
-        children = dict(parent.named_children())
-        if not any(_last(name) in names()["experts"] for name in children):
-            continue
-        for name in names()["routers"]:
-            weight = getattr(children.get(name), "weight", None)
-            if weight is not None and weight.ndim == 2:
-                return Router(children[name], len(weight), next(_numbers(names()["top_k"], children[name], parent), 0))
+        children = {plain(name): child for name, child in parent.named_children()}
+        named = [children[name] for name in names()["experts"] if name in children]
+        usual = [children[name] for name in names()["routers"] if name in children]
+        for holder in (*named, *children.values(), parent):
+            cube = next((weight for weight in holder.parameters(recurse=False) if weight.ndim == 3), None)
+            count = len(_alike(holder)) or (0 if cube is None else len(cube))
+            if not count and all(holder is not each for each in named):
+                continue
+            others = [child for child in children.values() if _alike(holder) and child is not holder]
+            for outer in (*usual, *others):
+                for module in outer.modules():
+                    weight = getattr(module, "weight", None)
+                    if isinstance(weight, Tensor) and weight.ndim == 2 and count in (0, len(weight)):
+                        top_k = next(_numbers(names()["top_k"], module, outer, parent), 0)
+                        return Router(module, holder, len(weight), top_k)
     return None
+
+
+def _alike(holder: nn.Module) -> list[nn.Module]:
+    """The modules of one class in a list, or in one that lies in the module."""
+    for part in (holder, *holder.children()):
+        children = list(part.children()) if isinstance(part, nn.ModuleList | nn.ModuleDict) else []
+        if len(children) > 1 and len({*map(type, children)}) == 1:
+            return children
+    return []
 
 
 def _numbers(attributes: list[str], *modules: nn.Module) -> Iterator[int]:

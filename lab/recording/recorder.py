@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -159,8 +160,9 @@ class Recorder:
         tell("output logits", "log_z" in of_block)
         if self.parts.routers:
             tell("router logits", "router_logit_max" in of_block)
+            tell("expert load", "expert_load" in of_block)
         tell("gradients", "grad_rms" in of_block)
-        tell("updates" if measurement.of_adam else "updates, of a sample of weights", "update_rms" in of_block)
+        tell("updates" if measurement.of_adam else "updates, of a sample of weights", "step_rms" in of_block)
         return {
             "recorder": version("instability-lab"),
             "every": self.every,
@@ -206,8 +208,13 @@ def _rounded(value: Any) -> Any:
 
 
 def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
-    with out.open("a", encoding="utf-8") as file:
-        file.writelines(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n" for row in rows)
+    with out.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":  # the run was killed as it wrote a line
+                file.write(b"\n")
+        for row in rows:
+            file.write(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n".encode())
 
 
 def _write_losses(losses: list[tuple[int, Tensor | float]], out: Path) -> None:

@@ -47,12 +47,15 @@ def open_log(path: Path, given: Given) -> GrowingLog:
     """Open the log at a path.
 
     Raises:
-        RequestError: the path is neither a file nor a folder of such runs, or the file is a pointer of Git LFS.
+        RequestError: the path is neither a file nor a folder of such runs, or the file is compressed or a pointer of
+            Git LFS.
     """
     if reader := reader_of_runs(path):
         return GrowingRuns(path, given, reader)
     if path.is_dir() or not path.exists():
         raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files or MLflow's; {path} is none")
+    if path.suffix == files.COMPRESSED:
+        raise RequestError(f"--follow takes a log that grows; {path} is compressed, and lab watch {path} reads it")
     with contextlib.suppress(OSError), files.open_file(path) as file:
         if files.is_lfs_pointer(file.read(HEAD)):
             raise RequestError(f"{path} {files.LFS_POINTER}")

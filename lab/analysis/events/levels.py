@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +32,12 @@ class Level(NamedTuple):
             return value_n > self.value if self.is_above else value_n < self.value
 
 
-def read_levels(path: Path) -> dict[str, Level]:
+def read_levels(path: Path, measured: Iterable[str] = ()) -> dict[str, Level]:
     """The levels in a file of JSON such as ``{"attention_logit_max": {"above": 293}}``, by column.
+
+    Args:
+        path: the file.
+        measured: what a recording measures beside the columns of logs.
 
     Raises:
         RequestError: the file cannot be read, or an entry names no column of logs or no level.
@@ -44,9 +48,10 @@ def read_levels(path: Path) -> dict[str, Level]:
         content = files.read_json(path, dict)
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as thresholds: {error}") from None
+    known = [*COLUMNS, *(name for name in measured if name not in COLUMNS)]
     for column, entry in content.items():
-        if column not in COLUMNS:
-            raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, COLUMNS)}")
+        if column not in known:
+            raise RequestError(f"{path}: a log has no column {column!r}; {nearest(column, known)}")
         is_level = isinstance(entry, Mapping) and len(entry) == 1 and {*entry} <= {"above", "below"}
         if not is_level or not all(type(value) in (int, float) and math.isfinite(value) for value in entry.values()):
             raise RequestError(f'{path}: {column} takes {{"above": NUMBER}} or {{"below": NUMBER}}, not {entry!r}')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +39,6 @@ PROBES = {
 
 # Files of a folder that may be logs, also if they are compressed.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
-COMPRESSED = ".gz"
 PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
 STANDARD_INPUT = "-"
 PIECE = 2**16  # bytes that are read at once
@@ -119,7 +117,7 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     """The logs in a folder; its other files are named in a note."""
 
     def is_log(file: Path) -> bool:
-        return file.is_file() and Path(file.name.removesuffix(COMPRESSED)).suffix in SUFFIXES
+        return file.is_file() and Path(file.name.removesuffix(files.COMPRESSED)).suffix in SUFFIXES
 
     found = [file for file in sorted(path.iterdir()) if is_log(file) or is_event_file(file)]
     if not found:  # the newest checkpoint of Transformers holds the history of all
@@ -147,8 +145,7 @@ def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Log
         OSError: it cannot be read.
     """
     reader = LogReader(given)
-    opened = gzip.GzipFile(fileobj=file) if path.suffix == COMPRESSED else file
-    logs = _logs(path.name, _rows(reader, opened, path), bits)
+    logs = _logs(path.name, _rows(reader, files.unpacked(path, file), path), bits)
     if not logs.runs:
         raise RequestError(f"{path} {reader.fault()}")
     dropped = [f"{path.name}: left out {count} {reason}" for reason, count in reader.dropped.items()]

@@ -39,29 +39,38 @@ class Recording(NamedTuple):
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file begins with what a recorder writes first."""
+    """Whether a file, which gzip may have compressed, begins with what a recorder writes first."""
     try:
         if not path.is_file():
             return False
         with files.open_file(path) as file:
-            return HEADER in json.loads(file.readline(LONGEST_HEADER))
-    except (OSError, ValueError):
+            return HEADER in json.loads(files.unpacked(path, file).readline(LONGEST_HEADER))
+    except (OSError, EOFError, ValueError):
         return False
 
 
 def read_recording(path: Path) -> Recording:
     """Read a recording; of steps that a run took again after a restart the later ones count.
 
+    A line that is no JSON is left out.
+
     Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is no JSON.
+        OSError, EOFError: the file cannot be read.
+        ValueError: it is not UTF-8.
     """
     header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
     is_begun = False
-    for line in files.read_text(path).splitlines():
-        if not line.endswith("}"):  # the last one, which is being written
+    with files.open_file(path) as file:
+        content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
+    if len(content) > files.LARGEST_FILE:
+        raise OSError(f"larger than {files.LARGEST_FILE // files.MIB} MiB")
+    for line in content.decode().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last one, which is being written, or was when the run was killed
             continue
-        row = json.loads(line)
+        if not isinstance(row, dict) or not {HEADER, STEP} & row.keys():
+            continue
         if HEADER in row:
             header, is_begun = row, True
         elif row.keys() <= {STEP, LOSS}:

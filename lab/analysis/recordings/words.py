@@ -41,7 +41,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     """
     try:
         recording = read_recording(path)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a recording: {error}") from None
     name, every = path.name, recording.header.get("every", 1)
     begun = rises_before(recording, [event for event in events if event.kind == "spike"])
@@ -54,6 +54,9 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     told = [f"{name} step {spike.step}: {_origin(spike, of_spike, every)}" for spike, of_spike in begun.items()]
     lines = [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
     lines += [*told, *(f"{name}: {_reach(reach)}" for reach in coming)]
+    lines += [
+        f"{name}: {of} was not recorded, so its level is not watched" for of in levels if not recording.places(of)
+    ]
     if unknown:
         lines.append(f"{name}: no level known of {listed(unknown)}; --thresholds FILE gives levels")
     plain = {
@@ -103,10 +106,10 @@ def _next(rise: Rise) -> str:
 def _reach(reach: Reach) -> str:
     now = f"{_where(reach)} is {_short(reach.value)}"
     level = _short(reach.level)
-    if reach.step == reach.low == reach.high:
-        return f"{now}, beyond the level {level}"
     if math.isinf(reach.step):
         return f"{now}, and has no trend towards the level {level}"
+    if reach.step == reach.low == reach.high:
+        return f"{now}, beyond the level {level}"
     high = "never" if math.isinf(reach.high) else f"{reach.high:,.0f}"
     when = f"step {reach.step:,.0f} ({reach.low:,.0f} to {high})"
     return f"{now}; at its present trend it reaches the level {level} at {when}"

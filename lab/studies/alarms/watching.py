@@ -43,7 +43,7 @@ def find_alarms(
         f"{log.name}: no column {column}, so its level is not watched"
         for log in logs
         for column in levels
-        if column not in log.columns
+        if column not in log.columns and not is_recording(path)  # of which the report says it
     ]
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}

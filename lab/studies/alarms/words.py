@@ -14,11 +14,14 @@ from lab.analysis.events.levels import LEVEL
 from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import html
 from lab.analysis.text import format_value, listed
+from lab.core.windows import Numbers
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3
 # The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
 AT_PEAK, JUMP = 0.95, 1.5
+# A learning rate is constant once it was the same in more of the log's rows than it had before, or than so many.
+CONSTANT_ROWS = 20
 # Learning rates of two attempts at a step are the same within this share, since they may be written with few digits.
 SAME_RATE = 0.01
 # Where the norm is not finite, the loss still falls or not by the medians of so many rows at both ends.
@@ -122,12 +125,20 @@ def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]],
     if event.ending == "diverged" and log.note:
         return "the number format and the loss scale, since the gradient or the loss overflowed"
     peak = AT_PEAK * np.nanmax(lr_n, initial=-math.inf)
-    if lr_n[row] >= peak > np.nanmin(lr_n[: row + 1], initial=math.inf):
+    if lr_n[row] >= peak > np.nanmin(lr_n[: row + 1], initial=math.inf) and not _is_constant(lr_n[: row + 1]):
         return f"the learning rate, which is at its peak there, {format_value(lr_n[row])}"
     if cause == "not_batch":
         return f"the state of the run before step {event.step}, since another run takes these batches without a spike"
     replay = "" if cause else "; a second run of these steps, with --replay, tells data from chance"
     return f"the batches just before step {event.step}{replay}"
+
+
+def _is_constant(lr_n: Numbers) -> bool:
+    """Whether a learning rate has long been what it is in the last row, as after a warm-up without decay."""
+    known_m = lr_n[np.isfinite(lr_n)]
+    other = np.flatnonzero(~np.isclose(known_m, known_m[-1], rtol=1e-6, atol=0))
+    before = int(other[-1]) + 1 if len(other) else 0
+    return len(known_m) - before > min(before, CONSTANT_ROWS)
 
 
 # By the ending of a loss spike.
