@@ -15,7 +15,7 @@ import pytest
 
 from lab import main
 from lab.analysis.events import detect
-from lab.analysis.events.log_reader import LogReader, given_columns
+from lab.analysis.events.log_reader import LogReader, given_columns, usual_columns
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from lab.records import trackers
@@ -495,3 +495,9 @@ def test_event_files_without_tensorboard_say_what_to_install(
     said = output_of("watch", tmp_path, code=2)
     assert "pip install 'instability-lab[tensorboard]'" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["attention_entropy", "router_entropy", "attn/entropy"])
+def test_an_entropy_of_a_part_of_the_model_is_not_that_of_a_policy(name: str) -> None:
+    assert "entropy" not in usual_columns(["step", "loss", name], {})
+    assert usual_columns(["step", "loss", name, "policy/entropy"], {})["entropy"] == "policy/entropy"

@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -580,6 +580,23 @@ def test_what_collapses_or_explodes_in_reinforcement_learning_alarms_where_it_be
     (passing,) = detect(of_rewards(3, **{column: passing_n}))
     assert passing.ending == "recovered"
     assert f"recovered at step {passing.end}" in what_happened(run, passing)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(collapsing, "fall of the reward"), (np.zeros_like, "the reward is 0 in")]
+)
+def test_a_log_of_rewards_needs_no_loss(
+    change: Callable[[np.ndarray], np.ndarray], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = of_rewards(3).columns
+    rows = zip(STEPS, change(columns["reward"]), columns["kl"], strict=False)
+    text = "".join(f"step {step} mean_reward: {reward:.4f} approx_kl: {kl:.5f}\n" for step, reward, kl in rows)
+    (tmp_path / "rl.log").write_text(text)
+    code, out, _ = watched(capsys, str(tmp_path / "rl.log"))
+    assert (code, out.count("alarm in")) == (1, 1)
+    assert "no loss, of reinforcement learning, reward 'mean_reward', kl 'approx_kl'" in out
+    assert said in out
+    assert "loss, nats" not in (tmp_path / "rl.log.alarms" / "rl.log.html").read_text()
 
 
 def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost() -> None:

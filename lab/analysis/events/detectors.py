@@ -91,6 +91,11 @@ class Log(NamedTuple):
     went_back: WentBack | None = None
 
     @property
+    def has_loss(self) -> bool:
+        """Whether its loss is one, and not the reward of reinforcement learning in its place."""
+        return not np.array_equal(self.columns["loss"], self.columns.get("reward", np.empty(0)), equal_nan=True)
+
+    @property
     def is_of_rewards(self) -> bool:
         """Whether it is of reinforcement learning, where the loss says little and is in no unit."""
         return of_rewards(self.columns)
@@ -242,7 +247,7 @@ def constants(log: Log, first: int = 0) -> dict[str, float]:
     loss_n = log.columns["loss"][first:]
     earlier, later = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
     falls = float(np.median(earlier) - np.median(later)) > LEAST_RISE and not log.is_of_rewards
-    found = {"loss": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
+    found = {"loss" if log.has_loss else "reward": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
     for name in () if falls else ("grad_norm", "lr", "advantage"):
         known_n = log.columns[name][first:] if name in log.columns else np.ones(1)
         known_n = known_n[~np.isnan(known_n)]

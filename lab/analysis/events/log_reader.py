@@ -40,7 +40,8 @@ RARE = 5  # and one that occurs in so many times fewer than another is a summary
 # lines hold ``400/3000`` without a name.
 ENDING, SECOND, PART, LAST, PROGRESS_RANK = 100, 100, 200, 400, 500
 # Two of these measurements, or the first alone, are those of reinforcement learning.
-OF_REWARDS = ("reward", "kl", "entropy")
+REWARD = "reward"
+OF_REWARDS = (REWARD, "kl", "entropy")
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
@@ -167,6 +168,8 @@ def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, s
             fits = [(0, 0, name) for name in names if given[column] in (name, plain_name(name))]
         if fits:
             found[column] = min(fits)[2]
+    if LOSS not in found and REWARD in found:
+        found[LOSS] = found[REWARD]  # rows of reinforcement learning need no loss
     has_experts = "router_balance" in found or plain_name(found.get(LOSS, "")) == "lm_loss"
     is_open = "router_z" not in found and "log_z_square" not in given
     if has_experts and is_open and found.get("log_z_square") == "z_loss":
@@ -184,6 +187,8 @@ def described(columns: Mapping[str, str], unit: str = "nats") -> str:
     """Which names were taken for the loss and other measurements, and in which unit the loss is."""
     others = [f"{column} '{columns[column]}'" for column in ("grad_norm", "lr", *OF_REWARDS) if column in columns]
     units = f" in {unit}" if unit == "nats" else f" in {unit}, converted to nats"
+    if columns[LOSS] == columns.get(REWARD):
+        return ", ".join(["no loss, of reinforcement learning", *others])
     if of_rewards(columns):
         units = " of reinforcement learning, judged only where it is not finite"
     return ", ".join([f"loss '{columns[LOSS]}'{units}", *others])
@@ -440,7 +445,7 @@ class LogReader:
             return []
         steps = self._candidates(STEP, self._counts)
         beside = {name for _, fields in self.waiting for name in fields if any(step in fields for step in steps)}
-        losses = self._losses(beside)
+        losses = self._losses(beside) or self._candidates(REWARD, bool)
         steps = self._candidates(STEP, self._counts)  # again, since lines of held-out losses may be known now
         if not losses or any(column not in usual_columns(self.names, self.given) for column in self.given):
             return []

@@ -73,6 +73,8 @@ def event_figure(log: Log, event: Event) -> Sheet:
             columns.setdefault(column_of(kind), LABELS[kind]["axis"])
     if log.is_of_rewards:
         columns["loss"] = "loss"
+    if not log.has_loss:
+        columns.pop("loss", None)
     if event.kind == "parting":
         columns = {"loss": columns["loss"], **HELD_OUT_LABELS}
     row = int(np.flatnonzero(log.step_n == event.step)[0])
