@@ -966,6 +966,10 @@ def test_a_model_that_draws_at_random_is_refused_even_where_it_makes_no_differen
         ("class Mine:\n    def __init__(self, vocab_size): pass", "builds Mine, not a torch.nn.Module (mine.py:1)"),
         ("def Mine(vocab_size):\n    yield", "builds generator, not a torch.nn.Module (mine.py:1)"),
         ("from torch import nn\ndef Mine(vocab_size):\n    return nn.Identity()", "has no parameters (mine.py:2)"),
+        (
+            "from torch import nn\ndef Mine(vocab_size):\n    return nn.Embedding(vocab_size, vocab_size).bfloat16()",
+            "has weight in torch.bfloat16: keep weights in float32",
+        ),
         ("Mine = 3", "Mine is no function or class"),
         ("from torch import nn\nMine = nn.Linear(2, 2)", "Mine takes no vocabulary"),
     ],

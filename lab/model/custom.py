@@ -206,6 +206,8 @@ def _check_single_run(make: Build, tokens_bt: Tensor, vocabulary: int) -> str | 
         return "has no parameters"
     if frozen := [name for name, weight in weights.items() if not weight.requires_grad]:
         return f"has a parameter that is not trained: make {frozen[0]} a buffer"
+    if half := [name for name, weight in weights.items() if weight.dtype in (torch.float16, torch.bfloat16)]:
+        return f"has {half[0]} in {weights[half[0]].dtype}: keep weights in float32, since precision= rounds products"
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if name := _first_difference(before, dict(build_from_seed(make, 1).named_buffers())):
         return f"has a buffer that depends on the seed: make {name} a parameter"
