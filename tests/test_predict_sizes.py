@@ -14,6 +14,7 @@ import pytest
 from lab.__main__ import main
 from lab.analysis import forecast, from_frame
 from lab.analysis.forecast import at_size, optimum, sizes
+from lab.analysis.forecast.fits import with_ends
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT
 from lab.analysis.sensitivity import WINDOW, Study, Window
 from lab.analysis.text import LEARNING_RATE
@@ -156,6 +157,13 @@ def test_a_table_of_one_size_is_led_to_what_public_runs_do() -> None:
     records = from_frame(table(which=SIZES[:1]), initial_loss=9).records
     with pytest.raises(RequestError, match=r"lab stress --params 7B lr=0.002 qk_norm=no"):
         at_size.forecasts_at(records, 7e9, 2e-3)
+
+
+def test_a_forecast_that_may_lie_anywhere_is_not_told() -> None:
+    assert with_ends(0.0041, 0.0011, 0.015, digits=2) == "0.0041 (0.0011 to 0.015)"
+    assert with_ends(1.0, 1.1e-3, 1e3, digits=2) == "1 (0.0011 to 1e+03)"
+    assert with_ends(1.0, 0.9e-3, 1e3, digits=2) == "cannot tell"
+    assert with_ends(1.234, math.nan, math.nan, digits=3) == "1.23"
 
 
 def test_one_seed_has_an_interval_over_sizes_alone() -> None:

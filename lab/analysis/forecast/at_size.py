@@ -15,7 +15,7 @@ import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.optimum as optimum
 import lab.analysis.forecast.sizes as sizes
 from lab.analysis.curves import points
-from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text
+from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, with_ends
 from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
@@ -169,7 +169,8 @@ def lines_of(
     if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
         sentence = (
             "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "
-            f"rate of {_with_ends(public)}. The forecast above holds for the tokens and the steps of this folder."
+            f"rate of {with_ends(*public, digits=3)}. The forecast above holds for the tokens and the steps of this "
+            "folder."
         )
         lines += ["", *textwrap.wrap(sentence, line_length)]
     if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
@@ -194,7 +195,7 @@ def _foretells_failing(row: AtSize) -> bool:
 def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
     texts = {"arm": row.arm}
     if not math.isnan(row.value.middle):
-        texts["value"] = _with_ends(row.value)
+        texts["value"] = with_ends(*row.value, digits=3)
     if not math.isnan(row.limit):
         texts["limit"] = f"{row.limit:.3g}"
         if not math.isnan(row.decades_left.middle):
@@ -205,11 +206,6 @@ def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
     if row.quantity == sizes.LR and lr:
         texts["yours over it, decades"] = f"{math.log10(lr / row.value.middle):+.2f}"
     return texts
-
-
-def _with_ends(value: Crossing) -> str:
-    ends = f" ({value.earliest:.3g} to {value.latest:.3g})" if math.isfinite(value.earliest) else ""
-    return f"{value.middle:.3g}{ends}"
 
 
 def plain(found: list[AtSize], size: float, lr: float | None, public: Crossing = UNKNOWN) -> list[dict[str, Any]]:

@@ -62,6 +62,7 @@ def calibrate(values: Iterable[float], unstable: Iterable[bool]) -> Threshold | 
 
 ABOUT: Mapping[str, str] = shipped.load(Path(__file__).with_name("about.yaml"))  # what tables mean, by their subject
 PREDICTION_LEVEL = 0.95
+WIDEST = 1e6  # a forecast whose ends are this factor apart tells nothing
 # Crossings are searched up to this many times the largest size.
 REACH = 1000
 SEARCHED_SIZES = 500
@@ -245,6 +246,14 @@ def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: floa
 
     middle, *ends = map(bounded, crossing)
     return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
+
+
+def with_ends(middle: float, low: float, high: float, *, digits: int) -> str:
+    """``0.0041 (0.0011 to 0.015)``, or ``cannot tell`` where the ends are more than ``WIDEST`` apart."""
+    if high > WIDEST * low:
+        return "cannot tell"
+    ends = f" ({low:.{digits}g} to {high:.{digits}g})" if math.isfinite(low) else ""
+    return f"{middle:.{digits}g}{ends}"
 
 
 def beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:

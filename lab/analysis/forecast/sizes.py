@@ -15,7 +15,7 @@ import pandas as pd
 import lab.analysis.forecast.fits as fits
 import lab.analysis.forecast.optimum as optimum
 from lab.analysis.curves import named_axis, points
-from lab.analysis.forecast.fits import Line, slope_text
+from lab.analysis.forecast.fits import Line, slope_text, with_ends
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
 from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text
@@ -179,7 +179,7 @@ def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, s
     for multiple in MULTIPLES:
         middle, low, high = (10 ** float(end) for end in line.predict(multiple * own))
         name = f"{count(multiple * largest)} ({multiple}x)" if largest else f"{multiple}x"
-        row[name] = f"{middle:.2g} ({low:.2g} to {high:.2g})"
+        row[name] = with_ends(middle, low, high, digits=2)
     return row
 
 
