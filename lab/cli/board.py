@@ -108,8 +108,7 @@ def _fix_families(folder: Path, tables: Tables) -> None:
     if new:
         path = folder / FAMILIES
         earlier = [pd.read_csv(path)] if path.is_file() else []
-        table = pd.concat([*earlier, families_table(new)])
-        files.write_text(path, table.to_csv(index=False, lineterminator="\n"))
+        files.write_csv(path, pd.concat([*earlier, families_table(new)]))
 
 
 def _tried(folder: Path) -> set[tuple[str, str]]:

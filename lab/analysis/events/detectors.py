@@ -204,16 +204,14 @@ def _is_large(kind: str, value_n: Numbers, span: Span) -> bool:
 def _slow_fall(reward_n: Numbers) -> Iterator[Span]:
     """A reward that falls too slowly for its trend: medians over ``DRIFT_ROWS`` stay below half of the largest."""
     known_n = np.flatnonzero(np.isfinite(reward_n))
-    if len(known_n) < 2 * DRIFT_ROWS:
-        return
-    median_n = np.median(sliding_window_view(reward_n[known_n], DRIFT_ROWS), axis=1)
-    best_n = np.maximum.accumulate(median_n)
-    noise = NORMAL * float(np.median(np.abs(np.diff(reward_n[known_n]))))
-    for span in _runs(median_n < best_n - np.maximum(np.abs(best_n) / 2, SLOW_NOISE * noise), best_n):
-        if span.last - span.first >= DRIFT_ROWS:
-            last = int(known_n[span.last + DRIFT_ROWS - 1])
-            ending = "stuck" if span.last == len(median_n) - 1 else "recovered"
-            yield Span(int(known_n[span.first + DRIFT_ROWS - 1]), last, span.usual, ending, last)
+
+    def below(median_n: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+        best_n = np.maximum.accumulate(median_n)
+        noise = NORMAL * float(np.median(np.abs(np.diff(reward_n[known_n]))))
+        return median_n < best_n - np.maximum(np.abs(best_n) / 2, SLOW_NOISE * noise), best_n
+
+    for span in _lasting_medians(reward_n, below):
+        yield span._replace(ending="stuck" if span.last == known_n[-1] else "recovered", end=span.last)
 
 
 def _without_loss(span: Span) -> Span:
@@ -335,14 +333,29 @@ def lasting_overflow(norm_n: Numbers) -> Iterator[Span]:
 
 def norm_drift(norm_n: Numbers) -> Iterator[Span]:
     """A gradient norm that grows slowly: its median over ``DRIFT_ROWS`` stays above ``DRIFT`` times the smallest."""
-    known_n = np.flatnonzero(np.isfinite(norm_n))
+
+    def above(median_n: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
+        least_n = np.minimum.accumulate(median_n)
+        return median_n > DRIFT * least_n, least_n
+
+    yield from _lasting_medians(norm_n, above)
+
+
+def _lasting_medians(
+    value_n: Numbers, beyond: Callable[[Numbers], tuple[NDArray[np.bool_], Numbers]]
+) -> Iterator[Span]:
+    """Where medians over ``DRIFT_ROWS`` finite rows stay beyond the usual one for as many rows again.
+
+    ``beyond`` says of the medians which of them are, and what is usual at each.
+    """
+    known_n = np.flatnonzero(np.isfinite(value_n))
     if len(known_n) < 2 * DRIFT_ROWS:
         return
-    median_n = np.median(sliding_window_view(norm_n[known_n], DRIFT_ROWS), axis=1)
-    least_n = np.minimum.accumulate(median_n)
-    for span in _runs(median_n > DRIFT * least_n, least_n):
+    median_n = np.median(sliding_window_view(value_n[known_n], DRIFT_ROWS), axis=1)
+    for span in _runs(*beyond(median_n)):
         if span.last - span.first >= DRIFT_ROWS:
-            yield Span(int(known_n[span.first + DRIFT_ROWS - 1]), int(known_n[span.last + DRIFT_ROWS - 1]), span.usual)
+            first, last = (int(known_n[row + DRIFT_ROWS - 1]) for row in (span.first, span.last))
+            yield Span(first, last, span.usual)
 
 
 def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
