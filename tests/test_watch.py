@@ -610,6 +610,15 @@ def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost()
     assert detect(hardly) == []
 
 
+@pytest.mark.parametrize(("returns", "ending"), [(0.0, "stuck"), (0.004, "recovered")])
+def test_a_slow_fall_of_the_reward_lasts_to_the_end_or_until_it_has_come_back(returns: float, ending: str) -> None:
+    noise_n = np.random.default_rng(3).normal(0, 0.03, 300)
+    reward_n = 0.6 + noise_n - 0.004 * np.clip(ROWS - 60, 0, 120) + returns * np.maximum(ROWS - 230, 0)
+    (event,) = detect(of_rewards(1, reward=reward_n))
+    assert (event.kind, event.ending) == ("reward_fall", ending)
+    assert (event.end == 299) == (ending == "stuck")
+
+
 @pytest.mark.parametrize(
     ("column", "usual", "small", "large"),
     [("reward", 10.0, 8.5, 7.0), ("entropy", 1.0, 0.6, 0.4), ("kl", 1.0, 1.7, 2.5), ("grad_norm", 1.0, 1.7, 2.5)],

@@ -14,13 +14,13 @@ import scipy.special
 from lab.analysis.sensitivity import LOST, Study, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of
 from lab.analysis.text import count, number, shortened
+from lab.core.windows import NORMAL
 from lab.records.run_table import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
 from lab.records.store import TABLE
 
 POWER = 0.8
 MOST_REPEATS = 10  # of a baseline and of a change, that anybody would train to tell them apart
 FEWEST_NEIGHBOURS = 3  # differences of trials from which their spread is taken
-NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal number
 MOST_NAMED = 3  # arms in which a kind of change broke
 MOST_ROWS = 40  # changes that a terminal lists one by one
 BEYOND, WITHIN = "beyond the noise", "within the noise"
@@ -87,7 +87,7 @@ def noise_of_neighbours(differences: Sequence[float]) -> Noise | None:
     median = float(np.median(np.abs(differences))) if len(differences) >= FEWEST_NEIGHBOURS else 0.0
     if not median:
         return None
-    return Noise(median / NORMAL_MEDIAN / math.sqrt(2), len(differences), is_repeated=False)
+    return Noise(NORMAL * median / math.sqrt(2), len(differences), is_repeated=False)
 
 
 def single_changes(study: Study) -> pd.DataFrame:
