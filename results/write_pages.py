@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import public_limits
 import transfer
 from lab.analysis.judging.rules import effect_text
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
+from lab.analysis.text import markdown_table
 from lab.core import files, shipped
 from lab.records import store
 from lab.report import ruled, scoreboard
@@ -121,7 +122,7 @@ def _public_tables() -> tuple[str, str]:
     shares = ["inside", "costly among clear", "best among beyond"]
     shown = scores.round(3).astype({"curves": int})
     shown[shares] = (100 * shown[shares]).round().astype(int).astype(str) + " %"
-    return f"{ruled.markdown(ruled.table(rows))}\n\n{ruled.tally(rows)}", ruled.markdown(shown)
+    return f"{markdown_table(ruled.table(rows))}\n\n{ruled.tally(rows)}", markdown_table(shown)
 
 
 def public_effects() -> dict[str, str]:
@@ -212,7 +213,7 @@ def published_runs() -> Iterator[str]:
         for row in page.rows
         if row.risk.limit == "failing_lr"
     ]
-    yield _markdown(rows)
+    yield markdown_table(pd.DataFrame(rows)) + "\n"
     for name, page in asked.items():
         run, size, *others = runs[name], *runs[name]["numbers"]
         yield f"## {name}\n"
@@ -220,13 +221,7 @@ def published_runs() -> Iterator[str]:
         yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
         yield "\n".join([*(f"- {remark}" for remark in page.remarks()), ""])
         yield page.headline() + "\n"
-        yield _markdown(page.table.to_dict("records"))
-
-
-def _markdown(rows: Sequence[Mapping[Any, str]]) -> str:
-    """A table in Markdown."""
-    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+        yield markdown_table(page.table) + "\n"
 
 
 CARDS = """# The cards of the published recipes

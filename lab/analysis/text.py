@@ -142,6 +142,12 @@ def plain_text(table: pd.DataFrame) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def markdown_table(table: pd.DataFrame) -> str:
+    """A table in Markdown; its cells stand in it as they are."""
+    cells = [list(map(str, table)), ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
 def to_json(content: Any) -> str:
     """Plain values, lists and mappings as JSON; a number that is not finite is null."""
     return json.dumps(_finite(content), indent=1, allow_nan=False, ensure_ascii=False)

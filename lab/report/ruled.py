@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.judging.rules import WORDS, Judged, effect_text, judge
 from lab.analysis.judging.verdicts import committed
 from lab.analysis.rendering import html
-from lab.analysis.text import finite, plain_text, to_json
+from lab.analysis.text import finite, markdown_table, plain_text, to_json
 from lab.report.scoreboard import EFFECT
 from lab.studies.claims import CLAIMS, RULED
 
@@ -64,18 +64,12 @@ def render(source: str, style: str) -> str:
     if style == "--json":
         return to_json([_plain(row) for row in rows])
     if style == "--markdown":
-        return markdown(found)
+        return markdown_table(found)
     if style == "--html":
         body = [html.bullets([tally(rows)]), html.table(found, prose=("claim", OWN), sorts=True, kind="verdict")]
         return html.document(f"Claims on {source}", body)
     found[OWN] = found[OWN].str.rpartition(": ")[2]
     return "\n".join([*plain_text(found), "", tally(rows)])
-
-
-def markdown(found: pd.DataFrame) -> str:
-    """A table in Markdown."""
-    lines: list[list[str]] = [list(map(str, found)), ["---"] * found.shape[1], *found.astype(str).to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def tally(rows: list[Judged]) -> str:

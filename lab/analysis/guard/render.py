@@ -15,7 +15,7 @@ from lab.analysis.guard.compare import CANNOT_JUDGE, DRIFT, OK, REGRESSION, UNCL
 from lab.analysis.guard.quantities import STEPS, TENFOLD
 from lab.analysis.sensitivity import WINDOW
 from lab.analysis.statistics import DIFFERENCE_LEVEL
-from lab.analysis.text import count, format_value, json_rows, plain_text
+from lab.analysis.text import count, format_value, json_rows, markdown_table, plain_text
 from lab.core.printing import printable
 
 MEANING = {
@@ -117,9 +117,7 @@ def as_json(check: Comparison) -> str:
 
 def markdown(check: Comparison) -> str:
     """The comparison as Markdown, for the summary of a step on GitHub."""
-    head = list(map(str, table(check)))
-    rows: list[list[str]] = [head, ["---"] * len(head), *table(check).to_numpy().tolist()]
-    cells = [f"| {' | '.join(_literal(cell) for cell in row)} |" for row in rows] if check.changes else []
+    cells = [markdown_table(table(check).rename(columns=_literal).map(_literal))] if check.changes else []
     lists = [f"- {_literal(line)}" for line in (*check.reasons, *check.removed, *moved(check), *check.remarks)]
     subject = f"{_literal(check.folder)} against {_literal(check.baseline)}"
     return "\n".join([f"## {headline(check)}", "", subject, "", *cells, *[""] * bool(cells), *lists]).rstrip() + "\n"
