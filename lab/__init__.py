@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.__main__ import main as main
+    from lab.analysis.stress.battery import add_stress_tests as add_stress_tests
     from lab.cli.in_python import numbers as numbers
     from lab.cli.in_python import stress as stress
     from lab.cli.in_python import sweep as sweep
@@ -38,7 +39,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.model.parametrization import Standard as Standard
     from lab.optim.links import Link as Link
     from lab.recording.recorder import record as record
-    from lab.studies.stress.battery import add_stress_tests as add_stress_tests
     from lab.training.config import RunConfig as RunConfig
     from lab.training.config import run_config as run_config
     from lab.training.fleet import Fleet as Fleet
@@ -57,7 +57,7 @@ _MODULES = {
     "lab.model.parametrization": ("Factors", "Standard"),
     "lab.optim.links": ("Link",),
     "lab.recording.recorder": ("record",),
-    "lab.studies.stress.battery": ("add_stress_tests",),
+    "lab.analysis.stress.battery": ("add_stress_tests",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),
 }

@@ -63,7 +63,7 @@ class Trained:
     @cached_property
     def checked(self) -> Comparison:
         """The comparison of ``lab check``."""
-        from lab.studies.stress import guard
+        from lab.features.stress import guard
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")

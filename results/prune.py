@@ -35,6 +35,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.analysis.batch_sizes import noise_sums
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets
@@ -42,12 +43,11 @@ from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
 from lab.analysis.sensitivity import judge
 from lab.core import files
+from lab.features.predict.advice import PROBE as NOISE
 from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from lab.studies.architecture.figures import begins_unusually
-from lab.studies.batch_size.advice import PROBE as NOISE
-from lab.studies.batch_size.measures import noise_sums
 from lab.studies.precision.effects import FIRST, LAST, has_loss_scales
 from lab.studies.spikes import own_spikes
 from lab.studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes

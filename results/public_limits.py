@@ -17,7 +17,7 @@ import pandas as pd
 from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
 from lab.analysis.forecast.fits import Crossing
 from lab.analysis.text import count
-from lab.studies.numbers.limits import PUBLIC_RUNS, Limit
+from lab.features.numbers.limits import PUBLIC_RUNS, Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of

@@ -16,14 +16,14 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.curves import load, points
-from lab.analysis.forecast.sizes import make_forecast
 from lab.analysis.sensitivity import judge
+from lab.analysis.stress.battery import Battery, Spread
+from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.core import shipped
-from lab.studies.stress.battery import Battery, Spread
-from lab.studies.stress.lines import NOT_JUDGED, lines_of
-from lab.studies.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
-from lab.studies.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values
-from lab.studies.stress.sizes import FAILING, TOLERANCE, values_by_size
+from lab.features.predict.sizes import make_forecast
+from lab.features.stress.lines import NOT_JUDGED, lines_of
+from lab.features.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values
+from lab.features.stress.sizes import FAILING, TOLERANCE, values_by_size
 
 UNSTABLE = "unstable"
 SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr", "weight_decay", "leaderboard_sizes")

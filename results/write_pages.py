@@ -20,26 +20,26 @@ import transfer
 from lab.analysis.judging.rules import effect_text
 from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
+from lab.analysis.stress.battery import SPREADS, Battery, Spread, read_battery
+from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
+from lab.features.board.matrix import read_matrix
+from lab.features.board.text import headline
+from lab.features.numbers.limits import FILE as LIMITS
+from lab.features.numbers.limits import PUBLIC
+from lab.features.numbers.numbers import read_numbers
+from lab.features.numbers.page import NumbersPage, factors_text, limit_text, yours
+from lab.features.stress.card import card_of
+from lab.features.stress.lines import strips
+from lab.features.stress.reference import FILE as REFERENCE
+from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
+from lab.features.stress.sizes import SCORES
 from lab.records import store
 from lab.report import ruled, scoreboard
 from lab.report.scoreboard import ScoreboardRow
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.matrix import read_matrix
-from lab.studies.leaderboard.text import headline
-from lab.studies.numbers.limits import FILE as LIMITS
-from lab.studies.numbers.limits import PUBLIC
-from lab.studies.numbers.numbers import read_numbers
-from lab.studies.numbers.page import NumbersPage, factors_text, limit_text, yours
 from lab.studies.real_runs.claims import STEP
-from lab.studies.stress.battery import SPREADS, Battery, Spread, read_battery
-from lab.studies.stress.card import card_of
-from lab.studies.stress.lines import strips
-from lab.studies.stress.measures import Outcomes
-from lab.studies.stress.reference import FILE as REFERENCE
-from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes
-from lab.studies.stress.sizes import SCORES
 from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import planted
-from lab.studies.leaderboard.failures import (
+from lab.features.board.failures import (
     AT_EASE,
     CELLS,
     CURVE,

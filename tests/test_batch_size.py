@@ -13,10 +13,10 @@ import pytest
 
 import planted_claims
 from lab.analysis import Records
+from lab.analysis.batch_fits import exponent, learning_rate_curve, steps_curve
+from lab.analysis.batch_sizes import TunedSteps
 from lab.analysis.statistics import share_interval
-from lab.studies.batch_size.advice import advise
-from lab.studies.batch_size.estimates import exponent, learning_rate_curve, steps_curve
-from lab.studies.batch_size.measures import TunedSteps
+from lab.features.predict.advice import advise
 from lab.studies.figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of

@@ -9,9 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.analysis import Records
-from lab.studies.batch_size import measures
-from lab.studies.batch_size.measures import (
-    budget_pairs,
+from lab.analysis.batch_sizes import (
     crossing,
     crossings,
     mean_noise_scale,
@@ -20,6 +18,8 @@ from lab.studies.batch_size.measures import (
     tune,
     tuned_steps,
 )
+from lab.studies.batch_size import measures
+from lab.studies.batch_size.measures import budget_pairs
 from planted import BIGRAM, card
 from planted import records_of as records
 

@@ -20,8 +20,9 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
-from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
+from lab.analysis.stress.arms import arm_cards, left_out
+from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.cli import board as cli_board
 from lab.cli.board import _composed
 from lab.cli.recipe import reason_of_card
@@ -29,12 +30,8 @@ from lab.cli.request import read_request
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
-from lab.records import store
-from lab.report import build
-from lab.report.build import make_report
-from lab.studies.leaderboard import matrix as board
-from lab.studies.leaderboard.arms import arm_cards, left_out
-from lab.studies.leaderboard.failures import (
+from lab.features.board import matrix as board
+from lab.features.board.failures import (
     AT_EASE,
     CELLS,
     CURVE,
@@ -53,7 +50,7 @@ from lab.studies.leaderboard.failures import (
     read_families,
     settings,
 )
-from lab.studies.leaderboard.matrix import (
+from lab.features.board.matrix import (
     INCOMPLETE,
     NEVER_ENGAGED,
     NOT_TESTED,
@@ -64,9 +61,12 @@ from lab.studies.leaderboard.matrix import (
     passes_screening,
     read_matrix,
 )
-from lab.studies.leaderboard.page import board_figure, board_page
-from lab.studies.leaderboard.public_runs import Broken, broken_public_runs
-from lab.studies.leaderboard.text import alike, as_csv, headline, lines, prices, unconfirmed
+from lab.features.board.page import board_figure, board_page
+from lab.features.board.public_runs import Broken, broken_public_runs
+from lab.features.board.text import alike, as_csv, headline, lines, prices, unconfirmed
+from lab.records import store
+from lab.report import build
+from lab.report.build import make_report
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))

@@ -21,10 +21,9 @@ import planted
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
 from lab.analysis.guard.compare import Change
+from lab.analysis.stress.battery import Spread, read_battery
 from lab.core.errors import RequestError
-from lab.records import store
-from lab.studies.stress.battery import Spread, read_battery
-from lab.studies.stress.guard import (
+from lab.features.stress.guard import (
     BEST_LOSS,
     TEN_TIMES,
     CardBaseline,
@@ -33,6 +32,7 @@ from lab.studies.stress.guard import (
     read_card,
     smallest_change,
 )
+from lab.records import store
 from planted import BOTH, OFF_LABEL, ON_LABEL, card, card_folder, write
 
 cards = partial(planted.cards, widths=(32,))

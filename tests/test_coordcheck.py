@@ -16,8 +16,8 @@ from lab.analysis.rendering import layout
 from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.core.roles import Role
+from lab.features import coordcheck
 from lab.model.parametrization import Factors, MuPIntermediate
-from lab.sweeping import coordinate_check
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 
@@ -34,8 +34,8 @@ def lab(*words: str) -> int:
     return main(["coordcheck", *words])
 
 
-def checked(*words: str) -> coordinate_check.CoordinateCheck:
-    return coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, *words]))
+def checked(*words: str) -> coordcheck.CoordinateCheck:
+    return coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *SMALL, *words]))
 
 
 @pytest.mark.slow
@@ -71,14 +71,14 @@ def test_a_forgotten_learning_rate_shows(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(PARAMETRIZATIONS._entries, "mup_intermediate", Forgetful)
     check = checked("parametrization=mup_intermediate")
     assert not check.passed
-    judged = coordinate_check.slopes(check.changes)
+    judged = coordcheck.slopes(check.changes)
     assert "logits" in set(judged.loc[~judged["holds"], "coordinate"])
 
 
 def test_a_change_is_that_of_what_reaches_the_hook_points() -> None:
-    points = launch.compose_points([*coordinate_check.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
+    points = launch.compose_points([*coordcheck.DEFAULTS, *SMALL, "model.width=32", "seed=0", "steps=1"])
     (config,) = (run_config(tree) for tree in points)
-    rows = {row["coordinate"]: row["change"] for row in coordinate_check.changes([config])}
+    rows = {row["coordinate"]: row["change"] for row in coordcheck.changes([config])}
     fleet = Fleet([config])
     tokens_rbt = fleet.evaluation.held_out_nt[:8, :-1].expand(1, -1, -1)
 
@@ -122,28 +122,28 @@ def test_depth_fails_by_the_last_block_unless_branches_are_scaled(capsys: pytest
     assert said[0].endswith("slope in depth")
     assert "last_block.block_output" in said[-1]
     assert set(pd.read_csv("runs/coordcheck/coordcheck.csv")["depth"]) == {2, 8}
-    check = coordinate_check.check_coordinates(
-        launch.compose_points([*coordinate_check.DEFAULTS, *DEPTHS, "intervention=[depth_scaling]"])
+    check = coordcheck.check_coordinates(
+        launch.compose_points([*coordcheck.DEFAULTS, *DEPTHS, "intervention=[depth_scaling]"])
     )
     assert check.checked == "standard with depth_scaling"
-    slopes = [coordinate_check.slopes(pd.read_csv("runs/coordcheck/coordcheck.csv")), check.slopes]
+    slopes = [coordcheck.slopes(pd.read_csv("runs/coordcheck/coordcheck.csv")), check.slopes]
     alone, scaled = (each.set_index("coordinate")["slope"]["last_block.block_output"] for each in slopes)
     assert scaled.high < 0.5 < 0.8 < alone.low
 
 
 def test_the_whole_interval_of_a_power_lies_below_the_bound() -> None:
-    (row,) = coordinate_check.slopes(planted(0.1, 0.01)).itertuples()
+    (row,) = coordcheck.slopes(planted(0.1, 0.01)).itertuples()
     assert row.slope.mean == pytest.approx(0.1)
     assert row.holds
-    assert not coordinate_check.slopes(planted(0.5, 0.01))["holds"].any()
-    assert not coordinate_check.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
-    assert coordinate_check.slopes(planted(-1.0, 0.1))["holds"].all()
+    assert not coordcheck.slopes(planted(0.5, 0.01))["holds"].any()
+    assert not coordcheck.slopes(planted(0.1, 0.5))["holds"].any()  # nobody can tell
+    assert coordcheck.slopes(planted(-1.0, 0.1))["holds"].all()
 
 
 @pytest.mark.parametrize("broken", [np.nan, 0.0])
 def test_a_change_that_is_no_number_or_none_does_not_hold(broken: float) -> None:
     changes = planted(0.0, 0.01)
     changes.loc[changes["seed"].eq(1) & changes["width"].eq(128), "change"] = broken
-    assert not coordinate_check.slopes(changes)["holds"].any()
-    assert list(coordinate_check.lines(changes))[-1].endswith("GROW")
-    layout.svg(coordinate_check.figure(changes), "broken")
+    assert not coordcheck.slopes(changes)["holds"].any()
+    assert list(coordcheck.lines(changes))[-1].endswith("GROW")
+    layout.svg(coordcheck.figure(changes), "broken")

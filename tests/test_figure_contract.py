@@ -20,14 +20,14 @@ from drawn_texts import complaints
 from lab.__main__ import main
 from lab.analysis import Records, judge, load, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
 from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW
 from lab.analysis.statistics import student_t
+from lab.features.coordcheck import figure as coordinate_growth
+from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.report.build import first_figures
 from lab.studies.figures import FIGURES
-from lab.sweeping.coordinate_check import figure as coordinate_growth
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))

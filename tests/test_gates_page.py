@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from lab import main
-from lab.studies.stress.pair import card_pair
+from lab.features.stress.pair import card_pair
 from test_stress import card, planted, valley
 
 HOME = Path(__file__).parents[1]

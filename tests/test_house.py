@@ -16,6 +16,7 @@ import pytest
 HOME = Path(__file__).parents[1]
 TRAINING_PARTS = {"core", "records", "data", "model", "interventions", "optim", "probes", "responses"}
 BELOW_SWEEP = {*TRAINING_PARTS, "training", "analysis", "studies", "report"}
+BELOW_FEATURES = {*BELOW_SWEEP, "sweeping"}
 # What a package may import besides itself.  Every module may import `lab`, which imports nothing.
 PACKAGES: dict[str, set[str]] = {
     "lab": set(),
@@ -30,23 +31,26 @@ PACKAGES: dict[str, set[str]] = {
     "recording": {"core", "model", "probes"},
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
-    "studies": {"core", "records", "analysis"},
+    "studies": {"core", "records", "analysis", "features"},
     "report": {"core", "records", "analysis", "studies"},
     "sweeping": BELOW_SWEEP,
-    "cli": {*BELOW_SWEEP, "sweeping"},
+    "features": BELOW_FEATURES,
+    "notebook": {*BELOW_FEATURES, "features"},
+    "cli": {*BELOW_FEATURES, "features"},
     "hydra_plugins": {"core", "sweeping", "cli"},
-    "pytest_plugin": {"core", "records", "analysis", "studies", "sweeping"},
+    "pytest_plugin": {*BELOW_FEATURES, "features"},
     "__main__": {"core", "sweeping", "cli"},
 }
 # Inside `lab.analysis`: a module or package imports from lower lines only.
 ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
-    {"curves", "logit_rounding", "rendering"},
+    {"curves", "logit_rounding", "rendering", "batch_fits"},
     {"sensitivity", "grouping"},
-    {"drawing", "events"},
-    {"forecast", "judging", "guard", "recordings"},
+    {"drawing", "events", "batch_sizes"},
+    {"forecast", "judging", "guard", "recordings", "stress"},
     {"contrasts", "changes"},
 ]
+TRAINS = {"lab.features.coordcheck"}  # features that need torch
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
@@ -174,7 +178,8 @@ def test_a_planted_circle_is_found() -> None:
 
 
 def test_analysis_needs_neither_torch_nor_hydra() -> None:
-    modules = [module for module in MODULES if package(module) in ("analysis", "studies", "report")]
+    read_records = ("analysis", "studies", "report", "features")
+    modules = [module for module in MODULES if package(module) in read_records and module not in TRAINS]
     code = f"import {', '.join(modules)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME, check=False).returncode == 0
 
@@ -231,7 +236,12 @@ def test_modules_say_in_their_first_line_what_they_are_for() -> None:
 
 
 def test_few_modules_stand_outside_the_packages() -> None:
-    assert {path.name for path in (HOME / "lab").glob("*.py")} == {"__init__.py", "__main__.py", "pytest_plugin.py"}
+    assert {path.name for path in (HOME / "lab").glob("*.py")} == {
+        "__init__.py",
+        "__main__.py",
+        "notebook.py",
+        "pytest_plugin.py",
+    }
 
 
 def test_no_name_is_both_a_module_and_something_in_it() -> None:

@@ -20,10 +20,10 @@ from lab.__main__ import main
 from lab.analysis.forecast.brackets import PowerLaw
 from lab.analysis.forecast.fits import Crossing
 from lab.core.errors import RequestError
-from lab.studies.numbers import limits, numbers
-from lab.studies.numbers.limits import Limit, read_limits
-from lab.studies.numbers.numbers import Row, read_numbers, risks, rows
-from lab.studies.numbers.page import NumbersPage, limit_text, yours
+from lab.features.numbers import limits, numbers
+from lab.features.numbers.limits import Limit, read_limits
+from lab.features.numbers.numbers import Row, read_numbers, risks, rows
+from lab.features.numbers.page import NumbersPage, limit_text, yours
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "your_numbers.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = {"adamw": (0.0, 0.0), "lion": (-1.0, 0.1), "muon": (0.301, 0.1)}
     falling = Limit("planted", "AdamW", 7, (2e4, 4e8), (400, 400), tried=(1e-3, 1.0), law=law, offsets=offsets)
     known = {**read_limits(), "failing_lr": falling}
-    monkeypatch.setattr("lab.studies.numbers.numbers.read_limits", lambda: known)
+    monkeypatch.setattr("lab.features.numbers.numbers.read_limits", lambda: known)
 
 
 @pytest.mark.usefixtures("planted")
@@ -227,7 +227,7 @@ def test_the_distance_from_the_cliff_has_the_lower_end_of_its_interval_first(lr:
 
 def test_what_broke_no_run_counts_all_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"adamw": {"epsilon 1e-8": [0, 2], "epsilon 1e-6": [0, 3], "lr x 2": [1, 4], "lr x 0.5": [0, 4]}}
-    monkeypatch.setattr("lab.studies.numbers.numbers.public", lambda: {"changes": changes})
+    monkeypatch.setattr("lab.features.numbers.numbers.public", lambda: {"changes": changes})
     broke, none = numbers.changes_of("adamw")
     assert broke.endswith("of adamw: lr x 2 (1 of 4).")
     assert none.endswith(": epsilon (of 5).")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from lab import run_config
 from lab.__main__ import main
+from lab.analysis.stress.battery import Setting
 from lab.cli import own_code
 from lab.cli.compose import parse
 from lab.cli.stress import Plan, compose_settings, make_card, read_plan, read_plans
@@ -39,7 +40,6 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
-from lab.studies.stress.battery import Setting
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points

@@ -20,12 +20,12 @@ import pytest
 
 import lab
 from lab import Fleet, main
+from lab.analysis.stress import battery
 from lab.core import hooks, machine, registry
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint, listening
 from lab.core.registry import DATA, INTERVENTIONS, KINDS, LINKS, MODELS, PARAMETRIZATIONS, PROBES
 from lab.records import store
-from lab.studies.stress import battery
 from small import configs
 
 HOME = Path(__file__).parents[1]

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 import planted
 from lab import main
-from lab.analysis.forecast import at_size, fits, output_logits, sizes
-from lab.analysis.forecast.figures import gradient_forecast, logit_forecast
+from lab.analysis.forecast import fits
 from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT, make_forecasts
-from lab.analysis.forecast.report import _table, say
 from lab.analysis.rendering import layout
 from lab.analysis.text import count
 from lab.core.errors import RequestError
+from lab.features.predict import at_size, output_logits, sizes
+from lab.features.predict.figures import gradient_forecast, logit_forecast
+from lab.features.predict.forecasts import GRADIENT, LOGIT, make_forecasts
+from lab.features.predict.report import _table, say
 from lab.records import run_table, store
 from lab.records.columns import Columns
 

@@ -13,13 +13,14 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import forecast, from_frame
-from lab.analysis.forecast import at_size, optimum, sizes
+from lab.analysis.forecast import optimum
 from lab.analysis.forecast.fits import with_ends
-from lab.analysis.forecast.forecasts import GRADIENT, LOGIT
 from lab.analysis.sensitivity import WINDOW, Study, Window
 from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
-from lab.studies.numbers.limits import read_limits
+from lab.features.numbers.limits import read_limits
+from lab.features.predict import at_size, sizes
+from lab.features.predict.forecasts import GRADIENT, LOGIT
 from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)

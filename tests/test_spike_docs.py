@@ -17,7 +17,7 @@ import pytest
 from lab.__main__ import main
 from lab.analysis import load
 from lab.core.shipped import data_folder
-from lab.studies.alarms.replays import CAUSES
+from lab.features.watch.replays import CAUSES
 from lab.studies.spikes.planted import arm_costs
 
 PAGE = (Path(__file__).parents[1] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")

@@ -20,8 +20,25 @@ from scipy import stats
 
 import lab
 from lab import analysis, main
-from lab.analysis.judging.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.statistics import Interval, power_of, student_t
+from lab.analysis.stress import battery as battery_room
+from lab.analysis.stress.arms import arm_cards
+from lab.analysis.stress.battery import Setting, Spread, StepTime, read_battery
+from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
+from lab.analysis.stress.measures import (
+    best_lr,
+    by_run,
+    curve,
+    extension,
+    measure,
+    of_difference,
+    outcomes,
+    pooled_difference,
+    pooled_interval,
+    spike_rate,
+    tolerances,
+    wanted,
+)
 from lab.cli import own_code
 from lab.cli import stress as stress_room
 from lab.cli.launch import Composed
@@ -42,13 +59,9 @@ from lab.cli.stress import (
     read_plans,
 )
 from lab.core.errors import RequestError
-from lab.records import store
-from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.stress import battery as battery_room
-from lab.studies.stress import cures as cures_room
-from lab.studies.stress.battery import Setting, Spread, StepTime, read_battery
-from lab.studies.stress.card import Card, card_of
-from lab.studies.stress.cures import (
+from lab.features.stress import cures as cures_room
+from lab.features.stress.card import Card, card_of
+from lab.features.stress.cures import (
     NOT_TRIED,
     SCREENED,
     Cure,
@@ -59,7 +72,7 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import (
+from lab.features.stress.lines import (
     FAILS,
     NOT_JUDGED,
     OPEN,
@@ -71,24 +84,11 @@ from lab.studies.stress.lines import (
     verdict_of,
     with_half_width,
 )
-from lab.studies.stress.measures import (
-    best_lr,
-    by_run,
-    curve,
-    extension,
-    measure,
-    of_difference,
-    outcomes,
-    pooled_difference,
-    pooled_interval,
-    spike_rate,
-    tolerances,
-    wanted,
-)
-from lab.studies.stress.page import card_figure
-from lab.studies.stress.pair import CardPair, card_pair
-from lab.studies.stress.reference import beside_published
-from lab.studies.stress.sizes import SCORES, settings_of_sizes, size_trend
+from lab.features.stress.page import card_figure
+from lab.features.stress.pair import CardPair, card_pair
+from lab.features.stress.reference import beside_published
+from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
+from lab.records import store
 from planted import cards as planted_cards
 from sampling import few
 from score_crash_test import score_records
@@ -708,9 +708,9 @@ def test_the_page_has_the_zones_of_every_test() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
-    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
-    monkeypatch.setattr("lab.studies.stress.measures.extension", lambda losses, battery: [])
+    monkeypatch.setattr("lab.features.stress.lines.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.features.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    monkeypatch.setattr("lab.analysis.stress.measures.extension", lambda losses, battery: [])
     made = lab.stress(*TINY, tests=["lr_tolerance"], cures=["rezero", "score_softcap"], out="mine", seed=[0, 1])
     assert [(cure.test.name, cure.change) for cure in made.cures or ()] == [("lr_x10", "score_softcap")]
     assert made.cure_line().startswith("Learning-rate tolerance is ")
@@ -737,8 +737,8 @@ def test_a_test_that_a_recipe_cannot_take_is_left_out_and_named() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.studies.stress.lines.beats_bigram", lambda done: True)
-    monkeypatch.setattr("lab.studies.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    monkeypatch.setattr("lab.features.stress.lines.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.features.stress.lines.verdict_of", lambda *args, **named: FAILS)
     cures = ["z_loss", "qk_rmsnorm", "score_softcap"]
     made = lab.stress(*TINY, tests=["lr_x10"], cures=cures, out="mine", seed=[0, 1], intervention=[["z_loss"]])
     verdicts = {cure.change: cure.verdict for cure in made.cures or ()}

@@ -12,15 +12,15 @@ import pandas as pd
 import pytest
 
 from lab.analysis import Records
+from lab.analysis.stress.battery import Setting, Spread, read_battery
+from lab.analysis.stress.measures import Outcomes, measure, of_difference
+from lab.features.stress.card import card_of
+from lab.features.stress.guard import CardBaseline, card_from_json, compare_cards
+from lab.features.stress.lines import NOT_JUDGED, PASSES
+from lab.features.stress.reference import FILE as REFERENCE
+from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
 from lab.records.store import METRIC_COLUMNS
-from lab.studies.stress.battery import Setting, Spread, read_battery
-from lab.studies.stress.card import card_of
-from lab.studies.stress.guard import CardBaseline, card_from_json, compare_cards
-from lab.studies.stress.lines import NOT_JUDGED, PASSES
-from lab.studies.stress.measures import Outcomes, measure, of_difference
-from lab.studies.stress.reference import FILE as REFERENCE
-from lab.studies.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from score_crash_test import (
     agreement_markdown,
     agreements,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import planted_board
+from lab.features.board.failures import REFERENCE, board_arms, read_failures
 from lab.studies.claims import CLAIMS
-from lab.studies.leaderboard.failures import REFERENCE, board_arms, read_failures
 from planted_board import FAILURE
 from transfer import (
     EASE,

@@ -25,9 +25,9 @@ from lab.analysis.events.logs import logs_of, read_logs
 from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
 from lab.core.windows import FEWEST, MERGE, window_statistics
+from lab.features.watch.pages import event_figure
+from lab.features.watch.words import what_happened
 from lab.records import store
-from lab.studies.alarms.pages import event_figure
-from lab.studies.alarms.words import what_happened
 from planted import cards, write
 
 STEPS = np.arange(1000)

@@ -20,22 +20,22 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis.sensitivity import paired as paired
     from lab.analysis.sensitivity import per_seed as per_seed
     from lab.analysis.sensitivity import study as study
+    from lab.notebook import board as board
+    from lab.notebook import card as card
+    from lab.notebook import leaderboard as leaderboard
+    from lab.notebook import recipes as recipes
+    from lab.notebook import show as show
+    from lab.notebook import watch as watch
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
-    from lab.report.notebook import board as board
-    from lab.report.notebook import card as card
-    from lab.report.notebook import leaderboard as leaderboard
-    from lab.report.notebook import recipes as recipes
-    from lab.report.notebook import show as show
-    from lab.report.notebook import watch as watch
     from lab.report.scoreboard import verdicts as verdicts
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
     "lab.report.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
-    "lab.report.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
+    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.analysis.stress.battery import Setting
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, hydra_configs
 from lab.cli.recipe import reason_of_config
@@ -19,8 +20,7 @@ from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.core.registry import INTERVENTIONS
-from lab.records import store
-from lab.studies.leaderboard.failures import (
+from lab.features.board.failures import (
     CELLS,
     CURVE,
     FAMILIES,
@@ -37,7 +37,7 @@ from lab.studies.leaderboard.failures import (
     read_families,
     settings,
 )
-from lab.studies.leaderboard.matrix import (
+from lab.features.board.matrix import (
     Tables,
     families_table,
     family_of,
@@ -45,7 +45,7 @@ from lab.studies.leaderboard.matrix import (
     passes_screening,
     tables_of,
 )
-from lab.studies.stress.battery import Setting
+from lab.records import store
 from lab.sweeping.progress import ProgressLog
 
 QUESTION = "Which published change cures which failure of training, and what does it cost?"

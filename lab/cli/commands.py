@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
+    from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.build import Report
-    from lab.studies.alarms.two_logs import ComparedLogs, Siblings
 
 
 def _say_json(value: Any) -> None:
@@ -108,8 +108,8 @@ def _seconds(text: str) -> float:
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
-    from lab.studies.numbers.numbers import LOOK, STOP, read_numbers
-    from lab.studies.numbers.page import NumbersPage
+    from lab.features.numbers.numbers import LOOK, STOP, read_numbers
+    from lab.features.numbers.page import NumbersPage
 
     if given.fail_on not in (None, LOOK, STOP):
         raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
@@ -317,9 +317,9 @@ def _write_report(folder: Path, window: Window) -> Report | str:
 
 def _coordcheck(arguments: list[str]) -> None:
     from lab.cli import launch
-    from lab.sweeping import coordinate_check
+    from lab.features import coordcheck
 
-    check = coordinate_check.check_coordinates(launch.compose_points([*coordinate_check.DEFAULTS, *arguments]))
+    check = coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
     check.write()
     for line in check.lines():
         say(line)
@@ -329,9 +329,8 @@ def _coordcheck(arguments: list[str]) -> None:
 
 def _predict(arguments: list[str]) -> None:
     from lab.analysis.curves import load, without_single_changes
-    from lab.analysis.forecast import report
+    from lab.features.predict import advice, report
     from lab.records import run_table
-    from lab.studies.batch_size import advice
 
     given = OptionParser("predict").read(arguments)
     if len(given.folders) != 1:
@@ -364,10 +363,10 @@ def _predict(arguments: list[str]) -> None:
 
 def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
     from lab.analysis.curves import named_axis
-    from lab.analysis.forecast import at_size, report
-    from lab.analysis.forecast.forecasts import LOGIT
-    from lab.studies.numbers.limits import read_limits
-    from lab.studies.numbers.numbers import levels_that_disagree, risks
+    from lab.features.numbers.limits import read_limits
+    from lab.features.numbers.numbers import levels_that_disagree, risks
+    from lab.features.predict import at_size, report
+    from lab.features.predict.forecasts import LOGIT
 
     parameters, rate = _positive("--size", size), _positive("--lr", lr)
     if parameters is None:
@@ -442,13 +441,13 @@ def _leaderboard(arguments: list[str]) -> None:
 
         names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
         train_board(folder, _command_line(), **names)
-    from lab.studies.leaderboard import text
-    from lab.studies.leaderboard.matrix import read_matrix
+    from lab.features.board import text
+    from lab.features.board.matrix import read_matrix
 
     matrix = read_matrix(folder)
     if given.html:
         from lab.core import files
-        from lab.studies.leaderboard.page import board_page
+        from lab.features.board.page import board_page
 
         files.write_output(Path(given.html), board_page(matrix))
         say(f"page: {given.html}")
@@ -481,7 +480,7 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard.compare import UNCLEAR
     from lab.analysis.text import listed
     from lab.core import files
-    from lab.studies.stress import guard
+    from lab.features.stress import guard
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
@@ -508,7 +507,7 @@ def _check(arguments: list[str]) -> None:
 
 def _check_verdicts(given: argparse.Namespace) -> NoReturn:
     """Judge a card by its own verdicts, without a baseline, and end with the exit code."""
-    from lab.studies.stress import guard
+    from lab.features.stress import guard
 
     others = ("margin", "strict", "junit", "markdown", "window", "json")
     if len(given.folders) != 1 or any(getattr(given, name) for name in others):
@@ -522,7 +521,7 @@ def _keep_baseline(given: argparse.Namespace) -> None:
     """Save a baseline, or show one."""
     from lab.analysis.guard import baseline, check
     from lab.analysis.sensitivity import WINDOW
-    from lab.studies.stress import guard
+    from lab.features.stress import guard
 
     others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
@@ -550,8 +549,8 @@ def _compare(arguments: list[str]) -> None:
     from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
     from lab.core import files
-    from lab.studies.alarms.two_logs import compare_logs, follow_siblings, margin_of
-    from lab.studies.alarms.two_logs_page import page, siblings_page
+    from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
+    from lab.features.watch.two_logs_page import page, siblings_page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:

@@ -28,9 +28,9 @@ from lab.core.files import quoted
 from lab.core.printing import say
 
 if TYPE_CHECKING:
-    from lab.studies.numbers.page import NumbersPage
-    from lab.studies.stress.card import Card
-    from lab.studies.stress.pair import CardPair
+    from lab.features.numbers.page import NumbersPage
+    from lab.features.stress.card import Card
+    from lab.features.stress.pair import CardPair
 
 
 def sweep(
@@ -148,8 +148,8 @@ def numbers(params: float | str, **given: Any) -> NumbersPage:
     Raises:
         RequestError: a name is unknown, or its value is none.
     """
-    from lab.studies.numbers.numbers import read_numbers
-    from lab.studies.numbers.page import NumbersPage
+    from lab.features.numbers.numbers import read_numbers
+    from lab.features.numbers.page import NumbersPage
 
     words = [f"{name}={value}" for name, value in given.items()]
     return NumbersPage(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lab.analysis.stress.arms import ArmCard
 from lab.cli.compose import Tree
 from lab.core.errors import RequestError
-from lab.studies.leaderboard.arms import ArmCard
 
 SAME = "same"
 

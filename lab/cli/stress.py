@@ -19,7 +19,10 @@ from rich.live import Live
 from rich.text import Text
 
 from lab.analysis.curves import parameters
-from lab.analysis.judging.damage import CURES
+from lab.analysis.stress.arms import arm_cards
+from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
+from lab.analysis.stress.damage import CURES
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.cli import launch
 from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
 from lab.cli.own_code import OwnCode
@@ -29,14 +32,9 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import printable, say
-from lab.records import store
-from lab.records.plans import FleetProgress
-from lab.records.status import clock
-from lab.studies.leaderboard.arms import arm_cards
-from lab.studies.leaderboard.failures import REFERENCE, board_arms, no_such_arm
-from lab.studies.stress.battery import Change, Setting, StressTest, read_battery
-from lab.studies.stress.card import FILE, Card, card_of
-from lab.studies.stress.cures import (
+from lab.features.board.failures import REFERENCE, board_arms, no_such_arm
+from lab.features.stress.card import FILE, Card, card_of
+from lab.features.stress.cures import (
     Cure,
     Trial,
     as_screened,
@@ -46,10 +44,12 @@ from lab.studies.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.studies.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line, strips, zone_at
-from lab.studies.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
-from lab.studies.stress.pair import CardPair, card_pair
-from lab.studies.stress.sizes import settings_of_sizes, size_trend
+from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line, strips, zone_at
+from lab.features.stress.pair import CardPair, card_pair
+from lab.features.stress.sizes import settings_of_sizes, size_trend
+from lab.records import store
+from lab.records.plans import FleetProgress
+from lab.records.status import clock
 from lab.sweeping.progress import seconds_left, summary
 
 LONGEST_NAME = 60  # of a folder, in characters

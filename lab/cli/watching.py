@@ -53,7 +53,7 @@ def watch(given: argparse.Namespace) -> int:
         from lab.analysis.events.following import Follower
 
         return _follow(Follower(path, columns, bits, levels), levels, given.on_alarm, as_json=given.json)
-    from lab.studies.alarms import watching
+    from lab.features.watch import watching
 
     replays = [Path(log) for log in given.replay]
     lines, alarmed = watching.watch(
@@ -102,7 +102,7 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
 
 def _raise(alarm: Alarm, command: str | None, *, as_json: bool) -> None:
     """Say an alarm, and hand it to the command of the user."""
-    from lab.studies.alarms.words import next_look, plain_event, sentence
+    from lab.features.watch.words import next_look, plain_event, sentence
 
     text = sentence(alarm.log, alarm.event, is_growing=True)
     advice = next_look(alarm.log, alarm.event, {})

@@ -66,6 +66,7 @@ WIDEST = 1e6  # a forecast whose ends are this factor apart tells nothing
 # Crossings are searched up to this many times the largest size.
 REACH = 1000
 SEARCHED_SIZES = 500
+FARTHEST = 1e15  # parameters, up to which the size is searched at which a learning rate fails
 # Smaller bends are rounding errors of points that lie exactly on the line.
 STRAIGHT = 1e-6
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from lab.analysis.batch_fits import exponent
+from lab.analysis.batch_sizes import tuned_steps
 from lab.analysis.contrasts import Contrast, Measure, by_column, in_columns, own_points
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
-from lab.studies.batch_size.estimates import exponent
-from lab.studies.batch_size.measures import budgets, by_tenth, tuned_steps
+from lab.studies.batch_size.measures import budgets, by_tenth
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.
 CONSTANT = {"constant": "constant batch", "quarter": "constant batch, a quarter as large"}

@@ -9,29 +9,31 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from lab.analysis.batch_fits import steps_curve
+from lab.analysis.batch_sizes import (
+    STAGES,
+    TunedSteps,
+    crossings,
+    end_of_grid,
+    noise_scale_to_bigram,
+    ratio_of_means,
+    tune,
+    tuned_batches,
+)
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, over_rate, parts, slope
 from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, CurveSummary, MissingRunsError
 from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import updates
-from lab.studies.batch_size.estimates import steps_curve
 from lab.studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
-    STAGES,
-    TunedSteps,
     budget_pairs,
-    crossings,
-    end_of_grid,
     loss_at,
     noise_at,
-    noise_scale_to_bigram,
     noise_traits,
     over_tokens,
     predicted_saving,
-    ratio_of_means,
     tokens_to,
-    tune,
-    tuned_batches,
 )
 
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"

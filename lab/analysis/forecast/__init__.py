@@ -1,5 +1,0 @@
-"""Forecasts from small models: the larger size or learning rate at which runs become unstable."""
-
-from lab.analysis.forecast.report import predict, say
-
-__all__ = ["predict", "say"]

@@ -1,0 +1,1 @@
+"""What the committed records say of a run of any size, by its numbers, without training."""

@@ -1,0 +1,235 @@
+"""What the forecasts of a folder say at one size, and at one learning rate: the values there, and what lies between."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+import lab.analysis.forecast.optimum as optimum
+import lab.features.predict.sizes as sizes
+from lab.analysis.curves import points
+from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, with_ends
+from lab.analysis.sensitivity import WINDOW, Window, judge
+from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
+from lab.core.errors import RequestError
+from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.records import run_table
+from lab.records.store import Records
+
+NO_WINDOW = "--window goes with runs imported from a table: here no sensitivity is forecast"
+UNKNOWN = Crossing(math.nan, math.nan, math.nan)
+
+
+class AtSize(NamedTuple):
+    """What a forecast says at a size.
+
+    Attributes:
+        quantity: its name for readers.
+        arm: the label of the arm.
+        largest: the largest size that ran (parameters).
+        n: the runs that were fitted.
+        value: at the size and the learning rate, with the ends of its 95 % interval for one new run; NaN where the
+            learning rate is beyond those that ran.
+        limit: beyond which runs fail; NaN if none is known.
+        decades_left: of the value up to the limit, with the interval; negative beyond it.
+        fails_from_lr: the learning rate from which runs of the size lie beyond the limit.
+        fails_from_size: the size from which runs of the learning rate lie beyond it.
+        lrs: the lowest and the highest learning rate that ran.
+    """
+
+    quantity: str
+    arm: str
+    largest: float
+    n: int
+    value: Crossing
+    limit: float = math.nan
+    decades_left: Crossing = UNKNOWN
+    fails_from_lr: Crossing = UNKNOWN
+    fails_from_size: Crossing = UNKNOWN
+    lrs: tuple[float, float] = (math.nan, math.nan)
+
+
+def forecasts_at(records: Records, size: float, lr: float | None, window: Window | None = None) -> list[AtSize]:
+    """What the forecasts of records say at a size (parameters), and at a learning rate if one is given.
+
+    Args:
+        records: of a results folder with three sizes or more, so that the forecasts are scored.
+        size: the size.
+        lr: the learning rate.
+        window: learning rates over which the sensitivity of an imported table is a mean.
+
+    Raises:
+        RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
+    """
+    if run_table.is_imported(records):
+        if not (found := list(_of_table(records, size, window or WINDOW))):
+            public = f"lab stress --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
+            raise RequestError(
+                f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by; {public} "
+                "says what public runs do at this size"
+            )
+    elif window:
+        raise RequestError(NO_WINDOW)
+    else:
+        found = []
+        for quantity in (LOGIT, GRADIENT):
+            with suppress(RequestError):  # a quantity that was not recorded
+                forecasts = make_forecasts(records, quantity)
+                found += [_of_forecast(forecast, quantity, size, lr) for forecast in forecasts if forecast.scored]
+    if not found:
+        raise RequestError("no forecast: it takes probes of attention logits or gradients at three sizes or more")
+    return found
+
+
+def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]:
+    observed = sizes.observe(records, window)
+    for quantity in (sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV):
+        for arm, runs in observed.groupby("arm", sort=False):
+            if forecast := sizes.make_forecast(runs.assign(value=runs[quantity])):
+                yield AtSize(
+                    quantity,
+                    str(arm),
+                    float(forecast.runs["size"].max()),
+                    len(forecast.runs),
+                    Crossing(*(10 ** float(end) for end in forecast.line.predict(size))),
+                )
+    ended = judge(points(records.runs))
+    for failing, quantity in enumerate((sizes.LR, sizes.ETA_DIV)):
+        for law in optimum.fit_laws(records, ended, failing=bool(failing)):
+            if law.power and "size" in law.power.exponents:
+                others = {name: centre for name, centre in law.power.centres.items() if name != "size"}
+                at = listed(f"{name} {format_value(float(f'{centre:.3g}'))}" for name, centre in others.items())
+                yield AtSize(
+                    quantity,
+                    f"{law.arm or 'by the law'}, at {at}",
+                    float(ended["size"].max()),
+                    law.n,
+                    law.power.predict({**others, "size": size}),
+                )
+
+
+def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:
+    lines = {rate: forecast.lines[rate] for rate in sorted(forecast.scored)}
+    lrs = min(lines), max(lines)
+    fitted = int(forecast.runs.loc[forecast.runs["lr"].isin(list(lines)), "value"].notna().sum())
+    found = AtSize(quantity.name, forecast.arm, float(forecast.sizes[-1]), fitted, UNKNOWN, lrs=lrs)
+    is_within = lr is not None and lrs[0] <= lr <= lrs[1]
+    ends = _predicted(lines, size, lr) if is_within and lr else np.full(3, math.nan)
+    found = found._replace(value=Crossing(*(10**ends).tolist()))
+    if not forecast.limit > 0:
+        return found
+    searched = np.geomspace(forecast.sizes[0], fits.FARTHEST, fits.SEARCHED_SIZES)
+    from_size = UNKNOWN
+    if is_within and lr:
+        from_size = fits.beyond(searched, Prediction(*_predicted(lines, searched, lr)), forecast.limit, quantity.sign)
+    return found._replace(
+        limit=forecast.limit,
+        decades_left=Crossing(*(quantity.sign * (math.log10(forecast.limit) - ends)).tolist()),
+        fails_from_lr=fits.lr_beyond(lines, forecast.limit, quantity.sign, size),
+        fails_from_size=from_size,
+    )
+
+
+def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) -> np.ndarray:
+    """log10 of the value and of its ends, linear in log10 between the learning rates of lines."""
+    predictions = np.array([line.predict(size) for line in lines.values()])
+    rates = np.log10([*lines])
+    between: np.ndarray = np.apply_along_axis(lambda values: np.interp(math.log10(lr), rates, values), 0, predictions)
+    return between
+
+
+def lines_of(
+    found: list[AtSize], size: float, lr: float | None, line_length: int, axis: Axis, public: Crossing = UNKNOWN
+) -> list[str]:
+    """What the forecasts of curves along an axis say at a size, as lines of text.
+
+    Args:
+        public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
+    """
+    largest = max(row.largest for row in found)
+    decades = math.log10(size / largest)
+    place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
+    beyond = (
+        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {fits.ABOUT['not_covered']}"
+        if decades > 0
+        else "within the sizes that ran."
+    )
+    lines = textwrap.wrap(f"At {place}, {'an extrapolation ' if decades > 0 else ''}{beyond}", line_length)
+    for quantity in dict.fromkeys(row.quantity for row in found):
+        rows = [row for row in found if row.quantity == quantity]
+        lines += ["", sizes.named(quantity, axis), *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
+    if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
+        sentence = (
+            "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "
+            f"rate of {with_ends(*public, digits=3)}. The forecast above holds for the tokens and the steps of this "
+            "folder."
+        )
+        lines += ["", *textwrap.wrap(sentence, line_length)]
+    if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
+        low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
+        arms = dict.fromkeys(row.arm for row in outside)
+        lines += [
+            "",
+            *textwrap.wrap(
+                f"Learning rate {format_value(lr or 0)} is beyond those that ran, {format_value(low)} to "
+                f"{format_value(high)}, so no value is given for {listed(few(arms))}; train some runs there.",
+                line_length,
+            ),
+        ]
+    return lines
+
+
+def _foretells_failing(row: AtSize) -> bool:
+    """Whether it says from which learning rate runs of the size are unstable."""
+    return row.quantity == sizes.ETA_DIV or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
+
+
+def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
+    texts = {"arm": row.arm}
+    if not math.isnan(row.value.middle):
+        texts["value"] = with_ends(*row.value, digits=3)
+    if not math.isnan(row.limit):
+        texts["limit"] = f"{row.limit:.3g}"
+        if not math.isnan(row.decades_left.middle):
+            texts["decades left"] = f"{row.decades_left.middle:+.1f}"
+        texts["fails from learning rate"] = crossing_text(row.fails_from_lr, "{:.2g}".format, *row.lrs)
+        if not math.isnan(row.fails_from_size.middle):
+            texts["this one fails from size"] = crossing_text(row.fails_from_size, count, 0, fits.FARTHEST)
+    if row.quantity == sizes.LR and lr:
+        texts["yours over it, decades"] = f"{math.log10(lr / row.value.middle):+.2f}"
+    return texts
+
+
+def plain(found: list[AtSize], size: float, lr: float | None, public: Crossing = UNKNOWN) -> list[dict[str, Any]]:
+    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach.
+
+    Args:
+        public: from which learning rate public runs of this size fail.
+    """
+    return [
+        {
+            "quantity": row.quantity,
+            "arm": row.arm,
+            "size": size,
+            "lr": lr,
+            "decades_beyond_largest": math.log10(size / row.largest),
+            "is_extrapolated": size > row.largest,
+            "n": row.n,
+            "interval_level": fits.PREDICTION_LEVEL,
+            "not_tested": [fits.ABOUT["not_covered"]],
+            **row.value.plain,
+            "limit": finite(row.limit),
+            "decades_left": row.decades_left.plain,
+            "fails_from_lr": row.fails_from_lr.plain,
+            "fails_from_size": row.fails_from_size.plain,
+            "public_runs_fail_from_lr": (public if _foretells_failing(row) else UNKNOWN).plain,
+        }
+        for row in found
+    ]

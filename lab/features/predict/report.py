@@ -1,0 +1,223 @@
+"""Write forecasts as `lab predict` shows them: tables, sentences on limits, scores and cautions, and figures."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import lab.analysis.forecast.fits as fits
+import lab.features.predict.output_logits as output_logits
+import lab.features.predict.sizes as sizes
+from lab.analysis.curves import idle_parameters, parameters, points
+from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
+from lab.analysis.rendering import html, layout
+from lab.analysis.sensitivity import WINDOW, Window
+from lab.analysis.text import count, few, finite, format_value, listed, plain_text
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.features.predict.at_size import NO_WINDOW
+from lab.features.predict.figures import gradient_forecast, logit_forecast
+from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.records import run_table
+from lab.records.store import Records
+
+# Larger sizes for which limits are given, as multiples of the largest one that ran.
+MULTIPLES = (4, 10, 100, 1000)
+# A 95 % interval is called too narrow if it holds a smaller share of held-out runs.
+LEAST_COVERAGE = 0.8
+# Pairs of columns of a score that make a share, such as 9 of 12.
+SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted class": ("right", "judged")}
+BENT = " ~"
+LINE_LENGTH = 120
+
+
+def predict(records: Records, folder: Path, window: Window | None = None) -> list[str]:
+    """Forecast from records, and write ``figures/*_forecast.svg`` into their folder.
+
+    Args:
+        records: the runs of a results folder.
+        folder: the results folder.
+        window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
+
+    Returns:
+        The lines of ``say``, those on rounded output logits if they were recorded, and one per figure. For runs
+        imported from a table, the lines of ``sizes.say``.
+
+    Raises:
+        RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
+            no output logits were recorded, and neither quantity was recorded at enough sizes.
+    """
+    if run_table.is_imported(records):
+        return sizes.say(records, window or WINDOW, LINE_LENGTH)
+    if window:
+        raise RequestError(NO_WINDOW)
+    rounded = output_logits.say(records, LINE_LENGTH)
+    try:
+        lines = say(records)
+        forecasts = [forecast for _, forecast in _all_forecasts(records)]
+        if not any(forecast.scored for forecast in forecasts):
+            raise RequestError(f"no forecast: {_unscored_reason(forecasts[0])}")
+    except RequestError as error:
+        if not rounded:
+            raise
+        return [*rounded, "", str(error)]
+    lines += ["", *rounded] if rounded else []
+    lines += said_of_experts(records)
+    for draw in (logit_forecast, gradient_forecast):
+        with suppress(RequestError):  # the lines of `say` contain its message
+            path = folder / "figures" / f"{draw.__name__}.svg"
+            files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
+            lines.append(f"figure: {path}")
+    return lines
+
+
+def said_of_experts(records: Records) -> list[str]:
+    """That sizes count all experts, and how many parameters of the largest act on a token; no line without experts."""
+    runs = records.runs
+    if run_table.is_imported(records) or not (idle := idle_parameters(runs)).any():
+        return []
+    size = parameters(runs.set_index("id"))
+    largest = str(size[idle > 0].idxmax())
+    active = count(size[largest] - idle[largest])
+    return ["", f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
+
+
+def plain(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
+    """The numbers of each fit of ``predict``: a line over size of an arm and a learning rate, None where unknown."""
+    if run_table.is_imported(records):
+        return sizes.plain(records, window or WINDOW)
+    rows = []
+    for quantity, forecast in _all_forecasts(records):
+        for lr, line in forecast.lines.items():
+            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": finite(forecast.limit)}
+            row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
+            if lr in forecast.scored and not math.isnan(forecast.limit):
+                crossing = fits.size_beyond(line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1])
+                row["crossing"] = {name: finite(value) for name, value in crossing._asdict().items()}
+            if forecast.score is not None and lr in forecast.score.table.index:
+                held_out = forecast.score.table.loc[lr].astype(float).to_dict()
+                plain_score = {name: finite(value) for name, value in held_out.items()}
+                row["held_out"] = {"size": int(forecast.score.size), **plain_score}
+            rows.append(row)
+    return rows
+
+
+def _all_forecasts(records: Records) -> Iterator[tuple[ForecastQuantity, Forecast]]:
+    for quantity in (LOGIT, GRADIENT):
+        with suppress(RequestError):  # a quantity that was not recorded
+            yield from ((quantity, forecast) for forecast in make_forecasts(records, quantity))
+
+
+def say(records: Records) -> list[str]:
+    """Forecasts of both quantities in every arm, as lines; for runs imported from a table, the lines of ``sizes.say``.
+
+    Raises:
+        RequestError: no arm has two sizes, or neither quantity was recorded.
+    """
+    if run_table.is_imported(records):
+        return sizes.say(records, WINDOW, LINE_LENGTH)
+    lines, errors, fitted_arms = [], [], set()
+    for quantity in (LOGIT, GRADIENT):
+        try:
+            forecasts = make_forecasts(records, quantity)
+        except RequestError as error:
+            errors.append(error)
+            lines += [f"{quantity.name}: {error}", ""]
+            continue
+        for forecast in forecasts:
+            table = plain_text(_table(forecast, quantity)) if forecast.lines else []
+            lines += [f"{quantity.name}; {forecast.arm}", *table]
+            lines += [line for note in _notes(forecast, quantity) for line in textwrap.wrap(note, LINE_LENGTH)]
+            lines.append("")
+            fitted_arms.add(forecast.arm)
+    if len(errors) == 2:
+        raise errors[0]
+    not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
+    if not_fitted:
+        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(few(not_fitted))}.", LINE_LENGTH), ""]
+    return [*lines, *textwrap.wrap(fits.ABOUT["trends"], LINE_LENGTH)]
+
+
+def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
+    """A row per learning rate; slopes are in log10 per decade of parameters."""
+    rows, smallest, largest = [], forecast.sizes[0], forecast.sizes[-1]
+    for lr, line in forecast.lines.items():
+        mark = BENT if forecast.bend_sign(lr) else ""
+        row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": slope_text(line)}
+        if forecast.score is not None:
+            row |= dict.fromkeys(("held-out error", "inside", "class right"), "")
+            if lr in forecast.score.table.index:
+                score = forecast.score.table.loc[lr].to_dict()
+                row["held-out error"] = "" if math.isnan(score["error"]) else f"{score['error']:+.2f}"
+                row["inside"] = f"{score['inside']:.0f} of {score['runs']:.0f}" if score["runs"] else ""
+                row["class right"] = f"{score['right']:.0f} of {score['judged']:.0f}" if score["judged"] else ""
+        if lr in forecast.scored and not math.isnan(forecast.limit):
+            crossing = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
+            row[f"{quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("")
+
+
+def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
+    """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
+    runs, score = forecast.runs, forecast.score
+    is_unstable = runs["outcome"] != ""
+    without_value = runs[runs["value"].isna()]
+    at_largest = runs[runs["size"] == forecast.sizes[-1]].dropna(subset="value")
+    has_slope = bool(forecast.lines) and at_largest["lr"].nunique() > 1
+    totals: dict[Any, float] = score.table.sum().to_dict() if score else {}
+    error = score.table["error"].abs().median() if score else math.nan
+    held_out = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
+    for name, (part, whole) in SHARES.items() if score else ():
+        if totals[whole]:
+            held_out.append(f"{totals[part]:.0f} of {totals[whole]:.0f} runs {name}")
+    text = html.render(
+        "forecast.txt",
+        forecast=forecast,
+        quantity=quantity,
+        threshold=forecast.threshold,
+        runs=len(runs),
+        kind="unstable" if is_unstable.all() else "" if is_unstable.any() else "stable",
+        score=score,
+        unscored="" if forecast.scored else _unscored_reason(forecast),
+        held_out=held_out,
+        is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
+        sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
+        slope=slope_text(fits.fit(at_largest["lr"], at_largest["value"])) if has_slope else "",
+        bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
+        mark=BENT,
+        has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),
+        without_value=Counter(zip(without_value["lr"], without_value["size"], strict=True)),
+        without_line=[format_value(lr) for lr in sorted(set(runs["lr"]) - set(forecast.lines))],
+        count=count,
+        value=format_value,
+    )
+    return text.splitlines()
+
+
+def _unscored_reason(forecast: Forecast) -> str:
+    """The reason why no forecast is quoted, and what is missing."""
+    if forecast.score is None:
+        sizes = listed(map(count, forecast.sizes))
+        return f"of two sizes ({sizes} parameters) none can be held out to score it; train a third size"
+    runs = f"runs of {count(forecast.score.size)} parameters"
+    return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
+
+
+def _limits_at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> dict[str, list[str]]:
+    """Sizes larger than those that ran, by the learning rate from which they lie beyond the limit, in words."""
+    sizes_by_lr: dict[str, list[str]] = {}
+    lines = {lr: forecast.lines[lr] for lr in forecast.scored}
+    for multiple in MULTIPLES if lines and forecast.limit > 0 else ():
+        size = multiple * forecast.sizes[-1]
+        crossing = fits.lr_beyond(lines, forecast.limit, quantity.sign, size)
+        lr = crossing_text(crossing, "{:.2g}".format, min(lines), max(lines))
+        sizes_by_lr.setdefault(lr, []).append(f"{count(size)} ({multiple}x)")
+    return sizes_by_lr

@@ -1,0 +1,465 @@
+"""The card of a recipe: what the crash test says of it, as text, as a page and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from lab.analysis.rendering import html
+from lab.analysis.rendering.layout import Drawing
+from lab.analysis.statistics import Interval, power_of
+from lab.analysis.stress.battery import Battery, StressTest, read_battery
+from lab.analysis.stress.damage import CURES, HARMS, IN_PART
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, pooled_sd
+from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
+from lab.core import files
+from lab.core.errors import RequestError, nearest
+from lab.features.stress.cures import LOSES, SCREENED, Cure
+from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
+from lab.features.stress.page import card_body, card_figure
+from lab.features.stress.reference import beside_published, published_verdicts
+
+FILE = "card.json"  # of a card, in the folder of its records
+INTERVAL_LEVEL = 0.95
+SAY = html.macros("card.txt")  # a macro for each kind of sentence
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card of a recipe; in a notebook it displays itself.
+
+    Attributes:
+        recipe: its name for readers.
+        command: the command line that makes it.
+        folder: of its records.
+        lines: what it says of each test, in their order.
+        losses: of the recipe itself, a row per learning rate and a column per seed; empty where no test uses them.
+        bigram: loss of a bigram model of the text, nats per token; NaN without losses.
+        parameters: of the model.
+        active: those that act on a token; fewer where the model has experts.
+        is_judged: whether the recipe ends better than a bigram model at any learning rate, as far as its card tells.
+        cures: what single changes do about the tests that it fails; None where none was asked for.
+        left_out: by title of a test why the recipe cannot take it.
+        trend: of the headroom over size, see ``SizeTrend.plain``; None without three sizes.
+    """
+
+    recipe: str
+    command: str
+    folder: Path
+    lines: Sequence[Line]
+    losses: pd.DataFrame
+    bigram: float
+    parameters: int
+    active: int
+    is_judged: bool = True
+    cures: Sequence[Cure] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    trend: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> str:
+        """Its parameters in words: ``41.2k``, or with experts ``72.4k (35.5k active)``."""
+        active = f" ({count(self.active)} active)" if self.active < self.parameters else ""
+        return f"{count(self.parameters)}{active}"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row per test."""
+        rows = [
+            {
+                "test": line.test.title,
+                "verdict": line.verdict,
+                "value": line.number,
+                "passes": line.zones[0],
+                "fails": line.zones[1],
+                "seeds": line.interval.n,
+            }
+            for line in self.lines
+        ]
+        return pd.DataFrame(rows)
+
+    @property
+    def best_loss(self) -> float:
+        """Lowest loss over learning rates of the mean over seeds, nats per token; NaN without losses."""
+        return float(self.losses.mean(axis=1).min()) if len(self.losses) else math.nan
+
+    @property
+    def cure_table(self) -> pd.DataFrame:
+        """A row for each change that was tried on a test."""
+        rows = [
+            {
+                "test": cure.test.title,
+                "change": cure.change,
+                "verdict": cure.verdict,
+                "takes off": cure.effect,
+                "of the damage": cure.share,
+                "p (Holm)": format_p(cure.p),
+                "left": cure.what_is_left,
+                "at the best LR": cure.cost_at_best,
+                "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
+                "parameters": f"{cure.parameters:+,}",
+                "time of a step": f"{cure.step_time or ''}",
+            }
+            for cure in self.cures or ()
+            if not cure.reason
+        ]
+        return pd.DataFrame(rows)
+
+    def cure_line(self) -> str:
+        """Which changes cure which failure, and which of the tests on which changes were tried by name."""
+        tried = {cure.test.name for cure in self.cures or () if not cure.reason}
+        failed = [line.test for line in self.lines if line.verdict == FAILS]
+        others = [
+            line.test
+            for line in self.lines
+            if line.verdict in (WEAK, OPEN) and (line.test.cured_as or line.test.name) in tried
+        ]
+        if not failed and not others:
+            return "It fails no test, so there is nothing to cure."
+        if self.cures is None:
+            return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
+        return " ".join([*map(self._cured, [*failed, *others]), *self._costly()])
+
+    def _costly(self) -> Iterator[str]:
+        """Yield which changes would cure a test and are not advised."""
+        helping = [cure for cure in self.cures or () if cure.verdict in (CURES, IN_PART) and not cure.is_advised]
+        if costly := {cure.change: f"{cure.change} ({cure.cost_at_best})" for cure in helping}:
+            yield (
+                f"Left out are {listed(costly.values())}, since at the best LR they lose more than {LOSES:g} nats, or "
+                "end no better than a bigram model."
+            )
+
+    def _cured(self, test: StressTest) -> str:
+        of_test = [cure for cure in self.cures or () if cure.test.name == (test.cured_as or test.name)]
+        tried = sum(not cure.reason for cure in of_test)
+        if not tried:
+            why = "no change could be tried on it" if of_test else "no change is known to try on it"
+            return f"{capitalized(test.title)}: {why}."
+        advised = [cure for cure in of_test if cure.is_advised]
+        parts = [
+            f"{head} {listed(_at_a_price(cure) for cure in advised if cure.verdict == verdict)}"
+            for verdict, head in ((CURES, "is cured by"), (IN_PART, "is cured in part by"), (HARMS, "is made worse by"))
+            if any(cure.verdict == verdict for cure in advised)
+        ]
+        if test.cured_as and parts:  # its cures are measured in the unit of another test
+            parts[-1] += f", as measured by {of_test[0].test.title}"
+        unsure = sum(cure.verdict in (OPEN, SCREENED) for cure in of_test)
+        none = f"is cured by none of the {tried} changes tried"
+        none += f", of which {unsure} {'are' if unsure > 1 else 'is'} open" if unsure else ""
+        if tried == 1:
+            none = "stays open with the change tried" if unsure else "is not cured by the change tried"
+        return f"{capitalized(test.title)} {'; '.join(parts) or none}."
+
+    def figure(self) -> Drawing:
+        """The strips of all tests."""
+        return card_figure(self.lines)
+
+    def _repr_html_(self) -> str:
+        """What notebooks display."""
+        return "\n".join(self._body())
+
+    def _body(self) -> Iterator[Markup]:
+        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
+        cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
+        yield from (*lead, *card_body(self.lines, self.table), *cures)
+        if self.trend and self.is_judged:
+            yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
+        beside = beside_published(self.recipe, self.lines)
+        if len(beside):
+            yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
+        notes = html.bullets(self.notes())
+        yield html.section("What the numbers mean, and what they do not", notes)
+        yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
+
+    def _cures(self) -> Iterator[Markup]:
+        """Yield a table for each test, so that its title and units take no width in each row."""
+        table = self.cure_table
+        for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
+            of_test = table[table["test"] == test.title].drop(columns="test")
+            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+                of_test[column] = of_test[column].str.removesuffix(f" {unit}")
+                of_test = of_test.rename(columns={column: f"{column}, {unit}"})
+            of_test["time of a step"] = of_test["time of a step"].str.partition(" ")[0]
+            yield html.paragraph(f"On {test.title}:")
+            yield html.table(of_test)
+        if untried := list(self._untried()):
+            yield html.bullets(untried)
+
+    def _untried(self) -> Iterator[str]:
+        """Yield which changes were not tried, those together that have one reason on the same tests."""
+        every = {cure.test.title for cure in self.cures or ()}
+        tests = dict[tuple[str, str], list[str]]()  # by reason and change
+        for cure in self.cures or ():
+            if cure.reason:
+                tests.setdefault((cure.reason, cure.change), []).append(cure.test.title)
+        changes = dict[tuple[str, str], list[str]]()  # by reason and the tests
+        for (reason, change), titles in tests.items():
+            on = f" on {listed(titles)}" if len(titles) < len(every) else ""
+            changes.setdefault((reason, on), []).append(change)
+        for (reason, on), names in changes.items():
+            yield f"Not tried{on}: {listed(names)}, since {reason}."
+
+    def page(self) -> str:
+        """A page of HTML."""
+        made = [html.block(self.command), html.paragraph(f"Records: {self.folder}.")]
+        return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
+
+    def headline(self) -> str:
+        """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
+        if not self.is_judged:
+            lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
+            lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
+            return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
+        titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
+        parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
+        if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
+            parts.append(f"Not judged: {listed(unjudged)}.")
+        return " ".join(parts)
+
+    def notes(self) -> list[str]:
+        """What the numbers mean, and what they do not; a sentence each."""
+        notes = SAY.notes(
+            best=format_value(best_lr(self.losses)) if len(self.losses) else "",
+            is_bound=any(line.is_bound for line in self.lines),
+            is_capped=any(line.capped and line.shown_values for line in self.lines)
+            or any(cure.capped for cure in self.cures or ()),
+            caveats={
+                line.test.title: line.caveat
+                for line in self.lines
+                if self.is_judged and line.caveat and line.verdict != FAILS
+            },
+            has_cures=any(not cure.reason for cure in self.cures or ()),
+            left_out=self.left_out,
+            counts_experts=bool(self.trend) and self.active < self.parameters,
+            parameters=self.size,
+        )
+        return [*(line.test.explained for line in self.lines), *notes.splitlines()]
+
+    def text(self) -> Iterator[str]:
+        """Yield its lines for a terminal."""
+        yield f"Crash test of {self.recipe}"
+        yield self.headline()
+        if self.is_judged:
+            yield self.cure_line()
+        yield ""
+        yield from strips(self.lines)
+        yield ""
+        if self.cures:
+            if len(self.cure_table):
+                yield from plain_text(self.cure_table)
+            yield from self._untried()
+            yield ""
+        if self.trend and self.is_judged:
+            yield from (*self.trend["sentences"], "")
+        yield from self.notes()
+
+    def not_tested(self) -> list[str]:
+        """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
+        run = {line.test.name for line in self.lines}
+        others = [test.title for test in read_battery().tests.values() if test.name not in run]
+        return [*([f"Not run: {listed(others)}."] if others else []), str(SAY.limits(self.size))]
+
+    def as_json(self) -> str:
+        """The card as a JSON object; null where a number is unknown."""
+        content = {
+            "recipe": self.recipe,
+            "command": self.command,
+            "folder": str(self.folder),
+            "headline": self.headline(),
+            "is_judged": self.is_judged,
+            "best_lr": best_lr(self.losses),
+            "best_loss": self.best_loss,
+            "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
+            "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},
+            "loss_bigram": self.bigram,
+            "parameters": self.parameters,
+            "active_parameters": self.active,
+            "tests": [_plain(line) for line in self.lines],
+            "left_out": dict(self.left_out),
+            "not_tested": self.not_tested(),
+            "sizes": self.trend,
+            "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
+        }
+        return to_json(content)
+
+
+def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
+    """The losses at a learning rate by seed; none where the curve lacks it."""
+    at_lr = losses.T.get(lr, pd.Series(dtype=float))
+    return {str(seed): float(loss) for seed, loss in at_lr.items()}
+
+
+def _at_a_price(cure: Cure) -> str:
+    """A change, what it takes off and, if it helps, what it costs."""
+    price = f"; costs {cure.costs}" if cure.verdict in (CURES, IN_PART) else ""
+    return f"{cure.change} ({cure.effect}{price})"
+
+
+def _failure(test: StressTest) -> str:
+    """What fails at scale, who says so, and which recipes are known to fail the test here."""
+    known = "no recipe is known to fail it here"
+    if test.fails_with is not None:
+        known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
+    return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}.{published_verdicts(test.name)}"
+
+
+def power(line: Line) -> float | None:
+    """The probability that so many seeds tell the two zones of a test apart; None where nothing tells the spread.
+
+    It is that of an interval, of a mean where recipes begin to pass, that excludes where they begin to fail.
+    """
+    sd, freedom = pooled_sd([np.array(line.interval.values)], line.test.spread)
+    return power_of(line.interval.n, line.test.gap, sd, 1 - INTERVAL_LEVEL, freedom) if sd > 0 else None
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    test, interval = line.test, line.interval
+    return {
+        "name": test.name,
+        "title": test.title,
+        "verdict": line.verdict,
+        "value": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "unit": test.unit,
+        "is_lower_bound": line.is_bound,
+        "n": interval.n,
+        "interval_level": INTERVAL_LEVEL,
+        "power": power(line),
+        "seeds": list(interval.values),
+        "seed_numbers": list(line.seeds),
+        "stuck_seeds": line.stuck,
+        "capped_seeds": line.capped,
+        "caveat": line.caveat,
+        "reason": line.caveat if line.verdict == NOT_JUDGED else "",
+        "passes": test.passes,
+        "fails": test.fails,
+        "failure": test.failure,
+        "source": test.source,
+        "means": test.means,
+    }
+
+
+def _plain_cure(cure: Cure) -> dict[str, Any]:
+    return {
+        "test": cure.test.name,
+        "change": cure.change,
+        "verdict": cure.verdict,
+        "takes_off": cure.takes_off.mean,
+        "low": cure.takes_off.low,
+        "high": cure.takes_off.high,
+        "unit": cure.test.unit,
+        "p": cure.p,
+        "damage": cure.damage,
+        "left": cure.left,
+        "stuck_seeds": cure.stuck,
+        "capped_seeds": cure.capped,
+        "cost_at_best_lr": cure.cost.mean,
+        "cost_low": cure.cost.low,
+        "cost_high": cure.cost.high,
+        "is_confirmed": cure.is_confirmed,
+        "is_advised": cure.is_advised,
+        "seeds": cure.takes_off.n,
+        "n": cure.takes_off.n,
+        "interval_level": INTERVAL_LEVEL,
+        "parameters_added": cure.parameters,
+        "step_time": cure.step_time and cure.step_time._asdict(),
+        "reason": cure.reason,
+    }
+
+
+def card_of(
+    recipe: str, command: str, folder: Path, tests: Sequence[StressTest], done: Outcomes, battery: Battery
+) -> Card:
+    """The card that these runs make; tests some of whose runs are missing are left out."""
+    losses, lines = curve(done), lines_of(tests, done, battery)
+    tables = list(done.values())
+    bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
+    parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
+    return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done))
+
+
+def read_card(folder: Path) -> Card:
+    """The card that ``lab stress`` left in a folder.
+
+    Raises:
+        RequestError: there is none, it is damaged, or it has a test or a change that is unknown here.
+    """
+    path = folder / FILE
+    try:
+        content = files.read_json(path, dict)
+    except OSError as refusal:
+        raise RequestError(f"no card {path}: {refusal.strerror}") from None
+    except ValueError:
+        raise RequestError(f"{path} is damaged; lab stress makes it anew") from None
+    known = read_battery().tests
+    if unknown := [test["name"] for test in content.get("tests", ()) if test.get("name") not in known]:
+        raise RequestError(f"{path} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], known)}")
+    try:
+        return _read(content, folder)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RequestError(f"{path} is damaged, or of another version; lab stress makes it anew") from None
+
+
+def _read(content: Mapping[str, Any], folder: Path) -> Card:
+    """The card in the JSON of ``Card.as_json``; an earlier one has the losses at its best learning rate only."""
+    tests, lines = dict(read_battery().tests), list[Line]()
+    for told in content["tests"]:
+        as_told = {key: told[key] for key in ("title", "unit", "passes", "fails", "failure", "source", "means")}
+        tests[told["name"]] = test = replace(tests[told["name"]], **as_told)
+        interval = _interval(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
+        facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
+        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("caveat", "")))
+    curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
+    losses = pd.DataFrame({float(lr): of_lr for lr, of_lr in curve.items() if of_lr}, dtype=float).T
+    cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]
+    return Card(
+        content["recipe"],
+        content["command"],
+        folder,
+        lines,
+        losses.rename(columns=int),
+        _number(content["loss_bigram"]),
+        content["parameters"],
+        content["active_parameters"],
+        content["is_judged"],
+        cures,
+        content["left_out"],
+        content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
+    )
+
+
+def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
+    return Cure(
+        test=test,
+        change=told["change"],
+        verdict=told["verdict"],
+        takes_off=_interval(told, "takes_off", "low", "high"),
+        p=_number(told["p"]),
+        damage=_number(told["damage"]),
+        left=_number(told["left"]),
+        stuck=told["stuck_seeds"],
+        cost=_interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
+        parameters=told["parameters_added"],
+        reason=told["reason"],
+        is_confirmed=told["is_confirmed"],
+        capped=told["capped_seeds"],
+        is_advised=told["is_advised"],
+    )
+
+
+def _interval(told: Mapping[str, Any], *keys: str) -> Interval:
+    mean, low, high = (_number(told[key]) for key in keys)
+    return Interval(mean, low, high, told["n"])
+
+
+def _number(value: float | None) -> float:
+    """A number of JSON; null is NaN."""
+    return math.nan if value is None else float(value)

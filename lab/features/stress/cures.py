@@ -1,0 +1,253 @@
+"""Which single changes take away the damage that a test does to a recipe, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
+from lab.analysis.stress.battery import Change, Place, Setting, Spread, StepTime, StressTest, read_step_times
+from lab.analysis.stress.damage import CURES, IN_PART, OPEN, verdict_of
+from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval, pooled_sd
+from lab.features.stress.lines import with_half_width
+
+NOT_TRIED = "not tried"
+LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
+MARGIN, LEAVES = 0.2, 1 / 3  # of the damage: what counts as no effect, and what a cure may leave; as on the board
+SCREENED = "screened"  # what may cure by the seeds of the card, and was not among the best that were confirmed
+
+
+class Trial(NamedTuple):
+    """A change that is tried on a test.
+
+    Attributes:
+        change: its name.
+        stressed: its runs under stress, beside those of the recipe itself.
+        at_ease: its runs where the test looks without stress; None where it does not look there.
+        best: its runs at the recipe's own best learning rate; None where that was not looked for.
+    """
+
+    change: str
+    stressed: Setting
+    at_ease: Setting | None
+    best: Setting | None
+
+
+class Cure(NamedTuple):
+    """What a change does about a failure.
+
+    Attributes:
+        test: the test that the recipe fails.
+        change: the name of the change.
+        verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
+        takes_off: what it takes off the damage, paired by seed, with its 95 % interval, whose spread is pooled over the
+            changes that were tried on the test.
+        p: of no effect, adjusted for these changes.
+        damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
+            at ease, or minus the value up to which a recipe passes where the test does not look at ease.
+        left: of the damage with the change, in the mean over seeds.
+        stuck: of how many seeds training is still stuck.
+        cost: by how much it raises the loss at the recipe's best learning rate, nats, with its 95 % interval.
+        parameters: that it adds.
+        reason: why it was not tried.
+        is_confirmed: whether its numbers are of fresh seeds, by which it was not chosen.
+        capped: of how many seeds the stressed run counts with its loss at initialization.
+        is_advised: whether the recipe loses no more than ``LOSES`` by it at its best learning rate, and still ends
+            better than a bigram model there, if it did.
+    """
+
+    test: StressTest
+    change: str
+    verdict: str
+    takes_off: Interval
+    p: float
+    damage: float
+    left: float
+    stuck: int
+    cost: Interval
+    parameters: int
+    reason: str = ""
+    is_confirmed: bool = False
+    capped: int = 0
+    is_advised: bool = True
+
+    @property
+    def effect(self) -> str:
+        """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
+        return with_half_width(self.takes_off, self.test.unit)
+
+    @property
+    def share(self) -> str:
+        """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
+        return f"{100 * self.takes_off.mean / self.damage:.0f} %" if self.damage > 0 else ""
+
+    @property
+    def what_is_left(self) -> str:
+        """What is left of the damage, and how many seeds are stuck or capped: ``0.31, 1 seed stuck``."""
+        counts = {"stuck": self.stuck, "capped": self.capped}
+        seeds = [f"{number} seed{'s' * (number > 1)} {word}" for word, number in counts.items() if number]
+        return ", ".join([f"{round(self.left, 2) + 0.0:.2f}", *seeds])
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """What it costs in time; None for a change that was not timed, such as a pair."""
+        return read_step_times().get(self.change)
+
+    @property
+    def cost_at_best(self) -> str:
+        """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
+        return "" if math.isnan(self.cost.mean) else with_half_width(self.cost, "nats", digits=3, sign="+")
+
+    @property
+    def costs(self) -> str:
+        """All that it costs: ``+0.012 ± 0.020 nats at the best LR, 1.34 times the time of a step, +12 parameters``."""
+        at_best = f"{self.cost_at_best} at the best LR" if self.cost_at_best else ""
+        slower = f"{self.step_time.ratio:.2f} times the time of a step" if self.step_time else ""
+        return ", ".join(filter(None, [at_best, slower, f"{self.parameters:+,} parameters"]))
+
+
+def not_tried(test: StressTest, change: str, reason: str) -> Cure:
+    """A change that cannot act on a recipe, or not beside what it has."""
+    return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, math.nan, 0, UNKNOWN, 0, reason)
+
+
+def judge(
+    test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float, fresh: tuple[str, ...] = ()
+) -> list[Cure]:
+    """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
+
+    The rule is ``damage.verdict_of``. A change with a stuck seed cures in part at most. One that does not train at ease
+    is open where it would help, and so is every change where the damage of the recipe itself is not certain.
+
+    Args:
+        test: the test.
+        trials: the changes, all of whose runs are among ``done``.
+        done: the runs of the recipe itself and of the changes.
+        best: the recipe's best learning rate; NaN if it was not looked for.
+        fresh: the words of the fresh seeds, if these confirm the changes.
+    """
+    assert test.stressed
+    at_ease = test.reference.setting(best).beside(fresh) if test.reference else None
+    own = done[test.stressed.setting(best).beside(fresh)]
+    damages = {trial.change: _damage(test, done, trial.stressed, trial.at_ease) for trial in trials}
+    of_recipe = _damage(test, done, test.stressed.setting(best).beside(fresh), at_ease)
+    damage, is_damaged = float(of_recipe.mean()), pooled_interval(list(of_recipe.dropna()), test.spread).low > 0
+    improvements = {change: (of_recipe - values).dropna() for change, values in damages.items()}
+    at_best = Setting((), best).beside(fresh)
+    raised = {
+        trial.change: (done[trial.best]["loss"] - done[at_best]["loss"]).dropna() for trial in trials if trial.best
+    }
+    spread = _pooled(improvements)
+    intervals, costs = _intervals(improvements), _intervals(raised)
+    ps = holm([_p(intervals[trial.change], spread.freedom) for trial in trials])
+    cures = []
+    for trial, p in zip(trials, ps, strict=True):
+        table, interval = done[trial.stressed], intervals[trial.change]
+        stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
+        cost = costs.get(trial.change, UNKNOWN)
+        verdict = OPEN
+        if is_damaged:
+            verdict = verdict_of(interval, p, damage, margin=MARGIN, leaves=LEAVES, alpha=CHANGE_LEVEL)
+            verdict = IN_PART if verdict == CURES and stuck else verdict
+            trains = not (trial.at_ease and test.metric == "loss" and is_capped(done[trial.at_ease]).any())
+            verdict = verdict if trains or verdict not in (CURES, IN_PART) else OPEN  # it has nothing to lose
+        added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
+        is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
+        cures.append(
+            Cure(
+                test=test,
+                change=trial.change,
+                verdict=verdict,
+                takes_off=interval,
+                p=p,
+                damage=damage,
+                left=float(damages[trial.change].mean()),
+                stuck=stuck,
+                cost=cost,
+                parameters=added,
+                is_confirmed=bool(fresh),
+                capped=int(is_capped(table).sum()) if test.metric == "loss" else 0,
+                is_advised=not is_lost and not cost.mean > LOSES,
+            )
+        )
+    return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+
+
+def _damage(test: StressTest, done: Outcomes, stressed: Setting, at_ease: Setting | None) -> pd.Series[float]:
+    """By seed what a test measures under stress beyond what it measures at ease, or beyond where recipes pass."""
+    return done[stressed][test.metric] - (done[at_ease][test.metric] if at_ease else test.passes)
+
+
+def _trains(table: pd.DataFrame) -> bool:
+    """Whether runs end better than a bigram model, in the mean over seeds."""
+    return bool(table["loss"].mean() < table["loss_bigram"].mean())
+
+
+def finalists(screened: Sequence[Cure], most: int) -> list[str]:
+    """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
+    return [cure.change for cure in screened if cure.takes_off.mean > 0 and cure.is_advised][:most]
+
+
+def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tuple[Change, Change] | None:
+    """The best change, and the best one that acts on another part of training; None where there are no two."""
+    helpful = [changes[name] for name in finalists(screened, len(screened))]
+    others = [change for change in helpful if change.acts_on != helpful[0].acts_on]
+    return (helpful[0], others[0]) if others else None
+
+
+def as_screened(cure: Cure) -> Cure:
+    """A change that was not among those confirmed: it may cure, or does not."""
+    return cure._replace(verdict=SCREENED) if cure.verdict in (CURES, IN_PART) else cure
+
+
+def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interval]:
+    """The mean of paired differences of each change, whose spread is pooled over changes."""
+    spread = _pooled(differences)
+    return {change: pooled_interval(list(values), _others(spread, values)) for change, values in differences.items()}
+
+
+def _pooled(differences: Mapping[str, pd.Series[float]]) -> Spread:
+    return pooled_sd([values.to_numpy(dtype=float) for values in differences.values()], Spread())
+
+
+def _others(spread: Spread, values: pd.Series[float]) -> Spread:
+    """The pooled spread without the group of these values, to which their interval adds them again."""
+    freedom = spread.freedom - (len(values) - 1)
+    if freedom <= 0:
+        return Spread()
+    squares = spread.freedom * spread.sd**2 - float(((values - values.mean()) ** 2).sum())
+    return Spread(math.sqrt(max(squares, 0.0) / freedom), freedom)
+
+
+def _p(interval: Interval, freedom: int) -> float:
+    if not interval.error or math.isnan(interval.error):
+        return math.nan
+    return float(2 * scipy.special.stdtr(freedom, -abs(interval.mean) / interval.error))
+
+
+def trial_of(
+    test: StressTest,
+    change: str,
+    words: Sequence[str],
+    best: float,
+    seeds: tuple[str, ...] = (),
+    times: float = 1.0,
+) -> Trial:
+    """The runs of a change, made by these words, that are compared with those of the recipe itself.
+
+    ``seeds`` are the words of the seeds, where these are not those of the card, and ``times`` is the learning rate of
+    the change for each of the recipe's.
+    """
+    assert test.stressed
+
+    def setting(place: Place) -> Setting:
+        at = place.setting(best)
+        return at._replace(lr=float(f"{at.lr * times:.6g}")).beside((*words, *seeds))
+
+    at_ease = setting(test.reference) if test.reference else None
+    at_best = None if math.isnan(best) else setting(Place(times_best=1))
+    return Trial(change, setting(test.stressed), at_ease, at_best)

@@ -1,0 +1,427 @@
+"""Guard a recipe's card: save its numbers as a baseline, and judge whether those of a new card are worse."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.analysis.guard import render
+from lab.analysis.guard.check import MARGIN, check_folder
+from lab.analysis.guard.compare import (
+    BETTER,
+    NEGLIGIBLE,
+    REGRESSION,
+    UNCLEAR,
+    Change,
+    Comparison,
+    change_of,
+    judged_together,
+)
+from lab.analysis.guard.quantities import NATS
+from lab.analysis.sensitivity import Window
+from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, power_of
+from lab.analysis.stress.battery import Place, Spread, read_spreads
+from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_sd
+from lab.analysis.text import format_value, listed, plain_text
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.features.stress.card import FILE
+from lab.features.stress.lines import FAILS, OPEN, WEAK
+from lab.records import store
+
+VERSION = 1
+FAILING = (FAILS, WEAK, OPEN)  # verdicts on which a check without a baseline may fail, the worst first
+BEST_LOSS = "loss at the best learning rate"
+TEN_TIMES = "loss at ten times the baseline's best learning rate"
+POWER = 0.8  # with which a check finds the smallest change that a baseline names
+DAMAGED = "{path} is a damaged baseline of a card; take it from version control, or remove it and save anew"
+
+
+class GuardedTest(NamedTuple):
+    """A test of a card.
+
+    Attributes:
+        title: its name for readers.
+        unit: of its number.
+        passes: from this value on recipes pass, on the side away from ``fails``.
+        fails: from this value on recipes fail.
+        by_seed: its number by seed.
+        is_bound: whether the number is a lower bound.
+        caveat: why a small number says nothing of what the recipe stands; empty where nothing speaks against it.
+    """
+
+    title: str
+    unit: str
+    passes: float
+    fails: float
+    by_seed: pd.Series[float]
+    is_bound: bool
+    caveat: str
+
+    @property
+    def margin(self) -> float:
+        """By how much its number may change."""
+        return abs(self.passes - self.fails) / 2
+
+
+class CardBaseline(NamedTuple):
+    """The numbers of a card to compare others with.
+
+    Attributes:
+        source: the file or folder from which they come.
+        recipe: its name for readers.
+        parameters: of the model.
+        is_judged: whether the recipe beats a bigram model at any learning rate.
+        best_lr: its best learning rate; NaN if no test needed it.
+        losses: at the best learning rate, by seed, nats per token.
+        curve: losses of the recipe itself, a row per learning rate and a column per seed; empty in earlier cards.
+        tests: by name.
+        made: how the runs were made: ``commands``, ``versions``, and fingerprints of the ``data``; and the
+            ``interventions`` of the recipe.
+    """
+
+    source: str
+    recipe: str
+    parameters: int
+    is_judged: bool
+    best_lr: float
+    losses: pd.Series[float]
+    curve: pd.DataFrame
+    tests: Mapping[str, GuardedTest]
+    made: Mapping[str, list[str]]
+
+
+def is_card(path: Path) -> bool:
+    """Whether a path is the folder of a card, or the baseline of one."""
+    if path.is_dir():
+        return (path / FILE).is_file()
+    try:
+        return "card_version" in files.read_json(path, dict)
+    except (OSError, ValueError):
+        return False
+
+
+def read_card(path: Path) -> CardBaseline:
+    """Read the numbers of a card, from its folder or from a baseline.
+
+    Raises:
+        RequestError: the file is missing, damaged or of another version, or the card was made before it named seeds.
+    """
+    try:
+        content = files.read_json(path / FILE if path.is_dir() else path, dict)
+    except OSError as refusal:
+        raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
+    except ValueError:
+        raise RequestError(DAMAGED.format(path=path)) from None
+    if path.is_dir():
+        runs = store.read(path).runs
+        facts = {name: sorted(runs[column].dropna().astype(str).unique()) for name, column in FACTS.items()}
+        sets = [{*names.split("+")} for names in runs["intervention"].fillna("").astype(str)]
+        own = sorted(set[str].intersection(*sets) - {""})  # since cures only add to those of the recipe
+        content["made"] = {"commands": list(store.commands(path)), **facts, INTERVENTIONS: own}
+    elif content.get("card_version") != VERSION:
+        raise RequestError(f"{path} is no baseline of a card of version {VERSION}; remove it and save anew")
+    if not all("seed_numbers" in test for test in content.get("tests", ())) or "losses_at_best_lr" not in content:
+        raise RequestError(f"{path} does not name the seeds of its numbers; {content.get('command')} makes it anew")
+    try:
+        return card_from_json(path, content)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RequestError(DAMAGED.format(path=path)) from None
+
+
+FACTS = {"versions": "versions", "data": "data_fingerprint"}
+INTERVENTIONS = "interventions"
+
+
+def card_from_json(path: Path, content: Mapping[str, Any]) -> CardBaseline:
+    """The numbers of a card in the JSON of its folder, with how it was ``made``, or in a baseline.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: the content is damaged.
+    """
+    tests = {
+        test["name"]: GuardedTest(
+            str(test["title"]),
+            str(test["unit"]),
+            float(test["passes"]),
+            float(test["fails"]),
+            pd.Series(dict(zip(map(int, test["seed_numbers"]), test["seeds"], strict=True)), dtype=float),
+            bool(test["is_lower_bound"]),
+            str(test.get("caveat", "")),
+        )
+        for test in content["tests"]
+    }
+    losses = {int(seed): loss for seed, loss in content["losses_at_best_lr"].items()}
+    curve = pd.DataFrame({float(lr): by_seed for lr, by_seed in content.get("curve", {}).items()}, dtype=float).T
+    return CardBaseline(
+        str(path),
+        str(content["recipe"]),
+        int(content["parameters"]),
+        bool(content["is_judged"]),
+        math.nan if content["best_lr"] is None else float(content["best_lr"]),
+        pd.Series(losses, dtype=float),
+        curve.rename(columns=int),
+        tests,
+        {name: list(map(str, content["made"].get(name, ()))) for name in ("commands", *FACTS, INTERVENTIONS)},
+    )
+
+
+def save_card(folder: Path, path: Path) -> Iterator[str]:
+    """Write the baseline of a card; yields lines about its content, or its differences from the old file.
+
+    Raises:
+        RequestError: the folder holds no readable card, or the file is no baseline of one.
+    """
+    new = read_card(folder)
+    old = read_card(path) if path.is_file() else None
+    tests = [
+        {
+            **test._replace(by_seed=pd.Series(dtype=float))._asdict(),
+            "name": name,
+            "is_lower_bound": test.is_bound,
+            "seeds": list(test.by_seed),
+            "seed_numbers": [int(str(seed)) for seed in test.by_seed.index],
+        }
+        for name, test in new.tests.items()
+    ]
+    kept = ("name", "title", "unit", "passes", "fails", "seeds", "seed_numbers", "is_lower_bound", "caveat")
+    head = {
+        "card_version": VERSION,
+        "made": new.made,
+        "recipe": new.recipe,
+        "parameters": new.parameters,
+        "is_judged": new.is_judged,
+        "best_lr": None if math.isnan(new.best_lr) else new.best_lr,
+        "losses_at_best_lr": {str(seed): loss for seed, loss in new.losses.items()},
+    }
+    # a line for each learning rate and each test, for diffs
+    rates = ",\n".join(
+        f"  {json.dumps(str(lr))}: {json.dumps({str(seed): loss for seed, loss in of_lr.items()})}"
+        for lr, of_lr in new.curve.iterrows()
+    )
+    rows = ",\n".join("  " + json.dumps({key: test[key] for key in kept}) for test in tests)
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
+    text += f',\n "curve": {{\n{rates}\n }},\n "tests": [\n{rows}\n ]\n}}\n'
+    files.write_output(path, text)
+    yield f"{path}: the card of {new.recipe}, from {folder}"
+    if old is not None:
+        yield from (*render.text(compare_cards(old, new, MARGIN)), "")
+    yield from describe_card(new)
+
+
+def describe_card(card: CardBaseline) -> Iterator[str]:
+    """Yield lines about how the card of a baseline was made, then a table with a row for each number that is guarded.
+
+    The last column is the smallest change for the worse that a check with the same seeds finds, with a probability of
+    ``POWER``. What lies between it and the margin, the seeds cannot decide.
+    """
+    for name, lines in card.made.items():
+        yield from (f"{name}: {line}" for line in lines)
+    rows = []
+    for name, numbers, unit, margin, spread in _guarded(card):
+        smallest = smallest_change(numbers, margin, spread)
+        rows.append(
+            {
+                "number": name,
+                "mean": f"{numbers.mean():.3f} {unit}",
+                "seeds": ", ".join(str(seed) for seed in numbers.index),
+                "margin": f"{margin:.3g}",
+                "finds": "no change" if math.isnan(smallest) else f"{smallest:.2g} worse",
+            }
+        )
+    yield from plain_text(pd.DataFrame(rows))
+    yield (
+        f"A check with these seeds finds a change that is as much worse as the last column says in about "
+        f"{POWER:.0%} of cases. Smaller ones stay unclear, which fails with --fail-on unclear; more seeds find more."
+    )
+
+
+def smallest_change(numbers: pd.Series[float], margin: float, spread: Spread) -> float:
+    """The smallest change for the worse that is called a regression with a probability of ``POWER``.
+
+    Args:
+        numbers: of the baseline, by seed; the new ones are those of the same seeds.
+        margin: the change that is allowed, in their unit.
+        spread: of one of them over seeds, of reference records.
+
+    Returns:
+        The change in the unit of the numbers; NaN where nothing tells how they spread.
+    """
+    sd, freedom = of_difference(pooled_sd([numbers.to_numpy(dtype=float)], spread))
+    if not (len(numbers) and sd > 0):
+        return math.nan
+    alpha, unit = 1 - DIFFERENCE_LEVEL, sd / math.sqrt(len(numbers))
+    beyond = scipy.optimize.brentq(
+        lambda errors: power_of(len(numbers), errors * unit, sd, alpha, freedom) - POWER, 0, 100
+    )
+    return margin + float(beyond) * unit
+
+
+def _guarded(card: CardBaseline) -> Iterator[tuple[str, pd.Series[float], str, float, Spread]]:
+    """Yield each number that a baseline guards: its name, its values by seed, its unit, its margin and its spread."""
+    limit = MARGIN * float(card.losses.mean()) if len(card.losses) else math.nan
+    if len(card.losses):
+        yield BEST_LOSS, card.losses, NATS, limit, Spread()
+    if len(losses := losses_at(card, ten_times(card))):
+        yield TEN_TIMES, losses, NATS, limit, Spread()
+    for name, test in card.tests.items():
+        title = f"{test.title}{' (at least)' * test.is_bound}"
+        yield title, test.by_seed, test.unit, test.margin, read_spreads().get(name, Spread())
+
+
+def ten_times(card: CardBaseline) -> float:
+    """Ten times the best learning rate of a card, as its runs have it."""
+    return Place(times_best=10).setting(card.best_lr).lr
+
+
+def losses_at(card: CardBaseline, lr: float) -> pd.Series[float]:
+    """The losses of a card at a learning rate, by seed; empty where its curve lacks it."""
+    at_lr: pd.Series[float] = card.curve.T.get(lr, pd.Series(dtype=float))
+    return at_lr
+
+
+def check(
+    folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False, window: Window | None = None
+) -> Comparison:
+    """Compare a folder with a baseline: cards if the baseline is of one, else curves, as ``check_folder`` does."""
+    if is_card(baseline):
+        return check_card(folder, baseline, margin, strict)
+    return check_folder(folder, baseline, margin, strict, window)
+
+
+def check_card(folder: Path, baseline: Path, margin: float, strict: bool = False) -> Comparison:
+    """Compare a card with a baseline, both folders or files.
+
+    Returns:
+        The comparison (see ``compare_cards``). What cannot be read is not an error: the verdict is ``cannot judge``.
+    """
+    try:
+        return compare_cards(read_card(baseline), read_card(folder), margin, strict)
+    except RequestError as refusal:
+        return _empty(str(baseline), str(folder), margin, strict, [str(refusal)], [])
+
+
+def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
+    """Judge a card by its own verdicts, without a baseline.
+
+    Args:
+        folder: of the card.
+        fail_on: the verdict that fails; so do worse ones, which come before it in ``FAILING``.
+
+    Returns:
+        Lines about it, and the exit code: 1 if a test fails the check, 2 if the recipe is not judged at all, else 0.
+
+    Raises:
+        RequestError: the folder holds no card, or a damaged one.
+    """
+    try:
+        content = files.read_json(folder / FILE, dict)
+        fails = FAILING[: FAILING.index(fail_on) + 1]
+        failing = [f"- {test['title']}: {test['verdict']}" for test in content["tests"] if test["verdict"] in fails]
+        code = 1 if failing else 0 if content["is_judged"] else 2
+        head = f"{folder}: --fail-on {fail_on} {('passes', 'fails', 'cannot judge')[code]}"
+        return [head, *failing, str(content["headline"])], code
+    except OSError as refusal:
+        raise RequestError(f"{folder} holds no card of lab stress: {refusal.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise RequestError(f"{folder / FILE} is damaged; lab stress makes it anew") from None
+
+
+def _empty(
+    baseline: str, folder: str, margin: float, strict: bool, reasons: list[str], remarks: list[str]
+) -> Comparison:
+    return Comparison(baseline, folder, margin, strict, [], [], [], reasons, remarks, of_cards=True)
+
+
+def compare_cards(old: CardBaseline, new: CardBaseline, margin: float, strict: bool = False) -> Comparison:
+    """Compare a new card with a baseline, test by test, by the rule for curves.
+
+    A change is a regression if its whole 90 % interval lies outside the margin, on the worse side. The margin of a test
+    is half the gap between its zones; that of a loss is a share of the loss at the best learning rate, ``margin``. The
+    tests look at multiples of each card's own best learning rate, so what lowers that rate may hide from them. The loss
+    at ten times the baseline's best one does not. Changes are paired where both cards have the same seeds, and those of
+    tests have a spread that is pooled with that of the reference records. Where every seed has the same number, to
+    rounding, nothing has changed. A change is a drift if it is significant (Holm) and no regression. A tolerance that
+    is now a lower bound is no regression, since it may be larger; and no number is better than it was that says
+    nothing of what the recipe stands (see ``measures.caveat_of``). A missing intervention is a regression, whatever the
+    numbers are.
+    """
+    reasons, remarks = list(_reasons(old, new)), list(_remarks(old, new))
+    comparison = _empty(old.source, new.source, margin, strict, reasons, remarks)
+    if reasons:
+        return comparison
+    changes = list(_changes(old, new, margin))
+    remarks += [
+        f"{change.quantity} was not compared, for want of seeds" for change in changes if math.isnan(change.low)
+    ]
+    known = [change for change in changes if not math.isnan(change.low)]
+    missing = [name for name in old.made[INTERVENTIONS] if name not in new.made[INTERVENTIONS]]
+    removed = [f"{new.recipe}: {name} is missing" for name in missing]
+    return comparison._replace(changes=judged_together(known), removed=removed, remarks=remarks)
+
+
+def _reasons(old: CardBaseline, new: CardBaseline) -> Iterator[str]:
+    """Yield reasons why two cards cannot be compared."""
+    if not old.is_judged:
+        yield f"{old.source}: the recipe is no better than a bigram model, so nothing can get worse"
+    data, data_now = set(old.made["data"]), set(new.made["data"])
+    if data - data_now and data_now - data:
+        yield f"other data, fingerprint {listed(sorted(data))} in the baseline and {listed(sorted(data_now))} now"
+    missing = [test.title for name, test in old.tests.items() if name not in new.tests]
+    if missing:
+        yield f"{new.source} lacks {listed(missing)}; give lab stress the same --tests or --minutes as the baseline"
+
+
+def _remarks(old: CardBaseline, new: CardBaseline) -> Iterator[str]:
+    """Yield other differences, and what was not compared."""
+    if old.recipe != new.recipe:
+        yield f"the recipe is {old.recipe} in the baseline, {new.recipe} now"
+    if old.parameters != new.parameters:
+        yield f"the model has {old.parameters:,} parameters in the baseline, {new.parameters:,} now"
+    if old.best_lr < new.best_lr or old.best_lr > new.best_lr:
+        yield f"the best learning rate is {format_value(old.best_lr)} in the baseline, {format_value(new.best_lr)} now"
+    if not new.is_judged:
+        yield "the recipe is no better than a bigram model at any learning rate now, so its tests were not compared"
+    if len(old.losses) and not len(old.curve):
+        yield f"{TEN_TIMES} was not compared, since the baseline was saved without it; save it anew"
+    elif len(losses_at(old, ten_times(old))) and not len(losses_at(new, ten_times(old))):
+        yield f"{TEN_TIMES} was not compared, since there is no run at {format_value(ten_times(old))} now"
+    for name, test in new.tests.items():
+        if name not in old.tests:
+            yield f"{test.title} was not compared, since the baseline lacks it"
+
+
+def _changes(old: CardBaseline, new: CardBaseline, margin: float) -> Iterator[Change]:
+    """Yield the change of the loss at the best learning rate, and of each test; p is not adjusted yet."""
+    arm = (new.recipe, new.parameters)
+    limit = margin * float(old.losses.mean()) if len(old.losses) else math.nan
+    losses = {BEST_LOSS: (old.losses, new.losses)}
+    losses[TEN_TIMES] = losses_at(old, ten_times(old)), losses_at(new, ten_times(old))
+    for name, (before, now) in losses.items():
+        if len(before) and len(now):
+            found = _difference(before, now, Spread(), limit)
+            means = [float(before.mean()), float(now.mean())]
+            yield change_of(name, NATS, arm, found, means=means, limit=limit, worse=+1)
+    for name, test in old.tests.items() if new.is_judged else ():
+        tested = new.tests[name]
+        if not (len(test.by_seed) and len(tested.by_seed)):
+            continue
+        found = _difference(test.by_seed, tested.by_seed, read_spreads().get(name, Spread()), test.margin)
+        means = [float(test.by_seed.mean()), float(tested.by_seed.mean())]
+        worse = 1 if test.passes < test.fails else -1
+        change = change_of(test.title, test.unit, arm, found, means=means, limit=test.margin, worse=worse)
+        is_open = (change.verdict == REGRESSION and tested.is_bound) or (change.verdict == BETTER and tested.caveat)
+        yield change._replace(verdict=UNCLEAR) if is_open else change
+
+
+def _difference(before: pd.Series[float], now: pd.Series[float], spread: Spread, limit: float) -> Difference:
+    """The change of a number; it has no error where every seed has the number that it had, to rounding."""
+    found = pooled_difference(before, now, spread)
+    is_same = set(before.index) == set(now.index) and bool(((now - before).abs() <= NEGLIGIBLE * limit).all())
+    return found._replace(error=0.0) if is_same else found

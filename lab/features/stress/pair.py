@@ -1,0 +1,252 @@
+"""Two cards side by side: on which tests two recipes differ, paired by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+from markupsafe import Markup
+
+from lab.analysis.rendering import html, layout
+from lab.analysis.rendering.layout import Drawing
+from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
+from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_interval
+from lab.analysis.text import format_p, listed, plain_text, to_json
+from lab.features.stress.card import INTERVAL_LEVEL, SAY, Card
+from lab.features.stress.lines import Line, strips, with_half_width
+from lab.features.stress.page import card_figure
+
+
+class Pair(NamedTuple):
+    """What two cards say of a test.
+
+    Attributes:
+        first: the line of the first card.
+        second: the line of the second card.
+        difference: the first measure minus the second over their common seeds, with its 95 % interval.
+        p: of no difference, adjusted for all tests; NaN where they cannot be compared or nothing tells the spread.
+    """
+
+    first: Line
+    second: Line
+    difference: Interval
+    p: float
+
+    @property
+    def stands_more(self) -> int:
+        """0 if the first recipe certainly stands more, 1 if the second does, -1 if neither.
+
+        A tolerance that is a lower bound shows that a recipe stands more, and never that it stands less.
+        """
+        if not self.p < CHANGE_LEVEL:
+            return -1
+        test = self.first.test
+        better = 0 if (self.difference.mean < 0) == (test.passes < test.fails) else 1
+        worse = (self.second, self.first)[better]
+        return -1 if worse.is_bound else better
+
+    @property
+    def caveats(self) -> tuple[str, str]:
+        """Why a small number of each recipe says nothing; where there is any, the two cannot be compared."""
+        return self.first.caveat, self.second.caveat
+
+    @property
+    def number(self) -> str:
+        """The difference with its interval and its unit; empty where the two cannot be compared."""
+        if any(self.caveats):
+            return ""
+        if math.isnan(self.difference.mean):
+            return "no value"
+        return with_half_width(self.difference, self.first.test.unit, sign="+")
+
+
+def pairs_of(first: Card, second: Card) -> list[Pair]:
+    """What two cards say of each test that both have."""
+    others = {line.test.name: line for line in second.lines}
+    both = [(line, others[line.test.name]) for line in first.lines if line.test.name in others]
+    found = []
+    for line, other in both:
+        spread, seeds = line.test.spread, [seed for seed in line.seeds if seed in other.seeds]
+        old, new = other.by_seed.loc[seeds], line.by_seed.loc[seeds]
+        change = pooled_difference(old, new, spread)
+        is_comparable = not (line.caveat or other.caveat)
+        p = change.p() if is_comparable and math.isfinite(change.error) else math.nan
+        found.append((pooled_interval(list(new - old), of_difference(spread)), p))
+    ps = holm([p for _, p in found])
+    return [Pair(*lines, interval, p) for lines, (interval, _), p in zip(both, found, ps, strict=True)]
+
+
+@dataclass(frozen=True)
+class CardPair:
+    """The cards of two recipes side by side; in a notebook it displays itself.
+
+    Attributes:
+        cards: of the two recipes.
+        command: the command line that makes them.
+        pairs: what they say of each test that both have.
+    """
+
+    cards: tuple[Card, Card]
+    command: str
+    pairs: Sequence[Pair]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the recipes for readers, without changes that both have."""
+        names = []
+        for card in self.cards:
+            recipe, _, changes = card.recipe.partition(" with ")
+            names.append(_with(recipe, [word for word in changes.split() if word not in self.shared]))
+        return names[0], names[1]
+
+    @property
+    def shared(self) -> list[str]:
+        """The changes that both recipes have, such as ``steps=400``."""
+        first, second = (card.recipe.partition(" with ")[2].split() for card in self.cards)
+        return [word for word in first if word in second]
+
+    @property
+    def title(self) -> str:
+        """``Crash test of olmo2 and llama with steps=400``."""
+        return _with(f"Crash test of {' and '.join(self.names)}", self.shared)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row per test: both numbers, the first minus the second, and which recipe stands more."""
+        first, second = self.names
+        rows = [
+            {
+                "test": pair.first.test.title,
+                first: pair.first.outcome,
+                second: pair.second.outcome,
+                "difference": pair.number,
+                "p (Holm)": format_p(pair.p),
+                "stands more": self.names[pair.stands_more] if pair.stands_more >= 0 else "",
+            }
+            for pair in self.pairs
+        ]
+        return pd.DataFrame(rows)
+
+    def headline(self) -> str:
+        """On which tests they differ, and which recipe stands more."""
+        if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.is_judged]:
+            verb = "is" if len(unjudged) == 1 else "are"
+            return f"Not judged: {listed(unjudged)} {verb} no better than a bigram model at any learning rate."
+        compared = [pair for pair in self.pairs if not any(pair.caveats)]
+        titles = {
+            who: [f"{pair.first.test.title} ({pair.number})" for pair in compared if pair.stands_more == who]
+            for who in (0, 1, -1)
+        }
+        sentences = [
+            f"{name} stands more: {listed(titles[who])}." for who, name in enumerate(self.names) if titles[who]
+        ]
+        if titles[-1]:
+            sentences.append(f"No difference found: {listed(titles[-1])}.")
+        if others := [pair.first.test.title for pair in self.pairs if any(pair.caveats)]:
+            sentences.append(f"Not compared: {listed(others)}.")
+        return " ".join(sentences) or "They have no test in common."
+
+    def figure(self) -> Drawing:
+        """The strips of all tests, those of the two recipes one below the other."""
+        lines = [line for pair in self.pairs for line in pair[:2]]
+        names = [
+            f"{line.test.title}, {name}: {line.verdict}"
+            for pair in self.pairs
+            for name, line in zip(self.names, pair[:2], strict=True)
+        ]
+        return card_figure(lines, names)
+
+    def notes(self) -> list[str]:
+        """What the numbers mean, and what they do not; a sentence each."""
+        notes = SAY.notes_of_pair(
+            is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
+            is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
+            caveats=[
+                (name, pair.first.test.title, caveat)
+                for pair in self.pairs
+                for name, caveat in zip(self.names, pair.caveats, strict=True)
+                if caveat and all(card.is_judged for card in self.cards)  # else the headline says it
+            ],
+            left_out=[(card.recipe, *reason) for card in self.cards for reason in card.left_out.items()],
+            parameters=" and ".join(dict.fromkeys(card.size for card in self.cards)),
+        )
+        return [*(pair.first.test.explained for pair in self.pairs), *notes.splitlines()]
+
+    def _repr_html_(self) -> str:
+        """What notebooks display."""
+        return "\n".join(self._body())
+
+    def _body(self) -> Iterator[Markup]:
+        yield html.paragraph(self.headline(), "lead")
+        if self.pairs:
+            drawing = self.figure()
+            yield html.figure(layout.svg(drawing, "cards"), drawing.caption, html.savers("cards"))
+            yield html.table(self.table)
+        yield html.section("What the numbers mean, and what they do not", html.bullets(self.notes()))
+
+    def page(self) -> str:
+        """A page of HTML."""
+        records = [f"Records of {card.recipe}: {card.folder}." for card in self.cards]
+        made = html.section("How this was made", html.block(self.command), html.bullets(records))
+        return html.document(self.title, [*self._body(), made])
+
+    def text(self) -> Iterator[str]:
+        """Yield its lines for a terminal."""
+        yield self.title
+        yield self.headline()
+        yield ""
+        yield from strips(*self.strips())
+        yield ""
+        yield from plain_text(self.table[["test", "difference", "p (Holm)", "stands more"]]) if self.pairs else ()
+        yield ""
+        yield from self.notes()
+
+    def strips(self) -> tuple[list[Line], list[str]]:
+        """The lines of both cards, test by test, and the name of each."""
+        width = max((len(pair.first.test.title) for pair in self.pairs), default=0)
+        named = [
+            (line, f"{pair.first.test.title:{width}}  {name}")
+            for pair in self.pairs
+            for name, line in zip(self.names, pair[:2], strict=True)
+        ]
+        return [line for line, _ in named], [name for _, name in named]
+
+    def as_json(self) -> str:
+        """The pair as a JSON object, with both cards; null where a number is unknown."""
+        content = {
+            "recipes": list(self.names),
+            "command": self.command,
+            "headline": self.headline(),
+            "tests": [self._plain(pair) for pair in self.pairs],
+            "cards": [json.loads(card.as_json()) for card in self.cards],
+        }
+        return to_json(content)
+
+    def _plain(self, pair: Pair) -> dict[str, Any]:
+        test, interval = pair.first.test, pair.difference
+        return {
+            "name": test.name,
+            "title": test.title,
+            "unit": test.unit,
+            "difference": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
+            "n": interval.n,
+            "interval_level": INTERVAL_LEVEL,
+            "p": pair.p,
+            "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
+            "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
+        }
+
+
+def _with(name: str, changes: Sequence[str]) -> str:
+    return f"{name} with {' '.join(changes)}" if changes else name
+
+
+def card_pair(first: Card, second: Card, command: str) -> CardPair:
+    """Two cards side by side."""
+    return CardPair((first, second), command, pairs_of(first, second))

@@ -1,3 +1,0 @@
-"""Crash test: what a recipe cannot stand, how far it is from there, and which single change cures it."""
-
-FIRST_FIGURES = ()
