@@ -46,9 +46,9 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "logit_rounding", "rendering", "batch_fits"},
     {"sensitivity", "grouping"},
-    {"drawing", "events", "batch_sizes"},
-    {"forecast", "judging", "guard", "recordings", "stress"},
-    {"contrasts", "changes"},
+    {"drawing", "events", "batch_sizes", "curve_summaries"},
+    {"forecast", "guard", "recordings", "stress", "contrasts"},
+    {"judging", "changes"},
 ]
 TRAINS = {"lab.features.coordcheck"}  # features that need torch
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import probe_values
-from lab.analysis.judging.evidence import curve_summaries
-from lab.analysis.judging.quantities import RUN_TABLES
+from lab.analysis.curve_summaries import curve_summaries
+from lab.analysis.events.costs import spike_costs
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped
 from lab.records.run_table import UNKNOWN_SIZE
+from lab.records.store import Records
 
 ANY_SWEEP = "*"
 BASELINES = ("baseline", "base", "control", "default", "reference", "vanilla", "none", "off")
@@ -28,6 +29,9 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 Cells = Mapping[str, Mapping[str, Interval]]
 Points = Callable[[Study], pd.DataFrame]
 Reduce = Callable[[pd.DataFrame, Window], pd.DataFrame]
+
+# Functions that tabulate numbers of runs, indexed by run id; studies add theirs.
+RUN_TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {"cost": spike_costs}
 
 
 class Measure(NamedTuple):

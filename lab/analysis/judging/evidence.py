@@ -11,25 +11,23 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
+from lab.analysis.curve_summaries import CURVE_QUANTITIES, CurveSummary, curve_summaries
 from lab.analysis.curves import Curve, configs, interventions, points
 from lab.analysis.events.costs import NONE
-from lab.analysis.sensitivity import HIGH, LOST, PARTS, judge, regret, vertex
+from lab.analysis.sensitivity import HIGH, LOST, judge
 from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.records import store
 from lab.records.store import Records
 
-# Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
-CURVE_QUANTITIES = (*PARTS, "coupled", "coupled_above", "log_best", "log_lost")
 # Quantities in which under-training counts as sensitivity, and their instability parts.
 SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
-COUPLED_WINDOWS = ((1e-4, 1e-1), (3e-4, 3e-1))
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
 BURST = "burst"
@@ -49,88 +47,6 @@ class MissingRunsError(Exception):
     def __init__(self, message: str, *, arms_exist: bool = True) -> None:
         super().__init__(message)
         self.arms_exist = arms_exist
-
-
-class RunSummary(NamedTuple):
-    """A run: its id, and its final loss, at most that at initialization."""
-
-    id: str
-    loss: float
-
-
-class CurveSummary(NamedTuple):
-    """The runs of one curve and seed, and numbers that summarize them.
-
-    Attributes:
-        runs: the runs by learning rate, in rising order.
-        alive: whether some final loss is a number.
-        learned: whether some run beat the bigram model.
-        values: numbers by name, NaN if undefined:
-
-            - ``best``: the lowest final loss, nats/token.
-            - ``total``, ``below``, ``above``: sensitivity S and its two parts, as in ``sensitivity.split``.
-            - ``coupled``: the smaller S of the two windows that the paper uses for coupled decay (sec. 3.2.2);
-              ``coupled_above``: its instability part.
-            - ``log_best``: log10 of eta*, the vertex of a parabola.
-            - ``log_lost``: log10 of eta_div, the learning rate above the best one at which the loss first crosses the
-              best one + ``LOST``, interpolated straight between its neighbours; one step above the grid if it does not.
-
-        resolutions: the step of the grid of learning rates, in decades, of each value that was read off it.
-    """
-
-    curve: int
-    size: int
-    seed: str
-    runs: dict[float, RunSummary]
-    alive: bool
-    learned: bool
-    values: dict[str, float]
-    resolutions: dict[str, float]
-
-
-def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
-    """Summarize each curve and seed of ``runs``, a table as made by ``sensitivity.judge``."""
-    rows: dict[tuple[int, str], list[Any]] = {}
-    for row in runs.sort_values("lr").itertuples():
-        rows.setdefault((row.curve, row.seed), []).append(row)  # type: ignore[arg-type]
-    return [_summarize(curve) for curve in rows.values()]
-
-
-def _summarize(rows: list[Any]) -> CurveSummary:
-    lr, loss = np.array([row.lr for row in rows]), np.array([row.capped for row in rows])
-    runs = {row.lr: RunSummary(row.id, row.capped) for row in rows}
-    alive = any(math.isfinite(row.loss) for row in rows)
-    learned = bool(loss.min() < np.fmin(rows[0].loss_at_init, rows[0].loss_bigram))
-    values = {"best": float(loss.min()) if alive else math.nan, **dict.fromkeys(CURVE_QUANTITIES, math.nan)}
-    resolutions: dict[str, float] = {}
-    if alive and learned:
-        values |= regret(lr, loss)._asdict()
-        coupled = min((regret(lr, loss, *window) for window in COUPLED_WINDOWS), key=lambda parts: parts.total)
-        values |= {"coupled": coupled.total, "coupled_above": coupled.above}
-    if alive and learned and lr[0] > 0:  # a table may have no learning rates, or another axis with zero on it
-        values["log_best"] = math.log10(vertex(lr, loss))
-        values["log_lost"], step = _crossing(lr, loss)
-        # a parabola has no grid; the best learning rate has one only if it ends it
-        resolutions = {"log_lost": step, "log_best": 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)}
-    return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, resolutions)
-
-
-def _grid_step(lr: np.ndarray) -> float:
-    """Smallest step of the grid, decades."""
-    return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
-
-
-def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """Log10 of eta_div, and the step of the grid around it, in decades."""
-    lrs, best, level = np.log10(lr), int(loss.argmin()), loss.min() + LOST
-    lost = np.flatnonzero(loss[best:] > level)
-    if not len(lost):
-        step = _grid_step(lr)
-        return float(lrs[-1] + step), step
-    after = best + int(lost[0])
-    step = float(lrs[after] - lrs[after - 1])
-    share = (level - loss[after - 1]) / (loss[after] - loss[after - 1])
-    return float(lrs[after - 1] + share * step), step
 
 
 class Evidence:

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.events.costs import HELD_OUT, spike_costs
+from lab.analysis.contrasts import RUN_TABLES
+from lab.analysis.events.costs import HELD_OUT
 from lab.analysis.judging.evidence import ArmTables
-from lab.records.store import Records
 
 # ``NAME`` of a number of ``CurveSummary.values``; or arguments, the first of which is a key of ``QUANTITIES`` or of
 # ``RUN_TABLES``.
@@ -19,8 +19,6 @@ Quantity = str | Mapping[str, Any]
 # A learning rate: ``top`` of the paper's window, ``highest`` or ``lowest`` of all, one near a number, or ``each``.
 Rate = str | float
 REDUCED_BY = {name: getattr(probe_values, name) for name in ("late", "near", "peak", "late_excess", "recovery", "rise")}
-# Functions that tabulate numbers of runs, indexed by run id; studies add theirs.
-RUN_TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {"cost": spike_costs}
 
 
 def log10(table: pd.DataFrame) -> pd.DataFrame:

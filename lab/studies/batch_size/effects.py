@@ -20,8 +20,9 @@ from lab.analysis.batch_sizes import (
     tune,
     tuned_batches,
 )
+from lab.analysis.curve_summaries import CurveSummary
 from lab.analysis.judging.effects import Effects, Qualified, exceeds, over_rate, parts, slope
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, CurveSummary, MissingRunsError
+from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from lab.analysis.judging.quantities import best_of_largest, log10
 from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import updates

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.judging.effects import Qualified, exceeds, mean
 from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.quantities import RUN_TABLES
 from lab.analysis.probe_values import updates
 from lab.records.store import Records
 
