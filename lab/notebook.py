@@ -65,7 +65,7 @@ def show(records: Records | Study | Card | Matrix, name: str = "", window: Seque
     from lab.features.board.page import board_figure
     from lab.features.predict.figures import gradient_forecast, logit_forecast
     from lab.features.stress.card import Card
-    from lab.studies.figures import FIGURES
+    from lab.report.all_figures import FIGURES
 
     if isinstance(records, Card | Matrix):
         return _shown(records.figure() if isinstance(records, Card) else board_figure(records))

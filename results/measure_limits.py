@@ -18,9 +18,6 @@ import public_limits
 from lab.analysis.curves import load
 from lab.analysis.forecast.brackets import PowerLaw
 from lab.analysis.forecast.fits import Crossing, Line, Prediction
-from lab.analysis.judging.evidence import ArmTables, Evidence, each_value_of, read_evidence, sizes_of, steps_of
-from lab.analysis.judging.quantities import log10, quantity
-from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
 from lab.analysis.text import listed
 from lab.core import shipped
@@ -28,7 +25,10 @@ from lab.features.numbers.limits import FILE, Limit
 from lab.features.predict.forecasts import GRADIENT, LOGIT, make_forecasts
 from lab.records import store
 from lab.studies.batch_size.effects import critical_batches
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.evidence import ArmTables, Evidence, each_value_of, read_evidence, sizes_of, steps_of
+from lab.studies.claims.quantities import log10, quantity
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import effects_of
 from lab.studies.precision.effects import in_formats
 
 FORECASTS = {"early_logits": LOGIT, "gradients": GRADIENT}

@@ -17,14 +17,13 @@ import pandas as pd
 
 import public_limits
 import transfer
-from lab.analysis.judging.rules import effect_text
-from lab.analysis.judging.verdicts import effects_of
 from lab.analysis.statistics import student_t
 from lab.analysis.stress.battery import SPREADS, Battery, Spread, read_battery
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
+from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
 from lab.features.numbers.limits import FILE as LIMITS
 from lab.features.numbers.limits import PUBLIC
@@ -36,10 +35,13 @@ from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
-from lab.report import ruled, scoreboard
-from lab.report.scoreboard import ScoreboardRow
-from lab.studies.claims import CLAIMS
+from lab.studies.claims import ruled, scoreboard
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.rules import effect_text
+from lab.studies.claims.scoreboard import ScoreboardRow
+from lab.studies.claims.verdicts import effects_of
 from lab.studies.real_runs.claims import STEP
+from lab.studies.real_runs.curves import broken_by_arm
 from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
@@ -285,6 +287,7 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
         text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
+    yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()
 
 

@@ -22,7 +22,7 @@ from lab.analysis import load, study, tables
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.core.errors import RequestError
 from lab.core.shipped import data_folder, sweeps
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from lab.training.config import run_config
 from lab.training.identity import run_id
 

@@ -13,12 +13,12 @@ import torch
 import planted
 from cap import Cap
 from lab import Act, HookIntervention, RunConfig
-from lab.analysis.judging.evidence import Evidence
 from lab.core.hooks import HookPoint, acting_at, unlike_names
 from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
 from lab.model.transformer import Transformer
 from lab.records import store
+from lab.studies.claims.evidence import Evidence
 from lab.training import identity
 from pieces import intervention, model, tokens, weights_of
 from small import configs

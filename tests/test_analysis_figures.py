@@ -12,7 +12,7 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.grouping import facets, ways_to_grow
 from lab.analysis.rendering import panels
 from lab.core import files
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 
 SEEDS = (0, 1)
 LR, EPS, WIDTH, DEPTH = "optimizer.lr", "optimizer.eps", "model.width", "model.depth"

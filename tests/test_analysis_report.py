@@ -19,16 +19,17 @@ import planted
 import planted_claims
 from lab.__main__ import main
 from lab.analysis import all_pairs, findings, points, study
-from lab.analysis.judging.evidence import Evidence
 from lab.analysis.rendering import html
 from lab.analysis.text import plain_text
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 from lab.report import build
+from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
-from lab.report.scoreboard import judge_all, read
-from lab.studies.figures import FIGURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.judgement import yes_or_no
+from lab.studies.claims.scoreboard import judge_all, read
 from lab.sweeping.local_jobs import JobEnd
 
 pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
@@ -134,7 +135,7 @@ def test_the_page_opens_with_its_question_and_answer(folder, page):
     assert question == "Does the largest usable learning rate fall with size, and does qk-layernorm stop that?"
     made = study([folder])
     rows = judge_all([Evidence(str(folder), made.records, store.commands(folder))])
-    expected = answer(made, ["qk_layernorm"], rows)
+    expected = answer(made, ["qk_layernorm"], *yes_or_no(rows, ["qk_layernorm"]))
     assert said == str(escape(f"{expected.word} {expected.text}".strip()))
     assert "Partial: 83 of 84 runs ended." in opening
     table = page[page.index("The row of the reference") : page.index("<section")]

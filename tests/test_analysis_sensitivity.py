@@ -13,7 +13,7 @@ from scipy import stats
 
 import planted
 from lab.analysis import findings, points, sensitivity, tables
-from lab.analysis.judging.evidence import curve_summaries
+from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.sensitivity import split
 from lab.analysis.statistics import dz_of_intervals, student_t, student_t_of_rows
 from lab.core.errors import RequestError
@@ -267,7 +267,7 @@ def test_of_several_lost_learning_rates_the_smallest_is_eta_div():
         cards[lost] |= {"status": "diverged", "diverged_at": 7, "final_val_loss": math.nan}
     runs = study(cards).sample(frac=1, random_state=0)
     assert sensitivity.per_seed(runs)["eta_div"].item() == 0.03
-    assert math.log10(0.01) < curve_summaries(sensitivity.judge(runs))[0].values["log_lost"] < math.log10(0.03)
+    assert math.log10(0.01) < summarize_curves(sensitivity.judge(runs))[0].values["log_lost"] < math.log10(0.03)
 
 
 def test_a_diverged_run_sets_eta_div_and_a_stable_curve_has_none():

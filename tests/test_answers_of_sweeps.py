@@ -11,12 +11,13 @@ import planted_claims
 import planted_damage
 from lab.analysis import Study, contrasts
 from lab.analysis.contrasts import ANY_SWEEP
-from lab.analysis.judging.evidence import Evidence
 from lab.analysis.sensitivity import study_of
 from lab.core import shipped
 from lab.report.answers import answer
-from lab.report.scoreboard import judge_all
-from lab.studies.measures import MEASURES
+from lab.report.measures import MEASURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.judgement import yes_or_no
+from lab.studies.claims.scoreboard import judge_all
 from sampling import few
 
 ASKED = sorted({sweep for measure in MEASURES for sweep in measure.asked_by} - {ANY_SWEEP})
@@ -77,7 +78,7 @@ def test_planted_worlds_get_the_true_answer(sweep: str, word: str, otherwise: st
     for good, expected in ((True, word), (False, otherwise)):
         study = world(sweep, good=good)
         rows = judge_all([Evidence(sweep, study.records)])
-        said = answer(study, [sweep], rows)
+        said = answer(study, [sweep], *yes_or_no(rows, [sweep]))
         assert said.word == expected
         assert str(said).startswith(f"{expected}: ")
         assert said.contrasts

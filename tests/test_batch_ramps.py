@@ -14,13 +14,13 @@ from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.batch_sizes import crossings
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
+from lab.report.all_figures import FIGURES
 from lab.studies.batch_size.measures import loss_at, over_tokens, predicted_saving, tokens_to
-from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 from noisy_quadratic import NoisyQuadratic
 
 SCHEDULES = ("quarter", "palm", "glm_130b", "mt_nlg", "gpt3", "adaptive", "constant")

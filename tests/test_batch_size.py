@@ -17,7 +17,7 @@ from lab.analysis.batch_fits import exponent, learning_rate_curve, steps_curve
 from lab.analysis.batch_sizes import TunedSteps
 from lab.analysis.statistics import share_interval
 from lab.features.predict.advice import advise
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of
 from sweeping import OutputOf

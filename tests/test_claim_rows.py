@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lab import studies
-from lab.analysis.judging.effects import Qualified
-from lab.analysis.judging.rows import read_claims
 from lab.core.errors import RequestError
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.effects import Qualified
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.rows import read_claims
 from test_claims_planted import arms_of
 
 ROW = """

@@ -13,13 +13,13 @@ import pytest
 
 import planted
 from lab.analysis import findings, judge, points, probe_values, sensitivity, study
-from lab.analysis.judging import effects
-from lab.analysis.judging.decision import VERDICTS
-from lab.analysis.judging.evidence import ArmTables, Config, Evidence, at_one_rate, curve_summaries
-from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
+from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.statistics import student_t
-from lab.report import scoreboard
-from lab.studies.claims import CLAIMS
+from lab.studies.claims import effects, scoreboard
+from lab.studies.claims.decision import VERDICTS
+from lab.studies.claims.evidence import ArmTables, Config, Evidence, at_one_rate
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
 from sweeping import OutputOf
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
@@ -258,7 +258,7 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, output_of: OutputOf) 
 
 
 def test_every_figure_named_is_ours() -> None:
-    from lab.studies.figures import FIGURES
+    from lab.report.all_figures import FIGURES
 
     assert {CLAIMS[name].shown_in for name in CLAIMS} <= set(FIGURES)
 
@@ -295,6 +295,6 @@ def test_effect_sizes_are_paired() -> None:
 
 def test_a_curve_lost_nowhere_counts_one_step_further() -> None:
     made = planted.cards(("none",), (32,), (1e-3, 1e-2, 1e-1), (0,), final_val_loss=2.0)
-    (summary,) = curve_summaries(judge(points(planted.table(made))))
+    (summary,) = summarize_curves(judge(points(planted.table(made))))
     assert summary.values["log_lost"] == pytest.approx(0)
     assert summary.resolutions["log_lost"] == pytest.approx(1)

@@ -14,11 +14,11 @@ import pytest
 
 import planted
 import planted_claims
-from lab.analysis.judging.effects import Qualified
-from lab.analysis.judging.evidence import ArmTables, Config, Evidence
-from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
-from lab.report.scoreboard import read
-from lab.studies.claims import CLAIMS as FILED
+from lab.studies.claims.effects import Qualified
+from lab.studies.claims.evidence import ArmTables, Config, Evidence
+from lab.studies.claims.registry import CLAIMS as FILED
+from lab.studies.claims.scoreboard import read
+from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.studies.spikes.planted import DESCENT
 
 PRUNED = runpy.run_path(str(Path(__file__).parents[1] / "results/prune.py"))["pruned"]

@@ -26,8 +26,8 @@ from lab.analysis.sensitivity import HIGH, LOW
 from lab.analysis.statistics import student_t
 from lab.features.coordcheck import figure as coordinate_growth
 from lab.features.predict.figures import gradient_forecast, logit_forecast
+from lab.report.all_figures import FIGURES
 from lab.report.build import first_figures
-from lab.studies.figures import FIGURES
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))

@@ -17,8 +17,6 @@ from hydra.core.global_hydra import GlobalHydra
 from committed import RESULTS
 from composing import remember
 from lab import RunConfig, run_config
-from lab.analysis.judging.evidence import read_evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.cli.compose import Composer, hydra_configs, resolved
 from lab.cli.request import read_request
 from lab.core.registry import (
@@ -39,7 +37,9 @@ from lab.core.shipped import sweeps
 from lab.model.config import ModelConfig
 from lab.probes.listener import ProbesConfig
 from lab.records import store
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.evidence import read_evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 from lab.training.config import Budget
 from lab.training.identity import run_id
 from small import tree

@@ -12,12 +12,12 @@ import planted
 import planted_claims
 from lab.analysis import Records, study
 from lab.analysis.events.scores import score_runs, summarize
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
 from lab.report.answers import answer
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 
 BURST = {"burst": "shift", "burst.start": 0.6, "burst.length": 10.0, "burst.fraction": 0.3}  # steps 240 to 249
 FLAT = np.ones(400)

@@ -15,7 +15,7 @@ from lab.analysis import Records, points, probe_values
 from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
 from lab.studies.spikes.restart_effects import restarts_of
 from small import configs

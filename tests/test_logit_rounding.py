@@ -22,7 +22,7 @@ from lab.analysis.logit_rounding import (
     rounding_cost,
     spacing,
 )
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from test_figure_contract import small, wrong
 
 VOCABULARY, TOKENS = 4000, 400

@@ -9,13 +9,13 @@ import planted_low_precision
 from drawn_texts import complaints
 from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import study_of
+from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
-from lab.report.scoreboard import judge_all
-from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.scoreboard import judge_all
+from lab.studies.claims.verdicts import judge_claim
 from lab.studies.precision.effects import spike_rate
 
 

@@ -24,10 +24,10 @@ from PIL import Image
 from traitlets.config import Config
 
 from lab.analysis import forecast, load, probe_values, show, study, verdicts
-from lab.analysis.judging.verdicts import FIGURES_OF_THE_PAPER
 from lab.analysis.sensitivity import WINDOW
 from lab.core.errors import RequestError
-from lab.report import scoreboard
+from lab.studies.claims import scoreboard
+from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER
 
 HOME = Path(__file__).parents[1]
 QUICKSTART = HOME / "results/quickstart"

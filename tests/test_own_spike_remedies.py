@@ -16,9 +16,9 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.trend import loss_spikes
 from lab.analysis.probe_values import training_losses
+from lab.report.all_figures import FIGURES
 from lab.responses.between_steps import RewindAndSkip
 from lab.responses.response import Action, Memory, Reading
-from lab.studies.figures import FIGURES
 from lab.studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits
 from lab.training.fleet import Fleet
 from lab.training.identity import columns

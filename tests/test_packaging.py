@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lab.core import shipped
-from lab.report.scoreboard import OF_THE_LAB
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.scoreboard import OF_THE_LAB
 from sweeping import OutputOf
 
 HOME = Path(__file__).parents[1]

@@ -13,15 +13,15 @@ import yaml
 
 import planted
 from committed import RESULTS, in_one_process, judged
-from lab.analysis.judging.decision import ABOVE_ZERO, alpha_of, decide
-from lab.analysis.judging.effects import Qualified
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.statistics import student_t
 from lab.core import shipped
 from lab.report.power import POWER, seeds_for
-from lab.report.scoreboard import ScoreboardRow, read
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.decision import ABOVE_ZERO, alpha_of, decide
+from lab.studies.claims.effects import Qualified
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.scoreboard import ScoreboardRow, read
+from lab.studies.claims.verdicts import judge_claim
 from sweeping import OutputOf
 
 CLAIM = "qk_layernorm_lowers_sensitivity"

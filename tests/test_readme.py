@@ -18,8 +18,8 @@ from lab.__main__ import main
 from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from lab.report import ruled, scoreboard
-from lab.studies.claims import CLAIMS
+from lab.studies.claims import ruled, scoreboard
+from lab.studies.claims.registry import CLAIMS
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")

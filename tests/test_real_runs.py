@@ -15,11 +15,11 @@ import pytest
 import public_limits
 import write_pages
 from lab.analysis.forecast.brackets import fit_power_law
-from lab.analysis.judging.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
-from lab.analysis.judging.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge
 from lab.analysis.statistics import student_t
-from lab.report import ruled
-from lab.studies.claims import CLAIMS
+from lab.studies.claims import ruled
+from lab.studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge
 from lab.studies.real_runs import figures
 from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
 from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs

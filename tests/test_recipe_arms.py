@@ -12,15 +12,15 @@ import planted
 import planted_claims
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.probe_values import embedding_share
 from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
-from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 from pieces import CPU, intervention, model, recipe, tokens
 from test_model import gradients
 

@@ -16,7 +16,7 @@ from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import spike_costs
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from lab.studies.spikes.planted import repeated_costs
 
 SEEDS = dict.fromkeys(range(3), True)

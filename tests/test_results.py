@@ -19,7 +19,7 @@ from lab.cli.board import QUESTION
 from lab.core import shipped
 from lab.records import store
 from lab.records.parts import written
-from lab.report.scoreboard import OTHER_TEXT, judge_all, read, table
+from lab.studies.claims.scoreboard import OTHER_TEXT, judge_all, read, table
 from sampling import few, some
 
 BOARD = "board"  # which no sweep trains, but `lab leaderboard DIR --train`

@@ -25,8 +25,8 @@ from lab.analysis.forecast import optimum
 from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
 from lab.records.columns import Columns
+from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
-from lab.studies.figures import FIGURES
 from sweeping import OutputOf
 
 DOCS = Path(__file__).parents[1] / "docs"

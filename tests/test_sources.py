@@ -12,16 +12,16 @@ import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.judging.effects import qualified
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
 from lab.core.registry import DATA
 from lab.data.synthetic import Mixture
+from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
-from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
+from lab.studies.claims.effects import qualified
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
 from sweeping import finished

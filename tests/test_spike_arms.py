@@ -12,7 +12,7 @@ from drawn_texts import complaints
 from lab.analysis import Records, Study, all_pairs, by_curve, judge, per_seed, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
 from lab.studies.spikes.planted import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED
 

@@ -9,7 +9,7 @@ import pytest
 
 import planted_board
 from lab.features.board.failures import REFERENCE, board_arms, read_failures
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.registry import CLAIMS
 from planted_board import FAILURE
 from transfer import (
     EASE,

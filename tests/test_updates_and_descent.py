@@ -12,11 +12,11 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
-from lab.analysis.judging.evidence import Evidence
-from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
-from lab.studies.claims import CLAIMS
-from lab.studies.figures import FIGURES
+from lab.report.all_figures import FIGURES
+from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.verdicts import judge_claim
 from lab.studies.spikes.planted import update_traits
 
 SEEDS = dict.fromkeys(range(3), True)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from lab.analysis.judging.verdicts import Verdict
-from lab.report.answers import yes_or_no
-from lab.report.scoreboard import ScoreboardRow
-from lab.studies.claims import CLAIMS
+from lab.studies.claims.judgement import yes_or_no
+from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.scoreboard import ScoreboardRow
+from lab.studies.claims.verdicts import Verdict
 
 CLAIM = CLAIMS["qk_layernorm_lowers_sensitivity"]
 

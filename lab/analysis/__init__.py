@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
-    from lab.report.scoreboard import verdicts as verdicts
+    from lab.studies.claims.scoreboard import verdicts as verdicts
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
-    "lab.report.scoreboard": ("verdicts",),
+    "lab.studies.claims.scoreboard": ("verdicts",),
     "lab.analysis.curves": ("load", "points"),
     "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
     "lab.analysis.sensitivity": (

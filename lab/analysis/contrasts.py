@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import probe_values
-from lab.analysis.curve_summaries import curve_summaries
+from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.events.costs import spike_costs
-from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, per_seed
+from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sensitivity, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped
@@ -335,7 +335,7 @@ def of_curves(quantity: str) -> Reduce:
             worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
             values = inside.mask(worse).to_dict()  # if nothing was learned, no learning rate made it worse
         else:
-            values = {(summary.curve, summary.seed): summary.values[quantity] for summary in curve_summaries(points)}
+            values = {(summary.curve, summary.seed): summary.values[quantity] for summary in summarize_curves(points)}
         keys = zip(points["curve"], points["seed"], strict=True)
         return by_size(points.assign(value=[values[key] for key in keys]))
 
@@ -369,6 +369,11 @@ def slope_over_size(quantity: str) -> Reduce:
         )
 
     return reduce
+
+
+def comparable_by_sensitivity(study: Study) -> pd.DataFrame:
+    """All points, if arms can be compared by sensitivity; else none."""
+    return study.points if compares_sensitivity(study) else study.points.head(0)
 
 
 def read_measures(path: Path, of_study: Iterable[ModuleType]) -> list[Measure]:

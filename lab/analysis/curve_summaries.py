@@ -52,7 +52,7 @@ class CurveSummary(NamedTuple):
     resolutions: dict[str, float]
 
 
-def curve_summaries(runs: pd.DataFrame) -> list[CurveSummary]:
+def summarize_curves(runs: pd.DataFrame) -> list[CurveSummary]:
     """Summarize each curve and seed of ``runs``, a table as made by ``sensitivity.judge``."""
     rows: dict[tuple[int, str], list[Any]] = {}
     for row in runs.sort_values("lr").itertuples():

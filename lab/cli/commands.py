@@ -401,30 +401,11 @@ def _selftest(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> None:
-    from lab.core import files, shipped
-    from lab.report import ruled, scoreboard
-    from lab.studies.claims import RULED
+    from lab.report import shelf
 
-    given = OptionParser("claims").read(arguments)
-    if given.power or given.effect:
-        from lab.report.power import power_lines
-
-        if len(given.folders) != 1 or not given.power:
-            raise RequestError("lab claims DIR --power CLAIM [--effect NUMBER]")
-        for line in power_lines(given.folders[0], given.power, given.effect):
-            say(line)
-        return
-    options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
-    formats = [option for option, is_given in options.items() if is_given]
-    chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
-    if given.source in RULED:
-        text = ruled.render(given.source, formats[-1] if formats else "")
-    else:
-        here = [results] if (results := shipped.results()) == Path("results") else []
-        text = scoreboard.render(given.folders or here, *formats, **chosen)
-    if given.html:
-        files.write_output(Path(given.html), text)
-    say(f"page: {given.html}" if given.html else text)
+    if not (found := shelf.modules("command")):
+        raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")
+    found[0].judge_claims(OptionParser("claims").read(arguments))
 
 
 def _leaderboard(arguments: list[str]) -> None:

@@ -86,7 +86,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "detectors": _detectors,
     "probes": _entries("PROBES"),
     "trackers": _entries("TRACKERS"),
-    "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.studies.figures"),
+    "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.report.all_figures"),
 }
 
 

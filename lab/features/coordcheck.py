@@ -164,7 +164,7 @@ DEFAULTS = [
 
 @dataclass(frozen=True)
 class CoordinateCheck:
-    """What a few updates changed at several widths or depths, judged by ``lab.sweeping.slopes``.
+    """What a few updates changed at several widths or depths, judged by ``lab.features.coordcheck.slopes``.
 
     ``changes`` holds the rows of ``changes``; ``checked`` names the parametrization, and interventions if any.
     """

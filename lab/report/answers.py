@@ -13,67 +13,19 @@ import pandas as pd
 from lab.analysis import contrasts
 from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
-from lab.analysis.judging.decision import CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED
-from lab.analysis.judging.verdicts import LOG10
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
-from lab.analysis.text import alike, arm_phrase, capitalized, count, first_to_last, format_value
+from lab.analysis.text import arm_phrase, capitalized, count, first_to_last, format_value
 from lab.core import shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.run_table import is_imported
-from lab.report.scoreboard import ScoreboardRow
-from lab.studies import modules
-from lab.studies.measures import MEASURES
+from lab.report import shelf
+from lab.report.measures import MEASURES
 
-AGAINST = (CONTRADICTED, NO_EFFECT)
 SAY = html.macros("answers.txt")  # a macro for each kind of sentence
-
-
-def yes_or_no(rows: Sequence[ScoreboardRow], sweeps: Collection[str]) -> tuple[str, str]:
-    """The word, and a text with each claim on which it rests, its effect and its interval.
-
-    Args:
-        rows: claims judged on these runs.
-        sweeps: the sweeps that trained them.
-
-    Returns:
-        Two empty texts if no claim answers the question, such as one that asks which or how much.
-    """
-    answering = [row for row in rows if row.verdict.folder and set(sweeps) & {*row.claim.affirms, *row.claim.denies}]
-    if not answering:
-        return "", ""
-    says = [_says(row, sweeps) for row in answering]
-    word = says[0] if len(set(says)) == 1 else "In part" if {"Yes", "In part"} & set(says) else "Undecided"
-    text = "; ".join(map(_part, answering))
-    return word, f"{capitalized(text)}."
-
-
-def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
-    verdict, denies = row.verdict.verdict, bool(set(sweeps) & set(row.claim.denies))
-    if verdict == REPRODUCED or verdict in AGAINST:
-        return "Yes" if (verdict == REPRODUCED) != denies else "No"
-    return "In part" if verdict == IN_PART else "Undecided"
-
-
-def _part(row: ScoreboardRow) -> str:
-    verdict, reason = row.verdict, row.verdict.reason.partition(";")[0]
-    effect = _effect(row) if row.effect else ""
-    return str(
-        SAY.claim(row.claim.sentence, verdict.verdict, reason, effect, verdict.seeds, is_screening=row.is_screening)
-    )
-
-
-def _effect(row: ScoreboardRow) -> str:
-    """The effect with its interval in equal decimals, and its unit; a log of a number is shown as that number."""
-    verdict, unit = row.verdict, row.claim.unit
-    if unit.startswith(LOG10):
-        return row.effect
-    effect, low, high = alike([verdict.effect, verdict.low, verdict.high])
-    interval = "" if math.isnan(verdict.low) else f" [{low}, {high}]"
-    return f"{effect}{interval} {unit}".rstrip()
 
 
 Factors = Mapping[str, Mapping[str, Hashable]]
@@ -183,15 +135,16 @@ class Answer(NamedTuple):
         return "sensitiv" in " ".join([self.text, *(contrast.measure.name for contrast in self.contrasts)])
 
 
-def answer(study: Study, sweeps: Collection[str] = (), rows: Sequence[ScoreboardRow] = ()) -> Answer:
+def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str = "") -> Answer:
     """Answer the question of these sweeps.
 
     Args:
         study: a study with at least one run that ended.
         sweeps: the sweeps that trained it.
-        rows: claims judged on these runs.
+        word: the answer, where claims that were judged on these runs give it.
+        text: the evidence for it.
     """
-    points, (word, text) = study.points, yes_or_no(rows, sweeps)
+    points = study.points
     if (points["outcome"] == "diverged").all():
         lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
         return Answer(word, text or str(SAY.diverged(len(points), study.along, lowest, highest)), [])
@@ -229,7 +182,7 @@ def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     ]
     if asked:
         return asked
-    for module in modules("answer"):
+    for module in shelf.modules("answer"):
         if hasattr(module, "contrasts") and (found := module.contrasts(study)):
             return list(found)
     general = (

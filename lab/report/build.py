@@ -21,7 +21,6 @@ from lab.analysis.changes import has_trials
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.forecast import fits, optimum
-from lab.analysis.judging.evidence import read_evidence
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
@@ -30,15 +29,12 @@ from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
 from lab.records import store
 from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
-from lab.report import scoreboard, tables
+from lab.report import shelf, tables
+from lab.report.all_figures import FIGURES, FIRST_FIGURES
 from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
-from lab.report.scoreboard import ScoreboardRow
 from lab.report.tried import sections
-from lab.studies import modules, packages
-from lab.studies.claims import study_of as study_of_sweep
-from lab.studies.figures import FIGURES
 
 NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_name("page.yaml"))
 LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
@@ -133,11 +129,10 @@ def write_report(
     for name, table in tables.files(study).items():
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
-    evidence = read_evidence(out, study.records, _commands(paths))
-    rows = scoreboard.judge_all([evidence], sweeps=evidence.sweeps)
-    reply = reply or answer(study, evidence.sweeps, rows)
-    claims = [row for row in rows if row.verdict.folder and row.claim.sweep in evidence.sweeps]
-    question, counts = " ".join(questions(paths)) or reply.subject, scoreboard.counts_of([row.word for row in claims])
+    commands = _commands(paths) or store.commands(out)
+    judgement = shelf.judgement(study, out, commands)
+    reply = reply or answer(study, shelf.trained_sweeps(out, commands), judgement.word, judgement.text)
+    question = " ".join(questions(paths)) or reply.subject
     first, *others = [*_figures(study, out), Markup()]
     body = [
         *_laws(study),
@@ -146,10 +141,10 @@ def write_report(
         *_partial(study),
         *_tried(study, out),
         *([] if has_trials(study) else _compared(study, reply, difference)),
-        *_verdicts(counts),
+        *_verdicts(judgement.verdicts),
         first,
         *_facts(study, paths),
-        *_claims(study, claims),
+        judgement.section,
         *_tables(study, out, folded=bool(reply.contrasts)),
         *others,
         *_cautions(study),
@@ -157,8 +152,7 @@ def write_report(
     ]
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
-    study_name = next(filter(None, map(study_of_sweep, evidence.sweeps)), "")
-    return Report(out / "report.html", study_name, question, str(reply), counts, thumbnail)
+    return Report(out / "report.html", judgement.study, question, str(reply), dict(judgement.verdicts), thumbnail)
 
 
 def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path, str]) -> Path:
@@ -167,7 +161,7 @@ def write_index(folder: Path, reports: Sequence[Report], failures: Mapping[Path,
     Args:
         failures: results folders without a report, each with the reason.
     """
-    titles = {study.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(study))[0] for study in packages()}
+    titles = {study.__name__.rpartition(".")[2]: re.split(r": | \(", first_line(study))[0] for study in shelf.studies()}
     by_study = {name: [report for report in reports if report.study == name] for name in [*titles, ""]}
     sections = [
         html.section(titles.get(name, "Others"), html.cards(_tile(report, folder) for report in group))
@@ -236,7 +230,7 @@ def _partial(study: Study) -> Iterator[Markup]:
         yield html.paragraph(f"Partial: {ended} of {expected} runs ended.", "warning")
 
 
-def _verdicts(counts: dict[str, int]) -> Iterator[Markup]:
+def _verdicts(counts: Mapping[str, int]) -> Iterator[Markup]:
     if counts:
         n = sum(counts.values())
         tested = f"{n} {'claim' if n == 1 else 'claims'} of papers tested:"
@@ -282,7 +276,7 @@ def _fault(fault: Exception) -> str:
 
 def first_figures() -> list[str]:
     """Names of the figures that come first on the page, in this order; the others follow by name."""
-    return [name for study in packages() for name in study.FIRST_FIGURES]
+    return [name for study in shelf.studies() for name in getattr(study, "FIRST_FIGURES", ())] + list(FIRST_FIGURES)
 
 
 def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
@@ -318,16 +312,6 @@ def _extent(study: Study) -> str:
             window="" if study.window == WINDOW else study.window,
         )
     )
-
-
-def _claims(study: Study, claims: Sequence[ScoreboardRow]) -> Iterator[Markup]:
-    if claims:
-        rows = scoreboard.table(claims)[["claim", "verdict", scoreboard.EFFECT, "source", "figure", "why not"]]
-        shown = html.table(rows, prose=("claim", scoreboard.EFFECT, "why not"))
-        about = NOTES["claims"]
-        if study.window != WINDOW:
-            about += " " + NOTES["claims_window"].format(WINDOW)
-        yield html.section("Claims of papers", html.paragraph(about, "note"), shown, folded=True)
 
 
 def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
@@ -373,7 +357,7 @@ def _csv(out: Path, *names: str) -> Markup:
 
 
 def _cautions(study: Study) -> Iterator[Markup]:
-    of_studies = (module.cautions(study) for module in modules("answer") if hasattr(module, "cautions"))
+    of_studies = (module.cautions(study) for module in shelf.modules("answer") if hasattr(module, "cautions"))
     cautions = [*chain(*of_studies), *notes(study)]
     if cautions:
         yield html.section("Read with care", html.bullets(cautions), folded=True)

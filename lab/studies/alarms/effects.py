@@ -9,9 +9,9 @@ import pandas as pd
 
 from lab.analysis.events.costs import NONE
 from lab.analysis.events.scores import PER_STEPS, score_runs
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
-from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, MissingRunsError, bursts_of
 from lab.records.store import Records
+from lab.studies.claims.effects import Effects, Qualified, exceeds, parts
+from lab.studies.claims.evidence import BURST, ArmTables, ComparisonGroup, MissingRunsError, bursts_of
 
 # Bounds of the claims: lead in steps, and share of the bursts that the alarm must find.
 LEAST_LEAD, LEAST_SHARE, HALF = 5, 0.9, 0.5

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import EPSILON
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, late_log, mean, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.quantities import by_rate, held_out
-from lab.analysis.judging.verdicts import DECAY, ON, STEPS
 from lab.analysis.probe_values import embedding_share
 from lab.records.store import Records
+from lab.studies.claims.effects import Effects, Qualified, exceeds, late_log, mean, parts
+from lab.studies.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.studies.claims.quantities import by_rate, held_out
+from lab.studies.claims.verdicts import DECAY, ON, STEPS
 
 INTERVENTIONS = ("normformer", "post_layernorm", "deepnorm", "embedding_layernorm", "biases", "relu")
 # The tensors of each block whose gradients are compared over depth.

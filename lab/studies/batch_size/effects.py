@@ -21,10 +21,6 @@ from lab.analysis.batch_sizes import (
     tuned_batches,
 )
 from lab.analysis.curve_summaries import CurveSummary
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, over_rate, parts, slope
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, MissingRunsError
-from lab.analysis.judging.quantities import best_of_largest, log10
-from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import updates
 from lab.studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
@@ -36,6 +32,10 @@ from lab.studies.batch_size.measures import (
     predicted_saving,
     tokens_to,
 )
+from lab.studies.claims.effects import Effects, Qualified, exceeds, over_rate, parts, slope
+from lab.studies.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
+from lab.studies.claims.quantities import best_of_largest, log10
+from lab.studies.claims.verdicts import BATCH, OPTIMIZER, STEPS
 
 SGD, MOMENTUM, ADAM = "sgd", "momentum", "adamw"
 # Fewest tuned batch sizes on which a law over batch sizes is judged.

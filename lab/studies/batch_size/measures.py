@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 
 from lab.analysis.batch_fits import Numbers
 from lab.analysis.batch_sizes import _are_one_arm, crossing, noise_sums
-from lab.analysis.judging.evidence import MissingRunsError
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
 from lab.records.store import Records
+from lab.studies.claims.evidence import MissingRunsError
 
 # Fewest batch sizes with equal examples, and with equal steps, for which budgets are compared.
 FEWEST_AT_A_BUDGET = 3

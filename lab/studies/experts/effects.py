@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.contrasts import RUN_TABLES
-from lab.analysis.judging.effects import Qualified, exceeds, mean
-from lab.analysis.judging.evidence import ArmTables
 from lab.analysis.probe_values import updates
 from lab.records.store import Records
+from lab.studies.claims.effects import Qualified, exceeds, mean
+from lab.studies.claims.evidence import ArmTables
 
 PROBES = {
     "dead": "dead_experts",

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.events.costs import spike_costs
-from lab.analysis.judging.effects import Effects, mean
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config
-from lab.analysis.judging.quantities import log10
-from lab.analysis.judging.verdicts import Presumption
 from lab.analysis.probe_values import late, peak
 from lab.records.store import Records
+from lab.studies.claims.effects import Effects, mean
+from lab.studies.claims.evidence import ArmTables, ComparisonGroup, Config
+from lab.studies.claims.quantities import log10
+from lab.studies.claims.verdicts import Presumption
 
 ON, GAINS, ATTENTION, SCALE, EPS = "on", "norm_gains", "attention_precision", "loss_scale.init", "optimizer.eps"
 INTERVENTIONS = ("swiglu", "qk_layernorm")

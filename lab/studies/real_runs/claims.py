@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
-from lab.analysis.judging.rules import Rule, claim
 from lab.analysis.logit_rounding import BF16, rounding_cost
 from lab.analysis.sensitivity import LOST
 from lab.analysis.statistics import Interval, share_of_clusters, student_t
+from lab.studies.claims.rules import Rule, claim
 from lab.studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets, read_real_runs
 
 SOURCE = "public runs"

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.sensitivity import LOST
-from lab.core import files
+from lab.core import files, shipped
 
 HOME = Path(__file__).parent
+ARMS = HOME / "arms.yaml"
 TOLERATED = 0.1  # nats above the best loss, up to which a rate above the best one is tolerated
 BROKEN = 0.5  # nats above its base, from which a single change counts as catastrophic
 MOST = 12.0  # nats, about the loss of a uniform guess, which stands for all that is higher or not finite
@@ -144,3 +145,16 @@ def rates_of(changes: pd.DataFrame) -> pd.DataFrame:
             "loss": kept["loss"],
         }
     )
+
+
+def broken_by_arm() -> pd.DataFrame:
+    """How many single changes broke in public runs of each size, by the arm of the board that ``arms.yaml`` names."""
+    changes = read_real_runs().changes
+    changes = changes[~changes["is_base"]]
+    changes = changes.assign(is_higher=changes["ratio"] > 1, size=changes["size"].str.upper())
+    rows = []
+    for arm, about in shipped.load(ARMS).items():
+        mine = changes[(changes[list(about)] == list(about.values())).all(axis=1)]
+        for size, breaks in mine.groupby("size")["breaks"]:
+            rows.append({"arm": arm, "size": size, "broken": int(breaks.sum()), "runs": len(breaks)})
+    return pd.DataFrame(rows)

@@ -11,13 +11,13 @@ import pandas as pd
 from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.curves import EPSILON
 from lab.analysis.events.costs import REPEATS
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts, slope
-from lab.analysis.judging.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
-from lab.analysis.judging.quantities import Quantity, cost, loss_at_top, quantity, run_column
-from lab.analysis.judging.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.analysis.probe_values import near
 from lab.core.schema import batches_of_bursts
 from lab.core.spike_trigger import LEAST_RISE
+from lab.studies.claims.effects import Effects, Qualified, exceeds, mean, parts, slope
+from lab.studies.claims.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
+from lab.studies.claims.quantities import Quantity, cost, loss_at_top, quantity, run_column
+from lab.studies.claims.verdicts import BATCH, OPTIMIZER, STEPS
 from lab.studies.spikes.planted import EARLIER, FRACTION, START, Cell, update_traits
 
 RESPONSE = "response"

@@ -10,10 +10,10 @@ import pandas as pd
 
 from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.events.scores import PER_STEPS
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, mean, parts
-from lab.analysis.judging.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.quantities import run_column
-from lab.analysis.judging.verdicts import ON, QK, STEPS
+from lab.studies.claims.effects import Effects, Qualified, exceeds, mean, parts
+from lab.studies.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from lab.studies.claims.quantities import run_column
+from lab.studies.claims.verdicts import ON, QK, STEPS
 from lab.studies.spikes.effects import HALF, is_met_by
 from lab.studies.spikes.own_spikes import (
     ALL,

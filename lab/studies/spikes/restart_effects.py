@@ -11,12 +11,12 @@ import pandas as pd
 from lab.analysis.curves import setting_name
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import logs_of
-from lab.analysis.judging.effects import Effects, Qualified, exceeds, parts
-from lab.analysis.judging.evidence import ArmTables
-from lab.analysis.judging.quantities import held_out, loss_at_top
 from lab.analysis.probe_values import late_excess, rise
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import ENTRIES, Records
+from lab.studies.claims.effects import Effects, Qualified, exceeds, parts
+from lab.studies.claims.evidence import ArmTables
+from lab.studies.claims.quantities import held_out, loss_at_top
 from lab.studies.spikes.effects import HALF
 
 LEDGER, NONE, CHAIN = "ledger", "none", "optimizer.chain"

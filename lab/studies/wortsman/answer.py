@@ -7,7 +7,7 @@ import pandas as pd
 
 from lab.analysis import grouping
 from lab.analysis.contrasts import final_losses, up_to
-from lab.analysis.sensitivity import Study, compares_sensitivity
+from lab.analysis.sensitivity import Study
 
 KAPPA = "intervention.kappa_transplant.kappa"
 
@@ -35,8 +35,3 @@ def beside_no_blocks(study: Study) -> pd.DataFrame:
 def by_way_to_grow(study: Study) -> pd.DataFrame:
     """Points of models that grow in width, in depth or in both, as arms."""
     return grouping.ways_to_grow(study.records.runs, study.points)
-
-
-def comparable_by_sensitivity(study: Study) -> pd.DataFrame:
-    """All points, if arms can be compared by sensitivity; else none."""
-    return study.points if compares_sensitivity(study) else study.points.head(0)

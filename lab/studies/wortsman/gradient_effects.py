@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.effects import (
+from lab.studies.claims.effects import (
     Effects,
     Qualified,
     at_each_size,
@@ -24,9 +24,9 @@ from lab.analysis.judging.effects import (
     slope,
     slope_resolution,
 )
-from lab.analysis.judging.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError, each_value_of
-from lab.analysis.judging.quantities import log10, loss_at_top
-from lab.analysis.judging.verdicts import BATCH, DECAY, DEPTH, OPTIMIZER, STEPS, WIDTH, Presumption
+from lab.studies.claims.evidence import COUPLED, ArmTables, Choice, ComparisonGroup, MissingRunsError, each_value_of
+from lab.studies.claims.quantities import log10, loss_at_top
+from lab.studies.claims.verdicts import BATCH, DECAY, DEPTH, OPTIMIZER, STEPS, WIDTH, Presumption
 
 EPS = "optimizer.eps"
 MLP = "block0.mlp_up"

@@ -10,16 +10,19 @@ from operator import mul
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.effects import (
+from lab.analysis.logit_rounding import rounded_runs
+from lab.analysis.probe_values import late, near, peak
+from lab.analysis.sensitivity import LOST
+from lab.studies.claims.effects import (
     Effects,
     Qualified,
     exceeds,
     extrapolated,
     parts,
 )
-from lab.analysis.judging.evidence import ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
-from lab.analysis.judging.quantities import log10
-from lab.analysis.judging.verdicts import (
+from lab.studies.claims.evidence import ArmTables, Choice, ComparisonGroup, Config, MissingRunsError
+from lab.studies.claims.quantities import log10
+from lab.studies.claims.verdicts import (
     DECAY,
     DEPTH,
     FIXED_GAINS,
@@ -28,9 +31,6 @@ from lab.analysis.judging.verdicts import (
     Z_LOSS,
     Presumption,
 )
-from lab.analysis.logit_rounding import rounded_runs
-from lab.analysis.probe_values import late, near, peak
-from lab.analysis.sensitivity import LOST
 
 LOGIT, FIRST = "attention_logit_max", "block0"
 

@@ -6,9 +6,9 @@ Claims on runs that are none of the lab's stand in the ``claims.py`` of their st
 
 from types import ModuleType
 
-from lab.analysis.judging.rows import read_claims
-from lab.analysis.judging.verdicts import Claim
-from lab.studies import HOME, modules
+from lab.report.shelf import HOME, modules
+from lab.studies.claims.rows import read_claims
+from lab.studies.claims.verdicts import Claim
 
 _BY_STUDY = {
     path.parent.name: list(read_claims(path, modules("effects", path.parent.name)))

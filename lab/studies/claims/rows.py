@@ -11,14 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lab.analysis.judging import effects as effects_of_library
-from lab.analysis.judging import evidence as arms_of_library
-from lab.analysis.judging.decision import ABOVE_ZERO
-from lab.analysis.judging.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
-from lab.analysis.judging.evidence import ArmTables, Config
-from lab.analysis.judging.verdicts import KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
+from lab.studies.claims import effects as effects_of_library
+from lab.studies.claims import evidence as arms_of_library
+from lab.studies.claims.decision import ABOVE_ZERO
+from lab.studies.claims.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
+from lab.studies.claims.evidence import ArmTables, Config
+from lab.studies.claims.verdicts import KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 
 Named = Mapping[str, Any]  # functions and presumptions by their names
 _orders = count()

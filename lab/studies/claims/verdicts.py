@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from lab.analysis.judging.decision import (
+from lab.analysis.rendering import html
+from lab.analysis.statistics import FEWEST_SEEDS
+from lab.analysis.text import count
+from lab.core import files, shipped
+from lab.studies.claims.decision import (
     ABOVE_ZERO,
     DECIDED,
     INCONCLUSIVE,
@@ -18,8 +22,8 @@ from lab.analysis.judging.decision import (
     decide,
     next_reading,
 )
-from lab.analysis.judging.effects import EffectsOfArms, Qualified, qualified
-from lab.analysis.judging.evidence import (
+from lab.studies.claims.effects import EffectsOfArms, Qualified, qualified
+from lab.studies.claims.evidence import (
     ArmTables,
     ComparisonGroup,
     Config,
@@ -31,10 +35,6 @@ from lab.analysis.judging.evidence import (
     sizes_of,
     steps_of,
 )
-from lab.analysis.rendering import html
-from lab.analysis.statistics import FEWEST_SEEDS
-from lab.analysis.text import count
-from lab.core import files, shipped
 
 FIGURES_OF_THE_PAPER = (*map(str, range(1, 14)), "C.1", *(f"E.{n}" for n in range(1, 16)))
 ON = "on"

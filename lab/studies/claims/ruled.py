@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.judging.rules import WORDS, Judged, effect_text, judge
-from lab.analysis.judging.verdicts import committed
 from lab.analysis.rendering import html
 from lab.analysis.text import finite, markdown_table, plain_text, to_json
-from lab.report.scoreboard import EFFECT
-from lab.studies.claims import CLAIMS, RULED
+from lab.studies.claims.registry import CLAIMS, RULED
+from lab.studies.claims.rules import WORDS, Judged, effect_text, judge
+from lab.studies.claims.scoreboard import EFFECT
+from lab.studies.claims.verdicts import committed
 
 OWN = "the lab's claim"
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from lab.analysis.judging.evidence import ArmTables, MissingRunsError
-from lab.analysis.judging.quantities import Quantity, log10, quantity, resolution
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import HIGH, LOST
 from lab.analysis.statistics import Interval, share_of_clusters, student_t
 from lab.analysis.text import count
+from lab.studies.claims.evidence import ArmTables, MissingRunsError
+from lab.studies.claims.quantities import Quantity, log10, quantity, resolution
 
 FEWEST_SIZES = 3
 # Decimals to which effects are rounded, so that differences of the arithmetic do not count.

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lab.analysis.judging.decision import ABOVE_ZERO, CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED, Decision, decide
 from lab.analysis.statistics import Interval
+from lab.studies.claims.decision import ABOVE_ZERO, CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED, Decision, decide
 
 HOLDS, SLOPE_HOLDS, NOT_DECIDED, NOT_TESTED = "holds", "slope holds", "not decided", "not tested"
 WORDS = (HOLDS, SLOPE_HOLDS, CONTRADICTED, NOT_DECIDED, NOT_TESTED)

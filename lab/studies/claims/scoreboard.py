@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.judging.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
-from lab.analysis.judging.evidence import Evidence, read_evidence
-from lab.analysis.judging.verdicts import (
+from lab.analysis.rendering import html
+from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
+from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
+from lab.core.errors import RequestError, nearest
+from lab.records import store
+from lab.studies.claims.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
+from lab.studies.claims.evidence import Evidence, read_evidence
+from lab.studies.claims.registry import CLAIMS, RULED
+from lab.studies.claims.verdicts import (
     CONSTANT,
     FIGURES_OF_THE_PAPER,
     LOG10,
@@ -25,13 +31,7 @@ from lab.analysis.judging.verdicts import (
     judge_claim,
     verdict_of,
 )
-from lab.analysis.judging.verdicts import committed as verdicts_by_claim
-from lab.analysis.rendering import html
-from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
-from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
-from lab.core.errors import RequestError, nearest
-from lab.records import store
-from lab.studies.claims import CLAIMS, RULED
+from lab.studies.claims.verdicts import committed as verdicts_by_claim
 
 # Marks around the two tables in a document.
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.curve_summaries import CURVE_QUANTITIES, CurveSummary, curve_summaries
+from lab.analysis.curve_summaries import CURVE_QUANTITIES, CurveSummary, summarize_curves
 from lab.analysis.curves import Curve, configs, interventions, points
 from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import HIGH, LOST, judge
@@ -25,6 +25,7 @@ from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.records import store
 from lab.records.store import Records
+from lab.report.shelf import trained_sweeps
 
 # Quantities in which under-training counts as sensitivity, and their instability parts.
 SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
@@ -70,9 +71,7 @@ class Evidence:
         """
         self.name, self.records = name, records
         self.earlier_seeds, self.readings = earlier_seeds, readings
-        words = [command.split() for command in commands]
-        trained = [Path(line[2]).stem for line in words if line[:2] == ["lab", "sweep"] and len(line) > 2]
-        self.sweeps = trained or [Path(name).name]
+        self.sweeps = trained_sweeps(name, commands)
         self.runs = judge(points(records.runs))
         first = self.runs.drop_duplicates("curve")
         keys, curves = configs(records.runs.set_index("id").loc[first["id"]].reset_index())
@@ -85,7 +84,7 @@ class Evidence:
     @cached_property
     def summaries(self) -> list[CurveSummary]:
         """The summary of each curve and seed."""
-        return curve_summaries(self.runs)
+        return summarize_curves(self.runs)
 
     def groups(self, frees: Iterable[str]) -> list[ComparisonGroup]:
         """Groups of curves that agree in everything except the keys ``frees`` and those below them; computed once."""

@@ -1,1 +1,0 @@
-"""Judging claims: evidence from runs, named effects, and the rule from intervals to a verdict."""

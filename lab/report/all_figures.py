@@ -1,0 +1,15 @@
+"""The figures of reports, by name: those of any sweep, and those of studies; importing this module registers all."""
+
+from lab.analysis.drawing.registry import FIGURES as FIGURES
+from lab.report import loss_figures, probe_figures, shelf
+
+FIRST_FIGURES = (
+    "logit_rounding",
+    "learning_rate_sensitivity",
+    "loss_by_arm",
+    "best_loss_with_size",
+    "loss_against_setting",
+    "loss_over_steps",
+)
+OWN = (loss_figures, probe_figures)
+OF_STUDIES = shelf.modules("figures")
