@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
+import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 import public_limits
 from lab.analysis.curves import load
-from lab.analysis.forecast.brackets import PowerLaw
-from lab.analysis.forecast.fits import Crossing, Line, Prediction
+from lab.analysis.laws.brackets import PowerLaw
+from lab.analysis.laws.fits import Crossing, Line, Prediction
 from lab.analysis.statistics import student_t
 from lab.analysis.text import listed
 from lab.core import shipped

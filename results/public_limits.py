@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
-from lab.analysis.forecast.fits import Crossing
+from lab.analysis.laws.brackets import PowerLaw, fit_power_law
+from lab.analysis.laws.fits import Crossing
 from lab.analysis.text import count
 from lab.features.numbers.limits import PUBLIC_RUNS, Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs

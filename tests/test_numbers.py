@@ -17,8 +17,8 @@ import yaml
 import lab
 import measure_limits
 from lab.__main__ import main
-from lab.analysis.forecast.brackets import PowerLaw
-from lab.analysis.forecast.fits import Crossing
+from lab.analysis.laws.brackets import PowerLaw
+from lab.analysis.laws.fits import Crossing
 from lab.core.errors import RequestError
 from lab.features.numbers import limits, numbers
 from lab.features.numbers.limits import Limit, read_limits

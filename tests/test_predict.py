@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import planted
 from lab import main
-from lab.analysis.forecast import fits
-from lab.analysis.forecast.fits import bend, calibrate, fit, lr_beyond, size_beyond
+from lab.analysis.laws import fits
+from lab.analysis.laws.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.rendering import layout
 from lab.analysis.text import count
 from lab.core.errors import RequestError

@@ -13,8 +13,8 @@ import pytest
 
 from lab.__main__ import main
 from lab.analysis import forecast, from_frame
-from lab.analysis.forecast import optimum
-from lab.analysis.forecast.fits import with_ends
+from lab.analysis.laws import optimum
+from lab.analysis.laws.fits import with_ends
 from lab.analysis.sensitivity import WINDOW, Study, Window
 from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError

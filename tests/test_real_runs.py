@@ -14,7 +14,7 @@ import pytest
 
 import public_limits
 import write_pages
-from lab.analysis.forecast.brackets import fit_power_law
+from lab.analysis.laws.brackets import fit_power_law
 from lab.analysis.statistics import student_t
 from lab.studies.claims import ruled
 from lab.studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 
 from lab import main
 from lab.analysis import curves, from_frame, study
-from lab.analysis.forecast import optimum
+from lab.analysis.laws import optimum
 from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
 from lab.records.columns import Columns

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # "as" says that the name is public
-    from lab.analysis import forecast as forecast
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
     from lab.analysis.curves import load as load
@@ -20,6 +19,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis.sensitivity import paired as paired
     from lab.analysis.sensitivity import per_seed as per_seed
     from lab.analysis.sensitivity import study as study
+    from lab.features import predict as forecast  # noqa: F401
     from lab.notebook import board as board
     from lab.notebook import card as card
     from lab.notebook import leaderboard as leaderboard
@@ -52,7 +52,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 # Modules that are themselves names of this one.
 _PUBLIC_MODULES = {
     "findings": "lab.report.findings",
-    "forecast": "lab.analysis.forecast",
+    "forecast": "lab.features.predict",
     "guard": "lab.analysis.guard",
     "probe_values": "lab.analysis.probe_values",
     "tables": "lab.report.tables",

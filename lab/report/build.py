@@ -20,7 +20,7 @@ from lab.analysis import contrasts
 from lab.analysis.changes import has_trials
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
-from lab.analysis.forecast import fits, optimum
+from lab.analysis.laws import fits, optimum
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lab.analysis.forecast.fits as fits
-from lab.analysis.forecast.brackets import PowerLaw
-from lab.analysis.forecast.fits import Crossing, Line
+import lab.analysis.laws.fits as fits
+from lab.analysis.laws.brackets import PowerLaw
+from lab.analysis.laws.fits import Crossing, Line
 from lab.core import shipped
 
 # Written by ``make results-readme``.

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from lab.analysis.forecast.fits import Crossing
+from lab.analysis.laws.fits import Crossing
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.sensitivity import LOST
 from lab.analysis.text import count, format_value, listed

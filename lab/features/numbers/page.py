@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from lab.analysis.forecast.fits import Crossing
+from lab.analysis.laws.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.features.numbers import numbers

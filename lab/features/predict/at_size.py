@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
-import lab.analysis.forecast.optimum as optimum
+import lab.analysis.laws.fits as fits
+import lab.analysis.laws.optimum as optimum
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import points
-from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, with_ends
+from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, with_ends
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
 from lab.core.errors import RequestError

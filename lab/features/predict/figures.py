@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from lab.analysis.forecast.fits import Line
+from lab.analysis.laws.fits import Line
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet

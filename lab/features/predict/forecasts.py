@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
+import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import EPSILON, points
-from lab.analysis.forecast.fits import Bend, Line, Threshold, calibrate
+from lab.analysis.laws.fits import Bend, Line, Threshold, calibrate
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
 from lab.records.store import Records

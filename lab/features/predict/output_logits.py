@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
+import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import points
-from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
+from lab.analysis.laws.fits import REACH, crossing_text, slope_text
 from lab.analysis.logit_rounding import BF16, COSTLY, FORMATS, level_at_cost
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count, format_value, listed, plain_text

@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
+import lab.analysis.laws.fits as fits
 import lab.features.predict.output_logits as output_logits
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
-from lab.analysis.forecast.fits import REACH, crossing_text, slope_text
+from lab.analysis.laws.fits import REACH, crossing_text, slope_text
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, few, finite, format_value, listed, plain_text

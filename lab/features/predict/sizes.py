@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
-import lab.analysis.forecast.optimum as optimum
+import lab.analysis.laws.fits as fits
+import lab.analysis.laws.optimum as optimum
 from lab.analysis.curves import named_axis, points
-from lab.analysis.forecast.fits import Line, slope_text, with_ends
+from lab.analysis.laws.fits import Line, slope_text, with_ends
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
 from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text

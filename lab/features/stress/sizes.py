@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-import lab.analysis.forecast.fits as fits
-from lab.analysis.forecast.fits import Crossing, Line, Prediction, crossing_text, slope_text
+import lab.analysis.laws.fits as fits
+from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, slope_text
 from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.measures import Outcomes, curve, failing_lrs, tolerances
 from lab.analysis.text import count, finite, format_value

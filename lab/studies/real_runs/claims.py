@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
+from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.logit_rounding import BF16, rounding_cost
 from lab.analysis.sensitivity import LOST
 from lab.analysis.statistics import Interval, share_of_clusters, student_t

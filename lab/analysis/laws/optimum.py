@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import configs, differing, setting_name
-from lab.analysis.forecast.brackets import PowerLaw, fit_power_law
 from lab.analysis.grouping import arm_labels
+from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.sensitivity import LOST, capped, optima
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import LEARNING_RATE, Axis, count, format_value, listed

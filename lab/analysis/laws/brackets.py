@@ -11,7 +11,7 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
-from lab.analysis.forecast.fits import Crossing
+from lab.analysis.laws.fits import Crossing
 from lab.analysis.statistics import Interval
 
 Floats = NDArray[np.float64]
