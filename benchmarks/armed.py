@@ -10,8 +10,8 @@ import statistics
 import time
 from itertools import islice
 
-from lab.cli.launch import compose_points
 from lab.core import machine
+from lab.sweeping.launch import compose_points
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
 from lab.training.loop import train

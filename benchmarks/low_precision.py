@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from lab.cli.launch import compose_points
 from lab.core import machine
+from lab.sweeping.launch import compose_points
 from lab.training.config import RunConfig, run_config
 from lab.training.fleet import Fleet
 

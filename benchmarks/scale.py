@@ -70,8 +70,8 @@ def made_up(folder: Path, plan: str, fleets: int) -> None:
 def command(*words: str) -> None:
     """Run the lab's command line with made-up training, and print the seconds of each stage as JSON."""
     from lab.__main__ import main
-    from lab.cli import launch as launching
     from lab.records import store
+    from lab.sweeping import launch as launching
     from lab.sweeping import planner
 
     marks, memory = {"start": 0.0}, {}

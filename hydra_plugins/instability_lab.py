@@ -84,8 +84,8 @@ class LocalLauncher(Launcher):
         Raises:
             SystemExit: a signal asked to stop before all jobs were done.
         """
-        from lab.cli.launch import run_local_job
         from lab.core import machine
+        from lab.sweeping.launch import run_local_job
         from lab.sweeping.local_jobs import run_jobs
 
         arguments = ((self.task, list(overrides)) for overrides in job_overrides)

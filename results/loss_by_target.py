@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lab.analysis.statistics import student_t
-from lab.cli.launch import compose_points
+from lab.sweeping.launch import compose_points
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.loop import train

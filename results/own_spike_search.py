@@ -22,7 +22,6 @@ import yaml
 from numpy.typing import NDArray
 
 from lab.analysis.events.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
-from lab.cli.launch import compose_points
 from lab.core import machine, schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
@@ -31,6 +30,7 @@ from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_p
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
 from lab.studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
+from lab.sweeping.launch import compose_points
 
 RESULTS = Path(__file__).parent
 SEARCH = Path(__file__).with_suffix(".yaml")

@@ -19,10 +19,10 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
-from lab.cli import launch
-from lab.cli.compose import Composer, Word, compose_files, hydra_configs
-from lab.cli.request import read_request
 from lab.core.shipped import data_folder, sweeps
+from lab.sweeping import launch
+from lab.sweeping.compose import Composer, Word, compose_files, hydra_configs
+from lab.sweeping.request import read_request
 
 ENTERED = ExitStack()  # Hydra's configs, which a composer needs
 

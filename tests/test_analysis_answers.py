@@ -8,11 +8,11 @@ import pytest
 
 import planted
 from lab.analysis import Study, all_pairs, by_curve, contrasts, judge, per_seed, points, tables
-from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
 from lab.report.answers import answer, dates, nearest, questions, reference_arm
+from lab.sweeping.launch import compose_points
 from planted import BOTH, LRS, cards
 
 

@@ -25,8 +25,6 @@ from lab.analysis.stress.arms import arm_cards, left_out
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.cli import board as cli_board
 from lab.cli.board import _composed
-from lab.cli.recipe import reason_of_card
-from lab.cli.request import read_request
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
@@ -67,6 +65,8 @@ from lab.features.board.text import alike, as_csv, headline, lines, prices, unco
 from lab.records import store
 from lab.report import build
 from lab.report.build import make_report
+from lab.sweeping.recipe import reason_of_card
+from lab.sweeping.request import read_request
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))

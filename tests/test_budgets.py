@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from lab import Fleet, RunConfig, run_config
-from lab.cli.launch import compose_points
 from lab.core.errors import RequestError
 from lab.optim.batch_schedule import Adaptive, Increments, LinearSamples, Steps, resolve
 from lab.sweeping.capacity import Host, bytes_asked, most_runs
 from lab.sweeping.cautions import find_cautions
 from lab.sweeping.job import train_resumably
+from lab.sweeping.launch import compose_points
 from lab.sweeping.planner import training_flops
 from lab.training.checkpoint import CheckpointConfig, Checkpointer
 from lab.training.identity import columns, run_id

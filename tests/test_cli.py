@@ -19,9 +19,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
 import planted
-from lab.cli import compose
 from lab.core import files
 from lab.records import store
+from lab.sweeping import compose
 from sweeping import lab
 
 TOY = ["scale=toy", "data=synthetic", "hydra/launcher=basic"]
@@ -100,7 +100,7 @@ def test_a_floor_that_makes_learning_rates_arms_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lab.sweeping.dry_run.estimate", lambda *_, **__: ["estimated"])
-    monkeypatch.setattr("lab.cli.launch.train_plan", lambda *_, **__: [])
+    monkeypatch.setattr("lab.sweeping.launch.train_plan", lambda *_, **__: [])
     floor = "schedule.floor='${divide:${optimizer.lr},10}'"
     for dry_run in (["--dry-run"], []):
         assert lab("train", "-m", "steps=30", *ONE[1:], "optimizer.lr=1e-2,3e-2,1e-1", floor, *dry_run) == 0

@@ -13,11 +13,11 @@ import torch
 
 from lab.__main__ import main
 from lab.analysis.rendering import layout
-from lab.cli import launch
 from lab.core.registry import PARAMETRIZATIONS
 from lab.core.roles import Role
 from lab.features import coordcheck
 from lab.model.parametrization import Factors, MuPIntermediate
+from lab.sweeping import launch
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 

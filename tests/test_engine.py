@@ -14,13 +14,13 @@ import torch
 
 from cap import HiddenQuartic, LogitOfTarget
 from lab import Fleet, RunConfig
-from lab.cli.launch import train_plan
-from lab.cli.request import Request
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
+from lab.sweeping.launch import train_plan
 from lab.sweeping.planner import WORTH_COMPILING, Point, engine_for, plan_sweep, training_flops, with_engine
+from lab.sweeping.request import Request
 from lab.training import engine
 from lab.training.identity import static_key
 from lab.training.loop import train

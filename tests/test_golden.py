@@ -17,8 +17,6 @@ from hydra.core.global_hydra import GlobalHydra
 from committed import RESULTS
 from composing import remember
 from lab import RunConfig, run_config
-from lab.cli.compose import Composer, hydra_configs, resolved
-from lab.cli.request import read_request
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -40,6 +38,8 @@ from lab.records import store
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim
+from lab.sweeping.compose import Composer, hydra_configs, resolved
+from lab.sweeping.request import read_request
 from lab.training.config import Budget
 from lab.training.identity import run_id
 from small import tree

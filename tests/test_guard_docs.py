@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.cli import launch
-from lab.cli.request import find_sweep, read_request
 from lab.cli.usage import OptionParser
+from lab.sweeping import launch
 from lab.sweeping.planner import points
+from lab.sweeping.request import find_sweep, read_request
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "guard_your_recipe.md").read_text(encoding="utf-8")

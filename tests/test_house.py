@@ -55,11 +55,16 @@ TRAINS = {"lab.features.coordcheck"}  # features that need torch
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
 ALLOWED = {
-    "print": {"lab.__main__", "lab.cli", "lab.core.printing", "lab.studies.claims.command"},
+    "print": {"lab.__main__", "lab.cli", "lab.sweeping", "lab.core.printing", "lab.studies.claims.command"},
     "print unescaped": {"lab.core.printing"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.local_jobs", "hydra_plugins"},
-    "read arguments": {"lab.__main__", "lab.cli", "lab.studies.claims.command"},
-    "know Hydra": {"lab.__main__", "lab.cli", "hydra_plugins"},
+    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.launch", "lab.sweeping.local_jobs", "hydra_plugins"},
+    "read arguments": {
+        *("lab.__main__", "lab.cli", "lab.sweeping.request", "lab.sweeping.own_code", "lab.studies.claims.command"),
+    },
+    "know Hydra": {
+        *("lab.__main__", "lab.cli", "lab.sweeping.compose", "lab.sweeping.request", "lab.sweeping.launch"),
+        "hydra_plugins",
+    },
     # files.open_file refuses a pipe, which its reader may wait for, and a device, which may have no end
     "open files": {"lab.core.files", "lab.core.machine", "lab.data.packing", "lab.records.leases"},
 }

@@ -19,10 +19,11 @@ import lab
 import lab.analysis
 from lab import Fleet
 from lab.analysis import study
-from lab.cli import compose, in_python, launch
+from lab.cli import in_python
 from lab.core import registry
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.sweeping import compose, launch
 
 HERE = {"hydra/launcher": "basic"}
 TOY = ("scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1")

@@ -17,12 +17,12 @@ import pandas as pd
 import pytest
 
 from lab import Fleet
-from lab.cli.launch import train_plan
-from lab.cli.request import Request
 from lab.core import machine
 from lab.records import leases, store
 from lab.sweeping.job import train_fleet
+from lab.sweeping.launch import train_plan
 from lab.sweeping.planner import plan_sweep
+from lab.sweeping.request import Request
 from small import brief, tree
 from sweeping import TIMINGS, assert_same, needs_proc, processes
 

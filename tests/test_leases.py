@@ -14,11 +14,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from lab.cli.launch import train_plan
-from lab.cli.request import Request
 from lab.records import leases, store
 from lab.sweeping.job import train_fleet
+from lab.sweeping.launch import train_plan
 from lab.sweeping.planner import plan_sweep
+from lab.sweeping.request import Request
 from small import tree
 from sweeping import TIMINGS, assert_same
 from test_store import leave
@@ -128,7 +128,7 @@ def test_runs_that_others_hold_are_trained_once_they_leave_them(
         theirs.close()
 
     rounds = list[int]()
-    monkeypatch.setattr("lab.cli.launch.time.sleep", leave_them)
+    monkeypatch.setattr("lab.sweeping.launch.time.sleep", leave_them)
     assert_same(trained(tmp_path / "shared", hold), alone)
     said = capsys.readouterr()
     assert "waiting for another command, which trains 2 of these runs" in said.err

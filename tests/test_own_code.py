@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from lab import run_config
 from lab.__main__ import main
 from lab.analysis.stress.battery import Setting
-from lab.cli import own_code
-from lab.cli.compose import parse
 from lab.cli.stress import Plan, compose_settings, make_card, read_plan, read_plans
 from lab.cli.usage import OptionParser
 from lab.core.errors import RequestError
@@ -40,6 +38,8 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
+from lab.sweeping import own_code
+from lab.sweeping.compose import parse
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points

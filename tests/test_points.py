@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from omegaconf import open_dict
 
 from composing import load, points_of, remember
-from lab.cli.compose import Composer, Word, expand, parse, resolved
 from lab.core import shipped
 from lab.core.errors import RequestError
+from lab.sweeping.compose import Composer, Word, expand, parse, resolved
 from sampling import few
 
 SWEEPS = shipped.sweeps()
@@ -96,7 +96,7 @@ def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:
 def test_values_alone_cost_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["seed=range(50)", "optimizer.lr=1,2", "steps=10,20", "batch_size='${model.${which}}'", "+which=depth"]
     composer, resolutions = load(), []
-    monkeypatch.setattr("lab.cli.compose.resolved", lambda config: (resolutions.append(1), resolved(config))[1])
+    monkeypatch.setattr("lab.sweeping.compose.resolved", lambda config: (resolutions.append(1), resolved(config))[1])
     trees = [composer.tree(point) for point in expand(parse(words))]
     assert len(resolutions) <= 2  # one to see which values can be put in their places, and one to fill
     assert {(tree["seed"], tree["data"]["seed"], tree["optimizer"]["lr"], tree["steps"]) for tree in trees} == {

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lab.cli.launch import show_planning
 from lab.core import machine
 from lab.core.machine import cores
 from lab.records import plans
 from lab.records.plans import FleetProgress
 from lab.sweeping import job, progress
+from lab.sweeping.launch import show_planning
 from lab.sweeping.planner import points
 from lab.sweeping.progress import ProgressLog, ProgressMonitor, ProgressWriter, clock
 from lab.sweeping.terminal import Scene, cells, scene, sketch

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab import run_config
-from lab.cli.compose import expand, parse
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.sweeping.compose import expand, parse
 from lab.training.identity import run_id
 from lab.training.rules import SWITCHES
 from small import tree

@@ -13,11 +13,11 @@ import torch
 import planted
 from lab import Fleet, RunConfig, run_config
 from lab.analysis import points
-from lab.cli import launch
 from lab.cli.listing import read_lists
-from lab.cli.request import find_sweep, read_request
 from lab.core.shipped import data_folder, load
 from lab.records import store
+from lab.sweeping import launch
+from lab.sweeping.request import find_sweep, read_request
 from lab.training.identity import columns, run_id
 from sampling import few
 from small import configs

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import planted
-from lab.cli import launch
-from lab.cli.request import Request
 from lab.core import machine
 from lab.data.corpus import bigram_loss
 from lab.records import plans, store
 from lab.report import build
+from lab.sweeping import launch
 from lab.sweeping.planner import plan_sweep, points
+from lab.sweeping.request import Request
 from lab.training.config import run_config
 from lab.training.fleet import Fleet
 from lab.training.identity import columns

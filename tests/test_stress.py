@@ -39,9 +39,7 @@ from lab.analysis.stress.measures import (
     tolerances,
     wanted,
 )
-from lab.cli import own_code
 from lab.cli import stress as stress_room
-from lab.cli.launch import Composed
 from lab.cli.stress import (
     Progress,
     _Bench,
@@ -89,6 +87,8 @@ from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.reference import beside_published
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
 from lab.records import store
+from lab.sweeping import own_code
+from lab.sweeping.launch import Composed
 from planted import cards as planted_cards
 from sampling import few
 from score_crash_test import score_records
@@ -616,7 +616,7 @@ def test_two_recipes_are_put_side_by_side_and_each_keeps_its_own_folder(capsys: 
 @pytest.mark.usefixtures("here")
 def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
+    monkeypatch.setattr("lab.sweeping.launch.print_estimate", lambda plan, request: plans.append(plan))
     Path("mine.yaml").write_text("defaults: [override /model: d64]\nsteps: 300\nbatch_size: 8\n")
     assert main(["stress", "mine.yaml", "--dry-run", "--tests", "lr_x10"]) == 0
     config = plans[0].missing[0].config
@@ -629,7 +629,7 @@ def test_a_recipe_of_a_file_sets_what_the_battery_sets_otherwise(monkeypatch: py
 @pytest.mark.usefixtures("here")
 def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
+    monkeypatch.setattr("lab.sweeping.launch.print_estimate", lambda plan, request: plans.append(plan))
     assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
     assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
     assert not Path("card").exists()
@@ -639,7 +639,7 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
 @pytest.mark.parametrize("words", few(COMMANDS, 1), ids=" ".join)
 def test_the_commands_of_the_page_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
-    monkeypatch.setattr("lab.cli.launch.print_estimate", lambda plan, request: plans.append(plan))
+    monkeypatch.setattr("lab.sweeping.launch.print_estimate", lambda plan, request: plans.append(plan))
     monkeypatch.setattr("sys.argv", words)
     assert main([*words[1:], "--dry-run"]) == 0
     assert plans[0].folder.parent == Path("runs/stress")

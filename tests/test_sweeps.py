@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from composing import points_of
-from lab.cli.compose import Word
 from lab.core import shipped
 from lab.core.shipped import data_folder
+from lab.sweeping.compose import Word
 from lab.training.config import RunConfig, run_config
 from lab.training.identity import run_id
 from sampling import few, some

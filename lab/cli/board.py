@@ -10,10 +10,6 @@ from pathlib import Path
 import pandas as pd
 
 from lab.analysis.stress.battery import Setting
-from lab.cli import launch
-from lab.cli.compose import Composer, Tree, hydra_configs
-from lab.cli.recipe import reason_of_config
-from lab.cli.request import Request, read_request
 from lab.cli.stress import trees_of_setting
 from lab.core import files
 from lab.core.errors import RequestError, nearest
@@ -46,7 +42,11 @@ from lab.features.board.matrix import (
     tables_of,
 )
 from lab.records import store
+from lab.sweeping import launch
+from lab.sweeping.compose import Composer, Tree, hydra_configs
 from lab.sweeping.progress import ProgressLog
+from lab.sweeping.recipe import reason_of_config
+from lab.sweeping.request import Request, read_request
 
 QUESTION = "Which published change cures which failure of training, and what does it cost?"
 

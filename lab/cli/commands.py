@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
-    from lab.cli.request import Request
     from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.build import Report
+    from lab.sweeping.request import Request
 
 
 def _say_json(value: Any) -> None:
@@ -37,8 +37,8 @@ def _say_json(value: Any) -> None:
 
 
 def _sweep(arguments: list[str]) -> None:
-    from lab.cli import request
     from lab.core import shipped
+    from lab.sweeping import request
 
     if not arguments or not is_sweep(arguments[0]):
         raise RequestError(f"lab sweep needs a name or a FILE.yaml first; known: {', '.join(shipped.sweeps())}")
@@ -52,14 +52,15 @@ def is_sweep(word: str) -> bool:
 
 
 def _train(arguments: list[str]) -> None:
-    from lab.cli import request
+    from lab.sweeping import request
 
     command = request.command_line(sys.argv[1:])
     _carry_out(request.read_request(arguments, command, name="train", is_single=True))
 
 
 def _stress(arguments: list[str]) -> None:
-    from lab.cli import own_code, request, stress
+    from lab.cli import stress
+    from lab.sweeping import own_code, request
 
     values = [option for option, takes in usage.COMMANDS["stress"].parsed_options.items() if takes]
     is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
@@ -106,10 +107,10 @@ def _seconds(text: str) -> float:
 
 
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
-    from lab.cli import request
     from lab.core import files
     from lab.features.numbers.numbers import LOOK, STOP, read_numbers
     from lab.features.numbers.page import NumbersPage
+    from lab.sweeping import request
 
     if given.fail_on not in (None, LOOK, STOP):
         raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
@@ -136,7 +137,8 @@ def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _carry_out(asked: Request) -> None:
-    from lab.cli import launch, listing
+    from lab.cli import listing
+    from lab.sweeping import launch
 
     if not asked.show:
         launch.carry_out(asked)
@@ -316,8 +318,8 @@ def _write_report(folder: Path, window: Window) -> Report | str:
 
 
 def _coordcheck(arguments: list[str]) -> None:
-    from lab.cli import launch
     from lab.features import coordcheck
+    from lab.sweeping import launch
 
     check = coordcheck.check_coordinates(launch.compose_points([*coordcheck.DEFAULTS, *arguments]))
     check.write()
@@ -440,7 +442,7 @@ def _leaderboard(arguments: list[str]) -> None:
 
 
 def _command_line() -> str:
-    from lab.cli import request
+    from lab.sweeping import request
 
     return request.command_line(sys.argv[1:])
 

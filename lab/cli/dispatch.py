@@ -36,7 +36,7 @@ def _asks_for_json(arguments: Sequence[str]) -> bool:
 
 def _on_ranks(arguments: Sequence[str]) -> NoReturn:
     """Let the first rank carry out the request, and the others train what it sends them."""
-    from lab.cli import launch
+    from lab.sweeping import launch
 
     code = _coded(distributed.join)
     if distributed.is_joined():

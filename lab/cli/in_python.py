@@ -18,14 +18,14 @@ import numpy as np
 
 from lab.analysis.sensitivity import WINDOW, Study, study
 from lab.analysis.text import listed
-from lab.cli import launch, own_code
-from lab.cli.compose import Tree, parse
-from lab.cli.own_code import OwnCode
-from lab.cli.request import find_sweep, is_override, read_request
 from lab.core import machine, registry
 from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import say
+from lab.sweeping import launch, own_code
+from lab.sweeping.compose import Tree, parse
+from lab.sweeping.own_code import OwnCode
+from lab.sweeping.request import find_sweep, is_override, read_request
 
 if TYPE_CHECKING:
     from lab.features.numbers.page import NumbersPage

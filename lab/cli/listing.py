@@ -16,7 +16,7 @@ from lab.core.files import read_text
 from lab.core.registry import first_line, source
 
 if TYPE_CHECKING:
-    from lab.cli.request import Request
+    from lab.sweeping.request import Request
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str]]:
@@ -141,7 +141,7 @@ def complete(arguments: Sequence[str], sub_commands: Sequence[str]) -> Sequence[
         os.environ["COMP_LINE"] = " ".join([words[0], *words[first_override:]]) + " " * starts_word
     import hydra  # slow to load, and lists need none of it
 
-    from lab.cli.compose import refusing
+    from lab.sweeping.compose import refusing
 
     program = hydra.main(version_base="1.3", config_path=str(shipped.data_folder("conf")), config_name="config")
     before, sys.argv = sys.argv, ["lab", *arguments]  # Hydra reads its arguments from here alone
@@ -165,8 +165,8 @@ def config_lines(request: Request) -> Iterator[str]:
     """
     from omegaconf import OmegaConf
 
-    from lab.cli.compose import config_folders, groups, refusing
-    from lab.cli.launch import first_point
+    from lab.sweeping.compose import config_folders, groups, refusing
+    from lab.sweeping.launch import first_point
 
     config, chosen = first_point(request)
     if request.show != "help":

@@ -176,7 +176,7 @@ def _known_runs(place: str, device: str) -> Iterator[Check]:
 
 def _losses(words: list[str]) -> dict[int, float]:
     """Training losses by step, of a run with these words."""
-    from lab.cli.compose import Composer, hydra_configs, parse
+    from lab.sweeping.compose import Composer, hydra_configs, parse
     from lab.training.config import run_config
     from lab.training.fleet import Fleet
     from lab.training.loop import train

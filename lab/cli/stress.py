@@ -23,11 +23,6 @@ from lab.analysis.stress.arms import arm_cards
 from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
-from lab.cli import launch
-from lab.cli.compose import Composer, Tree, Word, expand, hydra_configs, parse
-from lab.cli.own_code import OwnCode
-from lab.cli.recipe import reason_of_card, reason_of_config, tree_value
-from lab.cli.request import Request, read_options, read_request
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
@@ -50,7 +45,12 @@ from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.records import store
 from lab.records.plans import FleetProgress
 from lab.records.status import clock
+from lab.sweeping import launch
+from lab.sweeping.compose import Composer, Tree, Word, expand, hydra_configs, parse
+from lab.sweeping.own_code import OwnCode
 from lab.sweeping.progress import seconds_left, summary
+from lab.sweeping.recipe import reason_of_card, reason_of_config, tree_value
+from lab.sweeping.request import Request, read_options, read_request
 
 LONGEST_NAME = 60  # of a folder, in characters
 # Words that say how a recipe is trained here, and so are no part of its name.

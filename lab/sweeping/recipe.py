@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.analysis.stress.arms import ArmCard
-from lab.cli.compose import Tree
 from lab.core.errors import RequestError
+from lab.sweeping.compose import Tree
 
 SAME = "same"
 

@@ -29,9 +29,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.analysis.text import listed
-from lab.cli import own_code
-from lab.cli.compose import Composer, Tree, Word, compose_files, expand, hydra_configs, parse, refusing, with_values
-from lab.cli.request import CONFIG_DIR, Request, check_swept, read_options
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
@@ -39,7 +36,20 @@ from lab.core.own_failures import OWN_CODE
 from lab.core.printing import say
 from lab.core.shipped import at_scale
 from lab.records import leases, plans, store
+from lab.sweeping import own_code
+from lab.sweeping.compose import (
+    Composer,
+    Tree,
+    Word,
+    compose_files,
+    expand,
+    hydra_configs,
+    parse,
+    refusing,
+    with_values,
+)
 from lab.sweeping.progress import GrowingReport, ProgressLog, ProgressMonitor, Screen
+from lab.sweeping.request import CONFIG_DIR, Request, check_swept, read_options
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point, SweepPlan

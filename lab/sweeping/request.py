@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from lab.cli import own_code
-from lab.cli.compose import GIVEN, Word, check_keys, groups, known_keys, parse
-from lab.cli.own_code import OwnCode
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
 from lab.core.printing import say
 from lab.core.schema import FORMER_KEYS, former_keys, key_now, with_keys_now
 from lab.core.shipped import data_folder, load, question, sweeps
+from lab.sweeping import own_code
+from lab.sweeping.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.sweeping.own_code import OwnCode
 
 CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
