@@ -22,12 +22,12 @@ import scipy
 import torch
 from sides import WARM_UP_STEPS, steps_within
 
-from lab.analysis.stress.arms import arm_cards
+from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import STEP_TIMES, read_battery
-from lab.cli.board import excludes
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.features.board.failures import REFERENCE, board_arms, interventions
+from lab.features.board.failures import interventions
+from lab.features.board.training import excludes
 
 WIDTH, RUNS = 128, 1
 SHARED = ("precision=fp32", "engine=eager", "probes=none")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.analysis.rendering import html
-from lab.analysis.stress.arms import ArmCard, arm_cards, left_out, not_here
+from lab.analysis.stress.arms import ArmCard, arm_cards, board_arms, left_out, not_here
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
-from lab.cli.board import excludes
 from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.features.board.failures import board_arms, read_failures
+from lab.features.board.failures import read_failures
 from lab.features.board.matrix import Matrix, Row, read_matrix
 from lab.features.board.text import PRICES, headline, notes, p_shown, prices
+from lab.features.board.training import excludes
 
 FOLDER = Path(__file__).with_name("interventions")
 LR_MEANINGS = {

@@ -10,16 +10,8 @@ import numpy as np
 import pandas as pd
 
 import planted
-from lab.features.board.failures import (
-    AT_EASE,
-    CELLS,
-    CURVE,
-    REFERENCE,
-    STRESSED,
-    Cell,
-    cells_table,
-    read_failures,
-)
+from lab.analysis.stress.arms import REFERENCE
+from lab.features.board.failures import AT_EASE, CELLS, CURVE, STRESSED, Cell, cells_table, read_failures
 
 FAILURE, RULE = read_failures().failures["attention_logits"], read_failures().rule
 LR, EASY = FAILURE.stressed.lr, 0.03

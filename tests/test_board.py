@@ -21,24 +21,22 @@ import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
-from lab.analysis.stress.arms import arm_cards, left_out
+from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
+from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
-from lab.cli import board as cli_board
-from lab.cli.board import _composed
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
 from lab.features.board import matrix as board
+from lab.features.board import training as board_training
 from lab.features.board.failures import (
     AT_EASE,
     CELLS,
     CURVE,
     FAMILIES,
-    REFERENCE,
     STRESSED,
     Cell,
     Family,
-    board_arms,
     cells_table,
     chosen_arms,
     interventions,
@@ -62,9 +60,11 @@ from lab.features.board.matrix import (
 from lab.features.board.page import board_figure, board_page
 from lab.features.board.public_runs import Broken, broken_public_runs
 from lab.features.board.text import alike, as_csv, headline, lines, prices, unconfirmed
+from lab.features.board.training import _composed
 from lab.records import store
 from lab.report import build
 from lab.report.build import make_report
+from lab.sweeping import bench
 from lab.sweeping.recipe import reason_of_card
 from lab.sweeping.request import read_request
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
@@ -651,20 +651,20 @@ def test_a_page_names_the_arms_that_help_and_says_why_others_were_not_tried(tmp_
 
 def test_a_board_trains_fresh_seeds_of_what_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = planted_board.write(tmp_path / "board", planted_board.tables()), list[set[Cell]]()
-    monkeypatch.setattr(cli_board, "_train", lambda request, folder, arms, wanted: asked.append({*wanted}))
+    monkeypatch.setattr(board_training, "_train", lambda request, folder, arms, wanted: asked.append({*wanted}))
     monkeypatch.setattr(store, "gather", lambda folder: None)
-    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    board_training.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
     first, fresh = asked
     assert {cell.arm for cell in first} == {REFERENCE, *planted_board.SHARES}
     assert {cell[:2] for cell in fresh} == {(FAILURE.name, arm) for arm in (REFERENCE, "sigma_reparam", "peri_ln")}
     assert {cell.place for cell in fresh} == {STRESSED, AT_EASE}
     fixed = read_families(folder)
     assert fixed[FAILURE.name].arms == {*planted_board.SHARES}
-    cli_board.train_board(folder, "lab leaderboard --train", arms=["dyt"], failures=[FAILURE.name])
+    board_training.train_board(folder, "lab leaderboard --train", arms=["dyt"], failures=[FAILURE.name])
     assert {cell.arm for cell in asked[2]} == {REFERENCE, "dyt"}
     assert read_families(folder) == fixed
     with pytest.raises(RequestError, match="'larg_batch'"):
-        cli_board.train_board(folder, "", failures=["larg_batch"])
+        board_training.train_board(folder, "", failures=["larg_batch"])
 
 
 def test_a_board_asks_again_for_what_it_has_tried_and_trains_no_control_alone(
@@ -677,12 +677,12 @@ def test_a_board_asks_again_for_what_it_has_tried_and_trains_no_control_alone(
             del tables[cell]
     folder = planted_board.write(tmp_path, tables)
     monkeypatch.setattr(
-        cli_board,
+        board_training,
         "_train",
         lambda request, folder, arms, wanted: asked.append({cell.arm for cell in wanted if cell.failure != CURVE}),
     )
     monkeypatch.setattr(store, "gather", lambda folder: None)
-    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    board_training.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
     assert asked == [{REFERENCE, "rmsnorm"}]  # two seeds are no try, and nothing passed
 
 
@@ -691,14 +691,14 @@ def test_fresh_seeds_stand_beside_those_that_a_cell_had(tmp_path: Path, monkeypa
     at = Cell(FAILURE.name, "rmsnorm", STRESSED, LR)
     before, _ = read_cells(folder)
     plan = SimpleNamespace(ids=["fresh"], engine="cpu", fleets=[])
-    monkeypatch.setattr(cli_board, "_composed", lambda *of_cells: ({at: [{"seed": 303}]}, {}))
-    monkeypatch.setattr(cli_board.launch, "compose", lambda request: composed)
-    monkeypatch.setattr(cli_board.launch, "plan", lambda *trees, cautions: plan)
-    monkeypatch.setattr(cli_board.launch, "train_missing", lambda *planned, screen: None)
+    monkeypatch.setattr(board_training, "_composed", lambda *of_cells: ({at: [{"seed": 303}]}, {}))
+    monkeypatch.setattr(bench.launch, "compose", lambda request: composed)
+    monkeypatch.setattr(bench.launch, "plan", lambda *trees, cautions: plan)
+    monkeypatch.setattr(bench.launch, "train_missing", lambda *planned, screen: None)
     monkeypatch.setattr(store, "open_folder", lambda *of_folder: None)
     composed = SimpleNamespace(_replace=lambda trees: None, launcher=None)
     request = read_request([*read_failures().runs, "out=nowhere"], "lab leaderboard nowhere --train", name="board")
-    cli_board._train(request, folder, [board_arms()["rmsnorm"]], {})
+    board_training._train(request, folder, [board_arms()["rmsnorm"]], {at: Setting((), LR)})
     after, _ = read_cells(folder)
     assert after[at] == before[at] | {303: "fresh"}
     assert {cell: runs for cell, runs in after.items() if cell != at} == {
@@ -710,9 +710,9 @@ def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: p
     folder = planted_board.write(tmp_path, planted_board.tables())
     earlier = {FAILURE.name: Family(frozenset({"nope"}), SpreadPrior(0.5, 3.0))}
     (folder / FAMILIES).write_text(board.families_table(earlier).to_csv(index=False))
-    monkeypatch.setattr(cli_board, "_train", lambda *of_train: None)
+    monkeypatch.setattr(board_training, "_train", lambda *of_train: None)
     monkeypatch.setattr(store, "gather", lambda folder: None)
-    cli_board.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
+    board_training.train_board(folder, "lab leaderboard --train", failures=[FAILURE.name])
     assert read_families(folder) == earlier
 
 

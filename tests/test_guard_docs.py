@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.cli.usage import OptionParser
+from lab.core.usage import OptionParser
 from lab.sweeping import launch
 from lab.sweeping.planner import points
 from lab.sweeping.request import find_sweep, read_request

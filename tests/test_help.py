@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
-from lab.cli import commands, usage
+from lab.cli import commands
+from lab.core import usage
 from lab.records.columns import Columns
 from lab.sweeping import request
 from sweeping import OutputOf

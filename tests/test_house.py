@@ -50,20 +50,19 @@ ANALYSIS_FLOORS = [
     {"laws", "guard", "recordings", "stress", "contrasts"},
     {"changes"},
 ]
-TRAINS = {"lab.features.coordcheck"}  # features that need torch
 # Packages that only pass names on, when first asked for; what they name for type checkers is no import.
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
+COMMANDS = {f"lab.features.{name}.command" for name in ("board", "numbers", "stress", "watch")}
+COMMANDS |= {"lab.__main__", "lab.cli", "lab.studies.claims.command"}
 ALLOWED = {
-    "print": {"lab.__main__", "lab.cli", "lab.sweeping", "lab.core.printing", "lab.studies.claims.command"},
+    "print": {*COMMANDS, "lab.core.printing", "lab.sweeping", "lab.features.board.training", "lab.features.stress"},
     "print unescaped": {"lab.core.printing"},
-    "exit": {"lab.__main__", "lab.cli", "lab.sweeping.launch", "lab.sweeping.local_jobs", "hydra_plugins"},
-    "read arguments": {
-        *("lab.__main__", "lab.cli", "lab.sweeping.request", "lab.sweeping.own_code", "lab.studies.claims.command"),
-    },
+    "exit": {*COMMANDS, "lab.sweeping.bench", "lab.sweeping.launch", "lab.sweeping.local_jobs", "hydra_plugins"},
+    "read arguments": {*COMMANDS, "lab.core.usage", "lab.sweeping.request", "lab.sweeping.own_code"},
     "know Hydra": {
         *("lab.__main__", "lab.cli", "lab.sweeping.compose", "lab.sweeping.request", "lab.sweeping.launch"),
-        "hydra_plugins",
+        *("lab.features.stress.plan", "hydra_plugins"),
     },
     # files.open_file refuses a pipe, which its reader may wait for, and a device, which may have no end
     "open files": {"lab.core.files", "lab.core.machine", "lab.data.packing", "lab.records.leases"},
@@ -113,6 +112,16 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
         module: set() if module in FACES else {module_of(name) for name in imported_names(source)} - {"", module}
         for module, source in sources.items()
     }
+
+
+def packages_below(module: str) -> set[str]:
+    """The packages of everything that a module loads, directly or not."""
+    known, below, found = arrows(SOURCES), [module], set[str]()
+    while below:
+        if (other := below.pop()) not in found:
+            found.add(other)
+            below += known[other]
+    return {package(other) for other in found}
 
 
 def upward_imports(sources: Mapping[str, str]) -> list[str]:
@@ -204,8 +213,8 @@ def test_a_planted_circle_is_found() -> None:
 
 
 def test_analysis_needs_neither_torch_nor_hydra() -> None:
-    read_records = ("analysis", "studies", "report", "features")
-    modules = [module for module in MODULES if package(module) in read_records and module not in TRAINS]
+    modules = [module for module in MODULES if package(module) in ("analysis", "studies", "report", "features")]
+    modules = [module for module in modules if not {"sweeping", "training"} & packages_below(module)]
     code = f"import {', '.join(modules)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME, check=False).returncode == 0
 

@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from lab import run_config
 from lab.__main__ import main
 from lab.analysis.stress.battery import Setting
-from lab.cli.stress import Plan, compose_settings, make_card, read_plan, read_plans
-from lab.cli.usage import OptionParser
 from lab.core.errors import RequestError
 from lab.core.files import quoted, text_digest
 from lab.core.hooks import listening
 from lab.core.registry import LINKS, MODELS
 from lab.core.schema import stack
+from lab.core.usage import OptionParser
+from lab.features.stress.plan import Plan, read_plan, read_plans
+from lab.features.stress.training import make_card
 from lab.model.config import ModelConfig
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.own_module import entry_of, huggingface_builder, shrunk
@@ -39,6 +40,7 @@ from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
 from lab.sweeping import own_code
+from lab.sweeping.bench import compose_settings
 from lab.sweeping.compose import parse
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
@@ -1141,7 +1143,7 @@ def test_a_model_that_fails_while_probes_listen_is_refused_in_a_line() -> None:
 def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """A depth that it refuses is no reason to refuse the card."""
     plans = list[Plan]()
-    monkeypatch.setattr("lab.cli.stress._card_of_possible_tests", plans.append)
+    monkeypatch.setattr("lab.features.stress.training._card_of_possible_tests", plans.append)
     line = written(MODEL.replace("n_embd)", "n_embd, n_layer)"), init=f"assert n_layer < 8, 'too deep'  {HERE}")
     code = [own_code.read("model", "mine.py:Mine")]
     make_card(read_plan(TINY, "lab stress", names=["lr_x10", "depth"], code=code))

@@ -15,8 +15,8 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
-from lab.cli.board import QUESTION
 from lab.core import shipped
+from lab.features.board.training import QUESTION
 from lab.records import store
 from lab.records.parts import written
 from lab.studies.claims.scoreboard import OTHER_TEXT, judge_all, read, table

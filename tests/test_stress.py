@@ -22,7 +22,7 @@ import lab
 from lab import analysis, main
 from lab.analysis.statistics import Interval, power_of, student_t
 from lab.analysis.stress import battery as battery_room
-from lab.analysis.stress.arms import arm_cards
+from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import Setting, Spread, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
@@ -39,26 +39,12 @@ from lab.analysis.stress.measures import (
     tolerances,
     wanted,
 )
-from lab.cli import stress as stress_room
-from lab.cli.stress import (
-    Progress,
-    _Bench,
-    _kept,
-    _without_impossible_tests,
-    _words,
-    board_changes,
-    coloured,
-    compose_settings,
-    make_card,
-    make_pair,
-    pair_file,
-    print_card,
-    read_plan,
-    read_plans,
-)
 from lab.core.errors import RequestError
 from lab.features.stress import cures as cures_room
+from lab.features.stress import search
+from lab.features.stress.bench import CardBench
 from lab.features.stress.card import Card, card_of
+from lab.features.stress.command import print_card
 from lab.features.stress.cures import (
     NOT_TRIED,
     SCREENED,
@@ -84,10 +70,15 @@ from lab.features.stress.lines import (
 )
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
+from lab.features.stress.plan import read_plan, read_plans
+from lab.features.stress.progress import Progress, coloured
 from lab.features.stress.reference import beside_published
+from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
+from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
 from lab.records import store
 from lab.sweeping import own_code
+from lab.sweeping.bench import compose_settings
 from lab.sweeping.launch import Composed
 from planted import cards as planted_cards
 from sampling import few
@@ -719,7 +710,7 @@ def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch
 @pytest.mark.usefixtures("here")
 def test_runs_that_two_settings_share_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [Setting((), 0.1), Setting(("precision=fp32",), 0.1)]
-    monkeypatch.setattr("lab.cli.stress.wanted", lambda battery, tests, done: [] if done else shared)
+    monkeypatch.setattr("lab.features.stress.training.wanted", lambda battery, tests, done: [] if done else shared)
     lab.stress(*TINY, tests=["depth"], out="mine", seed=[0, 1])
     assert len(store.read(Path("mine")).runs) == 2
 
@@ -760,13 +751,13 @@ def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeyp
 def test_tests_of_experts_are_for_recipes_with_experts() -> None:
     dense, mixture = (read_plan([*words, "model.depth=1"], "", minutes=5) for words in ([], ["recipe=mixtral_moe"]))
     of_experts = {"experts", "router_logits"}
-    assert {test.name for test in _without_impossible_tests(dense).tests}.isdisjoint(of_experts)
-    assert not _without_impossible_tests(dense).left_out
-    assert {test.name for test in _without_impossible_tests(mixture).tests} >= of_experts
+    assert {test.name for test in possible_plan(dense).tests}.isdisjoint(of_experts)
+    assert not possible_plan(dense).left_out
+    assert {test.name for test in possible_plan(mixture).tests} >= of_experts
     named = read_plan([], "", names=["experts", "lr_x10"], minutes=5)
-    assert _without_impossible_tests(named).left_out == {"uneven experts": "the default recipe has no experts"}
+    assert possible_plan(named).left_out == {"uneven experts": "the default recipe has no experts"}
     with pytest.raises(RequestError, match="has no experts"):
-        _without_impossible_tests(read_plan([], "", names=["experts"], minutes=5))
+        possible_plan(read_plan([], "", names=["experts"], minutes=5))
 
 
 def test_loads_of_experts_are_those_at_the_end() -> None:
@@ -837,10 +828,10 @@ def test_all_arms_of_the_board_are_tried_after_those_of_a_test() -> None:
 def test_an_optimizer_keeps_the_decay_and_the_clip_of_a_recipe() -> None:
     coupled = {"chain": ["clip", "adam", "decay", "peak", "schedule"], "weight_decay": 0.1, "clip": 0.5}
     kept = ["optimizer.weight_decay=0.1", "optimizer.clip=0.5"]
-    assert _kept("lion", coupled) == [*kept, "optimizer.chain=[clip,lion,decay,peak,schedule]"]
+    assert kept_words("lion", coupled) == [*kept, "optimizer.chain=[clip,lion,decay,peak,schedule]"]
     independent = {**coupled, "chain": ["clip", "adam", "peak", "decay", "schedule"]}
-    assert _kept("lion", independent) == kept
-    assert _kept("adamh", coupled) == ["optimizer.clip=0.5"]  # it has no decay
+    assert kept_words("lion", independent) == kept
+    assert kept_words("adamh", coupled) == ["optimizer.clip=0.5"]  # it has no decay
 
 
 Losses = Callable[[Setting], Sequence[float]]
@@ -851,23 +842,25 @@ def plant(monkeypatch: pytest.MonkeyPatch, here: Path) -> Callable[[Losses], Non
     """Lets crash tests end with planted losses, as many as a setting has seeds, instead of training."""
 
     def plant(losses_of: Losses) -> None:
-        def train(bench: _Bench, settings: Sequence[Setting]) -> None:
+        def train(bench: CardBench, settings: Sequence[Setting]) -> None:
             for setting in settings:
                 words = next((word for word in setting.words if word.startswith("seed=")), "seed=0,1,2")
                 found = table(losses_of(setting)[: words.count(",") + 1])
                 found["spikes"] = 10.0 * ("data=echo" in setting.words)
                 found.index = pd.Index(map(int, words.removeprefix("seed=").split(",")), name="seed")
                 bench.done = {**bench.done, setting: found}
-                bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
+                bench.bench.ids[setting] = [f"{setting}-{seed}" for seed in found.index]
             sizes = {"model=d64": 4e3, "model=d128": 16e3}
             bench.parameters = pd.Series(
-                {run: sizes.get("".join(of.words), 1e3) for of, runs in bench.ids.items() for run in runs}
+                {run: sizes.get("".join(of.words), 1e3) for of, runs in bench.bench.ids.items() for run in runs}
             )
 
-        monkeypatch.setattr(_Bench, "train", train)
-        monkeypatch.setattr("lab.cli.stress.launch.compose", lambda request: Composed([], {}, BasicLauncher(), None))
-        monkeypatch.setattr("lab.cli.stress.store.gather", lambda folder: None)
-        monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: None)
+        monkeypatch.setattr(CardBench, "train", train)
+        monkeypatch.setattr(
+            "lab.sweeping.bench.launch.compose", lambda request: Composed([], {}, BasicLauncher(), None)
+        )
+        monkeypatch.setattr("lab.features.stress.training.store.gather", lambda folder: None)
+        monkeypatch.setattr("lab.features.stress.training.files.write_text", lambda path, text: None)
         monkeypatch.setattr(Card, "page", lambda card: "")  # which is slow to draw
 
     return plant
@@ -996,7 +989,7 @@ def test_experts_of_a_model_of_ones_own_are_said_not_to_be_heard(
     own_model: Callable[[str], own_code.OwnCode],
 ) -> None:
     def left_out(name: str, **given: Any) -> dict[str, str]:
-        return dict(_without_impossible_tests(read_plan(TINY, "", code=[own_model(name)], **given)).left_out)
+        return dict(possible_plan(read_plan(TINY, "", code=[own_model(name)], **given)).left_out)
 
     said = left_out("Mixture", minutes=5)
     assert {said["uneven experts"], said["router logits"]} == {
@@ -1009,13 +1002,13 @@ def test_experts_of_a_model_of_ones_own_are_said_not_to_be_heard(
 def test_a_change_multiplies_what_the_recipe_has() -> None:
     more = read_battery().changes["more_decay"]
     own = {"optimizer": {"name": "adamw", "weight_decay": 0.02}, "intervention": []}
-    assert _words([more], own) == ["optimizer.weight_decay=0.2"]
-    assert _words([more], {**own, "optimizer": {"name": "sgd"}}) == []
+    assert change_words([more], own) == ["optimizer.weight_decay=0.2"]
+    assert change_words([more], {**own, "optimizer": {"name": "sgd"}}) == []
 
 
 def test_a_change_beside_another_optimizer_holds_against_what_the_recipe_keeps() -> None:
     own = {"optimizer": {"name": "adamw", "chain": ["clip", "adam", "peak", "decay"], "clip": 1.0}, "intervention": []}
-    words = _words([board_changes()["lion"], read_battery().changes["tighter_clip"]], own)
+    words = change_words([board_changes()["lion"], read_battery().changes["tighter_clip"]], own)
     values = dict(word.split("=") for word in words)
     assert (values["optimizer"], values["optimizer.clip"]) == ("lion", "0.1")
 
@@ -1044,7 +1037,7 @@ def test_without_a_terminal_there_is_a_line_of_progress_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 30.0, 61.0, 62.0, 120.0, 130.0, 4000.0])  # of the start, then of readings
-    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("lab.features.stress.progress.time.monotonic", lambda: next(clock))
     progress = Progress("llama")
     for _ in range(2):
         progress.show({}, 0.25, 20.0)
@@ -1283,9 +1276,9 @@ def test_a_budget_counts_the_time_that_the_card_took(
 ) -> None:
     plant(with_changes(0.5))
     now = [0.0]
-    train = _Bench.train
+    train = CardBench.train
 
-    def take_time(bench: _Bench, settings: Sequence[Setting]) -> None:
+    def take_time(bench: CardBench, settings: Sequence[Setting]) -> None:
         now[0] += 40
         train(bench, settings)
 
@@ -1293,9 +1286,9 @@ def test_a_budget_counts_the_time_that_the_card_took(
         runs = pd.DataFrame({"id": [f"{Setting((), lr)}-{seed}" for lr in (0.03, 0.3) for seed in range(3)]})
         return store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
 
-    monkeypatch.setattr(_Bench, "train", take_time)
-    monkeypatch.setattr("lab.cli.stress.store.read", read)
-    monkeypatch.setattr("lab.cli.stress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(CardBench, "train", take_time)
+    monkeypatch.setattr("lab.features.stress.bench.store.read", read)
+    monkeypatch.setattr("lab.features.stress.bench.time.monotonic", lambda: now[0])
     arms = ["peri_ln", "adopt", "sub_ln"]
 
     def tried(budget: float) -> int:
@@ -1509,13 +1502,13 @@ def test_a_pair_of_changes_is_tried_where_none_is_a_full_cure(
     assert [cure.verdict for cure in cures.values()] == [CURES, IN_PART, IN_PART, NO]
     assert [cure.is_confirmed for cure in cures.values()] == [True, True, True, False]
     assert {cure.takes_off.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
-    first_trees = stress_room._first_trees
+    first_trees = search.first_trees
 
     def refuse_pairs(request: Any, settings: Any) -> Any:
         trees, refusals = first_trees(request, settings)
         return trees, refusals | {of: "they exclude each other" for of in settings if "optimizer=adopt" in of.words}
 
-    monkeypatch.setattr(stress_room, "_first_trees", refuse_pairs)
+    monkeypatch.setattr(search, "first_trees", refuse_pairs)
     refused = {cure.change: cure.reason for cure in made_with("peri_ln,adopt").cures or ()}
     assert refused == {"peri_ln": "", "adopt": "", "peri_ln + adopt": "they exclude each other"}
 
@@ -1573,7 +1566,7 @@ def test_two_cards_are_made_and_printed(
 ) -> None:
     plant(lambda setting: [2.2 + 0.3 * abs(math.log10(setting.lr / 0.03)) + 0.01 * n for n in range(8)])
     written = []
-    monkeypatch.setattr("lab.cli.stress.files.write_text", lambda path, text: written.append(path))
+    monkeypatch.setattr("lab.features.stress.training.files.write_text", lambda path, text: written.append(path))
     plans = read_plans(["llama", "olmo2"], [*TINY, "out=both"], "lab stress", names=["lr_x10"])
     pair = make_pair(plans)
     assert pair.names == ("llama", "olmo2")

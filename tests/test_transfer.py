@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import planted_board
-from lab.features.board.failures import REFERENCE, board_arms, read_failures
+from lab.analysis.stress.arms import REFERENCE, board_arms
+from lab.features.board.failures import read_failures
 from lab.studies.claims.registry import CLAIMS
 from planted_board import FAILURE
 from transfer import (

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import shlex
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lab.cli import usage
-from lab.cli.usage import OptionParser
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
+from lab.core.usage import OptionParser
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,84 +54,6 @@ def _train(arguments: list[str]) -> None:
 
     command = request.command_line(sys.argv[1:])
     _carry_out(request.read_request(arguments, command, name="train", is_single=True))
-
-
-def _stress(arguments: list[str]) -> None:
-    from lab.cli import stress
-    from lab.sweeping import own_code, request
-
-    values = [option for option, takes in usage.COMMANDS["stress"].parsed_options.items() if takes]
-    is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
-    is_word = [request.is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
-    words = list(compress(arguments, is_word))
-    given = OptionParser("stress").read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
-    if given.params:
-        _numbers(given, words)
-        return
-    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
-        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
-    minutes = given.minutes or "1"
-    if not minutes.isdecimal():
-        raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
-    names = given.tests.split(",") if given.tests else []
-    options = ["--config-dir", given.config_dir] if given.config_dir else []
-    command = request.command_line(sys.argv[1:])
-    code = own_code.read_options(given)
-    arms = given.arms.split(",") if given.arms else []
-    if arms and given.cures not in (None, "all"):
-        raise RequestError("--arms goes with --cures all")
-    asked = {"names": names, "minutes": int(minutes), "cures": given.cures, "options": options, "code": code}
-    asked |= {"arms": arms, "budget": _seconds(given.budget) if given.budget else math.inf}
-    plans = stress.read_plans(list(map(str, given.folders)), words, command, **asked)
-    if given.dry_run:
-        for plan in plans:
-            stress.dry_run(plan)
-        return
-    machine.clean_process_context()  # where jobs are forked, torch is loaded while this process composes
-    card = stress.make_card(*plans) if len(plans) == 1 else stress.make_pair(plans)
-    if given.json:
-        say(card.as_json())
-    else:
-        page = plans[0].folder / "card.html" if len(plans) == 1 else stress.pair_file(plans, ".html")
-        stress.print_card(card, page)
-
-
-def _seconds(text: str) -> float:
-    """The seconds of a time such as ``20min``, ``90s`` or ``1.5h``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", text)
-    if not found or not float(found[1]):
-        raise RequestError(f"--budget takes a time such as 20min, 90s or 1.5h, not {text!r}")
-    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
-
-
-def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
-    from lab.core import files
-    from lab.features.numbers.numbers import LOOK, STOP, read_numbers
-    from lab.features.numbers.page import NumbersPage
-    from lab.sweeping import request
-
-    if given.fail_on not in (None, LOOK, STOP):
-        raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
-    others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
-    if unfit := next((name for name in others if getattr(given, name)), ""):
-        raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
-    if given.folders:
-        raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
-    page = NumbersPage(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
-    if given.html:
-        files.write_output(Path(given.html), page.page())
-    if given.thresholds:
-        files.write_output(Path(given.thresholds), page.thresholds_text())
-    if given.json:
-        say(page.as_json())
-    else:
-        for line in page.text():
-            say(line)
-        for name in ("html", "thresholds"):
-            if path := getattr(given, name):
-                say(f"{'page' if name == 'html' else name}: {path}")
-    if given.fail_on and page.decision.word in (STOP, given.fail_on):
-        raise SystemExit(1)
 
 
 def _carry_out(asked: Request) -> None:
@@ -387,12 +307,6 @@ def _predict_at(records: Records, size: str | None, lr: str | None, window: Wind
         say("\n".join([*lines, *report.said_of_experts(records)]))
 
 
-def _watch(arguments: list[str]) -> None:
-    from lab.cli import watching
-
-    raise SystemExit(watching.watch(OptionParser("watch").read(arguments)))
-
-
 def _selftest(arguments: list[str]) -> None:
     from lab.cli import selftest
 
@@ -408,43 +322,6 @@ def _claims(arguments: list[str]) -> None:
     if not (found := shelf.modules("command")):
         raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")
     found[0].judge_claims(OptionParser("claims").read(arguments))
-
-
-def _leaderboard(arguments: list[str]) -> None:
-    from lab.core import shipped
-
-    given = OptionParser("leaderboard").read(arguments)
-    if len(given.folders) > 1 or (given.train and not given.folders):
-        raise RequestError("lab leaderboard takes one DIR, the folder of the board, and --train needs it")
-    if (given.arms or given.failures) and not given.train:
-        raise RequestError("--arms and --failures go with --train")
-    folder = given.folders[0] if given.folders else shipped.results() / "board"
-    if given.train:
-        from lab.cli.board import train_board
-
-        names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
-        train_board(folder, _command_line(), **names)
-    from lab.features.board import text
-    from lab.features.board.matrix import read_matrix
-
-    matrix = read_matrix(folder)
-    if given.html:
-        from lab.core import files
-        from lab.features.board.page import board_page
-
-        files.write_output(Path(given.html), board_page(matrix))
-        say(f"page: {given.html}")
-    elif given.json or given.csv:
-        say(text.as_json(matrix) if given.json else text.as_csv(matrix))
-    else:
-        for line in text.lines(matrix):
-            say(line)
-
-
-def _command_line() -> str:
-    from lab.sweeping import request
-
-    return request.command_line(sys.argv[1:])
 
 
 def _export(arguments: list[str]) -> None:
@@ -585,6 +462,20 @@ def _list(arguments: list[str]) -> None:
         say(line)
 
 
+def _of_feature(name: str) -> Callable[[list[str]], None]:
+    """The command of a feature, which is loaded when it is carried out."""
+
+    def run(arguments: list[str]) -> None:
+        import_module(f"lab.features.{name}.command").run(arguments)
+
+    return run
+
+
+def _stress(arguments: list[str]) -> None:
+    by_numbers = any(word.partition("=")[0] == "--params" for word in arguments)
+    _of_feature("numbers" if by_numbers else "stress")(arguments)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
@@ -593,10 +484,10 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": _report,
     "coordcheck": _coordcheck,
     "predict": _predict,
-    "watch": _watch,
+    "watch": _of_feature("watch"),
     "selftest": _selftest,
     "claims": _claims,
-    "leaderboard": _leaderboard,
+    "leaderboard": _of_feature("board"),
     "check": _check,
     "compare": _compare,
     "status": _status,

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from lab.cli import commands, interrupt, usage
-from lab.core import distributed, machine
+from lab.cli import commands, interrupt
+from lab.core import distributed, machine, usage
 from lab.core.errors import RequestError, nearest
 from lab.core.printing import say, texts_on_stdout
 

@@ -117,7 +117,8 @@ def stress(
         RequestError: the recipe or a test is invalid, or does not fit into the minutes.
         SystemExit: a run failed.
     """
-    from lab.cli.stress import make_card, make_pair, read_plans  # here, since a sweep needs none of it
+    from lab.features.stress.plan import read_plans  # here, since a sweep needs none of it
+    from lab.features.stress.training import make_card, make_pair
 
     given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     code, own_options, values = _own_code({**given, **values}, probe)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from lab.core import usage
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted, read_text
 from lab.core.printing import say
@@ -155,6 +157,19 @@ def _with_keys_now(content: DictConfig, path: Path) -> DictConfig:
         sweeper["params"] = {name(key): value for key, value in sweeper["params"].items()}
     renamed: DictConfig = OmegaConf.create(tree)
     return renamed
+
+
+def options_and_overrides(command: str, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options and the overrides in the words of a command that takes both.
+
+    Raises:
+        RequestError: an option is unknown, lacks its value, or takes none.
+    """
+    values = [option for option, takes in usage.COMMANDS[command].parsed_options.items() if takes]
+    is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
+    is_word = [is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
+    given = usage.OptionParser(command).read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
+    return given, list(compress(arguments, is_word))
 
 
 def is_override(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""The arms of the leaderboard, as ``arms.yaml`` describes them."""
+"""The arms of the board, as ``arms.yaml`` describes them, and as changes of a recipe."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.analysis.stress.battery import Change
+from lab.core.errors import similar_names
 from lab.core.shipped import data_folder, load
 
 FILE = Path(__file__).with_name("arms.yaml")
+REFERENCE = "reference"  # the arm that changes nothing
 
 
 class ArmCard(NamedTuple):
@@ -100,3 +103,60 @@ def not_here() -> Mapping[str, str]:
     """Published changes that the lab does not have, with the reason."""
     entries: dict[str, str] = load(FILE)["not_here"]
     return entries
+
+
+class Arm(NamedTuple):
+    """A change of a recipe as the board trains it.
+
+    Attributes:
+        name: of an intervention, an optimizer, several interventions joined by ``+``, or a change of settings.
+        adds: its interventions.
+        optimizer: the overrides that choose an optimizer and scale its numbers, before those of a failure.
+        words: the overrides that make a change of settings, after those of a failure.
+        times: its learning rate for each of AdamW's.
+    """
+
+    name: str
+    adds: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    times: float = 1.0
+
+
+@cache
+def board_arms() -> Mapping[str, Arm]:
+    """Every arm of the board by name, the reference first."""
+    tree = load(FILE)
+    arms = [Arm(REFERENCE)]
+    for name, card in arm_cards().items():
+        adds, chosen = ((), (f"optimizer={name}",)) if card.is_optimizer else ((name,), ())
+        arms.append(Arm(name, adds, (*chosen, *card.words), times=card.times))
+    arms += [Arm(name, tuple(name.split("+"))) for name in combinations()]
+    arms += [Arm(name, words=tuple(words)) for name, words in tree["changes"].items()]
+    return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
+
+
+def no_such_arm(name: str) -> str:
+    """What to say of a name that is no arm of the board: why it was left out, or the nearest names."""
+    if name in left_out():
+        return f"arm {name!r} is not on the board: {left_out()[name]}"
+    if name in arm_cards() and name not in board_arms():
+        return f"arm {name!r} is not on the board: it does the same as another one, or is another model"
+    similar = similar_names(name, sorted(board_arms()))
+    hint = f"nearest: {', '.join(similar)}" if similar else "lab list interventions and optimizers name them"
+    return f"unknown arm {name!r}; {hint}"
+
+
+@cache
+def board_changes() -> Mapping[str, Change]:
+    """Every arm of the board as a change of a recipe.
+
+    An optimizer keeps what the recipe says of decay, clip and schedule.
+    """
+    changes = {}
+    for name, arm in board_arms().items():
+        if name != REFERENCE and "+" not in name:
+            acts_on = "+".join(arm_cards()[name].at) if name in arm_cards() else "settings"
+            words = (*(word for word in arm.optimizer if not word.startswith("schedule")), *arm.words)
+            changes[name] = Change(name, acts_on, words, arm.times)
+    return changes

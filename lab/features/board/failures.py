@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.statistics import SpreadPrior
-from lab.analysis.stress.arms import arm_cards, combinations, left_out
+from lab.analysis.stress.arms import REFERENCE, Arm, arm_cards, board_arms, no_such_arm
 from lab.analysis.stress.battery import Place, Setting, read_battery
 from lab.core import shipped
-from lab.core.errors import RequestError, similar_names
+from lab.core.errors import RequestError
 
 FILE = Path(__file__).with_name("failures.yaml")
-REFERENCE = "reference"  # the arm that changes nothing
 STRESSED, AT_EASE = "stressed", "at ease"
 CURVE = "curve"
 CELLS = "cells.csv"  # in a results folder, which runs belong to which setting
@@ -90,24 +89,6 @@ class Rule(NamedTuple):
     within: float
 
 
-class Arm(NamedTuple):
-    """A change of a recipe as the board trains it.
-
-    Attributes:
-        name: of an intervention, an optimizer, several interventions joined by ``+``, or a change of settings.
-        adds: its interventions.
-        optimizer: the overrides that choose an optimizer and scale its numbers, before those of a failure.
-        words: the overrides that make a change of settings, after those of a failure.
-        times: its learning rate for each of AdamW's.
-    """
-
-    name: str
-    adds: tuple[str, ...] = ()
-    optimizer: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    times: float = 1.0
-
-
 class Family(NamedTuple):
     """What is fixed for an edition of the board, so that an arm that is added later changes no verdict.
 
@@ -175,30 +156,6 @@ def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
 
 def _place(entry: Mapping[str, Any]) -> Place:
     return Place(tuple(entry.get("words", ())), float(entry["lr"]))
-
-
-@cache
-def board_arms() -> Mapping[str, Arm]:
-    """Every arm of the board by name, the reference first."""
-    tree = shipped.load(FILE)
-    arms = [Arm(REFERENCE)]
-    for name, card in arm_cards().items():
-        adds, chosen = ((), (f"optimizer={name}",)) if card.is_optimizer else ((name,), ())
-        arms.append(Arm(name, adds, (*chosen, *card.words), times=card.times))
-    arms += [Arm(name, tuple(name.split("+"))) for name in combinations()]
-    arms += [Arm(name, words=tuple(words)) for name, words in tree["changes"].items()]
-    return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
-
-
-def no_such_arm(name: str) -> str:
-    """What to say of a name that is no arm of the board: why it was left out, or the nearest names."""
-    if name in left_out():
-        return f"arm {name!r} is not on the board: {left_out()[name]}"
-    if name in arm_cards() and name not in board_arms():
-        return f"arm {name!r} is not on the board: it does the same as another one, or is another model"
-    similar = similar_names(name, sorted(board_arms()))
-    hint = f"nearest: {', '.join(similar)}" if similar else "lab list interventions and optimizers name them"
-    return f"unknown arm {name!r}; {hint}"
 
 
 def chosen_arms(names: Iterable[str]) -> list[Arm]:

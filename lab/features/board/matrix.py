@@ -14,21 +14,19 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
-from lab.analysis.stress.arms import arm_cards
+from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.analysis.stress.measures import by_run, is_capped, tolerances
 from lab.features.board.failures import (
     AT_EASE,
     CURVE,
-    REFERENCE,
     STRESSED,
     Board,
     Cell,
     Failure,
     Family,
     Rule,
-    board_arms,
     not_applicable,
     read_cells,
     read_failures,

@@ -13,10 +13,11 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval
+from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.core import files
-from lab.features.board.failures import REFERENCE, Failure
+from lab.features.board.failures import Failure
 from lab.features.board.matrix import NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Matrix, Row
 from lab.features.board.public_runs import broken_public_runs
 

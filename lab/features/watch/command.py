@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from lab.analysis.events.log_reader import given_columns
 from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
+from lab.core.usage import OptionParser
 
 if TYPE_CHECKING:
     from lab.analysis.events.detectors import Event
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 
 PAUSE = 1.0  # seconds between two looks at a log that grows
 LONGEST_COMMAND = 60.0  # seconds that the command of an alarm may take
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Watch what the words of the command line name.
+
+    Raises:
+        RequestError: nothing can be watched there.
+        SystemExit: with status 1 if an alarm was raised, else 0.
+    """
+    raise SystemExit(watch(OptionParser("watch").read(arguments)))
 
 
 def watch(given: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.analysis.stress.arms import REFERENCE, Arm
 from lab.analysis.stress.battery import Setting
-from lab.cli.stress import trees_of_setting
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
@@ -20,9 +20,7 @@ from lab.features.board.failures import (
     CELLS,
     CURVE,
     FAMILIES,
-    REFERENCE,
     STRESSED,
-    Arm,
     Cell,
     Failure,
     cells_table,
@@ -43,6 +41,7 @@ from lab.features.board.matrix import (
 )
 from lab.records import store
 from lab.sweeping import launch
+from lab.sweeping.bench import Bench, trees_of_setting
 from lab.sweeping.compose import Composer, Tree, hydra_configs
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.recipe import reason_of_config
@@ -133,19 +132,18 @@ def excludes() -> dict[str, set[str]]:
 
 def _train(request: Request, folder: Path, arms: Sequence[Arm], wanted: Mapping[Cell, Setting]) -> None:
     """Train these settings, and note in the folder which runs are theirs, and why some cannot be trained."""
-    composed = launch.compose(request)
+    bench = Bench(request)
     trees, reasons = _composed(request, {arm.name: arm for arm in arms}, wanted)
-    every = [tree for of_cell in trees.values() for tree in of_cell]
-    planned = launch.plan(composed._replace(trees=every), request, cautions=False)
-    left = iter(planned.ids)
-    ids: Ids = {cell: {int(tree["seed"]): next(left) for tree in of_cell} for cell, of_cell in trees.items()}
+    planned = bench.plan({wanted[cell]: of_cell for cell, of_cell in trees.items()}, cautions=False)
+    ids: Ids = {
+        cell: dict(zip((int(tree["seed"]) for tree in of_cell), bench.ids[wanted[cell]], strict=True))
+        for cell, of_cell in trees.items()
+    }
     done, others = read_cells(folder) if (folder / CELLS).is_file() else ({}, {})
     merged = done | {cell: done.get(cell, {}) | of_cell for cell, of_cell in ids.items()}
-    table = cells_table(merged, others | reasons)
     store.open_folder(folder, planned.engine)
-    files.write_csv(folder / CELLS, table)  # first, in case of a stop
-    log = ProgressLog(len(planned.fleets), partial(say, error=True))
-    launch.train_missing(planned, composed.launcher, request, screen=log)
+    files.write_csv(folder / CELLS, cells_table(merged, others | reasons))  # first, in case of a stop
+    bench.carry_out(planned, ProgressLog(len(planned.fleets), partial(say, error=True)))
 
 
 def _composed(

@@ -1,0 +1,46 @@
+"""What `lab stress --params` does: say what the committed records know of a run by its numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.core.printing import say
+from lab.features.numbers.numbers import LOOK, STOP, read_numbers
+from lab.features.numbers.page import NumbersPage
+from lab.sweeping.request import command_line, options_and_overrides
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Print the page of a run by its numbers, and write what the options ask for.
+
+    Raises:
+        RequestError: an option does not go with ``--params``, or a number is unknown or none.
+        SystemExit: with status 1 if ``--fail-on`` fails.
+    """
+    given, words = options_and_overrides("stress", arguments)
+    if given.fail_on not in (None, LOOK, STOP):
+        raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
+    others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
+    if unfit := next((name for name in others if getattr(given, name)), ""):
+        raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
+    if given.folders:
+        raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
+    page = NumbersPage(read_numbers([f"params={given.params}", *words]), command_line(sys.argv[1:]))
+    if given.html:
+        files.write_output(Path(given.html), page.page())
+    if given.thresholds:
+        files.write_output(Path(given.thresholds), page.thresholds_text())
+    if given.json:
+        say(page.as_json())
+    else:
+        for line in page.text():
+            say(line)
+        for name in ("html", "thresholds"):
+            if path := getattr(given, name):
+                say(f"{'page' if name == 'html' else name}: {path}")
+    if given.fail_on and page.decision.word in (STOP, given.fail_on):
+        raise SystemExit(1)

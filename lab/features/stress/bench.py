@@ -1,0 +1,74 @@
+"""The runs of a crash test, of more and more settings: what is trained of them, and the card so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from lab.analysis.curves import parameters
+from lab.analysis.stress.battery import Setting, StressTest, read_battery
+from lab.analysis.stress.measures import Outcomes
+from lab.features.stress.card import Card, card_of
+from lab.features.stress.cures import Cure
+from lab.features.stress.plan import Plan
+from lab.features.stress.progress import Progress
+from lab.features.stress.sizes import size_trend
+from lab.records import store
+from lab.sweeping.bench import Bench
+
+UNMEASURED = (
+    "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
+)
+
+
+class CardBench:
+    """The runs of a crash test: trains those of more and more settings, and knows which there are."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self.plan, self.progress = plan, progress
+        self.bench = Bench(plan.request, f"{plan.recipe} has no card,")
+        self.done: Outcomes = {}
+        self.parameters = pd.Series(dtype=float)  # without embeddings, by run
+        self.started = time.monotonic()
+
+    def train(self, settings: Sequence[Setting]) -> None:
+        """Train what is missing of these settings; for what it raises see ``Bench.train``."""
+        self.done = self.bench.train(settings, self.progress)
+        self.parameters = parameters(store.read(self.plan.folder).runs.set_index("id"))
+
+    def train_missing(self, settings: Sequence[Setting]) -> None:
+        """Train those of these settings that were not trained yet."""
+        if missing := [setting for setting in dict.fromkeys(settings) if setting not in self.done]:
+            self.train(missing)
+
+    def affordable(self, test: StressTest, best: float, tests: int) -> float:
+        """How many changes the budget lets one of so many tests try: half of what is left of it, by its own runs' time.
+
+        The other half is for fresh seeds.
+        """
+        if math.isinf(self.plan.budget):
+            return math.inf
+        assert test.stressed
+        looked_at = dict.fromkeys([*(place.setting(best) for place in test.places), Setting((), best)])
+        mine = [setting for setting in looked_at if setting in self.bench.ids]
+        runs = store.read(self.plan.folder).runs.set_index("id")["wall_seconds"]
+        slots = len(getattr(self.bench.composed.launcher, "slots", [None]))
+        cost = float(runs[[run for setting in mine for run in self.bench.ids[setting]]].sum()) / slots
+        left = (self.plan.budget - (time.monotonic() - self.started)) / 2
+        return max(int(left / tests / cost), 0) if cost > 0 else math.inf
+
+    def card(self, cures: Sequence[Cure] | None = None) -> Card:
+        """The card of the runs so far."""
+        plan = self.plan
+        card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
+        unmeasured = {line.test.title: UNMEASURED for line in card.lines if not line.interval.n}
+        lines = [line for line in card.lines if line.interval.n]
+        trained = {setting.words: self.parameters[self.bench.ids[setting][0]] for setting in self.done}
+        sizes = {words: int(trained[words]) for words in [(), *plan.sizes] if words in trained}
+        trend = size_trend(self.done, sizes, plan.lr) if plan.sizes else None
+        left_out = {**plan.left_out, **unmeasured}
+        return replace(card, lines=lines, cures=cures, left_out=left_out, trend=trend and trend.plain())

@@ -1,0 +1,97 @@
+"""What `lab stress` does on the command line: read its words, show the progress, and print the card."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lab.analysis.stress.battery import Setting, read_battery
+from lab.analysis.stress.measures import wanted
+from lab.core import machine
+from lab.core.errors import RequestError
+from lab.core.printing import say
+from lab.features.stress.card import Card
+from lab.features.stress.lines import strips
+from lab.features.stress.pair import CardPair
+from lab.features.stress.plan import USUAL_BEST, Plan, read_plans
+from lab.features.stress.progress import coloured
+from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
+from lab.sweeping import launch, own_code, request
+from lab.sweeping.bench import Bench, compose_settings
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Crash-test what the words of the command line name, and print the card.
+
+    Raises:
+        RequestError: a word, a test, a cure or the number of minutes is unknown, or they do not go together.
+        SystemExit: with status 1 when a run failed.
+    """
+    given, words = request.options_and_overrides("stress", arguments)
+    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
+        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
+    minutes = given.minutes or "1"
+    if not minutes.isdecimal():
+        raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
+    if given.arms and given.cures not in (None, "all"):
+        raise RequestError("--arms goes with --cures all")
+    plans = read_plans(
+        list(map(str, given.folders)),
+        words,
+        request.command_line(sys.argv[1:]),
+        code=own_code.read_options(given),
+        names=given.tests.split(",") if given.tests else [],
+        minutes=int(minutes),
+        cures=given.cures,
+        arms=given.arms.split(",") if given.arms else [],
+        budget=_seconds(given.budget) if given.budget else math.inf,
+        options=["--config-dir", given.config_dir] if given.config_dir else [],
+    )
+    if given.dry_run:
+        for plan in plans:
+            dry_run(plan)
+        return
+    machine.clean_process_context()  # where jobs are forked, torch is loaded while this process composes
+    card = make_card(*plans) if len(plans) == 1 else make_pair(plans)
+    if given.json:
+        say(card.as_json())
+    else:
+        print_card(card, plans[0].folder / "card.html" if len(plans) == 1 else pair_file(plans, ".html"))
+
+
+def _seconds(text: str) -> float:
+    """The seconds of a time such as ``20min``, ``90s`` or ``1.5h``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", text)
+    if not found or not float(found[1]):
+        raise RequestError(f"--budget takes a time such as 20min, 90s or 1.5h, not {text!r}")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
+
+
+def dry_run(plan: Plan) -> None:
+    """Print what the crash test would cost, if the best learning rate is the usual one."""
+    plan = possible_plan(plan)
+    settings = wanted(read_battery(), plan.tests, {})
+    settings += [place.setting(USUAL_BEST) for test in plan.tests for place in test.places]
+    settings += [Setting(words, lr) for words in plan.sizes for lr in read_battery().curve]
+    planned = Bench(plan.request).plan(compose_settings(plan.request, list(dict.fromkeys(settings))), cautions=False)
+    best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
+    say(f"{plan.recipe}, {best}:")
+    launch.print_estimate(planned, plan.request)
+
+
+def print_card(card: Card | CardPair, page: Path) -> None:
+    """Print a card or two, their strips in colour on a terminal, and the place of the page."""
+    shown = card.strips() if isinstance(card, CardPair) else (card.lines, [])
+    pretty = dict(zip(strips(*shown), coloured(*shown), strict=True)) if sys.stdout.isatty() else {}
+    console = Console()
+    for line in card.text():
+        if line in pretty:
+            console.print(pretty[line])
+        else:
+            say(line)
+    say(f"page: {page}")

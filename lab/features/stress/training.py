@@ -1,0 +1,127 @@
+"""Train what the tests of a recipe need, round after round, and make the card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lab.analysis.stress.battery import Setting, read_battery
+from lab.analysis.stress.measures import wanted
+from lab.core import files
+from lab.core.errors import RequestError
+from lab.core.printing import say
+from lab.features.stress.bench import CardBench
+from lab.features.stress.card import FILE, Card
+from lab.features.stress.pair import CardPair, card_pair
+from lab.features.stress.plan import USUAL_BEST, Plan
+from lab.features.stress.progress import Progress
+from lab.features.stress.search import try_cures
+from lab.features.stress.sizes import settings_of_sizes
+from lab.records import store
+from lab.sweeping.bench import first_trees
+from lab.sweeping.compose import Tree
+
+
+def make_card(plan: Plan) -> Card:
+    """Train what is missing and make the card, with its page and its JSON beside the records.
+
+    Raises:
+        RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+        SystemExit: with status 1 when a run failed otherwise.
+    """
+    return _card_of_possible_tests(possible_plan(plan))
+
+
+def _card_of_possible_tests(plan: Plan) -> Card:
+    progress = Progress(plan.recipe)
+    try:
+        bench = CardBench(plan, progress)
+        while settings := wanted(read_battery(), plan.tests, bench.done):
+            bench.train(settings)
+            progress.add(bench.card().lines)
+        if plan.sizes:
+            progress.stage = "other sizes"
+            bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
+        card = bench.card(None if plan.cures == "none" else try_cures(bench))
+    finally:
+        progress.end()
+    store.gather(plan.folder)
+    files.write_text(plan.folder / "card.html", card.page())
+    files.write_text(plan.folder / FILE, card.as_json() + "\n")
+    return card
+
+
+def make_pair(plans: Sequence[Plan]) -> CardPair:
+    """Make the cards of two plans and put them side by side, with a page and JSON in the folder that holds both.
+
+    Raises:
+        RequestError, SystemExit: as ``make_card``.
+    """
+    first, second = map(possible_plan, plans)  # before one of them is trained
+    pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
+    files.write_text(pair_file(plans, ".html"), pair.page())
+    files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
+    return pair
+
+
+def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
+    """The file of two cards side by side: ``runs/stress/olmo2-and-llama.html``."""
+    first, second = plans
+    return first.folder.parent / f"{first.folder.name}-and-{second.folder.name}{suffix}"
+
+
+def possible_plan(plan: Plan) -> Plan:
+    """The plan without tests whose settings do not go with the recipe.
+
+    Raises:
+        RequestError: the recipe itself is invalid, or no test is left.
+    """
+    usual = Setting((), USUAL_BEST)
+    places = {test: [place.setting(USUAL_BEST) for place in test.places] for test in plan.tests}
+    settings = [usual, *(setting for of_test in places.values() for setting in of_test)]
+    trees, refusals = first_trees(plan.request, settings)
+    if usual in refusals:
+        raise RequestError(refusals[usual])
+    has = trees[usual]["intervention"]
+    lacking = [test for test in plan.tests if test.needs and test.needs not in has]
+    reason = ""
+    if plan.own_model and (plan.is_named or _has_experts(trees[usual])):
+        reason = f"the routers of a model of one's own are not heard, and {plan.own_model} is one"
+    elif plan.is_named:
+        reason = f"{plan.recipe} has no experts"
+    reasons = {test.title: reason for test in lacking if reason}
+    for test, of_test in places.items():
+        for setting in of_test:
+            keys = [word.partition("=")[0] for word in setting.words]
+            if unchanged := [key for key in keys if key in plan.fixed]:
+                reasons[test.title] = f"{unchanged[0]} changes nothing in {plan.recipe}"
+            elif setting in refusals:
+                reasons[test.title] = refusals[setting]
+    left = [test for test in plan.tests if test not in lacking and test.title not in reasons]
+    if not left:
+        raise RequestError(next(iter(reasons.values())))
+    _say_what_is_heard(trees[usual])
+    return replace(plan, tests=left, left_out=reasons)
+
+
+def _has_experts(tree: Tree) -> bool:
+    """Whether a model of the user's own has parts that are called experts."""
+    from lab.training.building import build_model  # slow to load
+    from lab.training.config import run_config
+
+    names = [f"{name} {type(part).__name__}" for name, part in build_model(run_config(tree), 1).named_modules()]
+    return any(word in name.lower() for name in names for word in ("expert", "moe"))
+
+
+def _say_what_is_heard(tree: Tree) -> None:
+    """Say in which modules of a model of the user's own probes hear attention and blocks."""
+    from lab.training.building import heard_in  # slow to load
+    from lab.training.config import run_config
+
+    if heard := heard_in(run_config(tree)):
+        attention, stream = (
+            f"{word} {names}" if names else f"nowhere; --probe {kind}=NAMES names modules"
+            for word, (kind, names) in zip(("in", "after"), heard._asdict().items(), strict=True)
+        )
+        say(f"lab: attention logits are heard {attention}; the residual stream {stream}", error=True)
