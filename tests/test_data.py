@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 
+import lab.training.config  # noqa: F401  (fills the registry)
 from lab import Corpus, PackedCorpus
 from lab.core import schema
 from lab.core.errors import RequestError
@@ -28,7 +29,6 @@ from lab.data.synthetic import (
     KINDS,
     Echo,
     EchoCorpus,
-    EscapedCorpus,
     Mixture,
     MixtureCorpus,
     Synthetic,
@@ -37,6 +37,7 @@ from lab.data.synthetic import (
     TrigramCorpus,
 )
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
+from lab.studies.spikes.data_plugin import EscapedCorpus
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
 
