@@ -18,10 +18,10 @@ from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
 from lab.core.registry import DATA
-from lab.data.synthetic import Mixture
 from lab.report.answers import answer
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
+from lab.studies.spikes.data_plugin import Mixture
 from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
 from sweeping import finished

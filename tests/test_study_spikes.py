@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lab.data.synthetic import Trigram
-from lab.studies.spikes.data_plugin import BACKSLASH, ESCAPED, Escapes
+from lab.studies.spikes.data_plugin import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
 from sweeping import finished
 
 # --- escapes --------------------------------------------------------------------------------------------------------
@@ -46,3 +47,59 @@ def test_a_run_records_the_clean_loss_of_data_that_have_one(tmp_path: Path) -> N
     # without damage both are the same text, between start and end the same slice of it
     assert values["clean_val_loss"][1:3].tolist() == values["val_loss"][1:3].tolist()
     assert "clean_val_loss" not in set(finished(tmp_path / "b", *words, "data=trigram").metrics["probe"])
+
+
+# --- mixture --------------------------------------------------------------------------------------------------------
+
+ONE_EACH = {name: Mixture(**{other: float(other == name) for other in KINDS}) for name in KINDS}
+
+
+def test_each_row_is_of_the_kind_that_is_counted() -> None:
+    """Tokens of 64 tell the alphabets apart; in runs most tokens are repeated, and echoes are alternately of a half."""
+    corpus = Mixture(noise=0).open()
+    rows = corpus.batch(3, 7, 2000, 32)
+    is_script = (rows >= 32).all(axis=1)
+    is_echo = (rows[:, ::2] < 16).all(axis=1) & ((rows[:, 1::2] >= 16) & (rows[:, 1::2] < 32)).all(axis=1)
+    is_runs = (rows[:, 1:] == rows[:, :-1]).mean(axis=1) > 0.7
+    counted = corpus.rows_by_source(3, 7, 2000)
+    seen = {"script": is_script.sum(), "echo": is_echo.sum(), "runs": (is_runs & ~is_script).sum()}
+    for name, count in seen.items():
+        assert count == pytest.approx(counted[name], abs=25), name
+    assert counted["noise"] == 0
+    assert sum(counted.values()) == 2000
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_left_out_changes_no_other_share(name: str) -> None:
+    corpus = Mixture(trigram=6.0, echo=3.0, without=name).open()
+    counted = corpus.rows_by_source(5, 2, 40_000)
+    assert counted[name] == 0
+    weights = {kind: {"trigram": 6.0, "echo": 3.0}.get(kind, 1.0) * (kind != name) for kind in KINDS}
+    for kind, weight in weights.items():
+        assert counted[kind] / 40_000 == pytest.approx(weight / sum(weights.values()), abs=0.01)
+
+
+def test_kinds_share_no_random_bits_in_a_batch() -> None:
+    """The letters of echoes and of noise would be the same ones otherwise."""
+    corpus = Mixture(trigram=0, script=0, runs=0).open()
+    rows = corpus.batch(0, 0, 64, 32)
+    is_echo = ((rows[:, 1::2] >= 16).all(axis=1)) & (rows[:, ::2] < 16).all(axis=1)
+    assert 10 < is_echo.sum() < 54
+    assert (rows[is_echo][:10, ::2] == rows[~is_echo][:10, ::2] % 16).mean() < 0.2
+
+
+def test_a_run_repeats_its_token_for_sixteen_on_average() -> None:
+    rows = ONE_EACH["runs"].open().batch(0, 0, 500, 256)
+    # a new run repeats the token before it once in 32 times
+    assert (rows[:, 1:] != rows[:, :-1]).mean() == pytest.approx(31 / 32 / 16, rel=0.03)
+
+
+def test_every_kind_and_the_mixture_have_fingerprints_of_their_own() -> None:
+    assert len({source.open().fingerprint for source in (*ONE_EACH.values(), Mixture())}) == len(KINDS) + 1
+
+
+def test_the_mixture_is_the_same_on_every_machine() -> None:
+    # These digests must hold on every machine and with every numpy, as those of the languages in test_data.py.
+    corpus = Mixture().open()
+    drawn = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
+    assert (drawn, corpus.fingerprint) == ("3d09acb0a50b9afc", "2cce8e5cb7423810")
