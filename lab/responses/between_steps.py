@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -168,6 +168,12 @@ class EarlierState(Response):
         if not reading.burst_follows:
             return None
         return Action(rewind_weights=float(self.rewind_weights), rewind_moments=float(self.rewind_moments))
+
+    def objection(self, config: Any) -> str | None:
+        """It waits for a burst."""
+        if config.burst is None:
+            return f"response={config.response.name} acts where a burst begins; add burst=rare_tokens"
+        return None
 
 
 NEGLIGIBLE = 1e-6  # share of the first moment's bias that need not be undone
