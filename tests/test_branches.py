@@ -20,11 +20,11 @@ from lab.analysis.judging.evidence import Evidence
 from lab.analysis.judging.verdicts import judge_claim
 from lab.analysis.sensitivity import judge
 from lab.core import machine
-from lab.responses.between_steps import Branch
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.claims import CLAIMS
 from lab.studies.figures import FIGURES
 from lab.studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
+from lab.studies.spikes.response_plugin import Branch
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import train
