@@ -30,7 +30,6 @@ from lab.data.synthetic import (
     EchoCorpus,
     Synthetic,
     SyntheticCorpus,
-    SyntheticSample,
     Trigram,
 )
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
@@ -371,17 +370,6 @@ def test_entropy_bounds_enclose_what_bigrams_reach() -> None:
     unigram = csr_array(np.tile(corpus.pair_counts().sum(0), (256, 1)))
     assert least < most < corpus.loss_bigram(64) < bigram_loss(unigram, corpus.held_out(64)) - 1
     assert corpus.loss_bigram(64) < most + 0.15  # counted on enough rows, and a quotation seldom surprises
-
-
-def test_one_window_of_a_sample_is_its_whole_text() -> None:
-    corpus = SyntheticSample(tokens=300).open()
-    text = Synthetic().open().held_out(64).ravel()[:300]
-    for seed, step in ((0, 0), (5, 77)):
-        assert corpus.batch(seed, step, 1, 299).tolist() == [text.tolist()]
-    assert corpus.held_out(299).tolist() == [text.tolist()]
-    assert SyntheticSample(tokens=301).open().fingerprint != corpus.fingerprint
-    with pytest.raises(RequestError, match="at most seq_len=299"):
-        corpus.batch(0, 0, 1, 300)
 
 
 # --- trigram --------------------------------------------------------------------------------------------------------

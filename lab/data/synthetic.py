@@ -31,7 +31,6 @@ from lab.data.corpus import (
     draw,
     fingerprint,
 )
-from lab.data.packing import PackedCorpus
 
 COUNTED_SEQ_LEN = 64  # of the rows that the bigram model is counted on
 
@@ -181,11 +180,12 @@ class Synthetic:
 
     def open(self) -> Corpus:
         """Make the tables of the language, once per process."""
-        return _open_synthetic()
+        return open_synthetic()
 
 
 @cache
-def _open_synthetic() -> Corpus:
+def open_synthetic() -> Corpus:
+    """Make the tables of the language, once per process."""
     # The largest share of targets that are quoted; it falls with the length of the row, from the shortest that quotes.
     quoted = QUOTING * SHORTEST / (3 * SHORTEST - 1)
     return open_source(
@@ -201,31 +201,6 @@ def synthetic_scores() -> NDArray[np.float64]:
     uniform = ((draw(DEFINITION, 0, 0, SYNTHETIC_VOCABULARY, SYNTHETIC_VOCABULARY) >> np.uint64(12)) + 0.5) * 2.0**-52
     scores: NDArray[np.float64] = TILT * np.log(np.arange(1.0, SYNTHETIC_VOCABULARY + 1)) - np.log(-np.log(uniform))
     return scores
-
-
-@DATA.register("synthetic_sample")
-@dataclass(frozen=True)
-class SyntheticSample:
-    """The first ``tokens`` tokens of the synthetic language's held-out rows, on which runs are trained and validated.
-
-    With ``seq_len = tokens - 1`` one window holds the whole text: every gradient is exact, and the validation loss is
-    the mean over all that there is to predict.
-    """
-
-    tokens: int = schema.bounded(512, at_least=2, at_most=HELD_OUT_TARGETS)
-    seed: PerRunSeed = schema.seed(0)
-
-    def open(self) -> Corpus:
-        """Draw the text, once per process."""
-        return _open_sample(self.tokens)
-
-
-@cache
-def _open_sample(size: int) -> Corpus:
-    tokens = _open_synthetic().held_out(COUNTED_SEQ_LEN).ravel()[:size].astype(np.uint8)
-    return PackedCorpus(
-        training=tokens, reserved=tokens, fingerprint=fingerprint(tokens), notes={"held_out": "the training text"}
-    )
 
 
 TRIGRAM_VOCABULARY = 32

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from lab.core.axes import over, per_run_cosine, per_run_mean
+from lab.core.axes import over, per_run_dot, per_run_mean, per_run_norm
 from lab.core.hooks import HeldOut
 from lab.probes.listener import probe, share
 
@@ -62,8 +62,13 @@ def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tens
 
 
 def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    cosines = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
-    return {**cosines, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}
+    cosines = {name: _cosine([first], [seconds[name]]) for name, first in firsts.items()}
+    return {**cosines, "": _cosine(list(firsts.values()), [seconds[name] for name in firsts])}
+
+
+def _cosine(firsts_r: Collection[Tensor], seconds_r: Collection[Tensor]) -> Tensor:
+    """Cosine ``[r]`` between two lists of tensors of a run, each taken together; NaN where one of them is zero."""
+    return per_run_dot(firsts_r, seconds_r) / (per_run_norm(firsts_r) * per_run_norm(seconds_r))
 
 
 @probe(event="sources")
