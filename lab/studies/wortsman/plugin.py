@@ -1,22 +1,27 @@
-"""What the study of Wortsman et al. trains with: a short text that one window holds, and a probe of the head."""
+"""What the study of Wortsman et al. trains with: a short text, transplanted kappas, and a probe of the head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.core import schema
-from lab.core.axes import per_run_norm
-from lab.core.registry import DATA
-from lab.core.schema import PerRunSeed
+from lab.core.axes import nonzero, over, per_run_norm
+from lab.core.hooks import Act, HookIntervention, HookPoint
+from lab.core.registry import DATA, INTERVENTIONS
+from lab.core.schema import PerRun, PerRunSeed
 from lab.data.corpus import HELD_OUT_TARGETS, Corpus, fingerprint
 from lab.data.packing import PackedCorpus
 from lab.data.synthetic import COUNTED_SEQ_LEN, open_synthetic
+from lab.model.config import ModelConfig
 from lab.probes.listener import probe
+
+EPS = 1e-12  # added to a mean square; it bounds the gradient of vectors that are nearly zero
 
 
 @DATA.register("synthetic_sample")
@@ -42,6 +47,31 @@ def _open_sample(size: int) -> Corpus:
     return PackedCorpus(
         training=tokens, reserved=tokens, fingerprint=fingerprint(tokens), notes={"held_out": "the training text"}
     )
+
+
+@INTERVENTIONS.register("kappa_transplant")
+@dataclass(frozen=True)
+class KappaTransplant(HookIntervention):
+    """Scale every query and key to mean square kappa, and so their scores (Wortsman et al. 2023, fig. 10)."""
+
+    normalizes_queries_and_keys: ClassVar = True
+    hook_points: ClassVar = {"query": Act.TRANSPLANT, "key": Act.TRANSPLANT}
+    kappa: PerRun = schema.bounded(above=0)
+
+    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
+        return MeanSquare(self.kappa)
+
+
+class MeanSquare(nn.Module):
+    """``z -> sqrt(kappa) z / sqrt(mean z^2)`` over the last axis; a zero vector stays zero."""
+
+    def __init__(self, kappa: Tensor | float) -> None:
+        super().__init__()
+        self.kappa = kappa
+
+    def forward(self, z_r: Tensor) -> Tensor:
+        square_r = nonzero(z_r.square().mean(-1, keepdim=True))
+        return z_r * (over(self.kappa, z_r) / (square_r + EPS)).sqrt()
 
 
 @probe(event="parameters")
