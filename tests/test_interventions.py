@@ -16,7 +16,6 @@ from lab.model import low_precision
 from lab.model.config import ModelConfig
 from lab.model.layers import Operands
 from lab.records import store
-from lab.responses.within_step import ActivationClamp
 from lab.sweeping.cautions import find_cautions
 from lab.training.building import FORMATS, operand_format
 from lab.training.identity import columns
@@ -34,17 +33,6 @@ def inside(made: Any, rows_rbt: Tensor) -> dict[str, list[Any]]:
     with listening(lambda kind, where, *tensors: heard.setdefault(kind, []).append(tensors)):
         made(rows_rbt)
     return heard
-
-
-def test_activations_are_clamped_by_the_rms_of_their_own_run() -> None:
-    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach(HookPoint("block_output", ""), 2, None)
-    x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
-    clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
-    torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
-    leaf_rbtd = x_rbtd.clone().requires_grad_()
-    clamp(leaf_rbtd).square().sum().backward()
-    assert leaf_rbtd.grad is not None  # to which the limit is a constant
-    assert leaf_rbtd.grad.flatten().tolist() == [0, 0, 2, -2, 140, -140, 20, -20]
 
 
 def test_layernorm_over_the_model_width_sees_all_heads_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What the study of loss spikes adds to training: its texts."""
+"""What the study of loss spikes adds to training: its texts, and two of its responses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from lab.core.hooks import HookPoint
 from lab.data.synthetic import Trigram
 from lab.studies.spikes.data_plugin import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
+from lab.studies.spikes.response_plugin import ActivationClamp, SoftLRGuard
 from sweeping import finished
 
 # --- escapes --------------------------------------------------------------------------------------------------------
@@ -103,3 +106,26 @@ def test_the_mixture_is_the_same_on_every_machine() -> None:
     corpus = Mixture().open()
     drawn = hashlib.sha256(corpus.batch(17, 12_345, 16, 64).astype("<i8").tobytes()).hexdigest()[:16]
     assert (drawn, corpus.fingerprint) == ("3d09acb0a50b9afc", "2cce8e5cb7423810")
+
+
+# --- remedies within an update --------------------------------------------------------------------------------------
+
+
+def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
+    guard, usual_r = SoftLRGuard(), torch.tensor([2.0, 2.0, torch.inf, 2.0], dtype=torch.float64)
+    factor_r = guard.gate(torch.tensor(0), torch.tensor([3.0, 1.0, 5.0, torch.nan]), torch.ones(4), usual_r).lr_factor_r
+    assert factor_r is not None
+    assert factor_r.tolist() == pytest.approx([0.19753086, 1, 1, 1])
+    assert guard.usual_loss(2.0, 4.0) == pytest.approx(2.4)
+    assert guard.usual_loss(2.0, float("nan")) == 2.0
+
+
+def test_activations_are_clamped_by_the_rms_of_their_own_run() -> None:
+    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach(HookPoint("block_output", ""), 2, None)
+    x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
+    clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
+    torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
+    leaf_rbtd = x_rbtd.clone().requires_grad_()
+    clamp(leaf_rbtd).square().sum().backward()
+    assert leaf_rbtd.grad is not None  # to which the limit is a constant
+    assert leaf_rbtd.grad.flatten().tolist() == [0, 0, 2, -2, 140, -140, 20, -20]
