@@ -130,6 +130,13 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
     assert recipe("probes", "none")["names"] == []
 
 
+# What studies add, and how it is refused where they are not.
+ADDED = {
+    "data=mixture": "unknown data 'mixture'",
+    "response=branch": "unknown response 'branch'",
+    "intervention=[kappa_transplant]": "unknown intervention 'kappa_transplant'",
+    "probes.names=[gain_code]": "unknown probe 'gain_code'",
+}
 WITHOUT_STUDIES = """
 import json, sys
 from lab import Fleet, run_config
@@ -150,10 +157,10 @@ for tree in added:
 def test_without_studies_a_run_trains_and_what_they_add_is_refused(tmp_path: Path) -> None:
     without = shutil.ignore_patterns("studies", "__pycache__")
     shutil.copytree(CONF.parent / "lab", tmp_path / "lab", ignore=without)
-    trees = [json.dumps(tree(*words)) for words in (["steps=3"], ["data=escapes"])]
+    trees = [json.dumps(tree(*words)) for words in (["steps=3"], *([words] for words in ADDED))]
     asked = subprocess.run(
         [sys.executable, "-c", WITHOUT_STUDIES, *trees], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     updates, *refusals = asked.stdout.splitlines()
     assert updates == "4"  # and one result before the first
-    assert [refusal.split(";")[0] for refusal in refusals] == ["unknown data 'escapes'"]
+    assert [refusal.split(";")[0] for refusal in refusals] == list(ADDED.values())
