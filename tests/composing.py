@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -18,29 +17,25 @@ from hydra._internal.defaults_list import Overrides
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from omegaconf import open_dict
 
 from lab.core.shipped import data_folder, sweeps
 from lab.sweeping import launch
-from lab.sweeping.compose import Composer, Word, compose_files, hydra_configs
+from lab.sweeping.compose import Composer, Word
+from lab.sweeping.config_files import GIVEN
 from lab.sweeping.request import read_request
-
-ENTERED = ExitStack()  # Hydra's configs, which a composer needs
-
-
-def load() -> Composer:
-    """A composer of the lab's configs, until another is made."""
-    ENTERED.close()
-    ENTERED.enter_context(hydra_configs())
-    return Composer()
 
 
 def points_of(name: str, scale: str) -> tuple[Composer, list[list[Word]]]:
     """A composer, and the words of all points of a sweep of the lab at a scale."""
     request = read_request([f"scale={scale}"], "lab", name=name, sweep=sweeps()[name])
-    ENTERED.close()
-    ENTERED.enter_context(hydra_configs(request.files))
-    config = compose_files([word for word in request.words if word.chooses_file], return_hydra_config=True)
-    return Composer(), launch.points_of(request, config)
+    composer = Composer(request.config_dir, request.files)
+    config = composer.config(request.words)
+    with open_dict(config):
+        config.hydra = {"sweeper": composer.of_files(request.words).sweeper}
+    store = ConfigStore.instance()  # where Hydra itself would look for the file
+    store.store(group="sweeps", name=GIVEN, node=request.files["sweeps"], package="_global_")
+    return composer, launch.points_of(request, config)
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import cache
 from typing import Any
-
-from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
 
 from lab import Fleet, RunConfig, run_config
 from lab.core import machine
-from lab.core.shipped import data_folder
 from lab.data import corpus
+from lab.sweeping.compose import Composer, expand, parse
 from lab.training.evaluation import PASS_TOKENS
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
@@ -32,25 +25,13 @@ SMALL = [
 ]
 
 
-@cache
-def composed(*files: str) -> DictConfig:
-    """A small run that chooses these files."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(data_folder("conf")), version_base="1.3"):
-        return compose("config", [*SMALL, *files])
+COMPOSER = Composer()
 
 
 def tree(*overrides: str) -> dict[str, Any]:
-    """The resolved config tree of a small run; those that choose the same files are composed once, as in a sweep."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    chooses = [(data_folder("conf") / override.key_or_group).is_dir() for override in parsed]
-    config = deepcopy(composed(*(text for text, is_file in zip(overrides, chooses, strict=True) if is_file)))
-    values = [override for override, is_file in zip(parsed, chooses, strict=True) if not is_file]
-    ConfigLoaderImpl._apply_overrides_to_config(values, config)
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    del plain["fleet"]
-    return plain  # type: ignore[return-value]
+    """The resolved config tree of a small run."""
+    (point,) = expand(parse([*SMALL, *overrides]))
+    return deepcopy(dict(COMPOSER.tree(point)))
 
 
 def forget_data() -> None:

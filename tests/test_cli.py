@@ -251,7 +251,7 @@ def test_an_error_of_ours_is_no_refusal(
     ("words", "place", "error"),
     [
         (["train"], "hydra.compose", KeyError("no such thing")),
-        (["coordcheck"], "hydra.compose", RecursionError("no such thing")),
+        (["coordcheck"], "omegaconf.OmegaConf.update", RecursionError("no such thing")),
         (
             ["train", "--cfg", "job"],
             "hydra.core.override_parser.overrides_parser.OverridesParser.parse_overrides",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 
 from committed import RESULTS
-from composing import remember
 from lab import RunConfig, run_config
 from lab.core.registry import (
     BATCHES,
@@ -38,7 +35,7 @@ from lab.records import store
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim
-from lab.sweeping.compose import Composer, hydra_configs, resolved
+from lab.sweeping.compose import Composer
 from lab.sweeping.request import read_request
 from lab.training.config import Budget
 from lab.training.identity import run_id
@@ -47,22 +44,13 @@ from small import tree
 GOLDEN = yaml.safe_load(Path(__file__).with_name("golden.yaml").read_text())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def remembered() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch)
-        yield
-    GlobalHydra.instance().clear()
-
-
 @pytest.mark.parametrize("name", GOLDEN["ids"])
 def test_a_request_for_a_committed_run_finds_it(name: str) -> None:
     folder, words = GOLDEN["ids"][name]
     runs = pd.read_parquet(RESULTS / folder / "runs.parquet", columns=["id", "data_fingerprint"]).set_index("id")
     request = read_request(words.split(), "lab sweep", name="golden", sweep=sweeps().get(Path(folder).name))
-    with hydra_configs(request.files):
-        config = Composer().config(request.words)
-    assert run_id(run_config(resolved(config)), runs.loc[name, "data_fingerprint"]) == name
+    tree = Composer(request.config_dir, request.files).tree(request.words)
+    assert run_id(run_config(tree), runs.loc[name, "data_fingerprint"]) == name
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ ALLOWED = {
     "read arguments": {*COMMANDS, "lab.core.usage", "lab.sweeping.request", "lab.sweeping.own_code"},
     "know Hydra": {
         *("lab.__main__", "lab.cli", "lab.sweeping.compose", "lab.sweeping.request", "lab.sweeping.launch"),
-        *("lab.features.stress.plan", "hydra_plugins"),
+        *("lab.sweeping.config_files", "lab.features.stress.plan", "hydra_plugins"),
     },
     # files.open_file refuses a pipe, which its reader may wait for, and a device, which may have no end
     "open files": {"lab.core.files", "lab.core.machine", "lab.data.packing", "lab.records.leases"},

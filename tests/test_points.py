@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hypothesis import example, given
 from hypothesis import strategies as st
-from omegaconf import open_dict
+from omegaconf import OmegaConf
 
-from composing import load, points_of, remember
+from composing import points_of, remember
 from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.sweeping.compose import Composer, Word, expand, parse, resolved
+from lab.sweeping.compose import Composer, Word, check_keys, expand, parse
+from lab.sweeping.launch import hydra_configs
 from sampling import few
 
 SWEEPS = shipped.sweeps()
@@ -25,17 +28,21 @@ SWEEPS = shipped.sweeps()
 def remembered() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         remember(patch)
-        yield
-    GlobalHydra.instance().clear()
+        with hydra_configs():
+            yield
 
 
-def by_hydra(point: Sequence[Word]) -> str:
+def by_hydra(point: Sequence[Word], *settings: str) -> str:
     """The tree of one point as Hydra composes it, as text; else ``refused``."""
     try:
-        composed = hydra.compose("config", [word.text for word in point])
-        with open_dict(composed):
-            del composed["fleet"]
-        return json.dumps(resolved(composed))
+        composed = hydra.compose("config", [*settings, *(word.text for word in point)])
+        given: Any = OmegaConf.to_container(composed)
+        tree: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        check_keys(tree)
+        del tree["fleet"]
+        if tree.get("tokens") is not None and given["steps"] == "${scale.steps}":
+            tree["steps"] = None
+        return json.dumps(tree)
     except Exception:
         return "refused"
 
@@ -72,7 +79,7 @@ engine=${out},eager +which=width,depth batch_size='${model.${which}}' seed='${wh
 @example(["out=a,???"], 0)  # a text that Hydra refuses, after one of the same kind that it takes
 @given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5), st.integers(0, 1000))
 def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int) -> None:
-    composer, points = load(), expand(parse(words))
+    composer, points = Composer(), expand(parse(words))
     for point in (points[skip % len(points) :] + points)[:3]:
         assert by_lab(composer, point) == by_hydra(point)
 
@@ -87,7 +94,7 @@ def test_points_are_those_of_hydra_whatever_is_swept(words: list[str], skip: int
     ],
 )
 def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:
-    composer, points = load(), expand(parse(words))
+    composer, points = Composer(), expand(parse(words))
     expected = [by_hydra(point) for point in points]
     assert "refused" not in expected
     assert [by_lab(composer, point) for point in points] == expected
@@ -95,17 +102,66 @@ def test_a_value_that_others_are_made_of_reaches_them(words: list[str]) -> None:
 
 def test_values_alone_cost_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["seed=range(50)", "optimizer.lr=1,2", "steps=10,20", "batch_size='${model.${which}}'", "+which=depth"]
-    composer, resolutions = load(), []
-    monkeypatch.setattr("lab.sweeping.compose.resolved", lambda config: (resolutions.append(1), resolved(config))[1])
+    composer, copies = Composer(), []
+    monkeypatch.setattr("lab.sweeping.compose.deepcopy", lambda config: (copies.append(1), deepcopy(config))[1])
     trees = [composer.tree(point) for point in expand(parse(words))]
-    assert len(resolutions) <= 2  # one to see which values can be put in their places, and one to fill
+    assert len(copies) == 1
     assert {(tree["seed"], tree["data"]["seed"], tree["optimizer"]["lr"], tree["steps"]) for tree in trees} == {
         (seed, seed, lr, steps) for seed in range(50) for lr in (1, 2) for steps in (10, 20)
     }
 
 
+FILES = {
+    "optimizer/mine": "defaults: [adamw]\nlr: 0.5\nown: {a: 1}",
+    "optimizer/under": "defaults: [_self_, mine]\nlr: 0.7\nchain: [sgd]\nown: ???",
+    "model/deep/tall": "name: tall\ndepth: 9",
+    "own/twice": "# @package _global_\nbatch_size: 32\nown: {b: 2}",
+    "own/plain": "defaults: [{/model: d32}]\nc: 3",
+    "data/placed": "# @package data.inner\nx: ${seed}",
+    "arm/mine": "# @package _global_\ndefaults: [{/own: twice}, {override /optimizer: mine}, "
+    "{override /intervention: [relu]}]\noptimizer: {lr: 2, clip: null}",
+    "arm/late": "# @package _global_\ndefaults: [{override /scale: toy}]",
+    "response/itself": "defaults: [itself]",
+    "burst/empty": "",
+    "probes/few": "# Few.\n\n# @package _global_\nevery: 7",
+    "schedule/nothing": "defaults: [{/own: null}, cosine]\nwarmup: 1",
+}
+CHOICES = str.split("""
+optimizer=mine optimizer=under optimizer=sgd optimizer=[mine] optimizer=[sgd,mine] optimizer=absent ~optimizer
+~optimizer=adamw ~optimizer=sgd ~own model=deep/tall model=d32 +model=d32 own=twice +own=twice +own=plain +own=[twice]
+data=placed arm=mine arm=late arm=lower_lr arm=with_z_loss arm=opt_1 response=itself burst=empty probes=few
+schedule=nothing schedule=wsd intervention=relu intervention=[] intervention=[relu,z_loss] intervention=[absent]
++intervention=[relu] +intervention=relu +ledger=sgd
+scale=toy ledger=sgd ~ledger recipe=none batch=palm ++batch=palm model@x=d32 tracker=none
+optimizer.lr=1 +own.d=4 seed=5 +intervention.z_loss={}
+""")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of configs whose files choose others."""
+    made = tmp_path_factory.mktemp("configs")
+    for name, text in FILES.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / f"{name}.yaml").write_text(text)
+    return made
+
+
+@pytest.mark.parametrize("word", few(CHOICES, 6))
+def test_a_choice_of_files_is_that_of_hydra(word: str, folder: Path) -> None:
+    point = parse([word], folder)
+    assert by_lab(Composer(folder), point) == by_hydra(point, f"hydra.searchpath=[file://{folder}]")
+
+
+@given(
+    st.lists(st.sampled_from(CHOICES), min_size=2, max_size=5, unique_by=lambda word: word.split("=")[0].strip("+~"))
+)
+def test_choices_of_files_are_those_of_hydra(folder: Path, words: list[str]) -> None:
+    point = parse(words, folder)
+    assert by_lab(Composer(folder), point) == by_hydra(point, f"hydra.searchpath=[file://{folder}]")
+
+
 def test_a_key_that_is_swept_over_nothing_is_refused() -> None:
     """``glob(*)`` of a key without files matches nothing, and so asks for no point."""
-    load()
     with pytest.raises(RequestError, match=r"^schedule\.over is swept over nothing$"):
         expand(parse(["seed=1,2", "+schedule.over=glob(*)"]))

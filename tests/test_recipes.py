@@ -118,6 +118,21 @@ def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
     assert row["intervention"] == "relu"
 
 
+def test_a_recipe_of_ones_own_keeps_its_numbers_with_the_optimizer_that_it_takes_over(tmp_path: Path) -> None:
+    """The default one, or that of the recipe on which it is built; another comes with its own numbers."""
+    (tmp_path / "recipe").mkdir()
+    for name, defaults in {"plain": "[]", "built": "[olmo1]"}.items():
+        text = f"# @package _global_\ndefaults: {defaults}\noptimizer: {{eps: 0.25}}\nrecipe: {{name: {name}}}\n"
+        (tmp_path / "recipe" / f"{name}.yaml").write_text(text)
+        own = ["--config-dir", str(tmp_path), f"recipe={name}"]
+        (row,), (other,), (lion,) = columns_of(*own), columns_of(*own, "optimizer=lion"), columns_of("optimizer=lion")
+        assert (row["recipe"], row["optimizer.eps"]) == (name, 0.25)
+        assert [other[key] for key in lion if key.startswith("optimizer.")] == [
+            lion[key] for key in lion if key.startswith("optimizer.")
+        ]
+        assert "optimizer.eps" not in other
+
+
 @pytest.mark.parametrize(
     ("changes", "arms"),
     [

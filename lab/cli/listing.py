@@ -165,7 +165,8 @@ def config_lines(request: Request) -> Iterator[str]:
     """
     from omegaconf import OmegaConf
 
-    from lab.sweeping.compose import config_folders, groups, refusing
+    from lab.sweeping.compose import refusing
+    from lab.sweeping.config_files import config_folders, groups, names_of
     from lab.sweeping.launch import first_point
 
     config, chosen = first_point(request)
@@ -176,7 +177,7 @@ def config_lines(request: Request) -> Iterator[str]:
     own, folders = groups(request.config_dir), config_folders(request.config_dir)
     yield "config groups, as in optimizer=sgd:"
     for group in sorted(own):
-        yield f"  {group}: {', '.join(sorted({path.stem for f in folders for path in f.glob(f'{group}/*.yaml')}))}"
+        yield f"  {group}: {', '.join(names_of(group, request.config_dir))}"
     files = [("", "config.yaml"), *((group, f"{group}/{name}.yaml") for group, name in chosen.items() if group in own)]
     comments = dict[str, str]()
     for folder in folders:

@@ -176,13 +176,12 @@ def _known_runs(place: str, device: str) -> Iterator[Check]:
 
 def _losses(words: list[str]) -> dict[int, float]:
     """Training losses by step, of a run with these words."""
-    from lab.sweeping.compose import Composer, hydra_configs, parse
+    from lab.sweeping.compose import Composer, parse
     from lab.training.config import run_config
     from lab.training.fleet import Fleet
     from lab.training.loop import train
 
-    with hydra_configs():
-        config = run_config(Composer().tree(parse(words)))
+    config = run_config(Composer().tree(parse(words)))
     return {
         result.step: float(result.probe_values["train_loss", ""][0])
         for result in train(Fleet([config]))

@@ -102,7 +102,7 @@ def default_recipe(scale: str = DEFAULT_SCALE) -> Mapping[str, str | float]:
     for group, choice in choices.items():
         if isinstance(choice, str) and " " not in group and "/" not in group:
             content = _load(f"{group}/{choice}")
-            tree = _merged(tree, content if group in content else {group: content})
+            tree = merged(tree, content if group in content else {group: content})
     for path in (data_folder("conf") / "intervention").glob("*.yaml"):
         tree["intervention"] |= _load(f"intervention/{path.stem}")
     values = _flat(tree)
@@ -123,10 +123,15 @@ def _load(name: str) -> dict[str, Any]:
     return content
 
 
-def _merged(tree: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+def merged(tree: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings with the values of a later one over them, as Hydra merges a file of its defaults list."""
-    both = {key: _merged(tree[key], later[key]) for key in later if isinstance(tree.get(key), Mapping) and later[key]}
-    return {**tree, **later, **both}
+    result = dict(tree)
+    for key, value in later.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping):
+            result[key] = merged(tree[key], value)
+        elif value != "???" or key not in tree:  # a value that is missing replaces none
+            result[key] = value
+    return result
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.records import store
 from lab.sweeping import launch
-from lab.sweeping.compose import Composer, Tree, Word, expand, hydra_configs, parse
+from lab.sweeping.compose import Composer, Tree, Word, expand, parse
 from lab.sweeping.progress import Screen
 from lab.sweeping.request import Request
 
@@ -84,18 +84,17 @@ def first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Set
 
     own = [word for word in request.words if not word.is_setting]
     trees, refusals, shapes = dict[Setting, Tree](), dict[Setting, str](), set[str]()
-    with hydra_configs(request.files):
-        composer = Composer(request.config_dir)
-        for setting in settings:
-            try:
-                tree = trees_of_setting(composer, own, setting, request.config_dir)[0]
-                config = run_config(tree)
-                if (shape := static_key(config)) not in shapes:
-                    check_own_code(config)
-                    shapes.add(shape)
-                trees[setting] = tree
-            except RequestError as refusal:
-                refusals[setting] = str(refusal)
+    composer = Composer(request.config_dir, request.files)
+    for setting in settings:
+        try:
+            tree = trees_of_setting(composer, own, setting)[0]
+            config = run_config(tree)
+            if (shape := static_key(config)) not in shapes:
+                check_own_code(config)
+                shapes.add(shape)
+            trees[setting] = tree
+        except RequestError as refusal:
+            refusals[setting] = str(refusal)
     return trees, refusals
 
 
@@ -106,15 +105,14 @@ def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Sett
         RequestError: the words of a setting cannot be composed with those of the recipe.
     """
     own = [word for word in request.words if not word.is_setting]
-    with hydra_configs(request.files):
-        composer = Composer(request.config_dir)
-        return {setting: trees_of_setting(composer, own, setting, request.config_dir) for setting in settings}
+    composer = Composer(request.config_dir, request.files)
+    return {setting: trees_of_setting(composer, own, setting) for setting in settings}
 
 
-def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting, config_dir: Path | None) -> list[Tree]:
+def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting) -> list[Tree]:
     """The config trees of a setting, one for each seed, from the words of a recipe and those of the setting."""
-    added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], config_dir)
+    added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], composer.config_dir)
     if any(word.key == "optimizer" for word in added):  # the numbers of one optimizer are not those of another
         own = [word for word in own if not word.key.startswith("optimizer.")]
     words = {word.key: word for word in (*own, *added)}
-    return [composer.tree(point) for point in expand(list(words.values()), config_dir)]
+    return [composer.tree(point) for point in expand(list(words.values()), composer.config_dir)]

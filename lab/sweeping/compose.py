@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -23,19 +21,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from lab.core.errors import RequestError, nearest, similar_names
-from lab.core.files import quoted
-from lab.core.shipped import data_folder, files_with
+from lab.core.shipped import files_with
+from lab.sweeping.config_files import Chosen, Files, config_folders, groups, merge_files, names_of
 
 Tree = Mapping[str, Any]
 
-GIVEN = "requested"  # the name, in its config group, of a file that the user gave by its path
-BARE = "without_numbers"  # the name of a recipe without the numbers of its interventions and its optimizer
 # Launchers from other packages, and the extra of this one that installs them.
 EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray", "ray_aws": "ray"}
 DEFAULT_STEPS = "${scale.steps}"  # as conf/config.yaml says
 MAX_POINTS = 100_000  # of a sweep; more is a typing mistake, and would take hours to compose
 KEY = re.compile(r"\w+(\.\w+)*")
-MARK = "‽"  # begins the mark of a key, which shows the places where its value ends up
+NAMES = re.compile(r"[\w-]+")
+# An expression that refers to a key whose name another expression gives.
+COMPUTED = re.compile(r"\$\{[\s.\[]*\$\{|\boc\..*\$\{")
 
 # Numbers of a config that follow from others: ``${divide:${scale.steps},2}``, an integer if the quotient is one, and
 # ``${whole_quotient:${steps},40}``, the quotient rounded down, but at least 1.
@@ -130,77 +128,10 @@ def _single_words(word: Word, config_dir: Path | None) -> list[Word]:
     if not word.override.is_discrete_sweep():
         raise RequestError(f"{key} asks for an interval; give the values one by one: {key}=a,b,c")
     with refusing():
-        if GlobalHydra.instance().is_initialized():  # a glob, such as model=*, asks which files there are
-            word.override.config_loader = GlobalHydra.instance().config_loader()
+        files: Any = SimpleNamespace(get_group_options=lambda group, **_: names_of(group, config_dir))
+        word.override.config_loader = files  # which a glob, such as model=*, asks
         values = list(itertools.islice(word.override.sweep_string_iterator(), MAX_POINTS + 1))
     return parse([f"{key}={value}" for value in values], config_dir)
-
-
-@contextmanager
-def hydra_configs(files: Mapping[str, DictConfig] | None = None) -> Iterator[None]:
-    """Within the block ``hydra.compose`` finds the lab's configs, and ``files`` as ``GIVEN`` in their groups."""
-    for group, content in (files or {}).items():
-        package = "_global_" if group in ("sweeps", "recipe") else None
-        ConfigStore.instance().store(group=group, name=GIVEN, node=content, package=package)
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(data_folder("conf")), version_base="1.3", job_name="lab"):
-        yield
-    GlobalHydra.instance().clear()
-
-
-def config_folders(config_dir: Path | None = None) -> list[Path]:
-    """The folder of the lab's configs, and that of --config-dir."""
-    return [data_folder("conf"), *([config_dir] if config_dir else [])]
-
-
-def groups(config_dir: Path | None = None) -> set[str]:
-    """Names of the config groups that describe a run: the lab's own and those in the folder of --config-dir."""
-    return {path.name for folder in config_folders(config_dir) for path in folder.iterdir() if path.is_dir()} - {
-        "hydra"
-    }
-
-
-def compose_files(
-    words: Sequence[Word], config_dir: Path | None = None, *, return_hydra_config: bool = False
-) -> DictConfig:
-    """The config that Hydra composes from the files that these words choose, within a block of ``hydra_configs``.
-
-    Raises:
-        RequestError: Hydra cannot compose it.
-    """
-    own = [f"hydra.searchpath=[{quoted(f'file://{config_dir}')}]"] if config_dir else []
-    with refusing():
-        config = hydra.compose("config", [*own, *(word.text for word in words)], return_hydra_config=True)
-        choices = config.hydra.runtime.choices
-        with open_dict(config):
-            if recipe := choices.get("recipe"):
-                optimizer = _keep_without_numbers(recipe, config_dir)
-                others = [word.text for word in words if word.key != "recipe"]
-                bare = hydra.compose("config", [*own, *others, f"recipe={BARE}"])
-                config.intervention = OmegaConf.masked_copy(config.intervention, [*bare.intervention])
-                if choices.optimizer != optimizer:
-                    config.optimizer = bare.optimizer
-            if not return_hydra_config:
-                del config["hydra"]
-        return config
-
-
-def _keep_without_numbers(recipe: str, config_dir: Path | None) -> str | None:
-    """Keep a recipe as ``BARE``, without the numbers of its interventions and its optimizer; returns the optimizer.
-
-    They belong to what the recipe chooses, and would otherwise change, or switch on, what a request chooses instead.
-    """
-    content: Any
-    if recipe == GIVEN:
-        content = deepcopy(ConfigStore.instance().load(f"recipe/{GIVEN}.yaml").node)
-    else:
-        paths = (folder / "recipe" / f"{recipe}.yaml" for folder in config_folders(config_dir))
-        content = OmegaConf.load(next(path for path in paths if path.is_file()))
-    for key in ("intervention", "optimizer"):
-        content.pop(key, None)
-    ConfigStore.instance().store(group="recipe", name=BARE, node=content, package="_global_")
-    choices = [entry for entry in content.get("defaults", ()) if "override /optimizer" in entry]
-    return str(choices[-1]["override /optimizer"]) if choices else None
 
 
 def with_values(config: DictConfig, words: Sequence[Word], config_dir: Path | None = None) -> DictConfig:
@@ -239,36 +170,34 @@ def _set(config: DictConfig, word: Word, config_dir: Path | None) -> None:
 
 
 class Composer:
-    """Composes the config tree of one point after another, within a block of ``hydra_configs``.
+    """Composes the config tree of one point after another, as Hydra composes its words.
 
-    Hydra composes each choice of files once. Of points that differ in plain values alone, such as learning rate and
-    seed, one tree is resolved: each of these values is replaced by a mark, and ends up where the mark does. A key whose
-    mark reaches no place unchanged, since an expression is made of it, keeps its value instead.
+    Files are merged once for each choice of files. Points that differ in plain values alone, such as learning rate and
+    seed, share a config, in which these values are set; of it is resolved again only what may depend on them.
+
+    Args:
+        config_dir: a folder of config files besides the lab's.
+        files: the contents of files that were given by their paths, by config group; their name in it is ``GIVEN``.
     """
 
-    def __init__(self, config_dir: Path | None = None) -> None:
+    def __init__(self, config_dir: Path | None = None, files: Mapping[str, DictConfig] | None = None) -> None:
         self.config_dir = config_dir
-        self._of_files: dict[tuple[str, ...], DictConfig] = {}
-        self._marked: dict[tuple[str, ...], Collection[str]] = {}
-        self._templates: dict[tuple[str, ...], _Template] = {}
+        self._files = Files(config_dir, files or {})
+        self._of_files: dict[tuple[str, ...], Chosen] = {}
+        self._shared: dict[tuple[str, ...], _Shared] = {}
 
-    def of_files(self, point: Sequence[Word]) -> DictConfig:
-        """The config of the files that a point chooses, before its own values; not resolved.
+    def of_files(self, point: Sequence[Word]) -> Chosen:
+        """What the files make that a point chooses, before its own values.
 
         Raises:
-            RequestError: Hydra cannot compose it.
+            RequestError: a file does not exist, or the choices make no sense.
         """
-        files = [word for word in point if word.chooses_file]
-        chosen = tuple(word.text for word in files)
+        words = [word for word in point if word.chooses_file]
+        chosen = tuple(word.text for word in words)
         if chosen not in self._of_files:
-            self.keep(files, compose_files(files, self.config_dir))
+            with refusing():
+                self._of_files[chosen] = merge_files(self._files, [word.override for word in words])
         return self._of_files[chosen]
-
-    def keep(self, files: Sequence[Word], config: DictConfig) -> None:
-        """Keep what Hydra composed from these files, without its own settings."""
-        own = OmegaConf.masked_copy(config, [str(key) for key in config if key not in ("hydra", "fleet")])
-        OmegaConf.set_struct(own, True)  # so that only known keys can be set
-        self._of_files[tuple(word.text for word in files)] = own
 
     def config(self, point: Sequence[Word]) -> DictConfig:
         """The config of a point, not resolved.
@@ -277,7 +206,7 @@ class Composer:
             RequestError: a word cannot be composed or set.
         """
         values = [word for word in point if not word.chooses_file]
-        return with_values(self.of_files(point), values, self.config_dir)
+        return with_values(self.of_files(point).config, values, self.config_dir)
 
     def tree(self, point: Sequence[Word]) -> Tree:
         """The resolved config tree of a point, equal to what Hydra composes from its words.
@@ -286,80 +215,105 @@ class Composer:
             RequestError: a word cannot be composed or set, or an expression cannot be resolved.
         """
         kind = tuple(word.key if word.is_plain else word.text for word in point)
-        if kind not in self._marked:
-            plain = {word.key for word in point if word.is_plain}
-            self._marked[kind] = plain if self._reach(point, plain) else {k for k in plain if self._reach(point, {k})}
-        marked = self._marked[kind]
-        shared = tuple(word.key if word.key in marked else word.text for word in point)
-        if shared not in self._templates:
-            self._templates[shared] = self._template(point, marked)
-        template = self._templates[shared]
-        return _filled(template.tree, template.places, {word.key: word.value for word in point})
-
-    def _reach(self, point: Sequence[Word], keys: Collection[str]) -> bool:
-        """Whether the marks of these keys all end up unchanged, each in any number of places."""
-        try:
-            return self._template(point, keys).is_exact
-        except RequestError:
-            return False
-
-    def _template(self, point: Sequence[Word], keys: Collection[str]) -> _Template:
-        marked = [replace(word, value=f"{MARK}{word.key}") if word.key in keys else word for word in point]
-        config = self.config(marked)
         with refusing():
-            tree = resolved(config)
-        places: dict[str, Any] = {}
-        is_exact = _find_marks(tree, {f"{MARK}{key}": key for key in keys}, places)
-        return _Template(tree, places, is_exact)
+            if kind in self._shared:
+                return self._shared[kind].tree(point)
+            config = self.config(point)
+            if not _are_set_alone(point, config):
+                return _Shared(config, []).tree(point)
+            self._shared[kind] = _Shared(config, [word.key for word in point if word.is_plain])
+            return self._shared[kind].tree(point)
 
 
-class _Template(NamedTuple):
-    """A tree with marks; ``places`` has the same nesting, and at the leaves the key whose value belongs there."""
+class _Shared:
+    """What points share that differ in plain values alone: a config, and its entries that were resolved.
 
-    tree: Tree
-    places: dict[str, Any]
-    is_exact: bool
-
-
-def _find_marks(tree: Tree, keys: Mapping[str, str], places: dict[str, Any]) -> bool:
-    """Note the places of marks in nested mappings; returns whether each is a value of its own, and none in a list."""
-    is_exact = True
-    for name, child in tree.items():
-        if isinstance(child, Mapping):
-            inner: dict[str, Any] = {}
-            is_exact &= _find_marks(child, keys, inner)
-            if inner:
-                places[name] = inner
-        elif isinstance(child, str) and child in keys:
-            places[name] = keys[child]
-        else:
-            is_exact &= MARK not in str(child)
-    return is_exact
-
-
-def _filled(tree: Tree, places: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the tree with values at their places; it shares all other parts."""
-    changed = {
-        name: values[place] if isinstance(place, str) else _filled(tree[name], place, values)
-        for name, place in places.items()
-    }
-    return {**tree, **changed}
-
-
-def resolved(config: DictConfig) -> dict[str, Any]:
-    """The plain tree of a run's config; ``tokens`` replaces the default number of steps, but not a given one.
-
-    Raises:
-        OmegaConfBaseException: a key refers to a key that does not exist, or has no value.
-        RequestError: a key is no text.
+    A value is set wherever it stands or is copied, as by ``${seed}``. An entry of the config is resolved again where
+    another value is set within it, or one that its other expressions may refer to.
     """
-    tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    check_keys(tree)
-    if tree.get("tokens") is not None:
-        given: Any = OmegaConf.to_container(config)
-        if given["steps"] == DEFAULT_STEPS:
-            return {**tree, "steps": None}
-    return dict(tree)
+
+    def __init__(self, config: DictConfig, keys: Sequence[str]) -> None:
+        raw: Any = OmegaConf.to_container(config)
+        self.config, self.has_default_steps = config, raw.get("steps") == DEFAULT_STEPS
+        self.places = {key: [_place(key)] for key in keys}
+        expressions: dict[str, list[str]] = {name: [] for name in raw}
+        for name in raw:
+            for place, text in _nodes({name: raw[name]}):
+                if isinstance(text, str) and "${" in text:
+                    if text[2:-1] in keys and text == f"${{{text[2:-1]}}}":
+                        self.places[text[2:-1]].append(place)
+                    else:
+                        expressions[name].append(text)
+        self.needs = {name: _needs(name, expressions, self.places) for name in raw}
+        self.changing = [name for name in raw if self.needs[name]]
+        self.others = {name: None if self.needs[name] else self._resolved(name) for name in raw}
+        self.found: dict[tuple[str, ...], Any] = {}
+
+    def tree(self, point: Sequence[Word]) -> dict[str, Any]:
+        """The resolved tree of a point, which shares the entries in which it agrees with other points.
+
+        ``tokens`` replaces the default number of steps, but not a given one.
+        """
+        words, tree = {word.key: word for word in point}, dict[str, Any](self.others)
+        for name in self.changing:
+            at = (name, *[words[key].text for key in self.needs[name]])
+            if at not in self.found:
+                for key in self.needs[name]:
+                    for place in self.places[key]:
+                        OmegaConf.update(self.config, place, words[key].value)
+                self.found[at] = self._resolved(name)
+            tree[name] = self.found[at]
+        return {**tree, "steps": None} if self.has_default_steps and tree.get("tokens") is not None else tree
+
+    def _resolved(self, name: str) -> Any:
+        value = self.config[name]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        check_keys({name: value})
+        return value
+
+
+def _are_set_alone(point: Sequence[Word], config: DictConfig) -> bool:
+    """Whether each plain value of a point is where its word says, and no other word sets it, or a part of it."""
+    places = {place for place, _ in _nodes(OmegaConf.to_container(config))}
+    words = [word for word in point if not word.chooses_file]
+    return all(not word.is_plain or _place(word.key) in places for word in words) and all(
+        sum(f"{word.key}.".startswith(f"{other.key}.") for other in words) == 1 for word in words
+    )
+
+
+def _needs(name: str, expressions: Mapping[str, list[str]], places: Mapping[str, list[str]]) -> list[str]:
+    """The keys that are set within an entry of a config, or to which its expressions may refer.
+
+    An expression refers to another entry by its name, unless the name itself is computed.
+    """
+    entries, words = [name], set[str]()
+    for entry in entries:
+        for text in expressions[entry]:
+            if COMPUTED.search(text):
+                return list(places)
+            words |= {*NAMES.findall(text)}
+        entries += (words & expressions.keys()) - {*entries}
+    return [
+        key
+        for key, of_key in places.items()
+        if any(place.split("[")[0] == name or words & {*NAMES.findall(place)} for place in of_key)
+    ]
+
+
+def _nodes(node: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value in nested mappings and lists after its place, such as ``data[seed]``."""
+    for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
+        at = f"{place}[{key}]" if place else str(key)
+        yield at, child
+        if isinstance(child, Mapping | list):
+            yield from _nodes(child, at)
+
+
+def _place(key: str) -> str:
+    """``data.seed -> data[seed]``, which can hold the names of any keys."""
+    first, *rest = key.split(".")
+    return first + "".join(f"[{name}]" for name in rest)
 
 
 def check_keys(node: Any, file: str = "", prefix: str = "") -> None:
@@ -405,8 +359,7 @@ def _refusal(error: BaseException) -> str:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher" and name in EXTRAS:
             return f"launcher {name!r} needs an extra: pip install 'instability-lab[{EXTRAS[name]}]'"
-        known = error.options or [path.stem for path in data_folder("conf").glob(f"{group}/*.yaml")]
-        return f"unknown {group} {name!r}; {nearest(name, known)}"
+        return f"unknown {group} {name!r}; {nearest(name, error.options or names_of(group))}"
     first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         return f"{error.full_key}: {first}"
@@ -416,18 +369,8 @@ def _refusal(error: BaseException) -> str:
 @cache
 def known_keys(config_dir: Path | None = None) -> Sequence[str]:
     """Every dotted key of the default config."""
-    with hydra_configs():
-        tree = OmegaConf.to_container(compose_files([], config_dir))
-    keys: set[str] = set()
-
-    def walk(node: Any, prefix: str) -> None:
-        for key in node:
-            keys.add(f"{prefix}{key}")
-            if isinstance(node[key], dict):
-                walk(node[key], f"{prefix}{key}.")
-
-    walk(tree, "")
-    return sorted(keys - {"fleet"})
+    places = [NAMES.findall(place) for place, _ in _nodes(OmegaConf.to_container(Composer(config_dir).config([])))]
+    return sorted(".".join(place) for place in places if not place[-1].isdigit())  # but for entries of lists
 
 
 def _unknown_key(key: str, config_dir: Path | None) -> RequestError:

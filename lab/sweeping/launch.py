@@ -12,12 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, redirect_stderr, suppress
+from contextlib import closing, contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import hydra
 import pandas as pd
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +26,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.analysis.text import listed
@@ -34,22 +35,12 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.own_failures import OWN_CODE
 from lab.core.printing import say
-from lab.core.shipped import at_scale
+from lab.core.shipped import at_scale, data_folder
 from lab.records import leases, plans, store
 from lab.sweeping import own_code
-from lab.sweeping.compose import (
-    Composer,
-    Tree,
-    Word,
-    compose_files,
-    expand,
-    hydra_configs,
-    parse,
-    refusing,
-    with_values,
-)
+from lab.sweeping.compose import Composer, Tree, Word, expand, parse, refusing, with_values
 from lab.sweeping.progress import GrowingReport, ProgressLog, ProgressMonitor, Screen
-from lab.sweeping.request import CONFIG_DIR, Request, check_swept, read_options
+from lab.sweeping.request import CONFIG_DIR, Request, read_options
 
 if TYPE_CHECKING:
     from lab.sweeping.planner import Point, SweepPlan
@@ -91,18 +82,24 @@ class NoCallbacks:
         """Do nothing."""
 
 
+@contextmanager
+def hydra_configs() -> Iterator[None]:
+    """Within the block ``hydra.compose`` finds the lab's configs."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(data_folder("conf")), version_base="1.3", job_name="lab"):
+        yield
+    GlobalHydra.instance().clear()
+
+
 def compose(request: Request) -> Composed:
     """Compose every point of a request, and make the launcher that it chooses.
 
     Raises:
         RequestError: Hydra cannot compose the request.
     """
-    config_dir, settings = request.config_dir, _settings(request)
-    with hydra_configs(request.files):
-        config, composer = compose_files(settings, config_dir, return_hydra_config=True), Composer(config_dir)
-        composer.keep([word for word in settings if word.chooses_file], config)
-        values = [word for word in request.words if not (word.is_swept or word.is_setting or word.chooses_file)]
-        config = with_values(config, values, config_dir)
+    composer = Composer(request.config_dir, request.files)
+    with hydra_configs():
+        config = _with_hydra(composer, request)
         points = points_of(request, config)
         for key in _replaced_by_recipe(config.hydra.sweeper.params, request):
             say(f"lab: the recipe sets {key}, so what the sweep file gives for it is left out", error=True)
@@ -119,20 +116,44 @@ def compose(request: Request) -> Composed:
         return Composed(trees, _recipe_lrs(composer, points), launcher, config.hydra.sweeper.max_runs)
 
 
+def _with_hydra(composer: Composer, request: Request) -> DictConfig:
+    """The config of the words of a request that are not swept, with Hydra's settings, within ``hydra_configs``.
+
+    Of these the command line sets some, and the files what is swept.
+    """
+    single = [word for word in request.words if not word.is_swept]
+    settings = [word for word in single if word.is_setting]
+    of_sweeper = [word for word in settings if word.key.startswith("hydra.sweeper.")]
+    own = [f"hydra.searchpath=[{quoted(f'file://{request.config_dir}')}]"] if request.config_dir else []
+    of_runs = [word for word in single if not word.is_setting]
+    config = composer.config(of_runs)
+    with refusing():
+        texts = [*own, *(word.text for word in settings if word not in of_sweeper)]
+        whole = hydra.compose("config", texts, return_hydra_config=True)
+        with open_dict(whole.hydra.sweeper):
+            whole.hydra.sweeper.merge_with(composer.of_files(of_runs).sweeper)
+    with open_dict(config):
+        config.hydra, config.fleet = whole.hydra, None
+    return with_values(config, of_sweeper, request.config_dir)
+
+
 def points_of(request: Request, config: DictConfig) -> list[list[Word]]:
-    """The words of every point of a request, given the config that Hydra composed from its settings and files.
+    """The words of every point of a request, given the config of its words that are not swept.
 
     A recipe in the request takes the place of the interventions and optimizers that the file sweeps.
 
     Raises:
-        RequestError: a value that is swept cannot be read.
+        RequestError: a value that is swept cannot be read, or a file sweeps settings of Hydra.
     """
     with refusing():
         params: Any = OmegaConf.to_container(config.hydra.sweeper.params, resolve=True)
-    check_swept(params, request.config_dir)
     replaced = _replaced_by_recipe(params, request)
     texts = [f"{key}={value}" for key, value in params.items() if key not in replaced]
-    swept = [] if request.is_single else parse(texts, request.config_dir)
+    swept = parse(texts, request.config_dir)
+    for word in swept:
+        if word.is_setting:
+            raise RequestError(f"hydra.sweeper.params holds {word.key}, which is no key of a run")
+    swept = [] if request.is_single else swept
     return expand([*swept, *(word for word in request.words if not word.is_setting)], request.config_dir)
 
 
@@ -148,17 +169,11 @@ def first_point(request: Request) -> tuple[DictConfig, Mapping[str, Any]]:
     Raises:
         RequestError: Hydra cannot compose it.
     """
-    with hydra_configs(request.files):
-        config = compose_files(_settings(request), request.config_dir, return_hydra_config=True)
-        point = points_of(request, config)[0]
-        files = [word for word in point if word.chooses_file]
-        hydra = compose_files(files, request.config_dir, return_hydra_config=True).hydra
-        return Composer(request.config_dir).config(point), {k: v for k, v in hydra.runtime.choices.items() if v}
-
-
-def _settings(request: Request) -> list[Word]:
-    """The words that Hydra composes before it is known which points there are."""
-    return [word for word in request.words if not word.is_swept and (word.is_setting or word.chooses_file)]
+    composer = Composer(request.config_dir, request.files)
+    with hydra_configs():
+        point = points_of(request, _with_hydra(composer, request))[0]
+    choices = composer.of_files(point).choices
+    return composer.config(point), {group: name for group, name in choices.items() if isinstance(name, str)}
 
 
 def compose_points(arguments: Sequence[str]) -> list[Tree]:
@@ -172,9 +187,8 @@ def compose_points(arguments: Sequence[str]) -> list[Tree]:
         raise RequestError(f"unknown option {options[0]!r}; this command takes key=value and --config-dir only")
     given = read_options(arguments)
     words = parse(given.words, given.config_dir)
-    with hydra_configs():
-        composer = Composer(given.config_dir)
-        return [composer.tree(point) for point in expand(words, given.config_dir)]
+    composer = Composer(given.config_dir)
+    return [composer.tree(point) for point in expand(words, given.config_dir)]
 
 
 def show_planning(trees: Iterable[Item], count: int) -> Generator[Item, None, None]:
@@ -203,7 +217,7 @@ def _recipe_lrs(composer: Composer, points: Sequence[Sequence[Word]]) -> dict[in
     found = dict[int, float]()
     for index in first.values():
         with suppress(OmegaConfBaseException):  # such as a reference to a key that the words add
-            lr = OmegaConf.select(composer.of_files(points[index]), LR)
+            lr = OmegaConf.select(composer.of_files(points[index]).config, LR)
             if isinstance(lr, (int, float)) and 0 < lr < math.inf:
                 found[index] = float(lr)
     return found

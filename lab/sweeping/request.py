@@ -27,7 +27,8 @@ from lab.core.printing import say
 from lab.core.schema import FORMER_KEYS, former_keys, key_now, with_keys_now
 from lab.core.shipped import data_folder, load, question, sweeps
 from lab.sweeping import own_code
-from lab.sweeping.compose import GIVEN, Word, check_keys, groups, known_keys, parse
+from lab.sweeping.compose import Word, check_keys, known_keys, parse
+from lab.sweeping.config_files import GIVEN, groups
 from lab.sweeping.own_code import OwnCode
 
 CONFIG_DIR = ("--config-dir", "-cd")
@@ -39,12 +40,8 @@ MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
 CHOSEN = ("intervention", "override /intervention")  # among defaults, the interventions that a run has
 SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
-# Characters by which a choice of files could leave the config folders, or put a file into Hydra's own settings.
-ESCAPE = re.compile(r"\.\.|[@\\]|\$\{")
 # What comes before the key of a word, or of a choice among defaults, and the key.
 KEY_OF_WORD = re.compile(r"((?:override )?[+~/]*)([\w./-]*)")
-# A swept key: names joined by dots, or by slashes where a group lies in a group.
-SWEPT_KEY = re.compile(r"\+{0,2}(\w[\w-]*)([./]\w[\w-]*)*")
 
 
 @dataclass(frozen=True)
@@ -265,7 +262,7 @@ def read_sweep(path: Path) -> DictConfig:
     Hydra cannot merge a list with keys and values, and by an empty mapping it would change nothing.
 
     Raises:
-        RequestError: the file makes no sense, or sets more of Hydra than what is swept, see ``check_settings``.
+        RequestError: the file makes no sense, or sets more of Hydra than what is swept.
     """
     sweep = _read_yaml(path)
     tree: Any = OmegaConf.to_container(sweep)
@@ -291,8 +288,7 @@ def read_sweep(path: Path) -> DictConfig:
 def _check_settings(tree: Mapping[str, Any], path: Path) -> None:
     """Check that a sweep file, which may be a stranger's, sets nothing of Hydra but what is swept.
 
-    Hydra's other settings make objects, import modules and write files. Its defaults choose config files by their
-    names, so that no file from elsewhere is read.
+    Hydra's other settings make objects, import modules and write files.
 
     Raises:
         RequestError: it sets more, or its values have another form.
@@ -309,28 +305,6 @@ def _check_settings(tree: Mapping[str, Any], path: Path) -> None:
         raise RequestError(
             f"hydra.{others[0]}: a file may not set it; only {' and '.join(SWEEP_FILE_SETTINGS)} of hydra.sweeper"
         )
-    defaults = tree.get("defaults", [])
-    if not isinstance(defaults, list):
-        raise RequestError(f"{path}: defaults must be a list, not {defaults!r}")
-    if escape := ESCAPE.search(str(defaults)) or re.search("hydra", str(defaults)):
-        raise RequestError(f"defaults must choose files by their names, without {escape[0]}: {defaults}")
-
-
-def check_swept(params: Mapping[str, Any], config_dir: Path | None) -> None:
-    """Check that a sweep file, by its resolved ``params``, sweeps keys of a run, and chooses files by their names.
-
-    Raises:
-        RequestError: it does not.
-    """
-    own_groups = groups(config_dir)
-    known = {*load(data_folder("conf") / "config.yaml")} - {"defaults", "fleet", "hydra"} | own_groups
-    for key, value in params.items():
-        match = SWEPT_KEY.fullmatch(key)
-        if not match or match[1] not in known:
-            alike = nearest(key.lstrip("+~").split(".")[0], known)
-            raise RequestError(f"hydra.sweeper.params holds {key}, which is no key of a run; {alike}")
-        if match[1] in own_groups and "." not in key and ESCAPE.search(str(value)):
-            raise RequestError(f"hydra.sweeper.params.{key} must choose files by their names, not {value}")
 
 
 def _read_recipe(path: Path) -> DictConfig:

@@ -42,7 +42,7 @@ from lab.features.board.matrix import (
 from lab.records import store
 from lab.sweeping import launch
 from lab.sweeping.bench import Bench, trees_of_setting
-from lab.sweeping.compose import Composer, Tree, hydra_configs
+from lab.sweeping.compose import Composer, Tree
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.recipe import reason_of_config
 from lab.sweeping.request import Request, read_request
@@ -153,20 +153,19 @@ def _composed(
     trees, reasons = dict[Cell, list[Tree]](), dict[tuple[str, str], str]()
     own = [word for word in request.words if not word.is_setting]
     failures: Mapping[str, Failure] = read_failures().failures
-    with hydra_configs(request.files):
-        composer = Composer(request.config_dir)
-        for cell, setting in launch.show_planning(wanted.items(), len(wanted)):
-            arm, at = arms[cell.arm], (cell.failure, cell.arm)
-            if at in reasons:
-                continue
-            if reason := not_applicable(arm, failures.get(cell.failure)):
-                reasons[at] = reason
-                continue
-            try:
-                trees[cell] = trees_of_setting(composer, own, setting, request.config_dir)
-                reason = reason_of_config(arm.adds, trees[cell][0])
-            except RequestError as refusal:
-                reason = str(refusal)
-            if reason:
-                reasons[at] = reason
+    composer = Composer(request.config_dir, request.files)
+    for cell, setting in launch.show_planning(wanted.items(), len(wanted)):
+        arm, at = arms[cell.arm], (cell.failure, cell.arm)
+        if at in reasons:
+            continue
+        if reason := not_applicable(arm, failures.get(cell.failure)):
+            reasons[at] = reason
+            continue
+        try:
+            trees[cell] = trees_of_setting(composer, own, setting)
+            reason = reason_of_config(arm.adds, trees[cell][0])
+        except RequestError as refusal:
+            reason = str(refusal)
+        if reason:
+            reasons[at] = reason
     return {cell: of_cell for cell, of_cell in trees.items() if (cell.failure, cell.arm) not in reasons}, reasons
