@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis import probe_values
+import lab.analysis.probe_values as probe_values
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.events.costs import spike_costs
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sensitivity, per_seed
