@@ -30,23 +30,25 @@ SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr",
 
 
 class Agreement(NamedTuple):
-    """How well a number orders the recipes by whether they were stable.
+    """How well a number orders the recipes by whether they were stable; only recipes that it judges count.
 
     Attributes:
         rule: the title of a test, or the rule of one bit.
-        auc: the probability that it puts an unstable recipe behind a stable one; ties count half.
+        auc: the probability that it puts an unstable recipe behind a stable one; ties count half; NaN if all are alike.
         p: of no relation (Mann-Whitney, two-sided), exact: over all ways to call as many of the recipes unstable.
+        least_p: the smallest p that so many recipes can have.
         stable: how many stable recipes there are.
         unstable: how many unstable ones.
-        unjudged: how many of them count with a number that their cards do not judge.
+        within: the same probability among pairs alike in the rule of one bit, and how many pairs these are.
     """
 
     rule: str
     auc: float
     p: float
+    least_p: float
     stable: int
     unstable: int
-    unjudged: int = 0
+    within: tuple[float, int]
 
 
 def reference_table(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
@@ -80,25 +82,43 @@ def bounds_scores(recipe: str) -> bool:
 
 
 def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> Iterator[Agreement]:
-    """Yield for each test, and for the rule of one bit, how well it orders the recipes whose outcome was published."""
+    """Yield for each test, and for the rule of one bit, how well it orders the recipes whose outcome was published.
+
+    The rule of one bit counts the recipes that some test judges.
+    """
     known = table[table["recipe"].isin(published)].set_index("recipe")
-    is_unstable = known.index.map(published) == UNSTABLE
-    scores = {test.title: known[name].map(test.share) for name, test in battery.tests.items() if name in known}
-    verdicts = {test.title: known[f"{name}_verdict"] for name, test in battery.tests.items() if name in known}
-    unjudged = {rule: int((of_rule == NOT_JUDGED).sum()) for rule, of_rule in verdicts.items()}
-    scores["attention scores are bounded or not"] = pd.Series(
-        [0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index
-    )
+    tests = [test for test in battery.tests.values() if test.name in known]
+    bit = pd.Series([0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index)
+    scores = {
+        test.title: known[test.name].map(test.share).where(known[f"{test.name}_verdict"] != NOT_JUDGED)
+        for test in tests
+    }
+    is_judged = pd.DataFrame(scores).notna().any(axis=1)
+    scores["attention scores are bounded or not"] = bit.where(is_judged)
     for rule, score in scores.items():
-        behind, ahead = score[is_unstable].dropna(), score[~is_unstable].dropna()
-        ranks = scipy.stats.rankdata([*behind, *ahead])
-        sums = np.array(
-            [sum(chosen) for chosen in itertools.combinations(ranks, len(behind))]
-        )  # the first is the found
-        auc = (sums[0] - len(behind) * (len(behind) + 1) / 2) / len(behind) / len(ahead)
-        away = abs(sums - sums.mean())
-        p = float((away >= away[0] - 1e-9).mean())
-        yield Agreement(rule, float(auc), p, len(ahead), len(behind), unjudged.get(rule, 0))
+        judged = score.dropna()
+        is_unstable = np.array([published[str(recipe)] == UNSTABLE for recipe in judged.index], dtype=bool)
+        if is_unstable.any() and not is_unstable.all():
+            yield _agreement(rule, judged.to_numpy(), is_unstable, bit[judged.index].to_numpy())
+
+
+def _agreement(rule: str, scores: np.ndarray, is_unstable: np.ndarray, bits: np.ndarray) -> Agreement:
+    behind, ahead = scores[is_unstable], scores[~is_unstable]
+    wins = (behind[:, None] > ahead) + 0.5 * (behind[:, None] == ahead)
+    is_alike = bits[is_unstable][:, None] == bits[~is_unstable]
+    ranks = scipy.stats.rankdata([*behind, *ahead])
+    # the first of these ways is the found one
+    sums = np.array([sum(chosen) for chosen in itertools.combinations(ranks, len(behind))])
+    away = abs(sums - sums.mean())
+    return Agreement(
+        rule,
+        float(wins.mean()),
+        p=float((away >= away[0] - 1e-9).mean()),
+        least_p=float((away >= away.max() - 1e-9).mean()),
+        stable=len(ahead),
+        unstable=len(behind),
+        within=(float(wins[is_alike].mean()) if is_alike.any() else math.nan, int(is_alike.sum())),
+    )
 
 
 def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, draws: int = 2000) -> dict[str, float]:
@@ -141,10 +161,13 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
 
 def agreement_markdown(found: Iterable[Agreement]) -> str:
     """How well each number orders the recipes, as a Markdown table."""
-    lines = ["| rule | AUC | p | recipes | of which not judged |", "|---|---|---|---|---|"]
-    for agreement in found:
-        numbers = f"{agreement.auc:.2f} | {agreement.p:.2g} | {agreement.stable + agreement.unstable}"
-        lines.append(f"| {agreement.rule} | {numbers} | {agreement.unjudged or ''} |")
+    lines = ["| rule | stable | unstable | AUC | p | least p possible | AUC of pairs alike in the bit |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in found:
+        share, pairs = row.within
+        alike = f"{share:.2f} of {pairs}" if pairs else "no pair"
+        numbers = f"{row.stable} | {row.unstable} | {row.auc:.2f} | {row.p:.2g} | {row.least_p:.2g}"
+        lines.append(f"| {row.rule} | {numbers} | {alike} |")
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,6 @@ from lab.core.registry import RESPONSES
 from lab.core.spike_trigger import STALLED_FOR
 from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
 from lab.responses.response import Action, Memory, Reading, Response
-from lab.responses.within_step import SoftLRGuard
 from lab.sweeping.capacity import bytes_asked
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
@@ -172,15 +171,6 @@ def test_one_run_leaves_out_its_updates_and_the_other_does_not() -> None:
     (alone,) = records(Fleet(configs("response.norm=1e9", shared=shared)))
     assert pair[1] == alone
     assert pair[0].outcome["skipped_batches"] > 0 == pair[1].outcome["skipped_batches"]
-
-
-def test_the_soft_guard_divides_by_the_fourth_power_of_the_excess() -> None:
-    guard, usual_r = SoftLRGuard(), torch.tensor([2.0, 2.0, torch.inf, 2.0], dtype=torch.float64)
-    factor_r = guard.gate(torch.tensor(0), torch.tensor([3.0, 1.0, 5.0, torch.nan]), torch.ones(4), usual_r).lr_factor_r
-    assert factor_r is not None
-    assert factor_r.tolist() == pytest.approx([0.19753086, 1, 1, 1])
-    assert guard.usual_loss(2.0, 4.0) == pytest.approx(2.4)
-    assert guard.usual_loss(2.0, float("nan")) == 2.0
 
 
 def test_each_further_spike_lowers_the_rate_again() -> None:

@@ -32,6 +32,7 @@ PACKAGES: dict[str, set[str]] = {
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
     "report": {"core", "records", "analysis"},
+    "plugins": TRAINING_PARTS - {"records"},  # of studies; no package may import them
     "sweeping": BELOW_SWEEP,
     "features": BELOW_FEATURES,
     "notebook": {"core", "records", "analysis", "report", "features"},
@@ -74,7 +75,9 @@ SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.
 
 
 def package(module: str) -> str:
-    """``lab.data.text`` is in the package ``data``."""
+    """``lab.data.text`` is in the package ``data``, and ``lab.studies.spikes.data_plugin`` in ``plugins``."""
+    if re.fullmatch(r"lab\.studies\.\w+\.\w*plugin", module):
+        return "plugins"
     first, _, rest = module.partition(".")
     return rest.split(".")[0] if first == "lab" and rest else first
 

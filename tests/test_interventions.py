@@ -16,7 +16,6 @@ from lab.model import low_precision
 from lab.model.config import ModelConfig
 from lab.model.layers import Operands
 from lab.records import store
-from lab.responses.within_step import ActivationClamp
 from lab.sweeping.cautions import find_cautions
 from lab.training.building import FORMATS, operand_format
 from lab.training.identity import columns
@@ -34,39 +33,6 @@ def inside(made: Any, rows_rbt: Tensor) -> dict[str, list[Any]]:
     with listening(lambda kind, where, *tensors: heard.setdefault(kind, []).append(tensors)):
         made(rows_rbt)
     return heard
-
-
-def test_kappa_is_the_mean_square_of_queries_and_keys() -> None:
-    kappa_r = torch.tensor([1e-2, 1e4], dtype=torch.float64)
-    transplant = type(intervention("kappa_transplant"))(kappa_r)
-    made = model(0, 1, changes={"kappa_transplant": transplant})
-    for q_rbhtk, k_rbhsk, scale in inside(made, tokens(0, 1))["query_key"]:
-        for turned, factor in ((q_rbhtk, scale), (k_rbhsk, 1.0)):  # turning changes no length
-            square = (turned / factor).square().mean(-1)
-            torch.testing.assert_close(square, kappa_r.view(2, 1, 1, 1).expand_as(square))
-
-
-def test_kappa_of_a_zero_vector_is_zero_with_a_finite_gradient() -> None:
-    change = type(intervention("kappa_transplant"))(torch.tensor([1e4])).attach(
-        HookPoint("query", ""), 1, ModelConfig("", 4, 1, 4)
-    )
-    z = torch.zeros(1, 4, requires_grad=True)
-    out = change(z)
-    out.sum().backward()
-    assert out.eq(0).all()
-    assert z.grad is not None
-    assert z.grad.eq(100).all()  # as if its mean square were 1; fp16 ends at 65504
-
-
-def test_activations_are_clamped_by_the_rms_of_their_own_run() -> None:
-    clamp = ActivationClamp(torch.tensor([1.0, 2.0])).attach(HookPoint("block_output", ""), 2, None)
-    x_rbtd = torch.tensor([[7.0, -7.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
-    clamped_rbtd = torch.tensor([[5.0, -5.0, 1.0, -1.0], [70.0, -70.0, 10.0, -10.0]]).view(2, 1, 1, 4)
-    torch.testing.assert_close(clamp(x_rbtd), clamped_rbtd)  # the RMS is 5, and 50
-    leaf_rbtd = x_rbtd.clone().requires_grad_()
-    clamp(leaf_rbtd).square().sum().backward()
-    assert leaf_rbtd.grad is not None  # to which the limit is a constant
-    assert leaf_rbtd.grad.flatten().tolist() == [0, 0, 2, -2, 140, -140, 20, -20]
 
 
 def test_layernorm_over_the_model_width_sees_all_heads_at_once() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from lab.model.config import ModelConfig
 from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
 from pieces import CONF, recipe
+from small import tree
 
 FILLED = [entries for kind, entries in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
@@ -122,3 +128,39 @@ def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
         - {*OF_DATA, *OF_UPDATES, *OF_ROUNDING, *OF_ROUTERS, *OF_RECORDER}
     )
     assert recipe("probes", "none")["names"] == []
+
+
+# What studies add, and how it is refused where they are not.
+ADDED = {
+    "data=mixture": "unknown data 'mixture'",
+    "response=branch": "unknown response 'branch'",
+    "intervention=[kappa_transplant]": "unknown intervention 'kappa_transplant'",
+    "probes.names=[gain_code]": "unknown probe 'gain_code'",
+}
+WITHOUT_STUDIES = """
+import json, sys
+from lab import Fleet, run_config
+from lab.core.errors import RequestError
+from lab.training.loop import train
+
+known, *added = map(json.loads, sys.argv[1:])
+print(sum(1 for _ in train(Fleet([run_config(known)]))))
+for tree in added:
+    try:
+        run_config(tree)
+    except RequestError as refusal:
+        print(refusal)
+"""
+
+
+@pytest.mark.slow
+def test_without_studies_a_run_trains_and_what_they_add_is_refused(tmp_path: Path) -> None:
+    without = shutil.ignore_patterns("studies", "__pycache__")
+    shutil.copytree(CONF.parent / "lab", tmp_path / "lab", ignore=without)
+    trees = [json.dumps(tree(*words)) for words in (["steps=3"], *([words] for words in ADDED))]
+    asked = subprocess.run(
+        [sys.executable, "-c", WITHOUT_STUDIES, *trees], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    updates, *refusals = asked.stdout.splitlines()
+    assert updates == "4"  # and one result before the first
+    assert [refusal.split(";")[0] for refusal in refusals] == list(ADDED.values())

@@ -15,13 +15,13 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
 from lab.core.registry import DATA
-from lab.data.synthetic import Mixture
 from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
 from lab.studies.claims.effects import qualified
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim
+from lab.studies.spikes.data_plugin import Mixture
 from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
 from sweeping import finished

@@ -9,7 +9,7 @@ DTensor) is reduced as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from operator import add
 
@@ -94,11 +94,6 @@ def per_run_dot(firsts_r: Iterable[Tensor], seconds_r: Iterable[Tensor]) -> Tens
     """Dot product ``[r]`` of two lists of tensors of a run, each taken together, in the order given."""
     pairs = zip(firsts_r, seconds_r, strict=True)
     return whole(reduce(add, ((first_r * second_r).flatten(1).sum(1) for first_r, second_r in pairs)))
-
-
-def per_run_cosine(firsts_r: Collection[Tensor], seconds_r: Collection[Tensor]) -> Tensor:
-    """Cosine ``[r]`` between two lists of tensors of a run, each taken together; NaN where one of them is zero."""
-    return per_run_dot(firsts_r, seconds_r) / (per_run_norm(firsts_r) * per_run_norm(seconds_r))
 
 
 def per_run_norm(tensors_r: Iterable[Tensor]) -> Tensor:

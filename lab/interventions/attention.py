@@ -1,4 +1,4 @@
-"""Interventions on attention: norms of queries, keys and values, positions, pointwise weights, transplanted kappa."""
+"""Interventions on attention: norms of queries, keys and values, positions, and pointwise weights."""
 
 from __future__ import annotations
 
@@ -163,9 +163,6 @@ class GroupedQueryAttention(HookIntervention):
         return heads // next(sharing for sharing in range(most, 0, -1) if heads % sharing == 0)
 
 
-EPS = 1e-12  # added to a mean square; it bounds the gradient of vectors that are nearly zero
-
-
 @INTERVENTIONS.register("qk_layernorm")
 @dataclass(frozen=True)
 class QKLayerNorm(HookIntervention):
@@ -189,31 +186,6 @@ class QKLayerNormModel(HookIntervention):
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         return AcrossHeads(LayerNorm(runs, point.heads * point.size))
-
-
-@INTERVENTIONS.register("kappa_transplant")
-@dataclass(frozen=True)
-class KappaTransplant(HookIntervention):
-    """Scale every query and key to mean square kappa, and so their scores (Wortsman et al. 2023, fig. 10)."""
-
-    normalizes_queries_and_keys: ClassVar = True
-    hook_points: ClassVar = {"query": Act.TRANSPLANT, "key": Act.TRANSPLANT}
-    kappa: PerRun = bounded(above=0)
-
-    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
-        return MeanSquare(self.kappa)
-
-
-class MeanSquare(nn.Module):
-    """``z -> sqrt(kappa) z / sqrt(mean z^2)`` over the last axis; a zero vector stays zero."""
-
-    def __init__(self, kappa: Tensor | float) -> None:
-        super().__init__()
-        self.kappa = kappa
-
-    def forward(self, z_r: Tensor) -> Tensor:
-        square_r = nonzero(z_r.square().mean(-1, keepdim=True))
-        return z_r * (over(self.kappa, z_r) / (square_r + EPS)).sqrt()
 
 
 @INTERVENTIONS.register("pointwise_attention")

@@ -1,4 +1,4 @@
-"""Probes of gradients, updates and weights, of the gradient noise, and of the batch and its sources.
+"""Probes of gradients, updates and weights, of the gradient noise, and of the batch.
 
 A norm is one number per run, ``[r]``; an RMS or a ratio is one per weight tensor and run, by the tensor's name.
 """
@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lab.core.axes import over, per_run_cosine, per_run_dot, per_run_mean, per_run_norm, per_run_rms
+from lab.core.axes import over, per_run_dot, per_run_norm, per_run_rms
 from lab.core.hooks import HeldOut, announce, listening
 from lab.probes.listener import probe, share
 
@@ -80,7 +80,6 @@ class HeldOutLoss:
             return self.gradients_of(weights, self.windows_rbt)[0]
 
 
-LARGE = 0.8  # of an entry of the update, whose size is about 1 at most once gradients agree for long
 OUT_OF_LINE = 3.0  # roots of the second moment
 
 
@@ -122,20 +121,6 @@ def loss_scale(scale_r: Tensor) -> Tensor:
 def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameter RMS per tensor, before the update."""
     return _rms_of_each(weights)
-
-
-@probe(event="parameters")
-def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Share of the head's norm in its common mode, the mean over the vocabulary, which moves all logits alike.
-
-    From 0 (the columns ``[d]`` of the head add up to zero) to 1 (all are equal), about 1/sqrt(vocabulary) at the start.
-    A custom model has no head by this name.
-    """
-    if "head" not in weights:
-        return {}
-    head_rdv = weights["head"]
-    common_rd = head_rdv.mean(-1) * head_rdv.shape[-1] ** 0.5
-    return {"head": per_run_norm([common_rd]) / per_run_norm([head_rdv])}
 
 
 @probe(event="parameters")
@@ -209,43 +194,6 @@ def _over_moment(gradient: Tensor, square: Tensor, unbias: Tensor | float) -> Te
     return (gradient / root).masked_fill_(root == 0, 0.0)
 
 
-@probe(event="direction")
-def update_large(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Share of the entries of the update above 0.8, before the learning rate (Molybog et al. 2023, arXiv:2304.09871).
-
-    Adam's entries are about normal with RMS 0.23 if successive gradients are independent, and near 1 if they agree.
-    """
-    return {name: share(direction.abs() > LARGE, direction) for name, direction in directions.items()}
-
-
-@probe(event="direction")
-def update_bimodality(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Bimodality coefficient of the update's entries, (skewness^2 + 1) / kurtosis (Sarle; Molybog et al. 2023).
-
-    A normal distribution has 1/3, a uniform one 5/9, two points 1.  It is no alarm by itself: with beta2 = 0.999,
-    gradients whose correlation outlasts a hundred steps give an RMS near 1 and still a single mode.  Read it together
-    with ``update_rms`` and ``update_large``.  A tensor of equal entries has none (NaN).
-    """
-    bimodality = dict[str, Tensor]()
-    for name, direction in directions.items():
-        centred_r = direction - over(per_run_mean(direction), direction)
-        square_r, cube_r, fourth_r = (per_run_mean(centred_r**power) for power in (2, 3, 4))
-        bimodality[name] = (cube_r.square() / square_r**3 + 1) * square_r.square() / fourth_r
-    return bimodality
-
-
-@probe(event="descent")
-def update_descent_cosine(directions: Mapping[str, Tensor], held_out: HeldOut) -> dict[str, Tensor]:
-    """Cosine of the update with the descent of the held-out loss, per tensor and of all weights together.
-
-    1 where the update follows the steepest descent, 0 where it is uncorrelated with it (Molybog et al. 2023).  The
-    update is taken before learning rate and decay, the gradient, with added terms of the loss, at the weights before
-    the update, on the slice of held-out text of ``val_loss``.  That slice is small, so its noise brings the cosine
-    nearer to zero, by a factor that does not depend on the update.
-    """
-    return _cosines(directions, held_out.gradients)
-
-
 @probe(event="adam_direction")
 def update_curvature(
     directions: Mapping[str, Tensor], means: Mapping[str, Tensor], beta1: Tensor | float, held_out: HeldOut
@@ -266,32 +214,6 @@ def update_curvature(
     return bend_r / (per_run_dot(steps.values(), [means[name] for name in steps]) * limit_r.to(bend_r))
 
 
-@probe(event="successive_gradients")
-def grad_lag_cosine(gradients: Mapping[str, Tensor], previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cosine of the gradients of this step and the one before, per tensor and of all weights together.
-
-    Each gradient is of its own batch at the weights of its own step, before clipping: the correlation in time of
-    Molybog et al. 2023.  At fixed weights it would be about 1 / (1 + B_simple / B) for batches of B sequences and
-    gradients of noise scale B_simple; steps that overshoot make it smaller, or negative.  The first step has none.
-    """
-    return _cosines(gradients, previous)
-
-
-@probe(event="initial_parameters")
-def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Distance of each tensor from its initial value, over the norm of that value, after the update.
-
-    Infinite for a tensor that began at zero and has moved, NaN while it has not.
-    """
-    distances = {name: per_run_norm([weight - initial[name]]) for name, weight in weights.items()}
-    return {name: distance_r / per_run_norm([initial[name]]) for name, distance_r in distances.items()}
-
-
-def _cosines(firsts: Mapping[str, Tensor], seconds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    cosines = {name: per_run_cosine([first], [seconds[name]]) for name, first in firsts.items()}
-    return {**cosines, "": per_run_cosine(list(firsts.values()), [seconds[name] for name in firsts])}
-
-
 @probe(event="noise")
 def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Trace of the gradient's covariance and squared norm of the true gradient, of each group of weights.
@@ -307,9 +229,3 @@ def noise_scale(noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def batch(sequences_r: Tensor, tokens_r: Tensor) -> dict[str, Tensor]:
     """Sequences of the update, and tokens seen before it."""
     return {"sequences": sequences_r, "tokens": tokens_r}
-
-
-@probe(event="sources")
-def source_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Windows of the update that are of each source of a mixture, by its name; of other data there is none."""
-    return rows

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from lab.core.registry import RESPONSES
-from lab.core.schema import PerRun, bounded, one_of
-from lab.responses.response import Action, Memory, Reading, Response, Rewinding, check_reach, counted
+from lab.core.schema import bounded
+from lab.responses.response import Action, Memory, Reading, Response, Rewinding, counted
 
 
 @RESPONSES.register("rewind_and_skip")
@@ -138,101 +136,3 @@ class AdamResetWarmup(AdamReset):
             return None
         memory["warmed"] += 1
         return Action(lr_factor=memory["warmed"] / self.warmup)
-
-
-@RESPONSES.register("earlier_state")
-@dataclass(frozen=True)
-class EarlierState(Response):
-    """Where a burst begins, put weights, moments or both back; the steps and the data go on.
-
-    It is no remedy but an ablation of what a spike belongs to.  PaLM fed the batches around a spike to an earlier
-    checkpoint, which did not spike (Chowdhery et al. 2022, arXiv 2204.02311, sec. 5.1).
-
-    Attributes:
-        rewind_weights: updates by which the weights go back at least; 0 leaves them.
-        rewind_moments: the same of the optimizer's state and its age.
-    """
-
-    rewind_weights: PerRun = bounded(100.0, at_least=0)
-    rewind_moments: PerRun = bounded(100.0, at_least=0)
-    snapshot_every: int = bounded(20, above=0)
-    snapshots: int = bounded(6, above=0)
-
-    def __post_init__(self) -> None:
-        for key, updates in (("rewind_weights", self.rewind_weights), ("rewind_moments", self.rewind_moments)):
-            if not isinstance(updates, Tensor):  # a fleet's numbers were checked before they were stacked
-                check_reach(self, key, updates)
-
-    def act(self, reading: Reading, memory: Memory) -> Action | None:
-        """Go back before the first batch of the burst."""
-        if not reading.burst_follows:
-            return None
-        return Action(rewind_weights=float(self.rewind_weights), rewind_moments=float(self.rewind_moments))
-
-
-NEGLIGIBLE = 1e-6  # share of the first moment's bias that need not be undone
-OF_ADAM = ("first_moment", "second_moment", "eps")  # changes that only Adam can make
-
-
-@RESPONSES.register("branch")
-@dataclass(frozen=True)
-class Branch(Response):
-    """Where the first loss spike begins, go back to before it, make one change, and go on: a counterfactual.
-
-    It is no remedy, but an ablation of what a spike belongs to.  All runs of a seed are one run up to the spike, so
-    their branches are of the same spike.  With ``change=same`` the same updates follow bit for bit, and so does the
-    spike; PaLM asked the same of the data (Chowdhery et al. 2022, arXiv 2204.02311, sec. 5.1).
-
-    Attributes:
-        change: ``same`` changes nothing; ``batches`` leaves out ``skip`` batches; ``first_moment`` and
-            ``second_moment`` reset that of Adam alone, which begins at zero with a bias correction of its own while
-            the other goes on; ``moments`` resets both; ``lr`` multiplies the learning rate by ``lr_factor``; ``eps``
-            sets Adam's epsilon to ``eps``.
-        start: updates before which a spike does not count, since the model is still learning.
-        rewind: updates to go back at least.
-        beta1: of Adam, by which the learning rate makes up for a wrong bias of the first moment.
-    """
-
-    change: str = one_of("same", "batches", "first_moment", "second_moment", "moments", "lr", "eps", default="same")
-    start: int = bounded(500, at_least=0)
-    rewind: int = bounded(20, above=0)
-    skip: int = bounded(100, above=0)
-    lr_factor: float = bounded(0.5, above=0, at_most=1)
-    eps: float = bounded(1e-3, above=0)
-    beta1: float = bounded(0.9, at_least=0, below=1)
-    snapshot_every: int = bounded(10, above=0)
-    snapshots: int = bounded(4, above=0)
-
-    def __post_init__(self) -> None:
-        check_reach(self, "rewind", self.rewind)
-
-    def act(self, reading: Reading, memory: Memory) -> Action | None:
-        """Branch where the first spike begins; after each update from there, make up for the bias of the first moment.
-
-        With the second moment its age begins anew, so the first, which is kept, counts 1 / (1 - beta1 ** n) times too
-        much at the n-th update from there. A first moment that begins anew alone counts too little by that factor.
-        """
-        if not memory:
-            if not reading.spike_begins or reading.step < self.start:
-                return None
-            memory["bias"] = self.beta1 if self.change in ("first_moment", "second_moment") else 0.0
-            return self._action(memory["bias"])
-        bias = memory["bias"]
-        if not bias:
-            return None
-        memory["bias"] = bias * self.beta1 if bias > NEGLIGIBLE else 0.0
-        return self._unbiased(memory["bias"])
-
-    def _action(self, bias: float) -> Action:
-        changes = {
-            "same": Action(),
-            "batches": Action(skip=self.skip),
-            "moments": Action(reset="moments"),
-            "lr": Action(lr_factor=self.lr_factor),
-            "eps": Action(eps=self.eps),
-        }
-        change = changes.get(self.change) or self._unbiased(bias)._replace(reset=self.change)
-        return change._replace(rewind=self.rewind)
-
-    def _unbiased(self, bias: float) -> Action:
-        return Action(lr_factor=1 - bias if self.change == "second_moment" else 1 / (1 - bias))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -95,6 +95,10 @@ class Response:
     def usual_loss(self, before: float, loss: float) -> float:
         """The loss to which ``gate`` compares the next one; infinity before the first."""
         return math.inf
+
+    def objection(self, config: Any) -> str | None:
+        """Why it cannot act in a run with this ``RunConfig``, as a refusal says it; None if it can."""
+        return None
 
 
 @dataclass(frozen=True)

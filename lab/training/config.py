@@ -36,6 +36,7 @@ from lab.core.registry import (
     SCHEDULES,
     TRACKERS,
     Registry,
+    load_plugins_of_studies,
 )
 from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, convert, one_of, seed, with_keys_now
 from lab.model.config import ModelConfig
@@ -46,6 +47,8 @@ from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
+
+load_plugins_of_studies()
 
 FEWEST_TARGETS = 1024  # of a short validation
 

@@ -11,8 +11,6 @@ from lab.core.schema import leaves
 from lab.interventions.experts import Experts
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.links import Link
-from lab.optim.links.adam import Adam
-from lab.responses.between_steps import OF_ADAM, Branch, EarlierState
 
 FEWEST_BITS = 2  # of precision=mantissa, as many as E5M2 stores
 # Switches of fp8, MX and NVFP4, with the value that switches each off.
@@ -102,14 +100,8 @@ def _of_responses(c: Any) -> Iterator[str]:
     if c.response is None:
         return
     name, response = c.response.name, c.response.entry
-    if isinstance(response, EarlierState) and c.burst is None:
-        yield f"response={name} acts where a burst begins; add burst=rare_tokens"
-    if isinstance(response, Branch) and response.change in OF_ADAM:
-        adam = next((link for link in c.optimizer.links.values() if isinstance(link, Adam)), None)
-        if adam is None:
-            yield f"response.change={response.change} changes Adam, which the chain lacks; say optimizer=adamw"
-        elif response.beta1 != adam.beta1:
-            yield f"response.beta1={response.beta1:g} is not the optimizer's; say response.beta1={adam.beta1:g}"
+    if objection := response.objection(c):
+        yield objection
     if isinstance(response, HookIntervention) and c.guest:
         yield f"response={name} attaches to hook points that a custom model lacks"
     if c.ledger:

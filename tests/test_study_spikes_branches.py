@@ -19,12 +19,12 @@ from lab.analysis.curves import points
 from lab.analysis.sensitivity import judge
 from lab.core import machine
 from lab.report.all_figures import FIGURES
-from lab.responses.between_steps import Branch
 from lab.responses.response import Action, Memory, Reading
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim
 from lab.studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
+from lab.studies.spikes.response_plugin import Branch
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import train
