@@ -193,7 +193,7 @@ def test_no_feature_imports_another() -> None:
     assert imports_of_neighbours({**SOURCES, "lab.features.board.text": planted}, "lab.features")
 
 
-@pytest.mark.parametrize("module", ["lab.studies.spikes.own_figures", "lab.studies.claims.ruled"])
+@pytest.mark.parametrize("module", ["lab.studies.experts.figures", "lab.studies.claims.ruled"])
 def test_no_study_imports_another_nor_do_the_claims_import_one(module: str) -> None:
     assert not imports_of_neighbours(SOURCES, "lab.studies", shared="claims")
     planted = f"{SOURCES[module]}\nfrom lab.studies.alarms.figures import detector_scores\n"
