@@ -22,7 +22,7 @@ include_patterns = [
     "notebooks/*.ipynb",
     "results/*.md",
     "results/stress/cards.md",
-    "lab/studies/real_runs/README.md",
+    "lab/studies/*/README.md",
     "benchmarks/*.md",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "tests"]
@@ -93,10 +93,16 @@ notebooks/15_my_model_while_it_trains
 
 ```{toctree}
 :hidden:
+:glob:
+:caption: Studies
+lab/studies/*/README
+```
+
+```{toctree}
+:hidden:
 :caption: Look it up
 results/README
 results/published_runs
-lab/studies/real_runs/README
 results/stress/cards
 docs/interventions/index
 docs/api

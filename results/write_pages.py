@@ -36,7 +36,7 @@ from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
 from lab.studies.claims import ruled, scoreboard
-from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.registry import BY_STUDY, CLAIMS, study_of
 from lab.studies.claims.rules import effect_text
 from lab.studies.claims.scoreboard import ScoreboardRow
 from lab.studies.claims.verdicts import effects_of
@@ -62,11 +62,14 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
+    *(f"lab/studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 SHARE = re.compile(r"(<!-- share of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 TALLY = re.compile(r"(<!-- tally -->)(.*?)(<!-- end -->)", re.DOTALL)
+OF_STUDY = re.compile(r"(<!-- tally of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
+SWEEPS = re.compile(r"(<!-- sweeps of (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
 RECIPES = re.compile(r"(<!-- published recipes -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -114,6 +117,30 @@ def quote_public_runs(text: str) -> str:
     """The text of a page with the claims on public runs, and how well they are foretold, where it marks them."""
     text = PUBLIC_RUNS.sub(lambda found: f"{found[1]}{_public_tables()[0]}\n{found[3]}", text)
     return LEFT_OUT.sub(lambda found: f"{found[1]}{_public_tables()[1]}\n{found[3]}", text)
+
+
+def quote_study(text: str, rows: Sequence[ScoreboardRow]) -> str:
+    """The text of a page with the verdicts on the claims of a study, and with its sweeps, where it marks them."""
+    words = {row.claim.name: row.word for row in rows}
+    text = OF_STUDY.sub(lambda found: f"{found[1]}{_tally(found[2], words)}{found[4]}", text)
+    return SWEEPS.sub(lambda found: f"{found[1]}{_sweeps(found[2])}\n{found[4]}", text)
+
+
+def _tally(study: str, words: Mapping[str, str]) -> str:
+    """``14 claims: 5 reproduced, 9 inconclusive``, of a study, given the word of every claim."""
+    counts = scoreboard.counts_of([words[claim.name] for claim in BY_STUDY[study]])
+    return f"{len(BY_STUDY[study])} claims: {', '.join(f'{count} {word}' for word, count in counts.items())}"
+
+
+def _sweeps(study: str) -> str:
+    """The sweeps of a study and what they cost, as a table in Markdown."""
+    _, _, folders = README.read_text(encoding="utf-8").partition("## What the folders hold")
+    cells = [line.strip("| ").split(" | ") for line in folders.partition("\n## ")[0].splitlines() if "|" in line]
+    of_study = [(row[0], row[1], int(row[-2]), int(row[-1])) for row in cells if study_of(row[0]) == study]
+    table = pd.DataFrame(of_study, columns=["sweep", "question", "runs", "core-minutes"])
+    return markdown_table(
+        pd.concat([table, pd.DataFrame([table.sum(numeric_only=True)]).assign(sweep="all", question="")])
+    )
 
 
 @cache
@@ -284,7 +311,7 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     yield README, quote_public_runs(text)
     effects, tally = quotable(rows) | public_effects(), next(scoreboard.tallies(rows))
     for page in QUOTING:
-        text = quote((HOME / page).read_text(encoding="utf-8"), effects, tally)
+        text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import studies
 from lab.core.errors import RequestError
+from lab.report import shelf
 from lab.studies.claims.effects import Qualified
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.rows import read_claims
@@ -70,9 +70,7 @@ def test_a_slip_in_a_row_is_refused_in_one_line(tmp_path: Path, slip: tuple[str,
 def test_every_row_of_every_study_is_read_under_a_name_of_its_own() -> None:
     """YAML keeps the last of two rows with one name, and says nothing."""
     rows = [
-        name
-        for path in studies.HOME.glob("*/claims.yaml")
-        for name in re.findall(r"(?m)^    (\w+):$", path.read_text())
+        name for path in shelf.HOME.glob("*/claims.yaml") for name in re.findall(r"(?m)^    (\w+):$", path.read_text())
     ]
     assert sorted(rows) == sorted(CLAIMS)
 

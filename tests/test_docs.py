@@ -28,6 +28,7 @@ PAGES = [
     *(HOME / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")),
     *sorted((HOME / "docs").rglob("*.md")),
     *sorted((HOME / "benchmarks").glob("*.md")),
+    *(STUDIES := sorted((HOME / "lab/studies").glob("*/README.md"))),
     *sorted((HOME / "notebooks").glob("*.ipynb")),
 ]
 # The packages and their files; only the lab itself has a folder of this name.
@@ -85,6 +86,20 @@ def test_a_planted_fault_is_found() -> None:
     assert missing_paths("see `lab/optim/absent.py` and lab/core") == ["lab/optim/absent.py"]
     assert unknown_commands("`lab repot results`\nlab sweep x\n.venv/bin/lab jugde x") == ["repot", "jugde"]
     assert dead_links("[a](docs/none.md#b) [b](https://x.org) ![c](README.md)", HOME) == ["docs/none.md"]
+
+
+@pytest.mark.parametrize("page", STUDIES, ids=lambda page: page.parent.name)
+def test_the_page_of_a_study_has_its_question_answer_cost_and_files(page: Path) -> None:
+    text = text_of(page)
+    assert re.findall(r"^\*\*(\w+)\.\*\* \S", text, re.MULTILINE) == ["Question", "Answer", "Cost"]
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    files = {path.name for path in page.parent.iterdir() if path.is_file()} - {"README.md", "__init__.py"}
+    assert sorted(name for row in rows for name in re.findall(r"`([^`]+)`", row)) == sorted(files)
+
+
+def test_every_study_has_a_page() -> None:
+    studies = {path.parent.name for path in (HOME / "lab/studies").glob("*/__init__.py")} - {"claims"}
+    assert studies == {page.parent.name for page in STUDIES}
 
 
 def broken_sentences(text: str) -> list[str]:

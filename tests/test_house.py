@@ -146,17 +146,17 @@ def upward_imports(sources: Mapping[str, str]) -> list[str]:
     return refused
 
 
-def features_of_features(sources: Mapping[str, str]) -> list[str]:
-    """Imports of a feature by another."""
+def imports_of_neighbours(sources: Mapping[str, str], home: str, shared: str = "") -> list[str]:
+    """Imports of a package of ``home``, such as a feature, by another, but for the one that all may import."""
 
-    def feature(module: str) -> str:
-        return module.split(".")[2] if module.startswith("lab.features.") else ""
+    def name(module: str) -> str:
+        return module.split(".")[2] if module.startswith(f"{home}.") else ""
 
     return [
         f"{module} imports {other}"
         for module, others in arrows(sources).items()
         for other in others
-        if feature(module) and feature(other) and feature(module) != feature(other)
+        if name(module) and name(other) not in ("", shared, name(module))
     ]
 
 
@@ -188,9 +188,16 @@ def test_no_package_imports_what_its_line_does_not_allow() -> None:
 
 
 def test_no_feature_imports_another() -> None:
-    assert not features_of_features(SOURCES)
+    assert not imports_of_neighbours(SOURCES, "lab.features")
     planted = f"{SOURCES['lab.features.board.text']}\nfrom lab.features.stress import card\n"
-    assert features_of_features({**SOURCES, "lab.features.board.text": planted})
+    assert imports_of_neighbours({**SOURCES, "lab.features.board.text": planted}, "lab.features")
+
+
+@pytest.mark.parametrize("module", ["lab.studies.experts.figures", "lab.studies.claims.ruled"])
+def test_no_study_imports_another_nor_do_the_claims_import_one(module: str) -> None:
+    assert not imports_of_neighbours(SOURCES, "lab.studies", shared="claims")
+    planted = f"{SOURCES[module]}\nfrom lab.studies.alarms.figures import detector_scores\n"
+    assert imports_of_neighbours({**SOURCES, module: planted}, "lab.studies", shared="claims")
 
 
 def test_there_are_no_circles() -> None:

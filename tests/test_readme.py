@@ -19,7 +19,7 @@ from lab.analysis import findings, study, tables
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.studies.claims import ruled, scoreboard
-from lab.studies.claims.registry import CLAIMS
+from lab.studies.claims.registry import BY_STUDY, CLAIMS
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -38,6 +38,8 @@ SCRIPT = runpy.run_path(str(RESULTS / "write_pages.py"))
 between = SCRIPT["between"]
 # Pages that quote effects of claims, and how many at least.
 QUOTING = {"README.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1, "docs/my_run_has_spiked.md": 3}
+OF_STUDIES = [page for page in SCRIPT["QUOTING"] if page.startswith("lab/studies/")]
+QUOTING |= {page: 1 for page in OF_STUDIES if "<!-- effect of" in (HOME / page).read_text(encoding="utf-8")}
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")
 SMALLER = ["scale=toy", "hydra/launcher=basic", "seed=0", "optimizer.lr=1e-2,1e-1"]
@@ -83,6 +85,16 @@ def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     assert SCRIPT["NUMBERS"].findall(text) == SCRIPT["NUMBERS"].findall(quoted)  # none stands outside of marks
     # a line that begins so is HTML, not prose
     assert not re.findall(r"^\s*<!-- (?:effect|share|tally)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", OF_STUDIES)
+def test_the_page_of_a_study_counts_its_verdicts_and_what_its_sweeps_cost(page: str) -> None:
+    text, (rows, study) = (HOME / page).read_text(encoding="utf-8"), (scoreboard.committed(), Path(page).parent.name)
+    assert SCRIPT["quote_study"](text, rows) == text
+    assert [found[1] for marks in ("OF_STUDY", "SWEEPS") for found in SCRIPT[marks].findall(text)] == [study] * 2
+    *sweeps, total = re.findall(r"^\| (\w+) \| .*\| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert {claim.sweep for claim in BY_STUDY[study]} <= {sweep for sweep, _, _ in sweeps}
+    assert total == ("all", *(str(sum(int(row[column]) for row in sweeps)) for column in (1, 2)))
 
 
 def test_the_page_before_a_launch_acts_where_alarms_sound() -> None:

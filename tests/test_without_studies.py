@@ -1,11 +1,19 @@
-"""A copy of the lab without its studies does everything but judge claims."""
+"""A copy of the lab without its studies does everything but judge claims, and without one all that the others say."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from lab.core import shipped
+from lab.report import shelf
+from lab.studies.claims.registry import study_of
+from sampling import some
 
 HOME = Path(__file__).parents[1]
 COMMANDS = """
@@ -31,12 +39,54 @@ except SystemExit as end:
     code = end.code
 assert code == 2, code
 """
+# With what is left of the studies on the shelf.
+OTHERS = """
+import sys
+import lab
+from lab import main
+from lab.analysis.drawing.registry import FIGURES
+from lab.report import build, shelf
+from lab.studies.claims.registry import CLAIMS, RULED
+gone = sys.argv[1]
+assert lab.__file__.startswith(sys.path[1])
+assert gone not in {study.__name__.rpartition(".")[2] for study in shelf.studies()}
+assert {name for study in shelf.studies() for name in getattr(study, "FIRST_FIGURES", ())} <= set(FIGURES)
+assert len(CLAIMS) > 100
+for words in (["claims"], *(["claims", "--source", name] for name in RULED)):
+    assert main(words) == 0, words
+"""
+STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartition(".")[2]) != "claims"]
+
+
+def copy_lab(to: Path, without: str) -> None:
+    """A checkout whose ``lab`` lacks the folders of a name."""
+    shutil.copytree(HOME / "lab", to / "lab", ignore=shutil.ignore_patterns(without, "__pycache__"))
+    for name in ("conf", "hydra_plugins", "results"):
+        (to / name).symlink_to(HOME / name)
+
+
+@pytest.mark.parametrize("study", some(STUDIES, ["wortsman", "alarms"]))
+def test_without_one_study_and_its_sweeps_all_others_are_there(study: str, tmp_path: Path) -> None:
+    copy_lab(tmp_path, study)
+    (tmp_path / "sweeps").mkdir()
+    for name, path in shipped.sweeps().items():
+        if study_of(name) != study:
+            shutil.copy(path, tmp_path / "sweeps")
+    ended = subprocess.run(
+        [sys.executable, "-c", OTHERS, study],
+        cwd=tmp_path / "sweeps",
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
 
 
 def test_without_the_studies_every_other_command_works(tmp_path: Path) -> None:
-    shutil.copytree(HOME / "lab", tmp_path / "lab", ignore=shutil.ignore_patterns("studies", "__pycache__"))
-    for name in ("conf", "sweeps", "hydra_plugins", "results"):
-        (tmp_path / name).symlink_to(HOME / name)
+    copy_lab(tmp_path, "studies")
+    (tmp_path / "sweeps").symlink_to(HOME / "sweeps")
     shutil.copytree(HOME / "results" / "quickstart", tmp_path / "records")
     (tmp_path / "log.csv").write_text("step,loss\n" + "".join(f"{step},{5 - step / 100}\n" for step in range(300)))
     ended = subprocess.run(

@@ -9,7 +9,8 @@ import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.events.detectors import LABELS
-from lab.analysis.events.scores import NONE, AlarmScore, score_runs, summarize
+from lab.analysis.events.score_panels import alarm_dots
+from lab.analysis.events.scores import NONE, score_runs, summarize
 from lab.analysis.rendering import layout, panels
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
@@ -57,26 +58,6 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
     sheet.note("The mark of a lead is the median over bursts with both alarms, and its bar joins the quartiles.")
     sheet.note(f"{planted['id'].nunique()} runs have a burst; {summary[0].clean_steps:,} steps lie outside.")
     return sheet
-
-
-def alarm_dots(summary: Sequence[AlarmScore], found: str) -> dict[str, dict[int, Dot]]:
-    """Dots of three panels by the label of their axis, and by the row of each alarm; ``found`` is what alarms find."""
-    shares, leads, rates = dict[int, Dot](), dict[int, Dot](), dict[int, Dot]()
-    for row, score in enumerate(summary):
-        name, share, rate = LABELS[score.kind]["name"], score.found, score.false_alarms
-        hits = f"found {round(share.mean * share.n)} of {share.n} {found}"
-        shares[row] = Dot(share, f"{name}\n{hits}\n95 % interval {share.low:.2f} to {share.high:.2f}")
-        low, median, high = score.lead
-        quartiles = f"median lead {median:g} steps\nquartiles {low:g} to {high:g}"
-        text = f"{name}\n{quartiles}\n{score.leads} {found} with both alarms"
-        leads[row] = Dot(Interval(median, low, high, score.leads), text)
-        alarms = f"{rate.n} false alarms in {score.clean_steps:,} steps"
-        rates[row] = Dot(rate, f"{name}\n{alarms}\n95 % interval {rate.low:.3g} to {rate.high:.3g}")
-    return {
-        f"share of {found}\nfound": shares,
-        "lead over the loss\n(steps)": leads,
-        "false alarms in 1000 steps": rates,
-    }
 
 
 def _by_burst(planted: pd.DataFrame, kind: str, bursts: Sequence[str]) -> dict[int, Dot]:

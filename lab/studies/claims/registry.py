@@ -1,4 +1,4 @@
-"""The claims of all studies, by name: rows of their ``claims.yaml``, with functions of their modules of effects.
+"""The claims of studies, by study and by name: rows of their ``claims.yaml``, with functions of modules of effects.
 
 Claims on runs that are none of the lab's stand in the ``claims.py`` of their study: ``RULES``, what they are judged on
 (``read``), and what all of it is called (``SOURCE``).
@@ -10,18 +10,18 @@ from lab.report.shelf import HOME, modules
 from lab.studies.claims.rows import read_claims
 from lab.studies.claims.verdicts import Claim
 
-_BY_STUDY = {
+BY_STUDY = {
     path.parent.name: list(read_claims(path, modules("effects", path.parent.name)))
     for path in sorted(HOME.glob("*/claims.yaml"))
 }
 RULED: dict[str, ModuleType] = {module.SOURCE: module for module in modules("claims")}
-CLAIMS: dict[str, Claim] = {claim.name: claim for claims in _BY_STUDY.values() for claim in claims}
+CLAIMS: dict[str, Claim] = {claim.name: claim for claims in BY_STUDY.values() for claim in claims}
 
 
 def study_of(sweep: str) -> str:
     """The study with most claims about a sweep, or else the one whose claims answer its question; or empty."""
     counts = {
         study: sum(sweep in (claim.sweep, *claim.affirms, *claim.denies) for claim in claims)
-        for study, claims in _BY_STUDY.items()
+        for study, claims in BY_STUDY.items()
     }
     return max(counts, key=lambda study: counts[study]) if any(counts.values()) else ""

@@ -19,8 +19,8 @@ OWN = "the lab's claim"
 
 def judge_all(source: str) -> list[Judged]:
     """Judge the claims of a source, a key of ``RULED``, on the numbers that come with it."""
-    module, verdicts = RULED[source], committed()
-    data = module.read()
+    module = RULED[source]
+    data, verdicts = module.read(), {name: entry for name, entry in committed().items() if name in CLAIMS}
     return [judge(rule, data, verdicts) for rule in module.RULES]
 
 
@@ -76,7 +76,7 @@ def tally(rows: list[Judged]) -> str:
     """How many claims of the lab hold on these runs, and how many these do not test, in a line."""
     words = [row.word for row in rows if row.rule.lab]
     counts = ", ".join(f"{words.count(word)} {word}" for word in WORDS if word in words)
-    rest = len(CLAIMS) - len({row.rule.lab for row in rows if row.rule.lab})
+    rest = len(CLAIMS.keys() - {row.rule.lab for row in rows})
     return f"{len(rows)} claims, {len(words)} of them beside one of the lab's: {counts}; {rest} of the lab's not tested"
 
 

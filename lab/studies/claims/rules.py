@@ -79,10 +79,10 @@ def judge(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> J
     """Judge a rule on the data of its study.
 
     Args:
-        verdicts: the committed verdicts on the lab's claims, by name.
+        verdicts: the committed verdicts on the lab's claims, by name; none of those whose study is not there.
     """
     decision = decide([rule.effect(data)], rule.side, rule.margin)
-    return Judged(rule, decision, verdicts[rule.lab] if rule.lab else None)
+    return Judged(rule, decision, verdicts.get(rule.lab))
 
 
 def effect_text(mean: float | None, low: float | None, high: float | None) -> str:

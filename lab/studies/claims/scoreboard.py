@@ -155,7 +155,7 @@ def judge_all(
 
 
 def committed() -> list[ScoreboardRow]:
-    """The rows of the committed results, as they were judged."""
+    """The rows of the committed results, as they were judged, of the claims whose studies are there."""
     return [
         ScoreboardRow(
             CLAIMS[name],
@@ -164,6 +164,7 @@ def committed() -> list[ScoreboardRow]:
             math.nan if entry["q"] is None else entry["q"],
         )
         for name, entry in verdicts_by_claim().items()
+        if name in CLAIMS
     ]
 
 

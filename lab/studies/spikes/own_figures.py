@@ -14,6 +14,7 @@ from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.events.costs import HELD_OUT, NONE, spike_costs
 from lab.analysis.events.detectors import LABELS
+from lab.analysis.events.score_panels import alarm_dots
 from lab.analysis.events.scores import PER_STEPS, summarize
 from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
@@ -23,7 +24,6 @@ from lab.analysis.rendering.panels import Dot, RowPanel
 from lab.analysis.statistics import Interval, share_interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
-from lab.studies.alarms.figures import alarm_dots
 from lab.studies.spikes.figures import AROUND, PANEL_HEIGHT, final_change
 from lab.studies.spikes.figures import SPIKE as BEGINS
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
