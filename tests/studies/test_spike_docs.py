@@ -20,7 +20,7 @@ from lab.core.shipped import data_folder
 from lab.features.watch.replays import CAUSES
 from lab.studies.spikes.planted import arm_costs
 
-PAGE = (Path(__file__).parents[1] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 LEDGER = re.findall(r"```yaml\n(restarts:.*?)```", PAGE, re.DOTALL)[0]
 
@@ -33,7 +33,7 @@ def test_every_remedy_is_a_response() -> None:
 
 def test_the_cost_of_clipping_is_that_of_the_records() -> None:
     """Updates until the loss is back after rare tokens, the mean over seeds, without clipping and with ever more."""
-    costs = arm_costs(load(Path(__file__).parents[1] / "results" / "optimizer_arms"))
+    costs = arm_costs(load(Path(__file__).parents[2] / "results" / "optimizer_arms"))
     recovery = costs[costs["burst"] == "rare_tokens"].groupby("name")["recovery"].mean()
     expected = [f"{recovery[name]:.0f}" for name in ("no clip", "clip 2.5", "recipe", "clip 0.3")]
     sentence = PAGE.split("After rare tokens their loss takes")[1].split("times that norm, ")[0]
@@ -67,7 +67,7 @@ def test_a_log_is_watched_and_a_ledger_accepted(capsys: pytest.CaptureFixture[st
 def test_the_scores_of_the_detector_are_those_that_were_measured() -> None:
     (shown,) = re.findall(r"<!-- planted spikes -->\n(.*?)<!-- end of planted spikes -->", PAGE, re.DOTALL)
     assert shown.count("\n") > 10
-    assert shown in (Path(__file__).parents[1] / "benchmarks" / "PLANTED_SPIKES.md").read_text(encoding="utf-8")
+    assert shown in (Path(__file__).parents[2] / "benchmarks" / "PLANTED_SPIKES.md").read_text(encoding="utf-8")
 
 
 FAKES = {
@@ -88,7 +88,7 @@ def test_a_command_on_alarms_reaches_its_service(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(
         "".join(f"iter {step}: loss {loss}, time 1ms\n" for step, loss in enumerate(losses))
     )
-    home = str(Path(__file__).parents[1])
+    home = str(Path(__file__).parents[2])
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}:{home}"}
     environment |= {"SLACK_WEBHOOK": "https://hooks.example/x"}
     process = subprocess.Popen(

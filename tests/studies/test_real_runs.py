@@ -25,7 +25,7 @@ from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
 from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
 from sweeping import OutputOf
 
-HOME = Path(__file__).parents[1]
+HOME = Path(__file__).parents[2]
 
 RATES = 2.0 ** np.arange(-12, -3, 0.5)
 SIZES = (1e8, 3e8, 9e8)

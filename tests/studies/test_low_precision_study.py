@@ -13,6 +13,7 @@ from lab.analysis.sensitivity import study_of
 from lab.report.all_figures import FIGURES
 from lab.report.answers import answer
 from lab.studies.claims.evidence import Evidence
+from lab.studies.claims.judgement import yes_or_no
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.scoreboard import judge_all
 from lab.studies.claims.verdicts import judge_claim
@@ -74,7 +75,8 @@ def test_records_of_another_sweep_have_nothing_to_draw(name: str) -> None:
 @pytest.mark.parametrize(("good", "word"), [(True, "Yes"), (False, "No")])
 def test_the_question_of_loss_scales_is_answered_by_the_number_of_spikes(good: bool, word: str) -> None:
     records = world("loss_scale", good=good)
-    said = answer(study_of(records), ["loss_scale"], judge_all([Evidence("loss_scale", records)]))
+    rows = judge_all([Evidence("loss_scale", records)])
+    said = answer(study_of(records), ["loss_scale"], *yes_or_no(rows, ["loss_scale"]))
     assert said.word == word
     assert said.contrasts[0].measure.name == "Loss spikes in 1000 updates"
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from test_claims_planted import arms_of
 
 from lab.core.errors import RequestError
 from lab.report import shelf
 from lab.studies.claims.effects import Qualified
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.rows import read_claims
-from test_claims_planted import arms_of
 
 ROW = """
 - about: a subject

@@ -20,7 +20,7 @@ from lab.studies.claims.scoreboard import ScoreboardRow
 from lab.studies.claims.verdicts import Verdict, judge_claim
 from sweeping import OutputOf
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 FALLS = CLAIMS["instability_rises_without"]
 KAPPA = CLAIMS["kappa_up_to_a_hundred_is_harmless"]
 

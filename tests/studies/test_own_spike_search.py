@@ -13,7 +13,7 @@ import yaml
 
 from lab.data.corpus import Corpus
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 SCRIPT = runpy.run_path(str(RESULTS / "own_spike_search.py"))
 SEARCH: dict[str, Any] = yaml.safe_load((RESULTS / "own_spike_search.yaml").read_text())
 LENGTH = 64

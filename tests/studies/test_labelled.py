@@ -172,7 +172,7 @@ def test_the_answer_speaks_of_alarms(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_loss_finds_the_bursts_of_the_committed_runs() -> None:
-    loss, *_ = summarize(score_runs(store.read(Path(__file__).parents[1] / "results" / "labelled_spikes")))
+    loss, *_ = summarize(score_runs(store.read(Path(__file__).parents[2] / "results" / "labelled_spikes")))
     assert loss.kind == "spike"
     assert (loss.found.n, loss.false_alarms.n) == (63, 0)
     assert loss.found.mean * loss.found.n >= 62

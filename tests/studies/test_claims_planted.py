@@ -21,7 +21,7 @@ from lab.studies.claims.scoreboard import read
 from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
 from lab.studies.spikes.planted import DESCENT
 
-PRUNED = runpy.run_path(str(Path(__file__).parents[1] / "results/prune.py"))["pruned"]
+PRUNED = runpy.run_path(str(Path(__file__).parents[2] / "results/prune.py"))["pruned"]
 NAMES = list(FILED)
 # Each judged by its effects, whether or not its sweep could test it.
 CLAIMS = {name: FILED[name]._replace(untestable="") for name in NAMES}

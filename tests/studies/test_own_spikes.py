@@ -199,7 +199,7 @@ def test_a_pruned_folder_has_the_same_traits_scores_and_figures(tmp_path: Path) 
         store.write_run(tmp_path / "own", card, [tuple(value) for value in values])
     store.gather(tmp_path / "own")
     whole = store.read(tmp_path / "own")
-    subprocess.run([sys.executable, Path(__file__).parents[1] / "results/prune.py", tmp_path / "own"], check=True)
+    subprocess.run([sys.executable, Path(__file__).parents[2] / "results/prune.py", tmp_path / "own"], check=True)
     less = store.read(tmp_path / "own")
     assert len(less.metrics) < 0.8 * len(whole.metrics)
     high = whole.runs.loc[whole.runs["optimizer.lr"] == whole.runs["optimizer.lr"].max(), "id"]
