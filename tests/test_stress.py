@@ -82,7 +82,6 @@ from lab.features.stress.lines import (
     along,
     strips,
     verdict_of,
-    with_half_width,
 )
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
@@ -1606,8 +1605,6 @@ def test_a_number_without_a_value_says_so() -> None:
     line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
     assert line.number == "no value"
     assert line.outcome == "no value, open"
-    assert with_half_width(at(math.nan, 1.25, math.nan), "nats") == "1.25 nats"
-    assert with_half_width(at(0.5, 1.0, 1.5), "nats", digits=1, sign="+") == "+1.0 ± 0.5 nats"
     bound = Line(test, PASSES, at(0.5, 1.0, 1.5), True, 2)
     assert bound.number == "at least 1.00 ± 0.50 nats"
     deep = Line(read_battery().tests["depth"], FAILS, at(0.5, 1.0, 1.5), False, 2)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,12 @@ DIFFERENCE_LEVEL = 0.90
 CHANGE_LEVEL = 0.05
 
 
-def format_3_decimals(value: float, scale: float | None = None) -> str:
-    """A number to three decimals, or to two significant digits if its ``scale`` is too small for that."""
-    scale = abs(value) if scale is None else scale
-    return f"{value:.2g}" if 0 < scale < 0.001 else f"{round(value, 3) + 0.0:.3f}"  # + 0.0, since -0.000 is 0.000
-
-
 class Interval(NamedTuple):
     """Mean over ``n`` seeds with its interval; ``low`` and ``high`` are NaN below three seeds.
+
+    ``format`` writes it as text: ``0.148 [0.120, 0.176]``, or ``0.148 ± 0.028`` if the spec begins with ``±`` in place
+    of ``[]``, which may be left out. The rest of the spec is that of each number, such as ``+.3g``; without it numbers
+    have three decimals, or two significant digits if all are too small for that. Zero has no minus.
 
     Attributes:
         values: one value per seed.
@@ -37,20 +35,19 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    n: int
+    n: int = 0
     values: tuple[float, ...] = ()
     error: float = math.nan
     hits: float = math.nan
     trials: float = math.nan
     minus: float = 0.0
 
-    @property
-    def bare(self) -> str:
-        """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
-        if self.n < FEWEST_SEEDS:
-            return ", ".join(map(format_3_decimals, self.values)) or "undefined"
-        half, scale = self.high - self.mean, max(abs(self.mean), self.high - self.mean)
-        return f"{format_3_decimals(self.mean, scale)} ± {format_3_decimals(half, scale)}"
+    @classmethod
+    def around(
+        cls, mean: float, half: float, n: int = 0, values: tuple[float, ...] = (), error: float = math.nan
+    ) -> Self:
+        """The interval that reaches half its width to both sides of the mean."""
+        return cls(mean, mean - half, mean + half, n, values, error)
 
     @property
     def dz(self) -> float:
@@ -88,7 +85,27 @@ class Interval(NamedTuple):
         return float(scipy.special.stdtr(self.n - 1, excess / self.error))
 
     def __str__(self) -> str:
-        return f"{self.bare} (n = {self.n})"
+        return f"{self:±} (n = {self.n})"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        is_half, spec = spec.startswith("±"), spec.removeprefix("±").removeprefix("[]")
+        sign, spec = spec[: spec.startswith("+")], spec.removeprefix("+")
+        largest = max((abs(number) for number in (*self[:3], *self.values) if not math.isnan(number)), default=0.0)
+        spec = f"z{spec or ('.2g' if 0 < largest < 0.001 else '.3f')}"
+        if is_half and not math.isnan(self.low):
+            return f"{self.mean:{sign}{spec}} ± {self.high - self.mean:{spec}}"
+        return self.spelled(f"{{:{sign}{spec}}}".format)
+
+    def spelled(self, spell: Callable[[float], str]) -> str:
+        """``1.2M [700k, 98.6M]``: the mean and the ends, each as ``spell`` writes it.
+
+        Without an interval the values themselves, or the mean if they are unknown; ``undefined`` without either.
+        """
+        if not math.isnan(self.low):
+            return f"{spell(self.mean)} [{spell(self.low)}, {spell(self.high)}]"
+        return " and ".join(spell(value) for value in self.values or self[:1] if not math.isnan(value)) or "undefined"
 
     def __neg__(self) -> Interval:
         values = tuple(-value for value in self.values)
@@ -116,7 +133,7 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
     spread = math.sqrt(float(known.var(ddof=1)) + resolution**2 / 12)
     error = spread / math.sqrt(n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, shown, error)
+    return Interval.around(mean, half, n, shown, error)
 
 
 def geometric_mean(values: Iterable[float]) -> Interval:
@@ -153,9 +170,9 @@ def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.9
     mean, n = left.mean - right.mean, min(left.n, right.n)
     error = math.hypot(left.error, right.error)
     if n < FEWEST_SEEDS:
-        return Interval(mean, math.nan, math.nan, n, (mean,) * n)
+        return Interval(mean, math.nan, math.nan, n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, (), error)
+    return Interval.around(mean, half, n, (), error)
 
 
 def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:

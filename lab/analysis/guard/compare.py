@@ -27,7 +27,7 @@ from lab.analysis.guard.quantities import (
     measured,
 )
 from lab.analysis.sensitivity import WINDOW, Window, capped
-from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, Interval, difference, holm
 from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 
@@ -71,6 +71,11 @@ class Change(NamedTuple):
     freedom: float
     p: float
     verdict: str
+
+    @property
+    def interval(self) -> Interval:
+        """The change with its interval."""
+        return Interval(self.change, self.low, self.high)
 
     @property
     def is_certain(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.statistics import Interval
 from lab.analysis.text import capitalized, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest, similar_names
@@ -55,7 +56,7 @@ class StepTime(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{Interval(*self):.2f}"
 
 
 class Place(NamedTuple):

@@ -287,7 +287,7 @@ def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95
         return Interval(mean, math.nan, math.nan, n, shown)
     error = sd / math.sqrt(n)
     half = float(scipy.special.stdtrit(freedom, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, shown, error)
+    return Interval.around(mean, half, n, shown, error)
 
 
 def of_difference(spread: Spread) -> Spread:

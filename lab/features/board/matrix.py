@@ -364,7 +364,7 @@ def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
     error, freedom = sd / math.sqrt(n), min(freedom, 1e9)
     half = float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) * error
     p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error)) if error > 0 else math.nan
-    return Compared(Interval(mean, mean - half, mean + half, n, tuple(values.tolist()), error), p)
+    return Compared(Interval.around(mean, half, n, tuple(values.tolist()), error), p)
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:

@@ -13,7 +13,6 @@ from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
 from lab.analysis.stress.battery import Change, Place, Setting, Spread, StepTime, StressTest, read_step_times
 from lab.analysis.stress.damage import CURES, IN_PART, OPEN, verdict_of
 from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval, pooled_sd
-from lab.features.stress.lines import with_half_width
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -78,7 +77,7 @@ class Cure(NamedTuple):
     @property
     def effect(self) -> str:
         """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
-        return with_half_width(self.takes_off, self.test.unit)
+        return f"{self.takes_off:±.2f} {self.test.unit}"
 
     @property
     def share(self) -> str:
@@ -100,7 +99,7 @@ class Cure(NamedTuple):
     @property
     def cost_at_best(self) -> str:
         """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
-        return "" if math.isnan(self.cost.mean) else with_half_width(self.cost, "nats", digits=3, sign="+")
+        return "" if math.isnan(self.cost.mean) else f"{self.cost:±+.3f} nats"
 
     @property
     def costs(self) -> str:
