@@ -15,7 +15,7 @@ import planted
 from lab.analysis import findings, points, sensitivity, tables
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.sensitivity import split
-from lab.analysis.statistics import Interval, dz_of_intervals, student_t, student_t_of_rows
+from lab.analysis.statistics import Interval, dz_of_intervals, student_t, student_t_of_rows, zones
 from lab.analysis.text import count
 from lab.core.errors import RequestError
 
@@ -351,3 +351,21 @@ def test_where_the_loss_of_a_bigram_model_is_known_it_alone_decides():
         [{**card, "loss_bigram": 2.6, "final_val_loss": loss} for card, loss in zip(cards, losses, strict=True)]
     )
     assert sensitivity.judge(runs)["outcome"].tolist() == ["", "", "", "unstable"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (-3, -2, (0, 0)),
+        (-0.5, 0.5, (1, 1)),
+        (2, 3, (2, 2)),
+        (-2, 0, (0, 1)),
+        (0, 2, (1, 2)),
+        (-2, 2, (0, 2)),
+        (-1, 0, (0, 1)),  # an edge belongs to both of its zones
+        (1, 2, (1, 2)),
+        (math.nan, math.nan, (0, 2)),
+    ],
+)
+def test_an_interval_tells_in_which_zones_its_mean_may_lie(low: float, high: float, found: tuple[int, int]) -> None:
+    assert zones(Interval(low, low, high), (-1.0, 1.0)) == found

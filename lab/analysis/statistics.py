@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
@@ -116,6 +117,17 @@ class Interval(NamedTuple):
 
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def zones(interval: Interval | Difference, edges: Sequence[float]) -> tuple[int, int]:
+    """The zones between which an interval leaves open where its mean lies: those of its ends, counted from 0.
+
+    Rising ``edges`` part the line: zone 0 lies below the first. An interval inside one zone has twice the same; one
+    that touches an edge lies in both zones there, and one without ends in all.
+    """
+    if math.isnan(interval.low):
+        return 0, len(edges)
+    return bisect.bisect_left(edges, interval.low), bisect.bisect_right(edges, interval.high)
 
 
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
