@@ -20,10 +20,10 @@ from scipy import stats
 
 import lab
 from lab import analysis, main
-from lab.analysis.statistics import Interval, power_of, student_t
+from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress import battery as battery_room
 from lab.analysis.stress.arms import arm_cards
-from lab.analysis.stress.battery import Setting, Spread, StepTime, read_battery
+from lab.analysis.stress.battery import Setting, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,

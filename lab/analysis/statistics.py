@@ -199,7 +199,7 @@ def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
     return list(found.tolist())
 
 
-def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: int = 0) -> float:
+def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: float = 0) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 
     Args:
@@ -217,20 +217,54 @@ def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: 
     return float(1 - scipy.special.nctdtr(freedom, distance / spread * math.sqrt(seeds), critical))
 
 
-class SpreadPrior(NamedTuple):
-    """What many groups say of the spread of any of them: a standard deviation, worth so many degrees of freedom."""
+class Spread(NamedTuple):
+    """A standard deviation over seeds with its degrees of freedom; without any it is unknown."""
 
-    sd: float
-    freedom: float
+    sd: float = math.nan
+    freedom: float = 0
 
-    def with_own(self, values: np.ndarray) -> tuple[float, float]:
-        """The moderated standard deviation of a group, and its degrees of freedom."""
-        freedom, squares = len(values) - 1, float(((values - values.mean()) ** 2).sum())
-        both = self.freedom + freedom
-        return math.sqrt((self.freedom * self.sd**2 + squares) / both), both
+    @property
+    def squares(self) -> float:
+        """The sum of squares that it stands for."""
+        return self.freedom * self.sd**2 if self.freedom else 0.0
+
+    def combine(self, other: Spread) -> Spread:
+        """The spread by this one and another, each with the weight of its degrees of freedom."""
+        return _spread(self.squares + other.squares, self.freedom + other.freedom)
+
+    def without(self, part: Spread) -> Spread:
+        """The spread by the rest of what it was made of."""
+        return _spread(self.squares - part.squares, self.freedom - part.freedom)
+
+    def interval(self, values: np.ndarray, level: float = 0.95) -> Interval:
+        """Student's interval of the mean of values that have this spread."""
+        n, shown = len(values), tuple(values.tolist())
+        mean = float(values.mean()) if n else math.nan
+        if not n or not self.freedom:
+            return Interval(mean, math.nan, math.nan, n, shown)
+        error = self.sd / math.sqrt(n)
+        half = float(scipy.special.stdtrit(self.freedom, (1 + level) / 2)) * error
+        return Interval.around(mean, half, n, shown, error)
+
+    def p(self, interval: Interval) -> float:
+        """Two-sided p of a mean of zero, for an interval with this spread; NaN where nothing spreads."""
+        if not interval.error > 0:
+            return math.nan
+        return float(2 * scipy.special.stdtr(self.freedom, -abs(interval.mean) / interval.error))
 
 
-def spread_prior(groups: Iterable[np.ndarray]) -> SpreadPrior:
+def _spread(squares: float, freedom: float) -> Spread:
+    return Spread(math.sqrt(max(squares, 0.0) / freedom), freedom) if freedom > 0 else Spread()
+
+
+def spread_within(groups: Iterable[np.ndarray]) -> Spread:
+    """The spread within groups of values that have one, about the mean of each."""
+    groups = [group for group in groups if len(group)]
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    return _spread(squares, sum(len(group) - 1 for group in groups))
+
+
+def spread_prior(groups: Iterable[np.ndarray]) -> Spread:
     """The prior of the variances of several groups of values, by moments of their logarithms.
 
     Variances of groups are taken as drawn from a scaled inverse chi-square distribution, and that of a few values is
@@ -243,19 +277,19 @@ def spread_prior(groups: Iterable[np.ndarray]) -> SpreadPrior:
     """
     kept = [group for group in groups if len(group) > 1 and float(np.var(group)) > 0]
     if len(kept) < 2:
-        return SpreadPrior(math.nan, math.nan)
+        return Spread()
     half_k = np.array([(len(group) - 1) / 2 for group in kept])
     log_k = np.array([math.log(float(np.var(group, ddof=1))) for group in kept])
     scaled_k = log_k - scipy.special.digamma(half_k) + np.log(half_k)
     excess = float(scaled_k.var(ddof=1) - scipy.special.polygamma(1, half_k).mean())
     if excess <= 0:
-        return SpreadPrior(math.exp(float(scaled_k.mean()) / 2), 2 * float(half_k.sum()))
+        return Spread(math.exp(float(scaled_k.mean()) / 2), 2 * float(half_k.sum()))
     half = float(
         scipy.optimize.brentq(lambda log_half: scipy.special.polygamma(1, math.exp(log_half)) - excess, -20, 40)
     )
     half = math.exp(half)
     sd = math.exp(float(scaled_k.mean() + scipy.special.digamma(half) - math.log(half)) / 2)
-    return SpreadPrior(sd, min(2 * half, 2 * float(half_k.sum())))
+    return Spread(sd, min(2 * half, 2 * float(half_k.sum())))
 
 
 def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.statistics import Interval
+from lab.analysis.statistics import Interval, Spread
 from lab.analysis.text import capitalized, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest, similar_names
@@ -39,13 +39,6 @@ class Setting(NamedTuple):
     def beside(self, words: tuple[str, ...]) -> Setting:
         """The setting with more words."""
         return self._replace(words=(*self.words, *words))
-
-
-class Spread(NamedTuple):
-    """Standard deviation of a measure over seeds, pooled over reference records, with its degrees of freedom."""
-
-    sd: float = math.nan
-    freedom: int = 0
 
 
 class StepTime(NamedTuple):

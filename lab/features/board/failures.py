@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.statistics import SpreadPrior
+from lab.analysis.statistics import Spread
 from lab.analysis.stress.arms import arm_cards, combinations, left_out
 from lab.analysis.stress.battery import Place, Setting, read_battery
 from lab.core import shipped
@@ -117,7 +117,7 @@ class Family(NamedTuple):
     """
 
     arms: frozenset[str]
-    prior: SpreadPrior
+    prior: Spread
 
 
 class Board(NamedTuple):
@@ -301,10 +301,10 @@ def read_families(folder: Path) -> dict[str, Family]:
     """The families of the present edition by failure; none of a folder in which they are not fixed yet."""
     if not (folder / FAMILIES).is_file():
         return {}
-    table = pd.read_csv(folder / FAMILIES)
+    table = pd.read_csv(folder / FAMILIES).fillna({"freedom": 0})  # without a prior
     mine = table[table["edition"] == read_failures().rule.edition]
     return {
-        row["failure"]: Family(frozenset(row["arms"].split()), SpreadPrior(row["sd"], row["freedom"]))
+        row["failure"]: Family(frozenset(row["arms"].split()), Spread(row["sd"], row["freedom"]))
         for row in mine.to_dict("records")
     }
 
