@@ -21,7 +21,6 @@ from scipy import stats
 import lab
 from lab import analysis, main
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
-from lab.analysis.stress import battery as battery_room
 from lab.analysis.stress.arms import arm_cards
 from lab.analysis.stress.battery import Setting, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
@@ -1427,14 +1426,6 @@ def test_of_words_of_one_key_the_last_holds() -> None:
         **{"steps": 9, "batch_size": 8, "optimizer.clip": 3}
     }
     assert len(plan.request.words) == len(words)
-
-
-def test_the_keys_of_a_test_that_a_file_must_have(tmp_path: Path) -> None:
-    needed = {"title", "failure", "source", "metric", "unit", "passes", "fails", "seconds", "means"}
-    assert {key for key, is_needed in battery_room.KEYS.items() if is_needed} == needed
-    assert set(battery_room.KEYS) - needed == {
-        *("fails_with", "stressed", "reference", "cures", "counts_stuck", "minutes", "needs", "cured_as")
-    }
 
 
 def test_the_zones_of_a_strip_have_their_colours_in_a_terminal() -> None:

@@ -18,6 +18,7 @@ from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sens
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped
+from lab.core.schema import build
 from lab.records.run_table import UNKNOWN_SIZE
 from lab.records.store import Records
 
@@ -383,7 +384,6 @@ def read_measures(path: Path, of_study: Iterable[ModuleType]) -> list[Measure]:
 
     measures = []
     for row in shipped.load(path):
-        lists = {name: tuple(row[name]) for name in ("asked_by", "pairs") if name in row}
         points, reduce = function(row.get("points", "own_points")), function(row.get("reduce", "by_size"))
-        measures.append(Measure(**{"unit": "", **row, **lists, "points": points, "reduce": reduce}))
+        measures.append(build(Measure, {"unit": "", **row, "points": points, "reduce": reduce}, f"{path}"))
     return measures
