@@ -15,7 +15,15 @@ import planted
 from lab.analysis import findings, points, sensitivity, tables
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.sensitivity import split
-from lab.analysis.statistics import Interval, dz_of_intervals, student_t, student_t_of_rows, zones
+from lab.analysis.statistics import (
+    Interval,
+    Spread,
+    dz_of_intervals,
+    spread_within,
+    student_t,
+    student_t_of_rows,
+    zones,
+)
 from lab.analysis.text import count
 from lab.core.errors import RequestError
 
@@ -369,3 +377,19 @@ def test_where_the_loss_of_a_bigram_model_is_known_it_alone_decides():
 )
 def test_an_interval_tells_in_which_zones_its_mean_may_lie(low: float, high: float, found: tuple[int, int]) -> None:
     assert zones(Interval(low, low, high), (-1.0, 1.0)) == found
+
+
+def test_spreads_of_groups_are_pooled_and_taken_apart() -> None:
+    draw = np.random.default_rng(0)
+    few, many = draw.normal(size=4), draw.normal(3, 2, size=9)
+    one, other = spread_within([few]), spread_within([many])
+    both = one.combine(other)
+    assert one == pytest.approx((few.std(ddof=1), 3))
+    assert both == pytest.approx(spread_within([few, many]))
+    assert both == pytest.approx((math.sqrt((3 * few.var(ddof=1) + 8 * many.var(ddof=1)) / 11), 11))
+    assert both.without(other) == pytest.approx(one)
+    assert math.isnan(one.without(one).sd)
+    assert one.combine(Spread()) == pytest.approx(one)
+    assert one.interval(few)[:4] == pytest.approx(student_t(few)[:4])
+    assert one.p(one.interval(few)) == pytest.approx(stats.ttest_1samp(few, 0).pvalue)
+    assert math.isnan(Spread().interval(few).low)
