@@ -17,7 +17,8 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import judge
-from lab.analysis.stress.battery import Battery, Spread
+from lab.analysis.statistics import Spread
+from lab.analysis.stress.battery import Battery
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast

@@ -17,8 +17,8 @@ import pandas as pd
 
 import public_limits
 import transfer
-from lab.analysis.statistics import student_t
-from lab.analysis.stress.battery import SPREADS, Battery, Spread, read_battery
+from lab.analysis.statistics import Spread, student_t
+from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped

@@ -15,7 +15,16 @@ import planted
 from lab.analysis import findings, points, sensitivity, tables
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.sensitivity import split
-from lab.analysis.statistics import dz_of_intervals, student_t, student_t_of_rows
+from lab.analysis.statistics import (
+    Interval,
+    Spread,
+    dz_of_intervals,
+    spread_within,
+    student_t,
+    student_t_of_rows,
+    zones,
+)
+from lab.analysis.text import count
 from lab.core.errors import RequestError
 
 
@@ -86,8 +95,8 @@ def test_a_study_shows_a_notebook_its_arms(tmp_path):
         "with z-loss": "0.1 (1 of 3 seeds)",
     }
     for arm, row in made.curves.set_index("arm").iterrows():
-        assert shown.loc[arm, "sensitivity"] == row["total"].bare
-        assert shown.loc[arm, "instability part"] == row["above"].bare
+        assert shown.loc[arm, "sensitivity"] == f"{row['total']:±}"
+        assert shown.loc[arm, "instability part"] == f"{row['above']:±}"
     best = made.points.groupby(["arm", "seed"])["loss"].min().groupby("arm").mean()
     assert shown["best loss"].str.partition(" ")[0].astype(float).to_dict() == pytest.approx(best.to_dict(), abs=6e-4)
 
@@ -215,7 +224,7 @@ def test_below_three_seeds_there_are_values_and_no_interval():
     interval = student_t([0.1, 0.2])
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
-    assert str(interval) == "0.100, 0.200 (n = 2)"
+    assert str(interval) == "0.100 and 0.200 (n = 2)"
     assert not math.isnan(student_t([0.1, 0.2, 0.3]).low)
 
 
@@ -279,11 +288,34 @@ def test_a_diverged_run_sets_eta_div_and_a_stable_curve_has_none():
 
 def test_numbers_too_small_for_three_decimals_keep_two_digits():
     assert str(student_t([1.0, 1.0, 1.0])) == "1.000 ± 0.000 (n = 3)"
-    assert student_t([0.0, 0.0, 0.0]).bare == "0.000 ± 0.000"
-    assert student_t([-1e-5, 1e-5, 0.1 - 0.1]).bare == "0 ± 2.5e-05"
-    assert student_t([2e-5, 2.2e-5, 2.4e-5]).bare == "2.2e-05 ± 5e-06"
-    assert student_t([0.2, 0.3, -0.4999]).bare.startswith("0.000 ± 1.0")
-    assert student_t([3e-5]).bare == "3e-05"
+    assert f"{student_t([0.0, 0.0, 0.0]):±}" == "0.000 ± 0.000"
+    assert f"{student_t([-1e-5, 1e-5, 0.1 - 0.1]):±}" == "0 ± 2.5e-05"
+    assert f"{student_t([2e-5, 2.2e-5, 2.4e-5]):±}" == "2.2e-05 ± 5e-06"
+    assert f"{student_t([0.2, 0.3, -0.4999]):±}".startswith("0.000 ± 1.0")
+    assert f"{student_t([3e-5]):±}" == "3e-05"
+
+
+@pytest.mark.parametrize(
+    ("interval", "spec", "text"),
+    [
+        (Interval(0.148, 0.12, 0.176), "[]", "0.148 [0.120, 0.176]"),
+        (Interval(0.148, 0.12, 0.176), "+.2f", "+0.15 [+0.12, +0.18]"),
+        (Interval(0.148, -0.0001, 0.176), ".3f", "0.148 [0.000, 0.176]"),
+        (Interval(1234.5, 1000, 1500), ".3g", "1.23e+03 [1e+03, 1.5e+03]"),
+        (Interval(0.148, 0.12, 0.176, 5), "", "0.148 ± 0.028 (n = 5)"),
+        (Interval.around(-0.0001, 0.021), "±.2f", "0.00 ± 0.02"),
+        (Interval.around(0.106, 0.021, 9, (0.1, 0.112)), "±+.3f", "+0.106 ± 0.021"),
+        (Interval(0.5, math.nan, math.nan), "±+.1f", "+0.5"),
+        (Interval(0.5, math.nan, math.nan, 2, (0.4, 0.6)), ".1f", "0.4 and 0.6"),
+        (Interval(math.nan, math.nan, math.nan), ".3g", "undefined"),
+    ],
+)
+def test_an_interval_is_written_in_one_way(interval: Interval, spec: str, text: str) -> None:
+    assert f"{interval:{spec}}" == text
+
+
+def test_an_interval_is_spelled_in_the_words_of_its_unit() -> None:
+    assert Interval(1.2e6, 7e5, 98.6e6).spelled(count) == "1.2M [700k, 98.6M]"
 
 
 def test_a_study_takes_a_path_a_text_or_several(tmp_path: Path) -> None:
@@ -327,3 +359,37 @@ def test_where_the_loss_of_a_bigram_model_is_known_it_alone_decides():
         [{**card, "loss_bigram": 2.6, "final_val_loss": loss} for card, loss in zip(cards, losses, strict=True)]
     )
     assert sensitivity.judge(runs)["outcome"].tolist() == ["", "", "", "unstable"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (-3, -2, (0, 0)),
+        (-0.5, 0.5, (1, 1)),
+        (2, 3, (2, 2)),
+        (-2, 0, (0, 1)),
+        (0, 2, (1, 2)),
+        (-2, 2, (0, 2)),
+        (-1, 0, (0, 1)),  # an edge belongs to both of its zones
+        (1, 2, (1, 2)),
+        (math.nan, math.nan, (0, 2)),
+    ],
+)
+def test_an_interval_tells_in_which_zones_its_mean_may_lie(low: float, high: float, found: tuple[int, int]) -> None:
+    assert zones(Interval(low, low, high), (-1.0, 1.0)) == found
+
+
+def test_spreads_of_groups_are_pooled_and_taken_apart() -> None:
+    draw = np.random.default_rng(0)
+    few, many = draw.normal(size=4), draw.normal(3, 2, size=9)
+    one, other = spread_within([few]), spread_within([many])
+    both = one.combine(other)
+    assert one == pytest.approx((few.std(ddof=1), 3))
+    assert both == pytest.approx(spread_within([few, many]))
+    assert both == pytest.approx((math.sqrt((3 * few.var(ddof=1) + 8 * many.var(ddof=1)) / 11), 11))
+    assert both.without(other) == pytest.approx(one)
+    assert math.isnan(one.without(one).sd)
+    assert one.combine(Spread()) == pytest.approx(one)
+    assert one.interval(few)[:4] == pytest.approx(student_t(few)[:4])
+    assert one.p(one.interval(few)) == pytest.approx(stats.ttest_1samp(few, 0).pvalue)
+    assert math.isnan(Spread().interval(few).low)

@@ -20,7 +20,7 @@ import planted
 import planted_board
 from lab.__main__ import main
 from lab.analysis import leaderboard
-from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
+from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
 from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
@@ -107,7 +107,7 @@ def test_a_verdict_is_told_by_the_whole_interval(share: float, half: float, verd
     at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
     control = tables[at._replace(arm=REFERENCE)]["loss"]
     tables[at].loc[list(RULE.fresh), "loss"] = control[list(RULE.fresh)] - LOST * values
-    family = Family(frozenset({"peri_ln"}), SpreadPrior(float("nan"), float("nan")))
+    family = Family(frozenset({"peri_ln"}), Spread())
     cell = board.judge(FAILURE, tables, RULE, family)[0]["peri_ln"]
     assert (cell.improvement.high - cell.improvement.low) / 2 == pytest.approx(half * LOST, rel=1e-3)
     assert cell.verdict == verdict
@@ -213,7 +213,7 @@ def test_an_arm_says_what_it_takes_the_place_of() -> None:
 def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half(number: int, sd: float) -> None:
     tables = planted_board.tables({"peri_ln": 0.5, "rmsnorm": 0.0})
     made, rng = matrix(tables), np.random.default_rng(3)
-    arms, prior = frozenset(f"arm{index}" for index in range(number)), SpreadPrior(sd, 3.0)
+    arms, prior = frozenset(f"arm{index}" for index in range(number)), Spread(sd, 3.0)
     made = replace(made, families={FAILURE.name: Family(arms, prior)})
     said = next(float(match[1]) for line in lines(made) if (match := re.search(r"probability of (0\.\d+)", line)))
     helps = 0
@@ -708,7 +708,7 @@ def test_fresh_seeds_stand_beside_those_that_a_cell_had(tmp_path: Path, monkeypa
 
 def test_families_that_are_fixed_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = planted_board.write(tmp_path, planted_board.tables())
-    earlier = {FAILURE.name: Family(frozenset({"nope"}), SpreadPrior(0.5, 3.0))}
+    earlier = {FAILURE.name: Family(frozenset({"nope"}), Spread(0.5, 3.0))}
     (folder / FAMILIES).write_text(board.families_table(earlier).to_csv(index=False))
     monkeypatch.setattr(board_training, "_train", lambda *of_train: None)
     monkeypatch.setattr(store, "gather", lambda folder: None)

@@ -21,7 +21,8 @@ import planted
 from lab.__main__ import main
 from lab.analysis.guard import baseline, compare, render
 from lab.analysis.guard.compare import Change
-from lab.analysis.stress.battery import Spread, read_battery
+from lab.analysis.statistics import Spread
+from lab.analysis.stress.battery import read_battery
 from lab.core.errors import RequestError
 from lab.features.stress.guard import (
     BEST_LOSS,

@@ -331,11 +331,13 @@ ENTRY |= {"seconds": 1, "means": "m", "stressed": {"times_best": 10}}
     ("name", "changed", "told"),
     [
         ("depth", {}, "has one of this name"),
-        ("mine", {"metrik": "loss"}, "unknown key 'metrik'; nearest: metric"),
-        ("mine", {"means": None}, "lacks means"),
-        ("mine", {"stressed": None}, "lacks stressed"),
+        ("mine", {"metrik": "loss"}, r"unknown key '.*tests.yaml: mine\.metrik'; nearest: metric"),
+        ("mine", {"means": None}, r"mine\.means' is missing"),
+        ("mine", {"stressed": None}, "needs 'stressed'"),
         ("mine", {"metric": "los"}, "unknown metric 'los'"),
         ("mine", {"cures": ["z_los"]}, "unknown cure 'z_los'"),
+        ("mine", {"stressed": {"times_bset": 10}}, r"mine\.stressed\.times_bset.; nearest: times_best"),
+        ("mine", {"passes": "high"}, r"mine\.passes must be a number, not .high."),
     ],
 )
 def test_a_test_that_cannot_be_added_is_named(tmp_path: Path, name: str, changed: dict[str, Any], told: str) -> None:
@@ -345,3 +347,16 @@ def test_a_test_that_cannot_be_added_is_named(tmp_path: Path, name: str, changed
     with pytest.raises(RequestError, match=told):
         lab.add_stress_tests(path)
     assert name == "depth" or name not in battery.read_battery().tests
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_test_needs_these_keys_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "tests.yaml"
+    for key in ENTRY:
+        lacking = {name: value for name, value in ENTRY.items() if name != key}
+        path.write_text(json.dumps({"tests": {"mine": lacking}}), encoding="utf-8")
+        with pytest.raises(RequestError, match=key):
+            lab.add_stress_tests(path)
+    path.write_text(json.dumps({"tests": {"mine": ENTRY}}), encoding="utf-8")
+    lab.add_stress_tests(path)
+    assert battery.read_battery().tests["mine"].stressed == battery.Place(times_best=10)

@@ -464,10 +464,11 @@ def test_planted_growth_of_log_z_is_followed_to_bf16(probe):
             assert slope == pytest.approx(exponent, abs=0.05)
             assert half < 0.1
     size, steps = cells(records, "bf16 from size")[0], cells(records, "bf16 from steps")[0]
-    assert float(size.split("M (")[0]) == pytest.approx(0.4 * 6.4**2, rel=0.2)
-    assert float(steps.split(" (")[0]) == pytest.approx(400 * 6.4**1.25, rel=0.2)
-    assert " to " in size
-    assert " to " in steps
+    assert float(size.split("M [")[0]) == pytest.approx(0.4 * 6.4**2, rel=0.2)
+    assert float(steps.split(" [")[0]) == pytest.approx(400 * 6.4**1.25, rel=0.2)
+    assert size.count("M") == 3
+    assert "," in size
+    assert "," in steps
     assert cells(records, "largest foretold")[0].endswith(" of 3")
 
 

@@ -119,7 +119,7 @@ def test_the_rate_from_which_public_runs_fail_stands_beside_a_forecast_of_the_sa
     results = Path(__file__).parents[1] / "results"
     text, rows = (output_of("predict", results / "logit_growth", "--size", "7B", *more) for more in ([], ["--json"]))
     public = read_limits()["failing_lr"].at({"params": 7e9})
-    assert f"{public.middle:.3g} ({public.earliest:.3g} to {public.latest:.3g})" in " ".join(text.split())
+    assert f"{public.middle:.3g} [{public.earliest:.3g}, {public.latest:.3g}]" in " ".join(text.split())
     said = {row["quantity"]: row["public_runs_fail_from_lr"]["value"] for row in json.loads(rows)}
     assert said == {LOGIT.name: public.middle, GRADIENT.name: None}  # a gradient below epsilon is another failure
 
@@ -161,8 +161,8 @@ def test_a_table_of_one_size_is_led_to_what_public_runs_do() -> None:
 
 
 def test_a_forecast_that_may_lie_anywhere_is_not_told() -> None:
-    assert with_ends(0.0041, 0.0011, 0.015, digits=2) == "0.0041 (0.0011 to 0.015)"
-    assert with_ends(1.0, 1.1e-3, 1e3, digits=2) == "1 (0.0011 to 1e+03)"
+    assert with_ends(0.0041, 0.0011, 0.015, digits=2) == "0.0041 [0.0011, 0.015]"
+    assert with_ends(1.0, 1.1e-3, 1e3, digits=2) == "1 [0.0011, 1e+03]"
     assert with_ends(1.0, 0.9e-3, 1e3, digits=2) == "cannot tell"
     assert with_ends(1.234, math.nan, math.nan, digits=3) == "1.23"
 

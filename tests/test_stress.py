@@ -20,10 +20,9 @@ from scipy import stats
 
 import lab
 from lab import analysis, main
-from lab.analysis.statistics import Interval, power_of, student_t
-from lab.analysis.stress import battery as battery_room
+from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import Setting, Spread, StepTime, read_battery
+from lab.analysis.stress.battery import Setting, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,
@@ -66,7 +65,6 @@ from lab.features.stress.lines import (
     along,
     strips,
     verdict_of,
-    with_half_width,
 )
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
@@ -1423,14 +1421,6 @@ def test_of_words_of_one_key_the_last_holds() -> None:
     assert len(plan.request.words) == len(words)
 
 
-def test_the_keys_of_a_test_that_a_file_must_have(tmp_path: Path) -> None:
-    needed = {"title", "failure", "source", "metric", "unit", "passes", "fails", "seconds", "means"}
-    assert {key for key, is_needed in battery_room.KEYS.items() if is_needed} == needed
-    assert set(battery_room.KEYS) - needed == {
-        *("fails_with", "stressed", "reference", "cures", "counts_stuck", "minutes", "needs", "cured_as")
-    }
-
-
 def test_the_zones_of_a_strip_have_their_colours_in_a_terminal() -> None:
     made = card(planted(valley(rise=0.2)))
     for names in ([], ["mine with intervention=[z_loss]", "b"]):
@@ -1599,8 +1589,6 @@ def test_a_number_without_a_value_says_so() -> None:
     line = Line(test, OPEN, pooled_interval([], Spread()), False, 0)
     assert line.number == "no value"
     assert line.outcome == "no value, open"
-    assert with_half_width(at(math.nan, 1.25, math.nan), "nats") == "1.25 nats"
-    assert with_half_width(at(0.5, 1.0, 1.5), "nats", digits=1, sign="+") == "+1.0 ± 0.5 nats"
     bound = Line(test, PASSES, at(0.5, 1.0, 1.5), True, 2)
     assert bound.number == "at least 1.00 ± 0.50 nats"
     deep = Line(read_battery().tests["depth"], FAILS, at(0.5, 1.0, 1.5), False, 2)

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from lab.analysis import Records
-from lab.analysis.stress.battery import Setting, Spread, read_battery
+from lab.analysis.statistics import Spread
+from lab.analysis.stress.battery import Setting, read_battery
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
 from lab.features.stress.card import card_of
 from lab.features.stress.guard import CardBaseline, card_from_json, compare_cards

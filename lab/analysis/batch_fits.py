@@ -10,6 +10,8 @@ import numpy as np
 import scipy  # its parts are loaded when they are used
 from numpy.typing import ArrayLike, NDArray
 
+from lab.analysis.statistics import Interval
+
 LEVEL = 0.95
 # Fewest batch sizes of a curve; with fewer its interval means nothing.
 FEWEST_BATCHES = 4
@@ -47,9 +49,9 @@ class SaturatingCurve(NamedTuple):
 
     @property
     def scale_text(self) -> str:
-        """The scale in words: ``30 sequences (95 % interval 20 to 50)``, or which side of its interval is unbounded."""
+        """The scale in words: ``30 [20, 50] sequences``, or which side of its interval is unbounded."""
         if self.is_bounded:
-            return f"{self.scale:.3g} sequences (95 % interval {self.low:.3g} to {self.high:.3g})"
+            return f"{Interval(self.scale, self.low, self.high):.3g} sequences"
         if self.low > 0:
             return f"above {self.low:.3g} sequences (95 % interval, unbounded above)"
         if math.isfinite(self.high):

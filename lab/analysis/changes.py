@@ -12,7 +12,7 @@ import pandas as pd
 import scipy.special
 
 from lab.analysis.sensitivity import LOST, Study, capped
-from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of, spread_within
 from lab.analysis.text import count, number, shortened
 from lab.core.windows import NORMAL
 from lab.records.run_table import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
@@ -43,7 +43,7 @@ class Noise(NamedTuple):
     """
 
     sd: float
-    freedom: int
+    freedom: float
     is_repeated: bool
 
     def verdict_on(self, effect: float, runs: int = 1, base_runs: int = 1) -> str:
@@ -76,10 +76,8 @@ def cannot_tell(repeats: int) -> str:
 
 def noise_of_repeats(groups: Iterable[Sequence[float]]) -> Noise | None:
     """The pooled spread of runs that repeat one another; None if none does."""
-    repeated = [np.asarray(group, float) for group in groups if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in repeated)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in repeated)
-    return Noise(math.sqrt(squares / freedom), freedom, is_repeated=True) if freedom else None
+    spread = spread_within(np.asarray(group, float) for group in groups)
+    return Noise(*spread, is_repeated=True) if spread.freedom else None
 
 
 def noise_of_neighbours(differences: Sequence[float]) -> Noise | None:

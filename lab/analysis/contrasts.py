@@ -15,9 +15,10 @@ import lab.analysis.probe_values as probe_values
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.events.costs import spike_costs
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sensitivity, per_seed
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, format_3_decimals, student_t, unpaired
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped
+from lab.core.schema import build
 from lab.records.run_table import UNKNOWN_SIZE
 from lab.records.store import Records
 
@@ -64,7 +65,7 @@ class Measure(NamedTuple):
 
     def level(self, interval: Interval) -> str:
         """A value with its interval, ``0.148 [0.120, 0.176]``."""
-        return _shown(interval, lambda value: _digits(10**value, 3)) if self.is_log else _shown(interval)
+        return interval.spelled(lambda value: _digits(10**value, 3)) if self.is_log else f"{interval:[]}"
 
     def with_unit(self, interval: Interval) -> str:
         """``level``, and the unit."""
@@ -73,17 +74,8 @@ class Measure(NamedTuple):
     def change(self, interval: Interval) -> str:
         """A difference with its interval, ``+0.148 [+0.120, +0.176]``; of logs a factor, ``x2.1 [x1.7, x2.6]``."""
         if self.is_log:
-            return _shown(interval, lambda value: f"{TIMES}{_digits(10**value, 2)}")
-        return _shown(interval, plus="+")
-
-
-def _shown(interval: Interval, show: Callable[[float], str] | None = None, plus: str = "") -> str:
-    if not interval.n:
-        return "none"
-    mean, low, high, n = interval[:4]
-    scale = float(np.nanmax(np.abs([mean, low, high])))
-    show = show or (lambda value: f"{plus if value > 0 else ''}{format_3_decimals(value, scale)}")
-    return f"{show(mean)} [{show(low)}, {show(high)}]" if n >= FEWEST_SEEDS else show(mean)
+            return interval.spelled(lambda value: f"{TIMES}{_digits(10**value, 2)}")
+        return f"{interval:[]+}"
 
 
 def _digits(value: float, digits: int) -> str:
@@ -392,7 +384,6 @@ def read_measures(path: Path, of_study: Iterable[ModuleType]) -> list[Measure]:
 
     measures = []
     for row in shipped.load(path):
-        lists = {name: tuple(row[name]) for name in ("asked_by", "pairs") if name in row}
         points, reduce = function(row.get("points", "own_points")), function(row.get("reduce", "by_size"))
-        measures.append(Measure(**{"unit": "", **row, **lists, "points": points, "reduce": reduce}))
+        measures.append(build(Measure, {"unit": "", **row, "points": points, "reduce": reduce}, f"{path}"))
     return measures

@@ -381,14 +381,14 @@ class Study(NamedTuple):
         columns = {
             "arm": self.curves["arm"],
             "parameters": self.curves["size"].map(count),
-            "best loss": [student_t(curve.groupby("seed")["capped"].min()).bare for curve in curves],
+            "best loss": [f"{student_t(curve.groupby('seed')['capped'].min()):±}" for curve in curves],
         }
         about = ABOUT_LOSSES
         if axis != NO_AXIS:
             columns |= {
                 f"best {axis.short}": self.curves["best_lr"].map(span),
-                "sensitivity": self.curves["total"].map(lambda interval: interval.bare),
-                axis.above: self.curves["above"].map(lambda interval: interval.bare),
+                "sensitivity": self.curves["total"].map("{:±}".format),
+                axis.above: self.curves["above"].map("{:±}".format),
                 f"unstable {axis.short}{'s' * (axis == LEARNING_RATE)}": list(map(_unstable_lrs, curves)),
             }
             about += f" {ABOUT_CURVES.format(axis=axis, window=self.window)}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -18,14 +19,12 @@ DIFFERENCE_LEVEL = 0.90
 CHANGE_LEVEL = 0.05
 
 
-def format_3_decimals(value: float, scale: float | None = None) -> str:
-    """A number to three decimals, or to two significant digits if its ``scale`` is too small for that."""
-    scale = abs(value) if scale is None else scale
-    return f"{value:.2g}" if 0 < scale < 0.001 else f"{round(value, 3) + 0.0:.3f}"  # + 0.0, since -0.000 is 0.000
-
-
 class Interval(NamedTuple):
     """Mean over ``n`` seeds with its interval; ``low`` and ``high`` are NaN below three seeds.
+
+    ``format`` writes it as text: ``0.148 [0.120, 0.176]``, or ``0.148 ± 0.028`` if the spec begins with ``±`` in place
+    of ``[]``, which may be left out. The rest of the spec is that of each number, such as ``+.3g``; without it numbers
+    have three decimals, or two significant digits if all are too small for that. Zero has no minus.
 
     Attributes:
         values: one value per seed.
@@ -37,20 +36,19 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    n: int
+    n: int = 0
     values: tuple[float, ...] = ()
     error: float = math.nan
     hits: float = math.nan
     trials: float = math.nan
     minus: float = 0.0
 
-    @property
-    def bare(self) -> str:
-        """Mean and half width, or the values themselves below three seeds; without ``n``, for tables that have it."""
-        if self.n < FEWEST_SEEDS:
-            return ", ".join(map(format_3_decimals, self.values)) or "undefined"
-        half, scale = self.high - self.mean, max(abs(self.mean), self.high - self.mean)
-        return f"{format_3_decimals(self.mean, scale)} ± {format_3_decimals(half, scale)}"
+    @classmethod
+    def around(
+        cls, mean: float, half: float, n: int = 0, values: tuple[float, ...] = (), error: float = math.nan
+    ) -> Self:
+        """The interval that reaches half its width to both sides of the mean."""
+        return cls(mean, mean - half, mean + half, n, values, error)
 
     @property
     def dz(self) -> float:
@@ -88,7 +86,27 @@ class Interval(NamedTuple):
         return float(scipy.special.stdtr(self.n - 1, excess / self.error))
 
     def __str__(self) -> str:
-        return f"{self.bare} (n = {self.n})"
+        return f"{self:±} (n = {self.n})"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        is_half, spec = spec.startswith("±"), spec.removeprefix("±").removeprefix("[]")
+        sign, spec = spec[: spec.startswith("+")], spec.removeprefix("+")
+        largest = max((abs(number) for number in (*self[:3], *self.values) if not math.isnan(number)), default=0.0)
+        spec = f"z{spec or ('.2g' if 0 < largest < 0.001 else '.3f')}"
+        if is_half and not math.isnan(self.low):
+            return f"{self.mean:{sign}{spec}} ± {self.high - self.mean:{spec}}"
+        return self.spelled(f"{{:{sign}{spec}}}".format)
+
+    def spelled(self, spell: Callable[[float], str]) -> str:
+        """``1.2M [700k, 98.6M]``: the mean and the ends, each as ``spell`` writes it.
+
+        Without an interval the values themselves, or the mean if they are unknown; ``undefined`` without either.
+        """
+        if not math.isnan(self.low):
+            return f"{spell(self.mean)} [{spell(self.low)}, {spell(self.high)}]"
+        return " and ".join(spell(value) for value in self.values or self[:1] if not math.isnan(value)) or "undefined"
 
     def __neg__(self) -> Interval:
         values = tuple(-value for value in self.values)
@@ -99,6 +117,17 @@ class Interval(NamedTuple):
 
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0)
+
+
+def zones(interval: Interval | Difference, edges: Sequence[float]) -> tuple[int, int]:
+    """The zones between which an interval leaves open where its mean lies: those of its ends, counted from 0.
+
+    Rising ``edges`` part the line: zone 0 lies below the first. An interval inside one zone has twice the same; one
+    that touches an edge lies in both zones there, and one without ends in all.
+    """
+    if math.isnan(interval.low):
+        return 0, len(edges)
+    return bisect.bisect_left(edges, interval.low), bisect.bisect_right(edges, interval.high)
 
 
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
@@ -116,7 +145,7 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
     spread = math.sqrt(float(known.var(ddof=1)) + resolution**2 / 12)
     error = spread / math.sqrt(n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, shown, error)
+    return Interval.around(mean, half, n, shown, error)
 
 
 def geometric_mean(values: Iterable[float]) -> Interval:
@@ -153,9 +182,9 @@ def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.9
     mean, n = left.mean - right.mean, min(left.n, right.n)
     error = math.hypot(left.error, right.error)
     if n < FEWEST_SEEDS:
-        return Interval(mean, math.nan, math.nan, n, (mean,) * n)
+        return Interval(mean, math.nan, math.nan, n)
     half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, (), error)
+    return Interval.around(mean, half, n, (), error)
 
 
 def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
@@ -170,7 +199,7 @@ def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
     return list(found.tolist())
 
 
-def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: int = 0) -> float:
+def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: float = 0) -> float:
     """The probability that the interval of a mean excludes a bound at this distance from it.
 
     Args:
@@ -188,20 +217,54 @@ def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: 
     return float(1 - scipy.special.nctdtr(freedom, distance / spread * math.sqrt(seeds), critical))
 
 
-class SpreadPrior(NamedTuple):
-    """What many groups say of the spread of any of them: a standard deviation, worth so many degrees of freedom."""
+class Spread(NamedTuple):
+    """A standard deviation over seeds with its degrees of freedom; without any it is unknown."""
 
-    sd: float
-    freedom: float
+    sd: float = math.nan
+    freedom: float = 0
 
-    def with_own(self, values: np.ndarray) -> tuple[float, float]:
-        """The moderated standard deviation of a group, and its degrees of freedom."""
-        freedom, squares = len(values) - 1, float(((values - values.mean()) ** 2).sum())
-        both = self.freedom + freedom
-        return math.sqrt((self.freedom * self.sd**2 + squares) / both), both
+    @property
+    def squares(self) -> float:
+        """The sum of squares that it stands for."""
+        return self.freedom * self.sd**2 if self.freedom else 0.0
+
+    def combine(self, other: Spread) -> Spread:
+        """The spread by this one and another, each with the weight of its degrees of freedom."""
+        return _spread(self.squares + other.squares, self.freedom + other.freedom)
+
+    def without(self, part: Spread) -> Spread:
+        """The spread by the rest of what it was made of."""
+        return _spread(self.squares - part.squares, self.freedom - part.freedom)
+
+    def interval(self, values: np.ndarray, level: float = 0.95) -> Interval:
+        """Student's interval of the mean of values that have this spread."""
+        n, shown = len(values), tuple(values.tolist())
+        mean = float(values.mean()) if n else math.nan
+        if not n or not self.freedom:
+            return Interval(mean, math.nan, math.nan, n, shown)
+        error = self.sd / math.sqrt(n)
+        half = float(scipy.special.stdtrit(self.freedom, (1 + level) / 2)) * error
+        return Interval.around(mean, half, n, shown, error)
+
+    def p(self, interval: Interval) -> float:
+        """Two-sided p of a mean of zero, for an interval with this spread; NaN where nothing spreads."""
+        if not interval.error > 0:
+            return math.nan
+        return float(2 * scipy.special.stdtr(self.freedom, -abs(interval.mean) / interval.error))
 
 
-def spread_prior(groups: Iterable[np.ndarray]) -> SpreadPrior:
+def _spread(squares: float, freedom: float) -> Spread:
+    return Spread(math.sqrt(max(squares, 0.0) / freedom), freedom) if freedom > 0 else Spread()
+
+
+def spread_within(groups: Iterable[np.ndarray]) -> Spread:
+    """The spread within groups of values that have one, about the mean of each."""
+    groups = [group for group in groups if len(group)]
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    return _spread(squares, sum(len(group) - 1 for group in groups))
+
+
+def spread_prior(groups: Iterable[np.ndarray]) -> Spread:
     """The prior of the variances of several groups of values, by moments of their logarithms.
 
     Variances of groups are taken as drawn from a scaled inverse chi-square distribution, and that of a few values is
@@ -214,19 +277,19 @@ def spread_prior(groups: Iterable[np.ndarray]) -> SpreadPrior:
     """
     kept = [group for group in groups if len(group) > 1 and float(np.var(group)) > 0]
     if len(kept) < 2:
-        return SpreadPrior(math.nan, math.nan)
+        return Spread()
     half_k = np.array([(len(group) - 1) / 2 for group in kept])
     log_k = np.array([math.log(float(np.var(group, ddof=1))) for group in kept])
     scaled_k = log_k - scipy.special.digamma(half_k) + np.log(half_k)
     excess = float(scaled_k.var(ddof=1) - scipy.special.polygamma(1, half_k).mean())
     if excess <= 0:
-        return SpreadPrior(math.exp(float(scaled_k.mean()) / 2), 2 * float(half_k.sum()))
+        return Spread(math.exp(float(scaled_k.mean()) / 2), 2 * float(half_k.sum()))
     half = float(
         scipy.optimize.brentq(lambda log_half: scipy.special.polygamma(1, math.exp(log_half)) - excess, -20, 40)
     )
     half = math.exp(half)
     sd = math.exp(float(scaled_k.mean() + scipy.special.digamma(half) - math.log(half)) / 2)
-    return SpreadPrior(sd, min(2 * half, 2 * float(half_k.sum())))
+    return Spread(sd, min(2 * half, 2 * float(half_k.sum())))
 
 
 def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:

@@ -85,16 +85,6 @@ def shortened(label: str, most: int = 120) -> str:
     return label if len(label) <= most else f"{label[: most - end - 3]}...{label[-end:]}"
 
 
-def alike(values: Iterable[float]) -> list[str]:
-    """Numbers to the same decimals: three digits of the largest; without a number in common, three digits of each."""
-    numbers = list(values)
-    largest = max((abs(value) for value in numbers if math.isfinite(value)), default=0.0)
-    if not 1e-4 <= largest < 1e6:
-        return [f"{value:.3g}" for value in numbers]
-    decimals = max(0, 2 - math.floor(math.log10(largest)))
-    return [f"{round(value, decimals) + 0.0:.{decimals}f}" for value in numbers]  # + 0.0, since -0.000 is 0.000
-
-
 def count(parameters: float) -> str:
     """A parameter count to three digits: ``98688 -> 98.7k``; a table that has none counts one."""
     if parameters == 1:

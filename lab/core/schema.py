@@ -7,8 +7,9 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin, get_type_hints
+from functools import cache, reduce
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lab.core.errors import RequestError, nearest
 
@@ -130,7 +131,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 @cache
 def _types(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields before stacking."""
+    """The types of a kind's fields before stacking."""
     return {name: {PerRun: float, PerRunSeed: int}.get(hint, hint) for name, hint in _hints(kind).items()}
 
 
@@ -141,7 +142,10 @@ def _per_run(kind: type) -> dict[str, bool]:
 
 
 @cache
-def _all_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+def _all_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
+    if hasattr(kind, "_fields"):  # a NamedTuple
+        default = {name: kind._field_defaults.get(name, dataclasses.MISSING) for name in kind._fields}
+        return {name: dataclasses.field(default=default[name]) for name in kind._fields}
     return {field.name: field for field in dataclasses.fields(kind)}
 
 
@@ -156,7 +160,7 @@ def is_per_run(kind: type, name: str) -> bool:
 
 
 def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """Make ``kind`` from plain ``values`` read from config key ``where``.
+    """Make ``kind``, a dataclass or a NamedTuple, from plain ``values`` read from config key ``where``.
 
     Raises:
         RequestError: an unknown or missing key, a value of the wrong type or out of bounds.
@@ -191,21 +195,28 @@ def convert(kind: type, name: str, value: Any, where: str) -> Any:
     Raises:
         RequestError: it is of the wrong type or out of bounds.
     """
-    field, hint = _fields(kind)[name], _types(kind)[name]
+    return _converted(_types(kind)[name], value, _fields(kind)[name].metadata, where)
+
+
+def _converted(hint: Any, value: Any, metadata: Mapping[str, Any], where: str) -> Any:
+    if get_origin(hint) is UnionType and NoneType in get_args(hint):
+        if value is None:
+            return None
+        hint = reduce(operator.or_, (kind for kind in get_args(hint) if kind is not NoneType))
     if get_origin(hint) is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise RequestError(f"{where} must be a list, not {value!r}")
-        return tuple(str(item) for item in value)
+        of_items = get_args(hint)[0]
+        return tuple(str(item) if of_items is str else _converted(of_items, item, {}, where) for item in value)
     if hint in (int, float):
-        return _number(hint, value, field.metadata, where)
-    if hint == str | None and value is None:
-        return None
-    if hint in (str, str | None):
-        choices = field.metadata.get("choices", ())
+        return _number(hint, value, metadata, where)
+    if hint is str:
+        choices = metadata.get("choices", ())
         if choices and value not in choices:
             raise RequestError(f"{where} is {value!r}; {nearest(str(value), choices)}")
         return text_value(value, where)
-    return value
+    is_kind = isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
+    return build(hint, value, where) if is_kind and isinstance(value, Mapping) else value
 
 
 def text_value(value: Any, where: str) -> str:

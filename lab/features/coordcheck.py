@@ -94,7 +94,7 @@ def lines(changes: pd.DataFrame) -> Iterator[str]:
     yield f"{'change of':{longest}}" + "".join(f"{size:>10}" for size in table) + f"  slope in {size_of(changes)}"
     for coordinate, slope, holds in judged.itertuples(index=False):
         values = "".join(f"{value:10.3g}" for value in table.loc[coordinate])
-        yield f"{coordinate:{longest}}{values}  {slope.bare}{'' if holds else f'  {_fault(slope)}'}"
+        yield f"{coordinate:{longest}}{values}  {slope:±}{'' if holds else f'  {_fault(slope)}'}"
 
 
 def _fault(slope: Interval) -> str:

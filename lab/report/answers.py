@@ -15,7 +15,7 @@ from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, b
 from lab.analysis.curves import arm_factors
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
-from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from lab.analysis.statistics import FEWEST_SEEDS, zones
 from lab.analysis.text import arm_phrase, capitalized, count, first_to_last, format_value
 from lab.core import shipped
 from lab.core.files import read_text
@@ -250,10 +250,11 @@ def _place(contrast: Contrast, column: str) -> str:
 def _leading(study: Study, contrast: Contrast, column: str) -> str:
     """A sentence with the best arm, arms not significantly worse, and the reference."""
     measure, sign = contrast.measure, 1 if contrast.measure.better == "lower" else -1
+    worse = (1, 1) if sign > 0 else (0, 0)
     known = {arm: cells[column] for arm, cells in contrast.levels.items() if cells[column].n}
     best = min(known, key=lambda arm: sign * known[arm].mean)
     beside = contrasts.contrast(measure, measure.points(study), best, study.window).differences
-    ties = [arm for arm in known if arm != best and not sign * _side(beside[arm][column]) > 0]
+    ties = [arm for arm in known if arm != best and zones(beside[arm][column], (0.0,)) != worse]
     is_compared = contrast.reference != best and contrast.reference in known
     return str(
         SAY.leading(
@@ -278,8 +279,8 @@ def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
         return None
     level = 1 - FALSE_WORDS / len(others)
     joint = contrasts.contrast(measure, measure.points(study), contrast.reference, study.window, level).differences
-    sides = {arm: _side(joint[arm][column]) for arm in others}
-    lower, higher = ([arm for arm in others if sides[arm] == side] for side in (-1, 1))
+    found = {arm: zones(joint[arm][column], (0.0,)) for arm in others}
+    lower, higher = ([arm for arm in others if found[arm] == zone] for zone in ((0, 0), (1, 1)))
     affirming = lower if measure.affirmed_by == "lower" else [*lower, *higher]
     name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
     word = "Yes" if affirming else "No" if set(higher) == set(others) else "Undecided"
@@ -287,11 +288,6 @@ def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
     changes = [f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown]
     sought = measure.affirmed_by
     return word, str(SAY.decided(_noun(contrast.reference), name, word, sought, changes, measure.unit))
-
-
-def _side(interval: Interval) -> int:
-    """-1 for an interval below zero, 1 for one above it, 0 if it contains zero or there is none."""
-    return -1 if interval.high < 0 else 1 if interval.low > 0 else 0
 
 
 def _noun(arm: str) -> str:

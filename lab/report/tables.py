@@ -58,7 +58,7 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
         {
             "arm": curves["arm"],
             "parameters": _sizes(study, curves),
-            **{name: curves[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
+            **{name: curves[part].map("{:±}".format) for part, name in _part_names(study).items()},
             f"best {study.along.short}": curves["best_lr"].map(span),
             "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
             "n": curves["total"].map(lambda interval: interval.n),
@@ -85,7 +85,7 @@ def differences_as_text(study: Study) -> pd.DataFrame:
             "first arm": pairs["first"],
             "minus second arm": pairs["second"],
             "parameters": pairs["size"].map(count),
-            **{name: pairs[part].map(lambda interval: interval.bare) for part, name in _part_names(study).items()},
+            **{name: pairs[part].map("{:±}".format) for part, name in _part_names(study).items()},
             "n": pairs["total"].map(lambda interval: interval.n),
         }
     )

@@ -47,7 +47,7 @@ def test_a_claim_that_denies_turns_the_word_around() -> None:
 
 def test_each_claim_is_told_with_its_effect_and_seeds() -> None:
     _, sentence = yes_or_no([row("in part")], ["smoke"])
-    assert "(0.200 [0.100, 0.300] nats/token, 5 seeds): so for 1k, not for 2k." in sentence
+    assert "(0.2 [0.1, 0.3] nats/token, 5 seeds): so for 1k, not for 2k." in sentence
     few = ScoreboardRow(CLAIM, row("inconclusive").verdict._replace(effect=math.nan, seeds=1))
     assert "(1 seed)" in yes_or_no([few], ["smoke"])[1]
 
@@ -55,17 +55,19 @@ def test_each_claim_is_told_with_its_effect_and_seeds() -> None:
 @pytest.mark.parametrize(
     ("numbers", "shown"),
     [
-        ((0.1333, 0.0903, 0.1765), "0.133 [0.090, 0.176] nats/token"),
-        ((-0.0002, -0.019, 0.0186), "-0.0002 [-0.0190, 0.0186] nats/token"),
+        ((0.1333, 0.0903, 0.1765), "0.133 [0.0903, 0.176] nats/token"),
+        ((-0.0002, -0.019, 0.0186), "-0.0002 [-0.019, 0.0186] nats/token"),
         ((0.0, 0.0, 0.0), "0 [0, 0] nats/token"),
-        ((0.5, math.nan, math.nan), "0.500 nats/token"),
+        ((0.5, math.nan, math.nan), "0.5 nats/token"),
     ],
 )
-def test_an_answer_has_its_numbers_in_equal_digits(numbers: tuple[float, float, float], shown: str) -> None:
+def test_an_answer_has_its_numbers_as_the_scoreboard_has_them(numbers: tuple[float, float, float], shown: str) -> None:
     effect, low, high = numbers
     judged = row("reproduced")
     verdict = judged.verdict._replace(effect=effect, low=low, high=high)
-    assert f"({shown}, 5 seeds)" in yes_or_no([judged._replace(verdict=verdict)], ["smoke"])[1]
+    told = judged._replace(verdict=verdict)
+    assert told.effect == shown
+    assert f"({shown}, 5 seeds)" in yes_or_no([told], ["smoke"])[1]
 
 
 def test_without_a_claim_that_answers_there_is_no_word() -> None:

@@ -16,13 +16,13 @@ def alarm_dots(summary: Sequence[AlarmScore], found: str) -> dict[str, dict[int,
     for row, score in enumerate(summary):
         name, share, rate = LABELS[score.kind]["name"], score.found, score.false_alarms
         hits = f"found {round(share.mean * share.n)} of {share.n} {found}"
-        shares[row] = Dot(share, f"{name}\n{hits}\n95 % interval {share.low:.2f} to {share.high:.2f}")
+        shares[row] = Dot(share, f"{name}\n{hits}\nshare {share:.2f}")
         low, median, high = score.lead
         quartiles = f"median lead {median:g} steps\nquartiles {low:g} to {high:g}"
         text = f"{name}\n{quartiles}\n{score.leads} {found} with both alarms"
         leads[row] = Dot(Interval(median, low, high, score.leads), text)
         alarms = f"{rate.n} false alarms in {score.clean_steps:,} steps"
-        rates[row] = Dot(rate, f"{name}\n{alarms}\n95 % interval {rate.low:.3g} to {rate.high:.3g}")
+        rates[row] = Dot(rate, f"{name}\n{alarms}\nin 1000 steps {rate:.3g}")
     return {
         f"share of {found}\nfound": shares,
         "lead over the loss\n(steps)": leads,

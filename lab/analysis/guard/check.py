@@ -103,7 +103,7 @@ def _curve_row(baseline: Baseline, number: int, seeds: pd.DataFrame) -> dict[str
         "learning rates": f"{len(lrs)} from {format_value(lrs[0])} to {format_value(lrs[-1])}",
         "recipe's own": format_value(own) if own else "not on record",
         "seeds": str(len(seeds)),
-        **{name: student_t(seeds[column]).bare for column, name in COLUMN_NAMES.items()},
+        **{name: f"{student_t(seeds[column]):±}" for column, name in COLUMN_NAMES.items()},
     }
 
 

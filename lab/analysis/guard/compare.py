@@ -27,7 +27,7 @@ from lab.analysis.guard.quantities import (
     measured,
 )
 from lab.analysis.sensitivity import WINDOW, Window, capped
-from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, difference, holm
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, Interval, difference, holm, zones
 from lab.analysis.text import format_value, listed
 from lab.core.errors import RequestError
 
@@ -71,6 +71,11 @@ class Change(NamedTuple):
     freedom: float
     p: float
     verdict: str
+
+    @property
+    def interval(self) -> Interval:
+        """The change with its interval."""
+        return Interval(self.change, self.low, self.high)
 
     @property
     def is_certain(self) -> bool:
@@ -336,11 +341,9 @@ def change_of(
 
 
 def _verdict(change: Difference, margin: float, worse: int) -> str:
-    if change.low > margin:
-        return REGRESSION if worse >= 0 else BETTER
-    if change.high < -margin:
-        return REGRESSION if worse <= 0 else BETTER
-    return "same" if -margin < change.low and change.high < margin else UNCLEAR
+    fall, rise = (BETTER if worse == sign else REGRESSION for sign in (1, -1))
+    words = {(0, 0): fall, (1, 1): "same", (2, 2): rise}
+    return words.get(zones(change, (-margin, margin)), UNCLEAR)
 
 
 def _orders(

@@ -51,7 +51,7 @@ def table(check: Comparison) -> pd.DataFrame:
             "quantity": [change.quantity for change in check.changes],
             "baseline": [_value(change, change.before) for change in check.changes],
             "now": [_value(change, change.now) for change in check.changes],
-            "change [90 % interval]": [_interval(change) for change in check.changes],
+            "change [90 % interval]": [f"{change.interval:+.3f}" for change in check.changes],
             "margin": [f"{change.margin:.3g} {change.unit}" for change in check.changes],
             "d": ["" if math.isnan(change.effect) else f"{change.effect:.2f}" for change in check.changes],
             "equivalence": [_probability(change.equivalence) for change in check.changes],
@@ -60,21 +60,11 @@ def table(check: Comparison) -> pd.DataFrame:
     )
 
 
-def _rounded(value: float, sign: str = "") -> str:
-    """Three decimals, zero without a minus."""
-    return f"{round(value, 3) + 0.0:{sign}.3f}"
-
-
 def _value(change: Change, value: float) -> str:
     """A value of the quantity of a change to three digits, if it is a learning rate or a headroom, or decimals."""
     if change.unit in (STEPS, TENFOLD):
         return f"{value:.3g}" if math.isfinite(value) else "none"
-    return _rounded(value)
-
-
-def _interval(change: Change) -> str:
-    mean, low, high = (_rounded(value, "+") for value in (change.change, change.low, change.high))
-    return f"{mean} [{low}, {high}]"
+    return f"{value:z.3f}"
 
 
 def _probability(value: float) -> str:
@@ -136,7 +126,7 @@ def junit(check: Comparison) -> str:
     cases: list[tuple[str, str, str]] = []
     for change in check.changes:
         before, now = (_value(change, value) for value in (change.before, change.now))
-        message = f"{before} -> {now}: {_interval(change)} {change.unit}, margin {change.margin:.3g}"
+        message = f"{before} -> {now}: {change.interval:+.3f} {change.unit}, margin {change.margin:.3g}"
         fails = change.verdict == REGRESSION or (check.strict and change.is_certain)
         fails |= check.fails_on_unclear and change.is_undecided
         name = f"{change.arm}, {change.size} parameters: {change.quantity}"

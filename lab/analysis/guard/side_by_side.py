@@ -14,7 +14,7 @@ from lab.analysis.guard.baseline import Baseline, from_folder, whole_seeds
 from lab.analysis.guard.matching import grid_of, match_curves, named_alike, remarks, title, where
 from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
-from lab.analysis.statistics import FEWEST_SEEDS, difference
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, difference
 from lab.analysis.text import count, format_value, json_rows, listed, plain_text, span
 from lab.core.errors import RequestError
 
@@ -73,9 +73,8 @@ class SideBySide(NamedTuple):
 
 
 def _cells(row: ComparedQuantity) -> dict[str, str]:
-    interval = "" if math.isnan(row.low) else f" [{row.low:+.3f}, {row.high:+.3f}]"
     a, b = (_shown(value) for value in (row.a, row.b))
-    change = "" if math.isnan(row.difference) else f"{row.difference:+.3f}{interval}"
+    change = "" if math.isnan(row.difference) else f"{Interval(row.difference, row.low, row.high):+.3f}"
     cells = {"arm": row.arm, "parameters": count(row.size), "quantity": row.quantity, "A": a, "B": b}
     return {**cells, "B - A [90 % interval]": change, "unit": row.unit, "seeds": row.seeds}
 

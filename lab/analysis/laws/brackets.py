@@ -42,9 +42,8 @@ class PowerLaw(NamedTuple):
     def exponent(self, name: str) -> Interval:
         """An exponent with its 95 % Student-t interval."""
         place = 1 + list(self.exponents).index(name)
-        mean, error = self.exponents[name], math.sqrt(self.covariance[place][place])
-        half = _quantile(self.freedom) * error
-        return Interval(mean, mean - half, mean + half, self.freedom + 1, (), error)
+        error = math.sqrt(self.covariance[place][place])
+        return Interval.around(self.exponents[name], _quantile(self.freedom) * error, self.freedom + 1, (), error)
 
     def predict(self, values: Mapping[str, float], offset: float = 0.0, error: float = 0.0) -> Crossing:
         """The limit of one new curve, with its 95 % Student-t prediction interval.

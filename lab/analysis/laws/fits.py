@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.statistics import Interval
 from lab.analysis.text import count, finite
 from lab.core import shipped
 from lab.core.errors import RequestError
@@ -102,6 +103,11 @@ class Line(NamedTuple):
     def slope_error(self) -> float:
         """Half width of the 95 % Student-t interval of the slope; NaN with two points."""
         return _quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
+
+    @property
+    def slope_interval(self) -> Interval:
+        """The slope with its 95 % Student-t interval, which has no ends with two points."""
+        return Interval.around(self.slope, self.slope_error)
 
     @property
     def plain(self) -> dict[str, float | None]:
@@ -222,14 +228,8 @@ def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float)
     return beyond(lrs, together, limit, sign)
 
 
-def slope_text(line: Line) -> str:
-    """``+0.52 ± 0.03``: slope and half its 95 % interval."""
-    error = line.slope_error
-    return f"{line.slope:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
-
-
 def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
-    """``1.2M (700k to > 98.6M)``: the point where a line crosses its limit, and those where its interval does.
+    """``1.2M [700k, > 98.6M]``: the point where a line crosses its limit, and those where its interval does.
 
     Args:
         crossing: the points, in the unit of ``first`` and ``last``.
@@ -239,22 +239,17 @@ def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: floa
     """
 
     def bounded(value: float) -> str:
-        if math.isnan(value):
-            return ""
         if math.isinf(value):
             return f"> {spell(last)}"
         return f"≤ {spell(first)}" if value <= first * (1 + 1e-9) else spell(value)
 
-    middle, *ends = map(bounded, crossing)
-    return middle if {*ends} <= {middle, ""} else f"{middle} ({ends[0]} to {ends[1]})"
+    is_beyond_reach = len({*map(bounded, crossing)}) == 1
+    return bounded(crossing.middle) if is_beyond_reach else Interval(*crossing).spelled(bounded)
 
 
 def with_ends(middle: float, low: float, high: float, *, digits: int) -> str:
-    """``0.0041 (0.0011 to 0.015)``, or ``cannot tell`` where the ends are more than ``WIDEST`` apart."""
-    if high > WIDEST * low:
-        return "cannot tell"
-    ends = f" ({low:.{digits}g} to {high:.{digits}g})" if math.isfinite(low) else ""
-    return f"{middle:.{digits}g}{ends}"
+    """``0.0041 [0.0011, 0.015]``, or ``cannot tell`` where the ends are more than ``WIDEST`` apart."""
+    return "cannot tell" if high > WIDEST * low else f"{Interval(middle, low, high):.{digits}g}"
 
 
 def beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:

@@ -123,11 +123,7 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law
 
 
 def _in_words(power: PowerLaw, fitted: str, left_out: str) -> str:
-    exponents = [
-        f"{name}^{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
-        for name in power.exponents
-        for found in [power.exponent(name)]
-    ]
+    exponents = [f"{name}^{power.exponent(name):.2f}" for name in power.exponents]
     scatter = f"they scatter by a factor of {10**power.scatter:.2f}"
     return "; ".join(filter(None, [f"{' '.join(exponents)}, {fitted}", scatter, left_out]))
 
@@ -217,7 +213,7 @@ def transfer_table(points: pd.DataFrame, axis: Axis = LEARNING_RATE) -> pd.DataF
                 f"best {axis.short}": " to ".join(format_value(float(f"{10 ** log.mean():.2g}")) for log in logs),
                 "shift in steps": f"{'at least ' if at_edge else ''}{shift.mean / step:+.2f}",
                 "could have seen": f"{unseen:.2f}",
-                "cost": cost.bare if cost.n else "unknown",
+                "cost": f"{cost:±}" if cost.n else "unknown",
                 "n": cost.n,
             }
         )

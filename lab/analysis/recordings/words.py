@@ -11,6 +11,7 @@ from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
 from lab.analysis.recordings.origins import Reach, Rise, quantities, reaches, rises_before
 from lab.analysis.recordings.recording import read_recording
+from lab.analysis.statistics import Interval
 from lab.analysis.text import listed, number
 from lab.core.errors import RequestError
 
@@ -110,9 +111,9 @@ def _reach(reach: Reach) -> str:
         return f"{now}, and has no trend towards the level {level}"
     if reach.step == reach.low == reach.high:
         return f"{now}, beyond the level {level}"
-    high = "never" if math.isinf(reach.high) else f"{reach.high:,.0f}"
-    when = f"step {reach.step:,.0f} ({reach.low:,.0f} to {high})"
-    return f"{now}; at its present trend it reaches the level {level} at {when}"
+    ends = Interval(reach.step, reach.low, reach.high)
+    when = ends.spelled(lambda step: "never" if math.isinf(step) else f"{step:,.0f}")
+    return f"{now}; at its present trend it reaches the level {level} at step {when}"
 
 
 def _plain(entry: Rise | Reach) -> dict[str, Any]:

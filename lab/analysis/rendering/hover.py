@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from lab.analysis.rendering import style
 from lab.analysis.rendering.marks import OUTCOMES
-from lab.analysis.statistics import FEWEST_SEEDS, geometric_mean, student_t
+from lab.analysis.statistics import geometric_mean, student_t
 from lab.analysis.text import count, shortened
 
 COLUMNS = ("arm", "size", "lr", "seed", "outcome", "id")
@@ -36,14 +36,9 @@ class Quantity(NamedTuple):
         return float(np.exp(np.log(values).mean()) if self.log else values.mean())
 
     def lines(self, values: np.ndarray) -> list[str]:
-        """The mean over seeds and its 95 % interval, a line each; below three seeds no interval."""
-        if not len(values):
-            return [f"{self.name} undefined"]
-        shown = [f"{self.name} {self.mean(values):.4g}{f' {self.unit}' * bool(self.unit)}"]
-        if len(values) >= FEWEST_SEEDS:
-            interval = geometric_mean(values) if self.log else student_t(values)
-            shown.append(f"95 % interval {interval.low:.4g} to {interval.high:.4g}")
-        return shown
+        """The mean over seeds with its 95 % interval; below three seeds the values."""
+        interval = geometric_mean(values) if self.log else student_t(values)
+        return [f"{self.name} {interval:.4g} {self.unit if interval.n else ''}".rstrip()]
 
 
 class HoverText:

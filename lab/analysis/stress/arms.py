@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lab.analysis.stress.battery import Change
 from lab.core.errors import similar_names
+from lab.core.schema import build
 from lab.core.shipped import data_folder, load
 
 FILE = Path(__file__).with_name("arms.yaml")
@@ -19,12 +21,10 @@ class ArmCard(NamedTuple):
     """The description of an arm; see the head of ``arms.yaml``.
 
     Attributes:
-        link: the address of its paper or code.
         nothing_where: values of a recipe's config under which it does nothing, by dotted key.
         not_beside: interventions of the reference that exclude it.
         instead_of: the part of a pre-norm recipe that it takes the place of; empty where it is added.
         needs: the intervention that it acts on; empty where every recipe has what it acts on.
-        is_optimizer: whether it is a choice of ``conf/optimizer``, and not an intervention.
         words: overrides that scale its numbers to the runs of the board.
         times: its learning rate for each of AdamW's.
     """
@@ -33,17 +33,27 @@ class ArmCard(NamedTuple):
     title: str
     formula: str
     source: str
-    link: str
-    at: Sequence[str]
+    at: tuple[str, ...]
     lr: str
-    nothing_under: str
-    nothing_where: Mapping[str, Any]
-    not_beside: Sequence[str]
-    instead_of: str
-    needs: str
-    is_optimizer: bool
+    arxiv: str = ""
+    url: str = ""
+    nothing_under: str = ""
+    nothing_where: Mapping[str, Any] = MappingProxyType({})
+    not_beside: tuple[str, ...] = ()
+    instead_of: str = ""
+    needs: str = ""
     words: tuple[str, ...] = ()
     times: float = 1.0
+
+    @property
+    def link(self) -> str:
+        """The address of its paper or code."""
+        return f"https://arxiv.org/abs/{self.arxiv}" if self.arxiv else self.url
+
+    @property
+    def is_optimizer(self) -> bool:
+        """Whether it is a choice of ``conf/optimizer``, and not an intervention."""
+        return self.at == ("optimizer",)
 
     def lacks(self, interventions: Collection[str]) -> str:
         """Why it has nothing to act on in a recipe with these interventions; empty where it has."""
@@ -64,24 +74,7 @@ class ArmCard(NamedTuple):
 @cache
 def arm_cards() -> Mapping[str, ArmCard]:
     """Every arm by name, in the order of the file."""
-    return {name: _card(name, entry) for name, entry in load(FILE)["arms"].items()}
-
-
-def _card(name: str, entry: Mapping[str, Any]) -> ArmCard:
-    link = f"https://arxiv.org/abs/{entry['arxiv']}" if "arxiv" in entry else entry.get("url", "")
-    return ArmCard(
-        name=name,
-        link=link,
-        **{key: entry[key] for key in ("title", "formula", "source", "at", "lr")},
-        nothing_under=entry.get("nothing_under", ""),
-        nothing_where=entry.get("nothing_where", {}),
-        not_beside=entry.get("not_beside", []),
-        instead_of=entry.get("instead_of", ""),
-        needs=entry.get("needs", ""),
-        is_optimizer=entry["at"] == ["optimizer"],
-        words=tuple(entry.get("words", ())),
-        times=entry.get("times", 1.0),
-    )
+    return {name: build(ArmCard, {**entry, "name": name}, name) for name, entry in load(FILE)["arms"].items()}
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -12,16 +12,23 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.statistics import Interval, Spread
 from lab.analysis.text import capitalized, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.registry import load_plugins
+from lab.core.schema import build
 
 FILE = Path(__file__).with_name("battery.yaml")
 # Written by ``make results-readme``.
 SPREADS = Path(__file__).with_name("spreads.yaml")
 # Written by ``benchmarks/step_times.py``.
 STEP_TIMES = Path(__file__).with_name("step_times.csv")
+
+
+OF_CURVE = "tolerance"  # the metric that is measured on the curve, and needs no runs under stress
+METRICS = (OF_CURVE, "loss", "log_rms", "spikes", "load_cv", "router_logit")
+LARGEST = "largest."  # of a probe's values over a run
 
 
 class Setting(NamedTuple):
@@ -40,13 +47,6 @@ class Setting(NamedTuple):
         return self._replace(words=(*self.words, *words))
 
 
-class Spread(NamedTuple):
-    """Standard deviation of a measure over seeds, pooled over reference records, with its degrees of freedom."""
-
-    sd: float = math.nan
-    freedom: int = 0
-
-
 class StepTime(NamedTuple):
     """What a change costs in time: a step over that of the recipe without it, a median with its 95 % interval."""
 
@@ -55,7 +55,7 @@ class StepTime(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{Interval(*self):.2f}"
 
 
 class Place(NamedTuple):
@@ -71,7 +71,7 @@ class Place(NamedTuple):
         return Setting(self.words, float(f"{lr:.6g}"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StressTest:
     """One test of a recipe.
 
@@ -101,21 +101,32 @@ class StressTest:
     title: str
     failure: str
     source: str
-    fails_with: tuple[str, ...] | None
+    fails_with: tuple[str, ...] | None = None
     metric: str
     unit: str
     passes: float
     fails: float
-    stressed: Place | None
-    reference: Place | None
+    stressed: Place | None = None
+    reference: Place | None = None
     seconds: float
     means: str
-    cures: tuple[str, ...]
+    cures: tuple[str, ...] = ()
     spread: Spread
     counts_stuck: bool = False
     minutes: int = 1
     needs: str = ""
     cured_as: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what a test looks at.
+
+        Raises:
+            ValueError: it has no runs under stress, or an unknown metric.
+        """
+        if self.metric not in METRICS and not self.metric.startswith(LARGEST):
+            raise ValueError(f"unknown metric {self.metric!r}; {nearest(self.metric, METRICS)}, or {LARGEST}PROBE")
+        if self.metric != OF_CURVE and not self.stressed:
+            raise ValueError(f"a test of {self.metric!r} needs 'stressed'")
 
     @property
     def explained(self) -> str:
@@ -269,19 +280,6 @@ class Battery(NamedTuple):
         return fitting
 
 
-OF_CURVE = "tolerance"  # the metric that is measured on the curve, and needs no runs under stress
-METRICS = (OF_CURVE, "loss", "log_rms", "spikes", "load_cv", "router_logit")
-LARGEST = "largest."  # of a probe's values over a run
-# Keys of a test in a file, and whether it must have them.
-GIVEN_ELSEWHERE = ("name", "spread")
-OPTIONAL = ("fails_with", "stressed", "reference", "cures")
-KEYS = {
-    field.name: field.default is MISSING and field.name not in OPTIONAL
-    for field in fields(StressTest)
-    if field.name not in GIVEN_ELSEWHERE
-}
-
-
 @cache
 def read_spreads() -> dict[str, Spread]:
     """The spread of each measure over seeds, pooled over the reference records."""
@@ -308,21 +306,12 @@ def add_stress_tests(path: str | Path) -> None:
     """
     known = shipped.load(FILE)
     for name, entry in shipped.load(Path(path))["tests"].items():
-        where = f"test {name!r} in {path}"
         if name in known["tests"] or name in _ADDED:
-            raise RequestError(f"{where}: the crash test has one of this name")
-        if unknown := [key for key in entry if key not in KEYS]:
-            raise RequestError(f"{where} has an unknown key {unknown[0]!r}; {nearest(unknown[0], KEYS)}")
-        needed = [key for key in KEYS if KEYS[key] or (key == "stressed" and entry.get("metric") != OF_CURVE)]
-        if missing := [key for key in needed if key not in entry]:
-            raise RequestError(f"{where} lacks {listed(missing)}")
-        if unknown := [cure for cure in entry.get("cures", ()) if cure not in known["changes"]]:
-            raise RequestError(f"{where} has an unknown cure {unknown[0]!r}; {nearest(unknown[0], known['changes'])}")
-        if (metric := str(entry["metric"])) not in METRICS and not metric.startswith(LARGEST):
-            raise RequestError(
-                f"{where} has an unknown metric {metric!r}; {nearest(metric, METRICS)}, or {LARGEST}PROBE"
-            )
-        _ADDED[name] = _test(name, entry)
+            raise RequestError(f"{path}: {name}: the crash test has one of this name")
+        test = _test(name, entry, f"{path}: {name}")
+        if unknown := [cure for cure in test.cures if cure not in known["changes"]]:
+            raise RequestError(f"{path}: {name}: unknown cure {unknown[0]!r}; {nearest(unknown[0], known['changes'])}")
+        _ADDED[name] = test
     read_battery.cache_clear()
 
 
@@ -331,7 +320,7 @@ def read_battery() -> Battery:
     """The crash test that comes with the lab, with the tests that installed packages add."""
     load_plugins()
     tree = shipped.load(FILE)
-    tests = {name: _test(name, entry) for name, entry in tree["tests"].items()} | _ADDED
+    tests = {name: _test(name, entry, name) for name, entry in tree["tests"].items()} | _ADDED
     low, high = map(float, tree["farthest"])
     changes = {
         name: Change(
@@ -352,13 +341,5 @@ def read_battery() -> Battery:
     )
 
 
-def _test(name: str, entry: Mapping[str, Any]) -> StressTest:
-    places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    spread = read_spreads().get(name, Spread())
-    control = tuple(entry["fails_with"]) if "fails_with" in entry else None
-    given = {"name": name, "fails_with": control, "cures": tuple(entry.get("cures", ())), "spread": spread}
-    return StressTest(**{**entry, **given, **places})
-
-
-def _place(entry: Mapping[str, Any]) -> Place:
-    return Place(**{**entry, "words": tuple(entry.get("words", ()))})
+def _test(name: str, entry: Mapping[str, Any], where: str) -> StressTest:
+    return build(StressTest, {**entry, "name": name, "spread": read_spreads().get(name, Spread())}, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.analysis.statistics import Interval
+from lab.analysis.statistics import Interval, zones
 
 CURES, IN_PART, NO, OPEN, HARMS = "cures", "in part", "no", "open", "harms"
 
@@ -26,13 +26,6 @@ def verdict_of(improvement: Interval, p: float, damage: float, *, margin: float,
         at most ``leaves``, ``in part`` if it takes off the margin or more, and ``harms`` if it adds as much. Else
         ``open``.
     """
-    low, high = improvement.low / damage, improvement.high / damage
-    if -margin < low and high < margin:
-        return NO
-    if not p < alpha:
-        return OPEN
-    if low >= 1 - leaves:
-        return CURES
-    if low >= margin:
-        return IN_PART
-    return HARMS if high <= -margin else OPEN
+    zone = zones(improvement, [damage * share for share in (-margin, margin, 1 - leaves)])
+    word = {(0, 0): HARMS, (1, 1): NO, (2, 2): IN_PART, (2, 3): IN_PART, (3, 3): CURES}.get(zone, OPEN)
+    return word if word == NO or p < alpha else OPEN

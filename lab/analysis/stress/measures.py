@@ -14,8 +14,8 @@ from lab.analysis.curves import idle_parameters
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.sensitivity import capped
-from lab.analysis.statistics import Difference, Interval
-from lab.analysis.stress.battery import LARGEST, Battery, Setting, Spread, StressTest
+from lab.analysis.statistics import Difference, Interval, Spread, spread_within
+from lab.analysis.stress.battery import LARGEST, Battery, Setting, StressTest
 from lab.core.windows import Numbers
 from lab.records.store import Records
 
@@ -267,27 +267,18 @@ def pooled_sd(groups: Sequence[np.ndarray], spread: Spread) -> Spread:
     It assumes that all recipes have one spread, unless the values spread significantly more than the references do, by
     an F test at 5 %: these count alone. With no reference records they always do.
     """
-    freedom = sum(max(len(group) - 1, 0) for group in groups)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups if len(group))
-    if freedom and spread.freedom and squares:
-        ratio = squares / freedom / spread.sd**2 if spread.sd else math.inf
-        spread = Spread() if scipy.special.fdtrc(freedom, spread.freedom, ratio) < SPREADS_MORE else spread
-    if spread.freedom:
-        freedom, squares = freedom + spread.freedom, squares + spread.freedom * spread.sd**2
-    return Spread(math.sqrt(squares / freedom), freedom) if freedom else Spread()
+    own = spread_within(groups)
+    if own.squares and spread.freedom:
+        ratio = (own.sd / spread.sd) ** 2 if spread.sd else math.inf
+        if scipy.special.fdtrc(own.freedom, spread.freedom, ratio) < SPREADS_MORE:
+            return own
+    return own.combine(spread)
 
 
 def pooled_interval(values: Sequence[float], spread: Spread, level: float = 0.95) -> Interval:
     """Student's interval of a mean whose spread is that of ``pooled_sd``; without references it takes two values."""
     known = np.array(values, dtype=float)
-    n, shown = len(known), tuple(known.tolist())
-    mean = float(known.mean()) if n else math.nan
-    sd, freedom = pooled_sd([known], spread)
-    if not n or not freedom:
-        return Interval(mean, math.nan, math.nan, n, shown)
-    error = sd / math.sqrt(n)
-    half = float(scipy.special.stdtrit(freedom, (1 + level) / 2)) * error
-    return Interval(mean, mean - half, mean + half, n, shown, error)
+    return pooled_sd([known], spread).interval(known, level)
 
 
 def of_difference(spread: Spread) -> Spread:

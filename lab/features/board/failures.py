@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.statistics import SpreadPrior
+from lab.analysis.statistics import Spread
 from lab.analysis.stress.arms import REFERENCE, Arm, arm_cards, board_arms, no_such_arm
 from lab.analysis.stress.battery import Place, Setting, read_battery
 from lab.core import shipped
 from lab.core.errors import RequestError
+from lab.core.schema import build
 
 FILE = Path(__file__).with_name("failures.yaml")
 STRESSED, AT_EASE = "stressed", "at ease"
@@ -30,14 +31,14 @@ class Failure(NamedTuple):
         title: its name for readers.
         failure: what fails at scale.
         source: where that was published.
-        control: the interventions of the recipe that has the failure.
-        words: the other overrides of its runs.
         stressed: the runs in which it shows.
-        reference: runs in which it does not; None where the measure is zero without the failure.
         metric: the column of ``measures.outcomes`` that is measured.
         unit: of the measure.
         least: what the control must lose for the failure to be tested.
         means: what is measured.
+        control: the interventions of the recipe that has the failure.
+        words: the other overrides of its runs.
+        reference: runs in which it does not show; None where the measure is zero without the failure.
         leaves_out: optimizers that act on the matrices of blocks alone, where the recipe has no blocks.
         of_stress: keys that act on the stress alone; at ease an arm leaves them out, and so is the control there.
     """
@@ -46,14 +47,14 @@ class Failure(NamedTuple):
     title: str
     failure: str
     source: str
-    control: tuple[str, ...]
-    words: tuple[str, ...]
     stressed: Place
-    reference: Place | None
     metric: str
     unit: str
     least: float
     means: str
+    control: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    reference: Place | None = None
     leaves_out: tuple[str, ...] = ()
     of_stress: tuple[str, ...] = ()
 
@@ -98,7 +99,7 @@ class Family(NamedTuple):
     """
 
     arms: frozenset[str]
-    prior: SpreadPrior
+    prior: Spread
 
 
 class Board(NamedTuple):
@@ -132,8 +133,7 @@ class Cell(NamedTuple):
 def read_failures() -> Board:
     """The failures that come with the lab."""
     tree = shipped.load(FILE)
-    seeds = {key: tuple(tree["rule"][key]) for key in ("screened", "fresh")}
-    rule = Rule(**{**tree["rule"], **seeds})
+    rule = build(Rule, tree["rule"], "rule")
     failures = {name: _failure(name, entry) for name, entry in tree["failures"].items()}
     return Board(
         rule,
@@ -148,14 +148,8 @@ def read_failures() -> Board:
 def _failure(name: str, entry: Mapping[str, Any]) -> Failure:
     test = read_battery().tests[entry["test"]] if "test" in entry else None
     told = {"failure": test.failure, "source": test.source} if test else {}
-    places = {key: _place(entry[key]) if key in entry else None for key in ("stressed", "reference")}
-    lists = {key: tuple(entry.get(key, ())) for key in ("control", "words", "leaves_out", "of_stress")}
     kept = {key: value for key, value in entry.items() if key != "test"}
-    return Failure(**{**told, **kept, **lists, **places, "name": name})
-
-
-def _place(entry: Mapping[str, Any]) -> Place:
-    return Place(tuple(entry.get("words", ())), float(entry["lr"]))
+    return build(Failure, {**told, **kept, "name": name}, name)
 
 
 def chosen_arms(names: Iterable[str]) -> list[Arm]:
@@ -258,10 +252,10 @@ def read_families(folder: Path) -> dict[str, Family]:
     """The families of the present edition by failure; none of a folder in which they are not fixed yet."""
     if not (folder / FAMILIES).is_file():
         return {}
-    table = pd.read_csv(folder / FAMILIES)
+    table = pd.read_csv(folder / FAMILIES).fillna({"freedom": 0})  # without a prior
     mine = table[table["edition"] == read_failures().rule.edition]
     return {
-        row["failure"]: Family(frozenset(row["arms"].split()), SpreadPrior(row["sd"], row["freedom"]))
+        row["failure"]: Family(frozenset(row["arms"].split()), Spread(row["sd"], row["freedom"]))
         for row in mine.to_dict("records")
     }
 

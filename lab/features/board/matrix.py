@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import UNKNOWN, Interval, SpreadPrior, spread_prior
+from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior, spread_within
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
@@ -308,7 +307,7 @@ def _minutes_of_fresh(failure: Failure, tables: Tables, rule: Rule) -> float:
 def lost_by_control(failure: Failure, tables: Tables) -> Interval:
     """The damage of a control, over its seeds."""
     values = damages(failure, tables)[REFERENCE].to_numpy(dtype=float)
-    return compared(values, SpreadPrior(math.nan, math.nan)).interval
+    return compared(values, Spread()).interval
 
 
 def damages(failure: Failure, tables: Tables) -> dict[str, pd.Series[float]]:
@@ -352,17 +351,11 @@ class Compared(NamedTuple):
     p: float
 
 
-def compared(values: np.ndarray, prior: SpreadPrior) -> Compared:
+def compared(values: np.ndarray, prior: Spread) -> Compared:
     """The mean of paired differences, with a spread that is moderated by the prior if there is one."""
-    n, mean = len(values), float(values.mean())
-    if math.isnan(prior.sd):
-        sd, freedom = float(values.std(ddof=1)) if n > 1 else math.nan, float(n - 1)
-    else:
-        sd, freedom = prior.with_own(values)
-    error, freedom = sd / math.sqrt(n), min(freedom, 1e9)
-    half = float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) * error
-    p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error)) if error > 0 else math.nan
-    return Compared(Interval(mean, mean - half, mean + half, n, tuple(values.tolist()), error), p)
+    spread = prior.combine(spread_within([values]))
+    interval = spread.interval(values, LEVEL)
+    return Compared(interval, spread.p(interval))
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:

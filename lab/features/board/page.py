@@ -16,7 +16,6 @@ from lab.features.board.failures import Failure
 from lab.features.board.matrix import NEVER_ENGAGED, Judged, Matrix, Row
 from lab.features.board.text import (
     PRICES,
-    change,
     headline,
     is_tested,
     notes,
@@ -136,9 +135,9 @@ def _height(cell: Judged) -> float:
 def _hover(row: Row, failure: Failure) -> str:
     cell = row.cells[failure.name]
     seeds = f"{cell.improvement.n} {'fresh ' * cell.is_confirmed}seeds"
-    takes = f"takes off {cell.improvement.bare} {failure.unit}, p {p_shown(cell.p)}"
+    takes = f"takes off {cell.improvement:±} {failure.unit}, p {p_shown(cell.p)}"
     place = f"\nin place of {replaced}" if (replaced := row.instead_of(failure)) else ""
-    return f"{row.name}{place}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {change(row.best)}"
+    return f"{row.name}{place}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {row.best:±+.3f}"
 
 
 def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:

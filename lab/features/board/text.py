@@ -55,7 +55,7 @@ def headline(matrix: Matrix) -> str:
     text += f"; in part under {listed(in_part)}" if in_part else ""
     text += f"; no advised arm for certain under {listed(nothing)}" if nothing else ""
     better = sorted((row for row in _advised(matrix) if row.best.high < 0), key=_best_loss)
-    named = [f"{row.name} ({change(row.best)})" for row in better[:BETTER]]
+    named = [f"{row.name} ({row.best:±+.3f})" for row in better[:BETTER]]
     return f"{text}. Trains better at its best learning rate: {listed(named or ['none'])}."
 
 
@@ -98,7 +98,7 @@ def _best_loss(row: Row) -> float:
 
 def costs(row: Row) -> str:
     """``best loss -0.121, 1.34 times the time of a step``."""
-    loss = f"best loss {change(row.best)}" if row.best.n else "without a curve"
+    loss = f"best loss {row.best:±+.3f}" if row.best.n else "without a curve"
     return f"{loss}, {row.step_time.ratio:.2f} times the time of a step" if row.step_time else loss
 
 
@@ -114,7 +114,7 @@ def table(matrix: Matrix) -> pd.DataFrame:
 def prices(row: Row) -> dict[str, str]:
     """What an arm costs and tolerates; empty texts for what is not known, as of arms that have no curve."""
     reaches = (f"{decades:.2f}{'+' * row.is_bound}" for decades in (row.within_reference, row.within_own))
-    of_curve = (change(row.best), *reaches, f"{row.parameters:+,}") if row.best.n else [""] * 4
+    of_curve = (f"{row.best:±+.3f}", *reaches, f"{row.parameters:+,}") if row.best.n else [""] * 4
     broken = ", ".join(map(str, broken_public_runs().get(row.name, ())))
     return dict(zip(PRICES, (*of_curve, f"{row.step_time or ''}", broken), strict=True))
 
@@ -137,13 +137,6 @@ def shown(row: Row, failure: Failure) -> str:
         return word
     mark = f" {IN_PLACE}" if row.instead_of(failure) else ""
     return f"{word} {round(100 * cell.share)} %{mark}"
-
-
-def change(interval: Interval) -> str:
-    """``-0.106 ± 0.021``; one seed has no interval."""
-    half = interval.high - interval.mean
-    shown = f"± {half:.3f}" if math.isfinite(half) else "(one seed)" if interval.n == 1 else ""
-    return f"{interval.mean:+.3f} {shown}"
 
 
 def notes(matrix: Matrix) -> list[str]:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from lab.analysis.laws.fits import Crossing
 from lab.analysis.rendering import html
+from lab.analysis.statistics import Interval
 from lab.analysis.text import count, first_to_last, listed, plain_text, to_json
 from lab.features.numbers import numbers
 from lab.features.numbers.limits import PUBLIC_RUNS
@@ -208,20 +209,18 @@ def limit_text(row: Row) -> str:
         value = short(row.unit * (high if math.isinf(end) else end or low))
         return f"> {value}" if math.isinf(end) else f"≤ {value}" if end == 0 else value
 
-    ends = sorted(row.limit[1:])
-    return f"{spelled(row.limit.middle)} [{spelled(ends[0])}, {spelled(ends[1])}]"
+    first, last = sorted(row.limit[1:])
+    return Interval(row.limit.middle, first, last).spelled(spelled)
 
 
 def factors_text(factors: Crossing) -> str:
     """Factors of two to a limit with their interval; empty without a number."""
     if math.isnan(factors.middle):
         return ""
-    ends = sorted(factors[1:])
-    return f"{_signed(factors.middle)} [{_signed(ends[0])}, {_signed(ends[1])}]"
-
-
-def _signed(value: float) -> str:
-    return "unknown" if math.isinf(value) else f"{round(value, 1) + 0.0:+.1f}"
+    low, high = sorted(factors[1:])
+    return Interval(factors.middle, low, high).spelled(
+        lambda value: "unknown" if math.isinf(value) else f"{value:+z.1f}"
+    )
 
 
 def _plain(row: Row) -> dict[str, Any]:

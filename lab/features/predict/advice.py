@@ -155,8 +155,6 @@ def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, A
 
 def _row(advice: BatchAdvice) -> dict[str, Any]:
     quarters = {f"quarter {n}": _spell(stage) for n, stage in enumerate(advice.stages, 1)}
-    critical = advice.critical
-    ends = "" if math.isnan(critical.low) else f" [{critical.low:.3g}, {critical.high:.3g}]"
     return {
         "arm": advice.arm,
         "parameters": count(advice.size),
@@ -164,7 +162,7 @@ def _row(advice: BatchAdvice) -> dict[str, Any]:
         "batch": advice.batch_size,
         "loss": f"{advice.loss:.3f}",
         **quarters,
-        "noise scale [95 %], sequences": f"{_spell(critical)}{ends}",
+        "noise scale [95 %], sequences": "" if math.isnan(advice.critical.mean) else f"{advice.critical:.3g}",
         "seeds": advice.critical.n,
     }
 

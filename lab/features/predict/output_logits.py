@@ -12,7 +12,7 @@ import pandas as pd
 import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import points
-from lab.analysis.laws.fits import REACH, crossing_text, slope_text
+from lab.analysis.laws.fits import REACH, crossing_text
 from lab.analysis.logit_rounding import BF16, COSTLY, FORMATS, level_at_cost
 from lab.analysis.sensitivity import judge
 from lab.analysis.text import count, format_value, listed, plain_text
@@ -111,4 +111,4 @@ def _growth(
         answer = "does not grow" if line.slope <= 0 else "no certain growth"
     else:
         answer = crossing_text(fits.size_beyond(line, limit, 1, first, last), write, first, REACH * last)
-    return slope_text(line), inside, answer
+    return f"{line.slope_interval:±+.2f}", inside, answer

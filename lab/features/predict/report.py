@@ -16,7 +16,7 @@ import lab.analysis.laws.fits as fits
 import lab.features.predict.output_logits as output_logits
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
-from lab.analysis.laws.fits import REACH, crossing_text, slope_text
+from lab.analysis.laws.fits import REACH, crossing_text
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, few, finite, format_value, listed, plain_text
@@ -150,7 +150,7 @@ def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
     rows, smallest, largest = [], forecast.sizes[0], forecast.sizes[-1]
     for lr, line in forecast.lines.items():
         mark = BENT if forecast.bend_sign(lr) else ""
-        row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": slope_text(line)}
+        row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": f"{line.slope_interval:±+.2f}"}
         if forecast.score is not None:
             row |= dict.fromkeys(("held-out error", "inside", "class right"), "")
             if lr in forecast.score.table.index:
@@ -190,7 +190,7 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
         held_out=held_out,
         is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
         sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
-        slope=slope_text(fits.fit(at_largest["lr"], at_largest["value"])) if has_slope else "",
+        slope=f"{fits.fit(at_largest['lr'], at_largest['value']).slope_interval:±+.2f}" if has_slope else "",
         bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
         mark=BENT,
         has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),

@@ -15,7 +15,7 @@ import pandas as pd
 import lab.analysis.laws.fits as fits
 import lab.analysis.laws.optimum as optimum
 from lab.analysis.curves import named_axis, points
-from lab.analysis.laws.fits import Line, slope_text, with_ends
+from lab.analysis.laws.fits import Line, with_ends
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
 from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text
@@ -170,7 +170,7 @@ def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, s
     row = {
         "arm": arm,
         "sizes": str(runs["size"].nunique()),
-        "slope": slope_text(line),
+        "slope": f"{line.slope_interval:±+.2f}",
         **({} if largest else {"largest": count(own)}),
         f"error at {count(largest) if largest else 'it'}": f"{forecast.error:+.2f}",
         "without growth": f"{forecast.unchanged:+.2f}",

@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm
-from lab.analysis.stress.battery import Change, Place, Setting, Spread, StepTime, StressTest, read_step_times
+from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm, spread_within
+from lab.analysis.stress.battery import Change, Place, Setting, StepTime, StressTest, read_step_times
 from lab.analysis.stress.damage import CURES, IN_PART, OPEN, verdict_of
-from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval, pooled_sd
-from lab.features.stress.lines import with_half_width
+from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -78,7 +76,7 @@ class Cure(NamedTuple):
     @property
     def effect(self) -> str:
         """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
-        return with_half_width(self.takes_off, self.test.unit)
+        return f"{self.takes_off:±.2f} {self.test.unit}"
 
     @property
     def share(self) -> str:
@@ -100,7 +98,7 @@ class Cure(NamedTuple):
     @property
     def cost_at_best(self) -> str:
         """What it costs at the best learning rate: ``+0.012 ± 0.020 nats``; empty where that is not known."""
-        return "" if math.isnan(self.cost.mean) else with_half_width(self.cost, "nats", digits=3, sign="+")
+        return "" if math.isnan(self.cost.mean) else f"{self.cost:±+.3f} nats"
 
     @property
     def costs(self) -> str:
@@ -141,9 +139,9 @@ def judge(
     raised = {
         trial.change: (done[trial.best]["loss"] - done[at_best]["loss"]).dropna() for trial in trials if trial.best
     }
-    spread = _pooled(improvements)
+    spread = spread_within(values.to_numpy(dtype=float) for values in improvements.values())
     intervals, costs = _intervals(improvements), _intervals(raised)
-    ps = holm([_p(intervals[trial.change], spread.freedom) for trial in trials])
+    ps = holm([spread.p(intervals[trial.change]) for trial in trials])
     cures = []
     for trial, p in zip(trials, ps, strict=True):
         table, interval = done[trial.stressed], intervals[trial.change]
@@ -206,27 +204,10 @@ def as_screened(cure: Cure) -> Cure:
 
 def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interval]:
     """The mean of paired differences of each change, whose spread is pooled over changes."""
-    spread = _pooled(differences)
-    return {change: pooled_interval(list(values), _others(spread, values)) for change, values in differences.items()}
-
-
-def _pooled(differences: Mapping[str, pd.Series[float]]) -> Spread:
-    return pooled_sd([values.to_numpy(dtype=float) for values in differences.values()], Spread())
-
-
-def _others(spread: Spread, values: pd.Series[float]) -> Spread:
-    """The pooled spread without the group of these values, to which their interval adds them again."""
-    freedom = spread.freedom - (len(values) - 1)
-    if freedom <= 0:
-        return Spread()
-    squares = spread.freedom * spread.sd**2 - float(((values - values.mean()) ** 2).sum())
-    return Spread(math.sqrt(max(squares, 0.0) / freedom), freedom)
-
-
-def _p(interval: Interval, freedom: int) -> float:
-    if not interval.error or math.isnan(interval.error):
-        return math.nan
-    return float(2 * scipy.special.stdtr(freedom, -abs(interval.mean) / interval.error))
+    values_of = {change: values.to_numpy(dtype=float) for change, values in differences.items()}
+    spread = spread_within(values_of.values())
+    others = {change: spread.without(spread_within([values])) for change, values in values_of.items()}
+    return {change: pooled_interval(list(values), others[change]) for change, values in values_of.items()}
 
 
 def trial_of(

@@ -25,8 +25,8 @@ from lab.analysis.guard.compare import (
 )
 from lab.analysis.guard.quantities import NATS
 from lab.analysis.sensitivity import Window
-from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, power_of
-from lab.analysis.stress.battery import Place, Spread, read_spreads
+from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, Spread, power_of
+from lab.analysis.stress.battery import Place, read_spreads
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_sd
 from lab.analysis.text import format_value, listed, plain_text
 from lab.core import files

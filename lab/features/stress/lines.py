@@ -86,7 +86,7 @@ class Line(NamedTuple):
         bound = "at least " if self.is_bound else ""
         stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
         capped = f", {self.capped} of {self.interval.n} seeds capped" if self.capped else ""
-        return f"{bound}{with_half_width(self.interval, self.test.unit)}{stuck}{capped}"
+        return f"{bound}{self.interval:±.2f} {self.test.unit}{stuck}{capped}"
 
     @property
     def outcome(self) -> str:
@@ -115,13 +115,6 @@ class Line(NamedTuple):
             seeds = places.count(place)
             marks[place] = SEED if seeds == 1 else str(seeds) if seeds < 10 else "*"
         return "".join(marks)
-
-
-def with_half_width(interval: Interval, unit: str, *, digits: int = 2, sign: str = "-") -> str:
-    """A mean, half its interval and the unit: ``0.83 ± 0.20 decades``; ``sign="+"`` writes that of a gain, too."""
-    half = interval.high - interval.mean
-    around = f" ± {half:.{digits}f}" if math.isfinite(half) else ""
-    return f"{round(interval.mean, digits) + 0.0:{sign}.{digits}f}{around} {unit}"  # + 0.0, since -0.00 is 0.00
 
 
 def along(test: StressTest, value: float) -> float:

@@ -17,7 +17,7 @@ from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.features.stress.card import INTERVAL_LEVEL, SAY, Card
-from lab.features.stress.lines import Line, strips, with_half_width
+from lab.features.stress.lines import Line, strips
 from lab.features.stress.page import card_figure
 
 
@@ -61,7 +61,7 @@ class Pair(NamedTuple):
             return ""
         if math.isnan(self.difference.mean):
             return "no value"
-        return with_half_width(self.difference, self.first.test.unit, sign="+")
+        return f"{self.difference:±+.2f} {self.first.test.unit}"
 
 
 def pairs_of(first: Card, second: Card) -> list[Pair]:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.laws.fits as fits
-from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, slope_text
+from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text
 from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.measures import Outcomes, curve, failing_lrs, tolerances
 from lab.analysis.text import count, finite, format_value
@@ -45,7 +45,7 @@ class SizeTrend(NamedTuple):
         """Yield the trends, the size from which the user's learning rate fails, and how well such lines foretell."""
         ends = f"{count(self.sizes[0])} to {count(self.sizes[-1])} parameters"
         trends = {TOLERANCE: self.tolerance, FAILING: self.failing}
-        known = [f"the {name} changes by {slope_text(line)} decades" for name, line in trends.items() if line]
+        known = [f"the {name} changes by {line.slope_interval:±+.2f} decades" for name, line in trends.items() if line]
         unknown = [name for name, line in trends.items() if not line]
         if known:
             yield f"Headroom with size, {ends}: per decade of size, {' and '.join(known)}."

@@ -15,6 +15,7 @@ from lab.analysis.events.collapse import FEWEST, Departure, departure
 from lab.analysis.events.detectors import SPIKE, UNRECOVERED, Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
+from lab.analysis.statistics import Interval
 from lab.analysis.text import capitalized, finite, json_rows, listed
 from lab.core.errors import RequestError, similar_names
 from lab.features.watch.words import plain_event, sentence
@@ -337,8 +338,9 @@ def _gap_sentences(letter: str, gap: Gap) -> Iterator[str]:
         yield f"{where}: {mean}too few rows for an interval."
         yield f"Verdict: {verdict_phrase(letter, gap)}."
         return
-    slope, half = (gap.per_thousand * value for value in (gap.change, gap.change_half_width()))
-    yield f"{where}: {_interval(gap.mean, gap.half_width())} nats/token, slope {_interval(slope, half)} per 1000 steps."
+    middle = Interval.around(gap.mean, gap.half_width())
+    slope = Interval.around(gap.per_thousand * gap.change, gap.per_thousand * gap.change_half_width())
+    yield f"{where}: {middle:+.4f} nats/token, slope {slope:+.4f} per 1000 steps."
     yield f"Verdict: {verdict_phrase(letter, gap)}."
     seen = f"a constant gap of {gap.smallest_gap:.2g}, or a change by {gap.smallest_change:.2g} over these steps"
     yield f"Power: {seen}, would have been seen in {100 * POWER:g} of 100 cases."
@@ -374,10 +376,6 @@ def verdict_phrase(letter: str, gap: Gap) -> str:
 def _worse(gap: float) -> str:
     """What the second log is, by its gap from the first."""
     return "worse" if gap > 0 else "better"
-
-
-def _interval(middle: float, half: float) -> str:
-    return f"{middle:+.4f} [{middle - half:+.4f}, {middle + half:+.4f}]"
 
 
 def _plain(pair: Pair) -> dict[str, Any]:

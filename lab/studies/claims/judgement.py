@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Study
-from lab.analysis.text import alike, capitalized
+from lab.analysis.text import capitalized
 from lab.core import shipped
 from lab.report.shelf import Judgement
 from lab.studies.claims import scoreboard
@@ -18,7 +17,6 @@ from lab.studies.claims.decision import CONTRADICTED, IN_PART, NO_EFFECT, REPROD
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import study_of
 from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import LOG10
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
 SAY = html.macros("answers.txt")  # a macro for each kind of sentence
@@ -72,17 +70,6 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
 
 def _part(row: ScoreboardRow) -> str:
     verdict, reason = row.verdict, row.verdict.reason.partition(";")[0]
-    effect = _effect(row) if row.effect else ""
     return str(
-        SAY.claim(row.claim.sentence, verdict.verdict, reason, effect, verdict.seeds, is_screening=row.is_screening)
+        SAY.claim(row.claim.sentence, verdict.verdict, reason, row.effect, verdict.seeds, is_screening=row.is_screening)
     )
-
-
-def _effect(row: ScoreboardRow) -> str:
-    """The effect with its interval in equal decimals, and its unit; a log of a number is shown as that number."""
-    verdict, unit = row.verdict, row.claim.unit
-    if unit.startswith(LOG10):
-        return row.effect
-    effect, low, high = alike([verdict.effect, verdict.low, verdict.high])
-    interval = "" if math.isnan(verdict.low) else f" [{low}, {high}]"
-    return f"{effect}{interval} {unit}".rstrip()

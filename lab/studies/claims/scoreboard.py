@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.rendering import html
-from lab.analysis.statistics import FEWEST_SEEDS, benjamini_hochberg, format_3_decimals
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, benjamini_hochberg
 from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -105,12 +105,10 @@ class ScoreboardRow(NamedTuple):
     @property
     def effect(self) -> str:
         """``0.148 [0.12, 0.17]`` and the unit; if the unit is the log10 of a number, the number itself."""
-        unit = self.claim.unit
-        effect, low, high = (amount(value, unit) for value in self.verdict[1:4])
         if math.isnan(self.verdict.effect):
             return ""
-        interval = "" if math.isnan(self.verdict.low) else f" [{low}, {high}]"
-        return f"{effect}{interval} {unit.removeprefix(LOG10)}"
+        unit, interval = self.claim.unit, Interval(*self.verdict[1:4])
+        return f"{interval.spelled(lambda value: amount(value, unit))} {unit.removeprefix(LOG10)}".rstrip()
 
 
 def read(folders: Sequence[Path]) -> list[Evidence]:
@@ -238,7 +236,7 @@ def table(rows: Sequence[ScoreboardRow]) -> pd.DataFrame:
 def _spell_q(q: float) -> str:
     if math.isnan(q):
         return ""
-    return f"at most {LEAST_Q:g}" if q <= LEAST_Q else format_3_decimals(q)
+    return f"at most {LEAST_Q:g}" if q <= LEAST_Q else f"{q:.2g}" if q < 0.001 else f"{q:.3f}"
 
 
 def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:

@@ -252,9 +252,9 @@ def _factors(records: Records) -> Iterator[str]:
     for burst, seeds in by_seed.groupby(level=0):
         own, *others = (student_t(seeds[name]) for name in ("data", "weights", "moments", "state"))
         yield (
-            f"{str(burst).replace('_', ' ').capitalize()} add {own.bare} nats/token to the peak in the state of the "
-            f"spike. That is more than with earlier weights by {others[0].bare}, than with earlier moments by "
-            f"{others[1].bare}, and than with both by {others[2].bare}; a negative number means less."
+            f"{str(burst).replace('_', ' ').capitalize()} add {own:±} nats/token to the peak in the state of the "
+            f"spike. That is more than with earlier weights by {others[0]:±}, than with earlier moments by "
+            f"{others[1]:±}, and than with both by {others[2]:±}; a negative number means less."
         )
 
 

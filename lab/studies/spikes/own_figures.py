@@ -190,8 +190,7 @@ def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
 
 def _share(name: str, hits: pd.Series, kind: str) -> Dot:
     share = share_interval(int(hits.sum()), len(hits))
-    interval = f"95 % interval {share.low:.2f} to {share.high:.2f}"
-    return Dot(share, f"{name}\n{kind}: {int(hits.sum())} of {len(hits)}\n{interval}")
+    return Dot(share, f"{name}\n{kind}: {int(hits.sum())} of {len(hits)}\nshare {share:.2f}")
 
 
 def _wait(name: str, wait: pd.Series) -> Dot:
