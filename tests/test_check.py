@@ -19,11 +19,12 @@ import pytest
 
 import planted
 from lab.__main__ import main
-from lab.analysis.guard import baseline, compare, render
+from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.compare import Change
 from lab.analysis.stress.battery import Spread, read_battery
 from lab.core.errors import RequestError
-from lab.features.stress.guard import (
+from lab.features.guard import render
+from lab.features.guard.cards import (
     BEST_LOSS,
     TEN_TIMES,
     CardBaseline,

@@ -13,8 +13,8 @@ import pytest
 import planted
 from lab.__main__ import main
 from lab.analysis import load, per_seed, points
-from lab.analysis.guard.side_by_side import SideBySide, compare_folders
 from lab.analysis.statistics import student_t
+from lab.features.guard.side_by_side import SideBySide, compare_folders
 from lab.records import plans, store
 from lab.records.status import read_status
 from sweeping import OutputOf

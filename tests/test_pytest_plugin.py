@@ -9,7 +9,7 @@ import pytest
 
 from lab import pytest_plugin
 from lab.analysis.guard import baseline
-from lab.features.stress.guard import save_card
+from lab.features.guard.cards import save_card
 from planted import card_folder, cards, write
 from sweeping import finished
 

@@ -23,7 +23,7 @@ from lab import analysis, main
 from lab.analysis.statistics import Interval, power_of, student_t
 from lab.analysis.stress import battery as battery_room
 from lab.analysis.stress.arms import arm_cards
-from lab.analysis.stress.battery import Setting, Spread, StepTime, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Setting, Spread, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,
@@ -72,18 +72,7 @@ from lab.features.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.features.stress.lines import (
-    FAILS,
-    NOT_JUDGED,
-    OPEN,
-    PASSES,
-    WEAK,
-    Line,
-    along,
-    strips,
-    verdict_of,
-    with_half_width,
-)
+from lab.features.stress.lines import Line, along, strips, verdict_of, with_half_width
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.reference import beside_published

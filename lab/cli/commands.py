@@ -24,9 +24,9 @@ from lab.core.printing import say
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
+    from lab.features.guard.side_by_side import SideBySide
     from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.build import Report
@@ -457,26 +457,26 @@ def _export(arguments: list[str]) -> None:
 
 
 def _check(arguments: list[str]) -> None:
-    from lab.analysis.guard import check, render
+    from lab.analysis.guard import check
     from lab.analysis.guard.compare import UNCLEAR
     from lab.analysis.text import listed
     from lab.core import files
-    from lab.features.stress import guard
+    from lab.features.guard import cards, render
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
         _keep_baseline(given)
         return
-    by_itself = given.fail_on in guard.FAILING and not given.baseline
+    by_itself = given.fail_on in cards.FAILING and not given.baseline
     if given.fail_on and given.fail_on != UNCLEAR and not by_itself:
-        verdicts = listed(guard.FAILING, "or")
+        verdicts = listed(cards.FAILING, "or")
         raise RequestError(f"--fail-on takes {UNCLEAR}, or without --baseline {verdicts}, not {given.fail_on!r}")
     if by_itself:
         _check_verdicts(given)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = cards.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
     _note_damage(folder)
     say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
@@ -488,21 +488,21 @@ def _check(arguments: list[str]) -> None:
 
 def _check_verdicts(given: argparse.Namespace) -> NoReturn:
     """Judge a card by its own verdicts, without a baseline, and end with the exit code."""
-    from lab.features.stress import guard
+    from lab.features.guard import cards
 
     others = ("margin", "strict", "junit", "markdown", "window", "json")
     if len(given.folders) != 1 or any(getattr(given, name) for name in others):
         raise RequestError(f"lab check DIR --fail-on {given.fail_on} takes the folder of a card and no more")
-    lines, code = guard.check_verdicts(given.folders[0], given.fail_on)
+    lines, code = cards.check_verdicts(given.folders[0], given.fail_on)
     say("\n".join(lines))
     raise SystemExit(code)
 
 
 def _keep_baseline(given: argparse.Namespace) -> None:
     """Save a baseline, or show one."""
-    from lab.analysis.guard import baseline, check
+    from lab.analysis.guard import baseline
     from lab.analysis.sensitivity import WINDOW
-    from lab.features.stress import guard
+    from lab.features.guard import cards, curves
 
     others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
@@ -513,23 +513,23 @@ def _keep_baseline(given: argparse.Namespace) -> None:
         raise RequestError(
             "lab check DIR --save FILE [--window LOW HIGH], or lab check --show FILE, with no other option"
         )
-    if given.show and guard.is_card(Path(given.show)):
-        lines = guard.describe_card(guard.read_card(Path(given.show)))
-    elif given.save and guard.is_card(given.folders[0]):
-        lines = guard.save_card(given.folders[0], Path(given.save))
+    if given.show and cards.is_card(Path(given.show)):
+        lines = cards.describe_card(cards.read_card(Path(given.show)))
+    elif given.save and cards.is_card(given.folders[0]):
+        lines = cards.save_card(given.folders[0], Path(given.save))
     elif given.show:
-        lines = check.describe_baseline(baseline.read(Path(given.show)))
+        lines = curves.describe_baseline(baseline.read(Path(given.show)))
     else:
-        lines = check.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)
+        lines = curves.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)
     for line in lines:
         say(line)
 
 
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.events.logs import is_results_folder
-    from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
     from lab.core import files
+    from lab.features.guard.side_by_side import compare_folders
     from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
     from lab.features.watch.two_logs_page import page, siblings_page
 

@@ -20,7 +20,17 @@ from rich.text import Text
 
 from lab.analysis.curves import parameters
 from lab.analysis.stress.arms import arm_cards
-from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import (
+    CARD_FILE,
+    FAILS,
+    NOT_JUDGED,
+    OPEN,
+    WEAK,
+    Change,
+    Setting,
+    StressTest,
+    read_battery,
+)
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.cli import launch
@@ -33,7 +43,7 @@ from lab.core.errors import RequestError
 from lab.core.files import quoted
 from lab.core.printing import printable, say
 from lab.features.board.failures import REFERENCE, board_arms, no_such_arm
-from lab.features.stress.card import FILE, Card, card_of
+from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import (
     Cure,
     Trial,
@@ -44,7 +54,7 @@ from lab.features.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, STRIP, WEAK, Line, strips, zone_at
+from lab.features.stress.lines import STRIP, Line, strips, zone_at
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.records import store
@@ -398,7 +408,7 @@ def _card_of_possible_tests(plan: Plan) -> Card:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / FILE, card.as_json() + "\n")
+    files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
     return card
 
 

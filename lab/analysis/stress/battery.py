@@ -23,6 +23,9 @@ SPREADS = Path(__file__).with_name("spreads.yaml")
 # Written by ``benchmarks/step_times.py``.
 STEP_TIMES = Path(__file__).with_name("step_times.csv")
 
+CARD_FILE = "card.json"  # of a card, in the folder of its records
+FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not judged"  # verdicts on a test
+
 
 class Setting(NamedTuple):
     """What distinguishes runs of a card that differ in their seeds only.

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.guard import render
 from lab.analysis.guard.check import MARGIN, check_folder
 from lab.analysis.guard.compare import (
     BETTER,
@@ -26,13 +25,12 @@ from lab.analysis.guard.compare import (
 from lab.analysis.guard.quantities import NATS
 from lab.analysis.sensitivity import Window
 from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, power_of
-from lab.analysis.stress.battery import Place, Spread, read_spreads
+from lab.analysis.stress.battery import CARD_FILE, FAILS, OPEN, WEAK, Place, Spread, read_spreads
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_sd
 from lab.analysis.text import format_value, listed, plain_text
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.stress.card import FILE
-from lab.features.stress.lines import FAILS, OPEN, WEAK
+from lab.features.guard import render
 from lab.records import store
 
 VERSION = 1
@@ -100,7 +98,7 @@ class CardBaseline(NamedTuple):
 def is_card(path: Path) -> bool:
     """Whether a path is the folder of a card, or the baseline of one."""
     if path.is_dir():
-        return (path / FILE).is_file()
+        return (path / CARD_FILE).is_file()
     try:
         return "card_version" in files.read_json(path, dict)
     except (OSError, ValueError):
@@ -114,7 +112,7 @@ def read_card(path: Path) -> CardBaseline:
         RequestError: the file is missing, damaged or of another version, or the card was made before it named seeds.
     """
     try:
-        content = files.read_json(path / FILE if path.is_dir() else path, dict)
+        content = files.read_json(path / CARD_FILE if path.is_dir() else path, dict)
     except OSError as refusal:
         raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
     except ValueError:
@@ -321,7 +319,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
         RequestError: the folder holds no card, or a damaged one.
     """
     try:
-        content = files.read_json(folder / FILE, dict)
+        content = files.read_json(folder / CARD_FILE, dict)
         fails = FAILING[: FAILING.index(fail_on) + 1]
         failing = [f"- {test['title']}: {test['verdict']}" for test in content["tests"] if test["verdict"] in fails]
         code = 1 if failing else 0 if content["is_judged"] else 2
@@ -330,7 +328,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
     except OSError as refusal:
         raise RequestError(f"{folder} holds no card of lab stress: {refusal.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"{folder / FILE} is damaged; lab stress makes it anew") from None
+        raise RequestError(f"{folder / CARD_FILE} is damaged; lab stress makes it anew") from None
 
 
 def _empty(
