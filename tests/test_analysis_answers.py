@@ -12,7 +12,7 @@ from lab.cli.launch import compose_points
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
-from lab.report.answers import answer, dates, nearest, questions, reference_arm
+from lab.report.replies import answer, dates, nearest, questions, reference_arm
 from planted import BOTH, LRS, cards
 
 

@@ -14,7 +14,7 @@ from lab.analysis import from_frame, show, study
 from lab.analysis.guard import baseline as baselines
 from lab.core.errors import RequestError
 from lab.report.all_figures import FIGURES
-from lab.report.answers import answer
+from lab.report.replies import answer
 from sweeping import OutputOf
 
 LRS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
