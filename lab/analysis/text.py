@@ -149,11 +149,13 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def to_json(content: Any) -> str:
-    """Plain values, lists and mappings as JSON; a number that is not finite is null."""
+    """Plain values, lists, mappings and named tuples as JSON; a number that is not finite is null."""
     return json.dumps(_finite(content), indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def _finite(content: Any) -> Any:
+    if hasattr(content, "_asdict"):
+        content = content._asdict()
     if isinstance(content, Mapping):
         return {key: _finite(value) for key, value in content.items()}
     return [_finite(value) for value in content] if isinstance(content, list | tuple) else finite(content)

@@ -29,11 +29,24 @@ if TYPE_CHECKING:
     from lab.features.guard.side_by_side import SideBySide
     from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
+    from lab.report.answer import Answer
     from lab.report.build import Report
 
 
 def _say_json(value: Any) -> None:
     say(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False, default=str))
+
+
+def _give(answer: Answer, given: argparse.Namespace) -> None:
+    """Say an answer, or its JSON with ``--json``, and write the other forms that options name a file for."""
+    from lab.core import files
+
+    say(answer.json() if given.json else answer.text())
+    for form in ("html", "junit", "markdown"):
+        if path := getattr(given, form, None):
+            files.write_output(Path(path), getattr(answer, form)())
+            if not given.json:
+                say(f"{'page' if form == 'html' else form}: {path}")
 
 
 def _sweep(arguments: list[str]) -> None:
@@ -108,8 +121,8 @@ def _seconds(text: str) -> float:
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
+    from lab.features.numbers.answer import answer
     from lab.features.numbers.numbers import LOOK, STOP, read_numbers
-    from lab.features.numbers.page import NumbersPage
 
     if given.fail_on not in (None, LOOK, STOP):
         raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
@@ -118,20 +131,11 @@ def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
     if given.folders:
         raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
-    page = NumbersPage(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
-    if given.html:
-        files.write_output(Path(given.html), page.page())
+    found = answer(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
     if given.thresholds:
-        files.write_output(Path(given.thresholds), page.thresholds_text())
-    if given.json:
-        say(page.as_json())
-    else:
-        for line in page.text():
-            say(line)
-        for name in ("html", "thresholds"):
-            if path := getattr(given, name):
-                say(f"{'page' if name == 'html' else name}: {path}")
-    if given.fail_on and page.decision.word in (STOP, given.fail_on):
+        files.write_output(Path(given.thresholds), json.dumps(found.data["thresholds"], indent=1) + "\n")
+    _give(found, given)
+    if given.fail_on and found.data["decision"].word in (STOP, given.fail_on):
         raise SystemExit(1)
 
 
