@@ -26,7 +26,7 @@ from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
 from lab.features.numbers import numbers
-from lab.features.numbers.answer import answer, factors_text, limit_text, remarks, verdicts_text, yours
+from lab.features.numbers.answer import answer_of, factors_text, limit_text, remarks, verdicts_text, yours
 from lab.features.numbers.limits import FILE as LIMITS
 from lab.features.numbers.limits import PUBLIC
 from lab.features.numbers.numbers import read_numbers
@@ -224,7 +224,7 @@ def published_runs() -> Iterator[str]:
         yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
         yield "\n".join([*(f"- {remark}" for remark in remarks(given)), ""])
         yield verdicts_text(numbers.rows(given)) + "\n"
-        yield markdown_table(answer(given, "").table) + "\n"
+        yield markdown_table(answer_of(given, "").table) + "\n"
 
 
 CARDS = """# The cards of the published recipes

@@ -21,7 +21,7 @@ from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.laws.fits import Crossing
 from lab.core.errors import RequestError
 from lab.features.numbers import limits, numbers
-from lab.features.numbers.answer import answer, limit_text, remarks, yours
+from lab.features.numbers.answer import answer_of, limit_text, remarks, yours
 from lab.features.numbers.limits import Limit, read_limits
 from lab.features.numbers.numbers import Row, read_numbers, risks, rows
 
@@ -127,7 +127,7 @@ def test_below_what_ran_no_end_is_known() -> None:
 
 
 def decision(*words: str) -> tuple[str, str]:
-    found = answer(read_numbers(words), "")
+    found = answer_of(read_numbers(words), "")
     return found.data["decision"].word, found.headline
 
 
@@ -206,7 +206,7 @@ def test_a_word_is_read_in_any_case(word: str) -> None:
 def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str) -> None:
     given = read_numbers([f"params={text}", "lr=3e-4"])
     assert given["params"] == 7e9
-    assert f"A run of {text} parameters: lr=3e-4" in answer(given, "").text().splitlines()
+    assert f"A run of {text} parameters: lr=3e-4" in answer_of(given, "").text().splitlines()
 
 
 def test_what_did_not_run_is_no_reason_to_go() -> None:
@@ -285,7 +285,7 @@ def test_a_limit_is_shown_in_the_number_and_the_words_that_the_user_gave() -> No
     row = row_of("warm_up", "params=7e9", "warmup=2k", "beta2=.95")
     assert yours(row) == "warmup=2k"
     assert float(limit_text(row).partition(" ")[0]) == pytest.approx(row.limit.middle * 20, rel=0.01)
-    page = answer(read_numbers(["params=7B", "lr=3e-4", "batch=4M"]), "")
+    page = answer_of(read_numbers(["params=7B", "lr=3e-4", "batch=4M"]), "")
     assert page.title == "A run of 7B parameters: lr=3e-4 batch=4M"
 
 
@@ -373,7 +373,7 @@ def test_two_records_that_disagree_on_a_level_give_none() -> None:
     row = row_of("attention_logits", "params=7e9", "lr=3e-4", "qk_norm=no")
     levels = [read_limits()[name].beyond for name in ("early_logits", "early_logits_of_long_runs")]
     assert all(f"{level:.3g}" in row.does_not_carry for level in levels)
-    assert "attention_logit_max" not in answer(read_numbers(LARGE), "").data["thresholds"]
+    assert "attention_logit_max" not in answer_of(read_numbers(LARGE), "").data["thresholds"]
 
 
 def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
@@ -420,7 +420,7 @@ def test_the_same_from_python() -> None:
     assert page.command == "lab stress --params 7B lr=0.0003 qk_norm=no"
     assert (
         page.table["risk"].tolist()
-        == answer(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()
+        == answer_of(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()
     )
     assert "attention logits" in page._repr_html_()
     with pytest.raises(RequestError, match="'bf61'; nearest: bf16"):

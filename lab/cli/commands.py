@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
-    from lab.features.guard.side_by_side import SideBySide
     from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.answer import Answer
@@ -121,7 +120,7 @@ def _seconds(text: str) -> float:
 def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
     from lab.cli import request
     from lab.core import files
-    from lab.features.numbers.answer import answer
+    from lab.features.numbers.answer import answer_of
     from lab.features.numbers.numbers import LOOK, STOP, read_numbers
 
     if given.fail_on not in (None, LOOK, STOP):
@@ -131,7 +130,7 @@ def _numbers(given: argparse.Namespace, words: Sequence[str]) -> None:
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
     if given.folders:
         raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
-    found = answer(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
+    found = answer_of(read_numbers([f"params={given.params}", *words]), request.command_line(sys.argv[1:]))
     if given.thresholds:
         files.write_output(Path(given.thresholds), json.dumps(found.data["thresholds"], indent=1) + "\n")
     _give(found, given)
@@ -464,8 +463,8 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.guard import check
     from lab.analysis.guard.compare import UNCLEAR
     from lab.analysis.text import listed
-    from lab.core import files
-    from lab.features.guard import cards, render
+    from lab.features.guard import baselines, cards
+    from lab.features.guard.answer import answer_of
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
@@ -480,13 +479,10 @@ def _check(arguments: list[str]) -> None:
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    comparison = cards.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
     _note_damage(folder)
-    say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
-    for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
-        if path:
-            files.write_output(Path(path), write(comparison))
+    _give(answer_of(comparison), given)
     raise SystemExit(comparison.exit_code)
 
 
@@ -504,9 +500,8 @@ def _check_verdicts(given: argparse.Namespace) -> NoReturn:
 
 def _keep_baseline(given: argparse.Namespace) -> None:
     """Save a baseline, or show one."""
-    from lab.analysis.guard import baseline
     from lab.analysis.sensitivity import WINDOW
-    from lab.features.guard import cards, curves
+    from lab.features.guard import baselines
 
     others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
@@ -517,39 +512,34 @@ def _keep_baseline(given: argparse.Namespace) -> None:
         raise RequestError(
             "lab check DIR --save FILE [--window LOW HIGH], or lab check --show FILE, with no other option"
         )
-    if given.show and cards.is_card(Path(given.show)):
-        lines = cards.describe_card(cards.read_card(Path(given.show)))
-    elif given.save and cards.is_card(given.folders[0]):
-        lines = cards.save_card(given.folders[0], Path(given.save))
-    elif given.show:
-        lines = curves.describe_baseline(baseline.read(Path(given.show)))
+    if given.show:
+        _give(baselines.show(Path(given.show)), given)
     else:
-        lines = curves.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)
-    for line in lines:
-        say(line)
+        _give(baselines.save(given.folders[0], Path(given.save), _window(given) or WINDOW), given)
 
 
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.events.logs import is_results_folder
     from lab.analysis.sensitivity import WINDOW
     from lab.core import files
-    from lab.features.guard.side_by_side import compare_folders
+    from lab.features.guard.side_by_side import answer_of, compare_folders
     from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
     from lab.features.watch.two_logs_page import page, siblings_page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
         raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
-    compared: SideBySide | ComparedLogs | Siblings
+    compared: ComparedLogs | Siblings
     if all(map(is_results_folder, given.folders)):
         if len(given.folders) != 2 or given.within or given.html or given.siblings:
             raise RequestError(
                 "lab compare A B takes two results folders; --within, --html and --siblings go with logs"
             )
-        compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
-    elif given.window:
+        _give(answer_of(compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)), given)
+        return
+    if given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
-    elif given.siblings:
+    if given.siblings:
         if given.within:
             raise RequestError("--siblings goes without --within")
         compared = siblings = follow_siblings(given.folders)

@@ -148,11 +148,11 @@ def numbers(params: float | str, **given: Any) -> Answer:
     Raises:
         RequestError: a name is unknown, or its value is none.
     """
-    from lab.features.numbers.answer import answer
+    from lab.features.numbers.answer import answer_of
     from lab.features.numbers.numbers import read_numbers
 
     words = [f"{name}={value}" for name, value in given.items()]
-    return answer(
+    return answer_of(
         read_numbers([f"params={params}", *words]), shlex.join(["lab", "stress", "--params", str(params), *words])
     )
 

@@ -124,8 +124,8 @@ def _lines(parts: Iterable[Part]) -> Iterator[str]:
 
 def _wrapped(text: str, bullet: str = "") -> list[str]:
     """A text in lines, no word of which is broken, such as a path."""
-    form = {"initial_indent": bullet, "subsequent_indent": " " * len(bullet)}
-    return textwrap.wrap(text, LINE_LENGTH, break_long_words=False, break_on_hyphens=False, **form)
+    lines = textwrap.wrap(text, LINE_LENGTH - len(bullet), break_long_words=False, break_on_hyphens=False)
+    return [f"{' ' * len(bullet) if number else bullet}{line}" for number, line in enumerate(lines)]
 
 
 def _markup(part: Part) -> Markup:

@@ -21,7 +21,7 @@ SAME_SIZE = 0.2  # decades beyond the largest size that ran, up to which a table
 OF_RISK = ("name", "title", "number", "trouble", "fails", "published", "log", "columns", "test")
 
 
-def answer(given: Mapping[str, Number | str], command: str) -> Answer:
+def answer_of(given: Mapping[str, Number | str], command: str) -> Answer:
     """The risks of a run by its numbers, as ``read_numbers`` makes them, with ``params``."""
     rows, about = numbers.rows(given), numbers.table()
     decision = numbers.decide(rows, given)
@@ -89,18 +89,9 @@ def _cells(row: Row) -> dict[str, str]:
 
 def _about(row: Row) -> list[str]:
     """Sentences on the limit of a row, the evidence at size, what to log and when to act, and the test."""
-    text = html.render(
-        "risk.txt",
-        risk=row.risk,
-        does_not_carry=row.does_not_carry,
-        source=row.source,
-        missing=_missing(row),
-        remarks=row.remarks,
-        threshold=row.threshold,
-        is_public=row.source.sweep == PUBLIC_RUNS,
-        sizes=first_to_last(map(count, row.source.sizes)),
-        steps=first_to_last(map(short, row.source.steps)),
-    )
+    sizes, steps = first_to_last(map(count, row.source.sizes)), first_to_last(map(short, row.source.steps))
+    is_public = row.source.sweep == PUBLIC_RUNS
+    text = html.render("risk.txt", row=row, missing=_missing(row), is_public=is_public, sizes=sizes, steps=steps)
     return text.splitlines()
 
 
