@@ -8,7 +8,6 @@ import math
 import re
 import shlex
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
@@ -332,8 +331,7 @@ def _coordcheck(arguments: list[str]) -> None:
 
 def _predict(arguments: list[str]) -> None:
     from lab.analysis.curves import load, without_single_changes
-    from lab.features.predict import advice, report
-    from lab.records import run_table
+    from lab.features.predict import answer
 
     given = OptionParser("predict").read(arguments)
     if len(given.folders) != 1:
@@ -343,49 +341,28 @@ def _predict(arguments: list[str]) -> None:
     records = every.of(set(without_single_changes(every.runs)["id"]))
     _note_damage(folder)
     if given.size or given.lr:
-        _predict_at(records, given.size, given.lr, window, as_json=given.json)
+        _predict_at(records, window, given)
         return
-    has_noise_scale = advice.is_measured(records)
-    lines, answer = list[str](), dict[str, Any]()
-    try:
-        lines = report.predict(records, folder, window)
-        answer["fits"] = report.plain(records, window)
-    except RequestError as refusal:
-        if window or run_table.is_imported(records):
-            raise
-        if not has_noise_scale:
-            raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
-    if has_noise_scale:
-        advised, answer["batch"] = advice.batch_advice(records, folder)
-        lines += [*[""] * bool(lines), *advised]
-    if given.json:
-        _say_json({**answer, "text": lines})
-    else:
-        say("\n".join(lines))
+    _give(answer.predict(records, folder, window), given)
 
 
-def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
+def _predict_at(records: Records, window: Window | None, given: argparse.Namespace) -> None:
     from lab.analysis.curves import named_axis
     from lab.features.numbers.limits import read_limits
     from lab.features.numbers.numbers import levels_that_disagree, risks
-    from lab.features.predict import at_size, report
+    from lab.features.predict import answer, at_size
     from lab.features.predict.forecasts import LOGIT
 
-    parameters, rate = _positive("--size", size), _positive("--lr", lr)
-    if parameters is None:
+    size, lr = _positive("--size", given.size), _positive("--lr", given.lr)
+    if size is None:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, parameters, rate, window)
-    public = read_limits()["failing_lr"].at({"params": parameters})
-    if as_json:
-        _say_json(at_size.plain(found, parameters, rate, public))
-    else:
-        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, named_axis(records.runs), public)
-        of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
-        disagreement = levels_that_disagree(of_logits)
-        if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
-            sentence = f"The limit of attention logits is not one to act on: {disagreement}."
-            lines += ["", *textwrap.wrap(sentence, report.LINE_LENGTH)]
-        say("\n".join([*lines, *report.said_of_experts(records)]))
+    found = at_size.forecasts_at(records, size, lr, window)
+    public = read_limits()["failing_lr"].at({"params": size})
+    of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
+    disagreement, notes = levels_that_disagree(of_logits), answer.said_of_experts(records)
+    if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
+        notes = [f"The limit of attention logits is not one to act on: {disagreement}.", *notes]
+    _give(at_size.answer_of(found, size, lr, named_axis(records.runs), public, notes), given)
 
 
 def _watch(arguments: list[str]) -> None:
