@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.features.guard import cards
 from lab.features.guard.answer import answer_of
+from lab.features.guard.cards import CardBaseline
 from lab.report.answer import Answer, Part, Section
 
 COLUMN_NAMES = {
@@ -31,6 +32,7 @@ COLUMN_NAMES = {
     "loss_at_init": "loss at initialization",
     "logit_growth": "logit growth (decades)",
 }
+OVER = "sensitivity over learning rates from"
 
 
 class Kind(NamedTuple):
@@ -72,7 +74,7 @@ def save(folder: Path, path: Path, window: Window = WINDOW) -> Answer:
         before, now = _facts(old), _facts(new)
         changed = [name for name in now if before.get(name, []) != now[name]]
         changes = [f"{name}: {'; '.join(before.get(name, []))} -> {'; '.join(now[name])}" for name in changed]
-        if getattr(old, "window", None) == getattr(new, "window", None):
+        if OVER not in changed:
             compared = answer_of(kind.compare(old, new, MARGIN))
             changes.append(Section(compared.headline, compared.parts))
     return Answer(f"{path}: the baseline of {folder}", [*changes, *_parts(kind, new)])
@@ -89,9 +91,9 @@ def _parts(kind: Kind, baseline: Any) -> list[Part]:
     return [pd.DataFrame(facts), pd.DataFrame(kind.rows(baseline)), kind.about]
 
 
-def _facts(baseline: Any) -> dict[str, list[str]]:
-    of_window = {"sensitivity over learning rates from": [str(baseline.window)]} if hasattr(baseline, "window") else {}
-    return {**baseline.made, **of_window}
+def _facts(baseline: Baseline | CardBaseline) -> Mapping[str, list[str]]:
+    """How the runs were made, and for curves the learning rates of the sensitivity, lines by name."""
+    return baseline.made if isinstance(baseline, CardBaseline) else {**baseline.made, OVER: [str(baseline.window)]}
 
 
 def _kind(path: Path) -> Kind:
