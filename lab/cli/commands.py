@@ -501,7 +501,7 @@ def _compare(arguments: list[str]) -> None:
     from lab.core import files
     from lab.features.guard.side_by_side import answer_of, compare_folders
     from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
-    from lab.features.watch.two_logs_page import page, siblings_page
+    from lab.features.watch.two_logs_figures import page, siblings_page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
