@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from lab.report.answer import LINE_LENGTH, Answer, Case, Section
+from lab.analysis.rendering import layout
+from lab.analysis.rendering.layout import Sheet
+from lab.report.answer import LINE_LENGTH, Answer, Case, Figure, Section
 
 
 class Pair(NamedTuple):
@@ -87,3 +89,19 @@ def test_cases_that_fail_are_counted_and_told() -> None:
 
 def test_the_table_of_an_answer_is_its_first() -> None:
     assert ANSWER.table is TABLE
+
+
+def test_a_figure_is_drawn_for_a_page_and_nowhere_else() -> None:
+    drawn = list[str]()
+
+    def draw() -> Sheet:
+        sheet, _ = layout.facets(["panel"], ["loss"], 8)
+        drawn.append("once")
+        return sheet
+
+    found = Answer("Done.", [Section("Alone", [Figure("curve", layout.styled(draw))]), "text"], title="t")
+    assert found.text() == "Done.\nt\ntext"
+    assert "Alone" not in found.markdown()
+    assert not drawn
+    assert "<svg" in found.html()
+    assert len(drawn) == 1

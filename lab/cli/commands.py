@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from lab.analysis.sensitivity import Window
     from lab.cli.request import Request
-    from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.answer import Answer
     from lab.report.build import Report
@@ -498,37 +497,29 @@ def _keep_baseline(given: argparse.Namespace) -> None:
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.events.logs import is_results_folder
     from lab.analysis.sensitivity import WINDOW
-    from lab.core import files
-    from lab.features.guard.side_by_side import answer_of, compare_folders
+    from lab.features.guard import side_by_side
+    from lab.features.watch import answer
     from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
-    from lab.features.watch.two_logs_figures import page, siblings_page
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
         raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
-    compared: ComparedLogs | Siblings
     if all(map(is_results_folder, given.folders)):
         if len(given.folders) != 2 or given.within or given.html or given.siblings:
             raise RequestError(
                 "lab compare A B takes two results folders; --within, --html and --siblings go with logs"
             )
-        _give(answer_of(compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)), given)
-        return
-    if given.window:
+        compared = side_by_side.compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+        _give(side_by_side.answer_of(compared), given)
+    elif given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
-    if given.siblings:
+    elif given.siblings:
         if given.within:
             raise RequestError("--siblings goes without --within")
-        compared = siblings = follow_siblings(given.folders)
-        text = siblings_page(siblings) if given.html else ""
+        _give(answer.siblings_answer(follow_siblings(given.folders)), given)
     else:
-        compared = logs = compare_logs(given.folders, margin_of(given.within) if given.within else None)
-        text = page(logs) if given.html else ""
-    if given.html:
-        files.write_output(Path(given.html), text)
-        say(f"page: {given.html}")
-        return
-    say(compared.as_json() if given.json else "\n".join(compared.lines()))
+        margin = margin_of(given.within) if given.within else None
+        _give(answer.answer_of(compare_logs(given.folders, margin)), given)
 
 
 def _status(arguments: list[str]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -16,6 +16,9 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.text import markdown_table, plain_text, to_json
 from lab.core.printing import printable
+
+if TYPE_CHECKING:
+    from lab.analysis.rendering.layout import Drawing
 
 LINE_LENGTH = 120
 
@@ -27,7 +30,14 @@ class Section(NamedTuple):
     parts: Sequence[Part]
 
 
-Part: TypeAlias = str | Section | pd.DataFrame | Sequence[str]
+class Figure(NamedTuple):
+    """A figure, drawn where a page shows it; text and Markdown leave it out."""
+
+    name: str
+    draw: Callable[[], Drawing]
+
+
+Part: TypeAlias = str | Section | Figure | pd.DataFrame | Sequence[str]
 
 
 class Case(NamedTuple):
@@ -77,7 +87,7 @@ class Answer:
         return "\n".join(self._body())
 
     def _body(self) -> list[Markup]:
-        return [html.paragraph(self.headline, "lead"), *map(_markup, _filled(self.parts))]
+        return [html.paragraph(self.headline, "lead"), *map(_markup, _filled(self.parts, draws=True))]
 
     def json(self) -> str:
         """Its data as JSON; a number that is not finite is null."""
@@ -102,8 +112,15 @@ class Answer:
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _filled(parts: Iterable[Part]) -> list[Part]:
-    return [part for part in parts if len(_filled(part.parts) if isinstance(part, Section) else part)]
+def _filled(parts: Iterable[Part], *, draws: bool = False) -> list[Part]:
+    """The parts that are not empty, as a figure is where nothing is drawn."""
+
+    def is_filled(part: Part) -> bool:
+        if isinstance(part, Figure):
+            return draws
+        return len(_filled(part.parts, draws=draws) if isinstance(part, Section) else part) > 0
+
+    return [part for part in parts if is_filled(part)]
 
 
 def _lines(parts: Iterable[Part]) -> Iterator[str]:
@@ -118,7 +135,7 @@ def _lines(parts: Iterable[Part]) -> Iterator[str]:
             yield from (*_wrapped(part.title), *_lines(part.parts))
         elif isinstance(part, pd.DataFrame):
             yield from plain_text(part)
-        else:
+        elif not isinstance(part, Figure):
             yield from (line for text in part for line in _wrapped(text, "- "))
 
 
@@ -132,7 +149,12 @@ def _markup(part: Part) -> Markup:
     if isinstance(part, str):
         return html.paragraph(part)
     if isinstance(part, Section):
-        return html.section(part.title, *map(_markup, _filled(part.parts)))
+        return html.section(part.title, *map(_markup, _filled(part.parts, draws=True)))
+    if isinstance(part, Figure):
+        from lab.analysis.rendering import layout  # matplotlib is slow to import
+
+        drawing = part.draw()
+        return html.figure(layout.svg(drawing, part.name), drawing.caption, html.savers(part.name))
     return html.table(part) if isinstance(part, pd.DataFrame) else html.bullets(part)
 
 
@@ -144,7 +166,7 @@ def _markdown(parts: Iterable[Part], heading: str) -> Iterator[str]:
             yield from (f"{heading} {_literal(part.title)}", *_markdown(part.parts, f"{heading}#"))
         elif isinstance(part, pd.DataFrame):
             yield markdown_table(part.astype(str).rename(columns=_literal).map(_literal))
-        else:
+        elif not isinstance(part, Figure):
             yield "\n".join(f"- {_literal(text)}" for text in part)
 
 
