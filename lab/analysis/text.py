@@ -161,11 +161,6 @@ def _finite(content: Any) -> Any:
     return [_finite(value) for value in content] if isinstance(content, list | tuple) else finite(content)
 
 
-def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
-    """Rows as JSON objects; a number that is not finite is null."""
-    return [{key: finite(value) for key, value in row._asdict().items()} for row in rows]
-
-
 def finite(value: Any) -> Any:
     """The value itself, or None, which JSON writes as null, for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
