@@ -63,11 +63,11 @@ class Trained:
     @cached_property
     def checked(self) -> Comparison:
         """The comparison of ``lab check``."""
-        from lab.features.stress import guard
+        from lab.features.guard import baselines
 
         if self.baseline is None:
             raise RegressionError("no baseline; give --lab-baseline FILE, or baseline= in the marker")
-        comparison = guard.check(self.folder, Path(self.baseline), self.margin, self.strict)
+        comparison = baselines.check(self.folder, Path(self.baseline), self.margin, self.strict)
         return comparison._replace(fails_on_unclear=bool(self.fail_on))
 
     def check(self) -> None:
@@ -76,12 +76,12 @@ class Trained:
         Raises:
             RegressionError: the exit code of ``lab check`` would not be 0.
         """
-        from lab.analysis.guard import render
         from lab.core.printing import printable
+        from lab.features.guard.answer import answer_of
 
         __tracebackhide__ = True  # the verdict says it all
         if self.checked.exit_code:
-            raise RegressionError(printable("\n".join(render.text(self.checked))))
+            raise RegressionError(printable(answer_of(self.checked).text()))
 
 
 class SensitivityCurve(Trained):

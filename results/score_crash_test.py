@@ -18,11 +18,11 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import Battery
+from lab.analysis.stress.battery import NOT_JUDGED, Battery
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast
-from lab.features.stress.lines import NOT_JUDGED, lines_of
+from lab.features.stress.lines import lines_of
 from lab.features.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values
 from lab.features.stress.sizes import FAILING, TOLERANCE, values_by_size
 

@@ -25,10 +25,11 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
+from lab.features.numbers import numbers
+from lab.features.numbers.answer import answer_of, factors_text, limit_text, remarks, verdicts_text, yours
 from lab.features.numbers.limits import FILE as LIMITS
 from lab.features.numbers.limits import PUBLIC
 from lab.features.numbers.numbers import read_numbers
-from lab.features.numbers.page import NumbersPage, factors_text, limit_text, yours
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
@@ -228,7 +229,7 @@ def published_runs() -> Iterator[str]:
     """Yield the page of published runs by their numbers, in Markdown."""
     yield PUBLISHED_RUNS
     runs = shipped.load(RESULTS / "published_runs.yaml")
-    asked = {name: NumbersPage(read_numbers(run["numbers"]), "") for name, run in runs.items()}
+    asked = {name: read_numbers(run["numbers"]) for name, run in runs.items()}
     rows = [
         {
             "run": name,
@@ -238,19 +239,19 @@ def published_runs() -> Iterator[str]:
             "verdict": row.verdict,
             "published": runs[name]["published"],
         }
-        for name, page in asked.items()
-        for row in page.rows
+        for name, given in asked.items()
+        for row in numbers.rows(given)
         if row.risk.limit == "failing_lr"
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
-    for name, page in asked.items():
+    for name, given in asked.items():
         run, size, *others = runs[name], *runs[name]["numbers"]
         yield f"## {name}\n"
         yield f"```sh\nlab stress --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
         yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
-        yield "\n".join([*(f"- {remark}" for remark in page.remarks()), ""])
-        yield page.headline() + "\n"
-        yield markdown_table(page.table) + "\n"
+        yield "\n".join([*(f"- {remark}" for remark in remarks(given)), ""])
+        yield verdicts_text(numbers.rows(given)) + "\n"
+        yield markdown_table(answer_of(given, "").table) + "\n"
 
 
 CARDS = """# The cards of the published recipes

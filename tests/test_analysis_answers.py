@@ -11,7 +11,7 @@ from lab.analysis import Study, all_pairs, by_curve, contrasts, judge, per_seed,
 from lab.core import shipped
 from lab.core.shipped import default_recipe, question
 from lab.records import store
-from lab.report.answers import answer, dates, nearest, questions, reference_arm
+from lab.report.replies import answer, dates, nearest, questions, reference_arm
 from lab.sweeping.launch import compose_points
 from planted import BOTH, LRS, cards
 

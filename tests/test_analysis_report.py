@@ -26,7 +26,7 @@ from lab.core.errors import RequestError
 from lab.records import store
 from lab.report import build
 from lab.report.all_figures import FIGURES
-from lab.report.answers import answer
+from lab.report.replies import answer
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.judgement import yes_or_no
 from lab.studies.claims.scoreboard import judge_all, read

@@ -13,8 +13,8 @@ import pytest
 import planted
 from lab.__main__ import main
 from lab.analysis import load, per_seed, points
-from lab.analysis.guard.side_by_side import SideBySide, compare_folders
 from lab.analysis.statistics import student_t
+from lab.features.guard.side_by_side import SideBySide, answer_of, compare_folders
 from lab.records import plans, store
 from lab.records.status import read_status
 from sweeping import OutputOf
@@ -107,7 +107,7 @@ def test_the_command_prints_a_table_or_json_and_judges_nothing(
 def test_a_quantity_that_neither_side_has_is_called_undefined(tmp_path: Path) -> None:
     """One learning rate has no sensitivity."""
     a, b = (planted.write(tmp_path / name, list(planted.cards(widths=(32,), lrs=LRS[:1]))) for name in "ab")
-    rows = [line for line in compare_folders(a, b).lines() if "LR sensitivity" in line]
+    rows = [line for line in answer_of(compare_folders(a, b)).text().splitlines() if "LR sensitivity" in line]
     assert [row.split().count("undefined") for row in rows] == [2, 2]
     assert not [row for row in rows if "nan" in row]
 

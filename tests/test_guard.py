@@ -10,13 +10,14 @@ import pytest
 import yaml
 from planted_faults import FAULTS, SMOKE
 
-from lab.analysis.guard import baseline, compare, render
+from lab.analysis.guard import baseline, compare
 from lab.analysis.guard import check as gate
 from lab.analysis.guard.check import MARGIN
 from lab.analysis.guard.compare import Comparison
 from lab.analysis.guard.matching import where
 from lab.analysis.guard.quantities import QUANTITIES, measured
 from lab.analysis.statistics import student_t
+from lab.features.guard.answer import answer_of
 
 PLAIN, ARM = "without qk-layernorm", "with qk-layernorm"
 
@@ -48,7 +49,7 @@ def test_an_effect_can_be_seen_in_it() -> None:
 def test_three_seeds_of_the_guarded_recipe_are_what_they_were(tmp_path: Path) -> None:
     trained = baseline.from_folder(planted_faults.train(tmp_path / "smoke", *planted_faults.RECIPE, "seed=0,1,2"))
     comparison = compare.compare_baselines(planted_faults.recipe_of(baseline.read(SMOKE)), trained, MARGIN)
-    assert comparison.verdict in ("ok", "drift"), "\n".join(render.text(comparison))
+    assert comparison.verdict in ("ok", "drift"), answer_of(comparison).text()
     assert len(comparison.changes) == len(QUANTITIES)
 
 
@@ -56,7 +57,7 @@ def test_three_seeds_of_the_guarded_recipe_are_what_they_were(tmp_path: Path) ->
 def test_the_smoke_sweep_is_what_it_was(tmp_path: Path) -> None:
     folder = planted_faults.train(tmp_path / "smoke", "smoke")
     comparison = gate.check_folder(folder, SMOKE)
-    assert comparison.verdict in ("ok", "drift"), "\n".join(render.text(comparison))
+    assert comparison.verdict in ("ok", "drift"), answer_of(comparison).text()
     assert len(comparison.changes) == 2 * len(QUANTITIES) + 1
 
 
@@ -92,13 +93,13 @@ def test_the_example_of_the_page_is_the_recipe_in_which_faults_are_planted() -> 
 def test_three_seeds_are_enough_to_find_a_norm_that_is_silently_off(tmp_path: Path) -> None:
     name = "qk-layernorm silently off (code)"
     comparison = planted_faults.check(name, tmp_path, "seed=0,1,2", "probes=none")
-    assert comparison.verdict == "regression", "\n".join(render.text(comparison))
+    assert comparison.verdict == "regression", answer_of(comparison).text()
 
 
 @pytest.mark.slow
 def test_a_drift_is_told_from_a_regression(tmp_path: Path) -> None:
     comparison = planted_faults.check("warm-up dropped (config)", tmp_path)
-    assert comparison.verdict == "drift", "\n".join(render.text(comparison))
+    assert comparison.verdict == "drift", answer_of(comparison).text()
 
 
 def test_every_fault_is_found_by_the_guard_or_by_a_sweep_that_is_named() -> None:

@@ -57,10 +57,23 @@ FACES = {"lab", "lab.analysis"}
 COMMANDS = {f"lab.features.{name}.command" for name in ("board", "numbers", "stress", "watch")}
 COMMANDS |= {"lab.__main__", "lab.cli", "lab.studies.claims.command"}
 ALLOWED = {
-    "print": {*COMMANDS, "lab.core.printing", "lab.sweeping", "lab.features.board.training", "lab.features.stress"},
+    "print": {
+        *COMMANDS,
+        "lab.core.printing",
+        "lab.sweeping",
+        "lab.report.answer",
+        "lab.features.board.training",
+        "lab.features.stress",
+    },
     "print unescaped": {"lab.core.printing"},
     "exit": {*COMMANDS, "lab.sweeping.bench", "lab.sweeping.launch", "lab.sweeping.local_jobs", "hydra_plugins"},
-    "read arguments": {*COMMANDS, "lab.core.usage", "lab.sweeping.request", "lab.sweeping.own_code"},
+    "read arguments": {
+        *COMMANDS,
+        "lab.core.usage",
+        "lab.report.answer",
+        "lab.sweeping.request",
+        "lab.sweeping.own_code",
+    },
     "know Hydra": {
         *("lab.__main__", "lab.cli", "lab.sweeping.compose", "lab.sweeping.request", "lab.sweeping.launch"),
         *("lab.sweeping.config_files", "lab.features.stress.plan", "hydra_plugins"),

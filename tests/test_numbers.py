@@ -21,9 +21,9 @@ from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.laws.fits import Crossing
 from lab.core.errors import RequestError
 from lab.features.numbers import limits, numbers
+from lab.features.numbers.answer import answer_of, limit_text, remarks, yours
 from lab.features.numbers.limits import Limit, read_limits
 from lab.features.numbers.numbers import Row, read_numbers, risks, rows
-from lab.features.numbers.page import NumbersPage, limit_text, yours
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "your_numbers.md").read_text(encoding="utf-8")
@@ -127,8 +127,8 @@ def test_below_what_ran_no_end_is_known() -> None:
 
 
 def decision(*words: str) -> tuple[str, str]:
-    page = NumbersPage(read_numbers(words), "")
-    return page.decision.word, page.lead()
+    found = answer_of(read_numbers(words), "")
+    return found.data["decision"].word, found.headline
 
 
 def test_the_first_line_says_go_look_or_stop_and_how_far_the_cliff_is() -> None:
@@ -206,7 +206,7 @@ def test_a_word_is_read_in_any_case(word: str) -> None:
 def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str) -> None:
     given = read_numbers([f"params={text}", "lr=3e-4"])
     assert given["params"] == 7e9
-    assert f"A run of {text} parameters: lr=3e-4" in NumbersPage(given, "").text()
+    assert f"A run of {text} parameters: lr=3e-4" in answer_of(given, "").text().splitlines()
 
 
 def test_what_did_not_run_is_no_reason_to_go() -> None:
@@ -251,14 +251,14 @@ def test_programs_get_an_exit_code(lr: str, fail_on: str, code: int, capsys: pyt
 
 def test_a_page_says_which_single_changes_broke_runs_of_the_optimizer() -> None:
     def said(optimizer: str) -> str:
-        return " ".join(NumbersPage(read_numbers(["params=1e8", f"optimizer={optimizer}"]), "").changes())
+        return " ".join(numbers.changes_of(optimizer))
 
     assert "beta1 0.98 (5 of 5)" in said("adam_mini")
     assert "warmup x 0.25" not in said("muon")
     assert "epsilon" in said("muon").partition("broke none")[2]
     assert "(0 of" not in said("muon")
     assert "none of kron is here" in said("kron")
-    assert not NumbersPage(read_numbers(["params=1e8"]), "").changes()
+    assert not numbers.changes_of(None)
 
 
 def test_a_warm_up_that_broke_most_runs_is_not_clear() -> None:
@@ -285,7 +285,7 @@ def test_a_limit_is_shown_in_the_number_and_the_words_that_the_user_gave() -> No
     row = row_of("warm_up", "params=7e9", "warmup=2k", "beta2=.95")
     assert yours(row) == "warmup=2k"
     assert float(limit_text(row).partition(" ")[0]) == pytest.approx(row.limit.middle * 20, rel=0.01)
-    page = NumbersPage(read_numbers(["params=7B", "lr=3e-4", "batch=4M"]), "")
+    page = answer_of(read_numbers(["params=7B", "lr=3e-4", "batch=4M"]), "")
     assert page.title == "A run of 7B parameters: lr=3e-4 batch=4M"
 
 
@@ -305,20 +305,20 @@ def test_no_verdict_rests_on_what_was_not_given() -> None:
     assert math.isnan(row.decades.middle)
     assert row_of("learning_rate", "params=7e9", "lr=1").missing == ["qk_norm"]
     assert verdicts("params=7e9", "lr=1").keys().isdisjoint({"mxfp8", "mxfp4", "nvfp4", "fp8", "fp16", "output_logits"})
-    assert any("AdamW" in remark for remark in NumbersPage(read_numbers(["params=1e5"]), "").remarks())
+    assert any("AdamW" in remark for remark in remarks(read_numbers(["params=1e5"])))
     assert not numbers.far_away(read_numbers(["params=1e5", "optimizer=adamw"]))
 
 
 def test_a_number_far_from_all_that_ran_is_named_first() -> None:
-    def remarks(*words: str) -> str:
-        return " ".join(NumbersPage(read_numbers([*words, "optimizer=adamw"]), "").remarks()[:2])
+    def first(*words: str) -> str:
+        return " ".join(remarks(read_numbers([*words, "optimizer=adamw"]))[:2])
 
-    assert "times" not in remarks("params=7B")
-    assert "130 times" in remarks("params=70B")
-    assert "tokens=15T" in remarks("params=7B", "tokens=15T")
-    assert "tokens" not in remarks("params=7B", "tokens=50B")
-    assert "lr=1e9 is above 10" in remarks("params=7B", "lr=1e9")
-    assert "above 10" not in remarks("params=7B", "lr=10")
+    assert "times" not in first("params=7B")
+    assert "130 times" in first("params=70B")
+    assert "tokens=15T" in first("params=7B", "tokens=15T")
+    assert "tokens" not in first("params=7B", "tokens=50B")
+    assert "lr=1e9 is above 10" in first("params=7B", "lr=1e9")
+    assert "above 10" not in first("params=7B", "lr=10")
 
 
 def test_a_number_outside_of_what_ran_is_named() -> None:
@@ -346,14 +346,13 @@ def test_the_learning_rate_and_the_size_of_a_limit_are_named_where_they_are_not_
 
 
 def test_risks_that_a_number_excludes_are_named_and_left_out() -> None:
-    page = NumbersPage(read_numbers([*LARGE[:-1], "qk_norm=yes"]), "")
-    assert "attention_logits" not in {row.risk.name for row in page.rows}
-    assert any("(qk_norm=yes): learning rate without qk-norm" in remark for remark in page.remarks())
+    given = read_numbers([*LARGE[:-1], "qk_norm=yes"])
+    assert "attention_logits" not in {row.risk.name for row in rows(given)}
+    assert any("(qk_norm=yes): learning rate without qk-norm" in remark for remark in remarks(given))
 
 
 def test_what_the_records_do_not_know_is_not_covered() -> None:
-    remarks = NumbersPage(read_numbers(["params=1e9", "optimizer=muon"]), "").remarks()
-    assert any("optimizer=muon" in remark for remark in remarks)
+    assert any("optimizer=muon" in remark for remark in remarks(read_numbers(["params=1e9", "optimizer=muon"])))
 
 
 @pytest.mark.parametrize("precision", sorted({*FORMATS} - {"fp32", "bf16"}))
@@ -361,7 +360,7 @@ def test_every_low_precision_has_a_limit(precision: str) -> None:
     given = ["params=1e9", "lr=3e-4", f"precision={precision}", "qk_norm=no"]
     of_format = {risk.name for risk in risks() if precision in risk.when.get("precision", ())}
     assert of_format & verdicts(*given).keys()
-    assert not any(remark.startswith("Not covered") for remark in NumbersPage(read_numbers(given), "").remarks())
+    assert not any(remark.startswith("Not covered") for remark in remarks(read_numbers(given)))
 
 
 def test_a_format_that_costs_at_every_rate_has_no_limit_that_ran() -> None:
@@ -374,7 +373,7 @@ def test_two_records_that_disagree_on_a_level_give_none() -> None:
     row = row_of("attention_logits", "params=7e9", "lr=3e-4", "qk_norm=no")
     levels = [read_limits()[name].beyond for name in ("early_logits", "early_logits_of_long_runs")]
     assert all(f"{level:.3g}" in row.does_not_carry for level in levels)
-    assert "attention_logit_max" not in NumbersPage(read_numbers(LARGE), "").thresholds
+    assert "attention_logit_max" not in answer_of(read_numbers(LARGE), "").data["thresholds"]
 
 
 def test_every_risk_has_a_limit_a_source_and_a_way_to_act() -> None:
@@ -421,7 +420,7 @@ def test_the_same_from_python() -> None:
     assert page.command == "lab stress --params 7B lr=0.0003 qk_norm=no"
     assert (
         page.table["risk"].tolist()
-        == NumbersPage(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()
+        == answer_of(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()
     )
     assert "attention logits" in page._repr_html_()
     with pytest.raises(RequestError, match="'bf61'; nearest: bf16"):

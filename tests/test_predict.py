@@ -20,9 +20,9 @@ from lab.analysis.rendering import layout
 from lab.analysis.text import count
 from lab.core.errors import RequestError
 from lab.features.predict import at_size, output_logits, sizes
+from lab.features.predict.answer import _table, say
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import GRADIENT, LOGIT, make_forecasts
-from lab.features.predict.report import _table, say
 from lab.records import run_table, store
 from lab.records.columns import Columns
 
@@ -493,7 +493,7 @@ def test_one_size_has_levels_alone_and_is_no_error(tmp_path, output_of):
 
 
 def test_records_without_log_z_have_no_such_section():
-    assert output_logits.say(gathered(*runs_of()), 120) == []
+    assert output_logits.parts(gathered(*runs_of())) == []
 
 
 def test_runs_that_diverged_count_for_no_level():

@@ -21,6 +21,7 @@ from lab.core.errors import RequestError
 from lab.features.numbers.limits import read_limits
 from lab.features.predict import at_size, sizes
 from lab.features.predict.forecasts import GRADIENT, LOGIT
+from lab.report.answer import Answer
 from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)
@@ -83,7 +84,11 @@ def test_an_optimum_at_the_end_of_a_grid_has_no_value() -> None:
     low = observed(table(lrs=tuple(lr for lr in LRS if lr < 0.012)))
     assert low.loc[low["size"] == SIZES[0], sizes.LR].isna().all()
     assert low.loc[low["size"] == SIZES[-1], sizes.LR].notna().all()
-    lines = sizes.say(from_frame(table(lrs=tuple(lr for lr in LRS if lr < 0.012))).records, WINDOW, 120)
+    lines = (
+        Answer("", sizes.parts(from_frame(table(lrs=tuple(lr for lr in LRS if lr < 0.012))).records, WINDOW))
+        .text()
+        .splitlines()
+    )
     assert "Left out, since the best learning rate is the lowest or highest tried: 9 of 12 curves." in lines
 
 
@@ -136,9 +141,8 @@ def test_a_limit_on_which_records_disagree_is_not_one_to_act_on(output_of: Outpu
 def test_the_same_stands_beside_the_eta_div_of_a_table_and_nowhere_without_one() -> None:
     def lines(frame: pd.DataFrame) -> str:
         found = at_size.forecasts_at(from_frame(frame, initial_loss=9).records, 1e9, None)
-        return " ".join(
-            at_size.lines_of(found, 1e9, None, 120, LEARNING_RATE, read_limits()["failing_lr"].at({"params": 1e9}))
-        )
+        public = read_limits()["failing_lr"].at({"params": 1e9})
+        return at_size.answer_of(found, 1e9, None, LEARNING_RATE, public).text()
 
     assert "Public runs" in lines(table())
     calm = table()
@@ -224,7 +228,7 @@ def test_arms_that_differ_in_their_largest_size_share_a_table() -> None:
     frame = curves(
         a=dict.fromkeys((10**6, 2 * 10**6, 4 * 10**6), parabola), b=dict.fromkeys((10**6, 10**7, 10**8), parabola)
     )
-    lines = sizes.say(from_frame(frame).records, WINDOW, 200)
+    lines = Answer("", sizes.parts(from_frame(frame).records, WINDOW)).text().splitlines()
     head, first, second = lines[1:4]
     assert head.split()[3:7] == ["largest", "error", "at", "it"]
     assert ("4M" in first, "100M" in second) == (True, True)
@@ -347,10 +351,9 @@ def test_a_table_without_three_sizes_of_an_arm_is_foretold_by_its_laws() -> None
 def test_long_lists_of_arms_are_cut() -> None:
     parabola = {0.001: 3.1, 0.01: 3.0, 0.1: 3.1}
     arms = {f"an arm with a long name, {number}": {10**6: parabola, 10**7: parabola} for number in range(40)}
-    lines = sizes.say(
-        from_frame(pd.concat([curves(**arms), curves(z=dict.fromkeys((1, 10, 100), parabola))])).records, WINDOW, 9999
-    )
-    cut = [line for line in lines if line.startswith("No forecast, since")]
+    frame = pd.concat([curves(**arms), curves(z=dict.fromkeys((1, 10, 100), parabola))])
+    lines = [line for part in sizes.parts(from_frame(frame).records, WINDOW) for line in getattr(part, "parts", [])]
+    cut = [line for line in lines if isinstance(line, str) and line.startswith("No forecast, since")]
     assert {line.rpartition(" and ")[2] for line in cut} == {"32 more.", "33 more."}
     assert max(map(len, cut)) < 500
 

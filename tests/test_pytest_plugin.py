@@ -9,7 +9,7 @@ import pytest
 
 from lab import pytest_plugin
 from lab.analysis.guard import baseline
-from lab.features.stress.guard import save_card
+from lab.features.guard import baselines
 from planted import card_folder, cards, write
 from sweeping import finished
 
@@ -63,7 +63,7 @@ def outside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def write_baseline(folder: Path, file: Path) -> None:
-    list(save_card(folder, file))
+    baselines.save(folder, file)
 
 
 def run(outside: pytest.Pytester, *words: str | Path) -> pytest.RunResult:

@@ -26,7 +26,7 @@ from lab.core.errors import RequestError
 from lab.records import run_table, store, table_files
 from lab.records.columns import Columns
 from lab.report.all_figures import FIGURES
-from lab.report.answers import answer
+from lab.report.replies import answer
 from sweeping import OutputOf
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -22,7 +22,7 @@ import lab
 from lab import analysis, main
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import Setting, StepTime, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Setting, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,
@@ -55,17 +55,7 @@ from lab.features.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.features.stress.lines import (
-    FAILS,
-    NOT_JUDGED,
-    OPEN,
-    PASSES,
-    WEAK,
-    Line,
-    along,
-    strips,
-    verdict_of,
-)
+from lab.features.stress.lines import Line, along, strips, verdict_of
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import read_plan, read_plans

@@ -13,11 +13,10 @@ import pytest
 
 from lab.analysis import Records
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import Setting, read_battery
+from lab.analysis.stress.battery import NOT_JUDGED, PASSES, Setting, read_battery
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
+from lab.features.guard.cards import CardBaseline, card_from_json, compare_cards
 from lab.features.stress.card import card_of
-from lab.features.stress.guard import CardBaseline, card_from_json, compare_cards
-from lab.features.stress.lines import NOT_JUDGED, PASSES
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store

@@ -139,19 +139,16 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def to_json(content: Any) -> str:
-    """Plain values, lists and mappings as JSON; a number that is not finite is null."""
+    """Plain values, lists, mappings and named tuples as JSON; a number that is not finite is null."""
     return json.dumps(_finite(content), indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def _finite(content: Any) -> Any:
+    if hasattr(content, "_asdict"):
+        content = content._asdict()
     if isinstance(content, Mapping):
         return {key: _finite(value) for key, value in content.items()}
     return [_finite(value) for value in content] if isinstance(content, list | tuple) else finite(content)
-
-
-def json_rows(rows: Iterable[NamedTuple]) -> list[dict[str, Any]]:
-    """Rows as JSON objects; a number that is not finite is null."""
-    return [{key: finite(value) for key, value in row._asdict().items()} for row in rows]
 
 
 def finite(value: Any) -> Any:

@@ -7,7 +7,6 @@ import json
 import math
 import shlex
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
@@ -22,9 +21,7 @@ from lab.core.usage import OptionParser
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.analysis.guard.side_by_side import SideBySide
     from lab.analysis.sensitivity import Window
-    from lab.features.watch.two_logs import ComparedLogs, Siblings
     from lab.records.store import Records
     from lab.report.build import Report
     from lab.sweeping.request import Request
@@ -251,8 +248,8 @@ def _coordcheck(arguments: list[str]) -> None:
 
 def _predict(arguments: list[str]) -> None:
     from lab.analysis.curves import load, without_single_changes
-    from lab.features.predict import advice, report
-    from lab.records import run_table
+    from lab.features.predict import answer
+    from lab.report.answer import give
 
     given = OptionParser("predict").read(arguments)
     if len(given.folders) != 1:
@@ -262,49 +259,29 @@ def _predict(arguments: list[str]) -> None:
     records = every.of(set(without_single_changes(every.runs)["id"]))
     _note_damage(folder)
     if given.size or given.lr:
-        _predict_at(records, given.size, given.lr, window, as_json=given.json)
+        _predict_at(records, window, given)
         return
-    has_noise_scale = advice.is_measured(records)
-    lines, answer = list[str](), dict[str, Any]()
-    try:
-        lines = report.predict(records, folder, window)
-        answer["fits"] = report.plain(records, window)
-    except RequestError as refusal:
-        if window or run_table.is_imported(records):
-            raise
-        if not has_noise_scale:
-            raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
-    if has_noise_scale:
-        advised, answer["batch"] = advice.batch_advice(records, folder)
-        lines += [*[""] * bool(lines), *advised]
-    if given.json:
-        _say_json({**answer, "text": lines})
-    else:
-        say("\n".join(lines))
+    give(answer.predict(records, folder, window), given)
 
 
-def _predict_at(records: Records, size: str | None, lr: str | None, window: Window | None, *, as_json: bool) -> None:
+def _predict_at(records: Records, window: Window | None, given: argparse.Namespace) -> None:
     from lab.analysis.curves import named_axis
     from lab.features.numbers.limits import read_limits
     from lab.features.numbers.numbers import levels_that_disagree, risks
-    from lab.features.predict import at_size, report
+    from lab.features.predict import answer, at_size
     from lab.features.predict.forecasts import LOGIT
+    from lab.report.answer import give
 
-    parameters, rate = _positive("--size", size), _positive("--lr", lr)
-    if parameters is None:
+    size, lr = _positive("--size", given.size), _positive("--lr", given.lr)
+    if size is None:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, parameters, rate, window)
-    public = read_limits()["failing_lr"].at({"params": parameters})
-    if as_json:
-        _say_json(at_size.plain(found, parameters, rate, public))
-    else:
-        lines = at_size.lines_of(found, parameters, rate, report.LINE_LENGTH, named_axis(records.runs), public)
-        of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
-        disagreement = levels_that_disagree(of_logits)
-        if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
-            sentence = f"The limit of attention logits is not one to act on: {disagreement}."
-            lines += ["", *textwrap.wrap(sentence, report.LINE_LENGTH)]
-        say("\n".join([*lines, *report.said_of_experts(records)]))
+    found = at_size.forecasts_at(records, size, lr, window)
+    public = read_limits()["failing_lr"].at({"params": size})
+    of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
+    disagreement, notes = levels_that_disagree(of_logits), answer.said_of_experts(records)
+    if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
+        notes = [f"The limit of attention logits is not one to act on: {disagreement}.", *notes]
+    give(at_size.answer_of(found, size, lr, named_axis(records.runs), public, notes), given)
 
 
 def _selftest(arguments: list[str]) -> None:
@@ -336,52 +313,50 @@ def _export(arguments: list[str]) -> None:
 
 
 def _check(arguments: list[str]) -> None:
-    from lab.analysis.guard import check, render
+    from lab.analysis.guard import check
     from lab.analysis.guard.compare import UNCLEAR
     from lab.analysis.text import listed
-    from lab.core import files
-    from lab.features.stress import guard
+    from lab.features.guard import baselines, cards
+    from lab.features.guard.answer import answer_of
+    from lab.report.answer import give
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
         _keep_baseline(given)
         return
-    by_itself = given.fail_on in guard.FAILING and not given.baseline
+    by_itself = given.fail_on in cards.FAILING and not given.baseline
     if given.fail_on and given.fail_on != UNCLEAR and not by_itself:
-        verdicts = listed(guard.FAILING, "or")
+        verdicts = listed(cards.FAILING, "or")
         raise RequestError(f"--fail-on takes {UNCLEAR}, or without --baseline {verdicts}, not {given.fail_on!r}")
     if by_itself:
         _check_verdicts(given)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    comparison = guard.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
     _note_damage(folder)
-    say(render.as_json(comparison) if given.json else "\n".join(render.text(comparison)))
-    for path, write in ((given.junit, render.junit), (given.markdown, render.markdown)):
-        if path:
-            files.write_output(Path(path), write(comparison))
+    give(answer_of(comparison), given)
     raise SystemExit(comparison.exit_code)
 
 
 def _check_verdicts(given: argparse.Namespace) -> NoReturn:
     """Judge a card by its own verdicts, without a baseline, and end with the exit code."""
-    from lab.features.stress import guard
+    from lab.features.guard import cards
 
     others = ("margin", "strict", "junit", "markdown", "window", "json")
     if len(given.folders) != 1 or any(getattr(given, name) for name in others):
         raise RequestError(f"lab check DIR --fail-on {given.fail_on} takes the folder of a card and no more")
-    lines, code = guard.check_verdicts(given.folders[0], given.fail_on)
+    lines, code = cards.check_verdicts(given.folders[0], given.fail_on)
     say("\n".join(lines))
     raise SystemExit(code)
 
 
 def _keep_baseline(given: argparse.Namespace) -> None:
     """Save a baseline, or show one."""
-    from lab.analysis.guard import baseline, check
     from lab.analysis.sensitivity import WINDOW
-    from lab.features.stress import guard
+    from lab.features.guard import baselines
+    from lab.report.answer import give
 
     others = ("baseline", "margin", "strict", "fail_on", "junit", "markdown", "json", *["window"] * bool(given.show))
     if (
@@ -392,51 +367,39 @@ def _keep_baseline(given: argparse.Namespace) -> None:
         raise RequestError(
             "lab check DIR --save FILE [--window LOW HIGH], or lab check --show FILE, with no other option"
         )
-    if given.show and guard.is_card(Path(given.show)):
-        lines = guard.describe_card(guard.read_card(Path(given.show)))
-    elif given.save and guard.is_card(given.folders[0]):
-        lines = guard.save_card(given.folders[0], Path(given.save))
-    elif given.show:
-        lines = check.describe_baseline(baseline.read(Path(given.show)))
+    if given.show:
+        give(baselines.show(Path(given.show)), given)
     else:
-        lines = check.save_baseline(given.folders[0], Path(given.save), _window(given) or WINDOW)
-    for line in lines:
-        say(line)
+        give(baselines.save(given.folders[0], Path(given.save), _window(given) or WINDOW), given)
 
 
 def _compare(arguments: list[str]) -> None:
     from lab.analysis.events.logs import is_results_folder
-    from lab.analysis.guard.side_by_side import compare_folders
     from lab.analysis.sensitivity import WINDOW
-    from lab.core import files
+    from lab.features.guard import side_by_side
+    from lab.features.watch import answer
     from lab.features.watch.two_logs import compare_logs, follow_siblings, margin_of
-    from lab.features.watch.two_logs_page import page, siblings_page
+    from lab.report.answer import give
 
     given = OptionParser("compare").read(arguments)
     if not given.folders:
         raise RequestError("compare what? lab compare A B, two results folders, or lab compare LOG LOG [...]")
-    compared: SideBySide | ComparedLogs | Siblings
     if all(map(is_results_folder, given.folders)):
         if len(given.folders) != 2 or given.within or given.html or given.siblings:
             raise RequestError(
                 "lab compare A B takes two results folders; --within, --html and --siblings go with logs"
             )
-        compared = compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+        compared = side_by_side.compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+        give(side_by_side.answer_of(compared), given)
     elif given.window:
         raise RequestError("--window goes with two results folders, and these are logs")
     elif given.siblings:
         if given.within:
             raise RequestError("--siblings goes without --within")
-        compared = siblings = follow_siblings(given.folders)
-        text = siblings_page(siblings) if given.html else ""
+        give(answer.siblings_answer(follow_siblings(given.folders)), given)
     else:
-        compared = logs = compare_logs(given.folders, margin_of(given.within) if given.within else None)
-        text = page(logs) if given.html else ""
-    if given.html:
-        files.write_output(Path(given.html), text)
-        say(f"page: {given.html}")
-        return
-    say(compared.as_json() if given.json else "\n".join(compared.lines()))
+        margin = margin_of(given.within) if given.within else None
+        give(answer.answer_of(compare_logs(given.folders, margin)), given)
 
 
 def _status(arguments: list[str]) -> None:

@@ -28,9 +28,9 @@ from lab.sweeping.own_code import OwnCode
 from lab.sweeping.request import find_sweep, is_override, read_request
 
 if TYPE_CHECKING:
-    from lab.features.numbers.page import NumbersPage
     from lab.features.stress.card import Card
     from lab.features.stress.pair import CardPair
+    from lab.report.answer import Answer
 
 
 def sweep(
@@ -136,7 +136,7 @@ def stress(
     return make_card(*plans) if len(plans) == 1 else make_pair(plans)
 
 
-def numbers(params: float | str, **given: Any) -> NumbersPage:
+def numbers(params: float | str, **given: Any) -> Answer:
     """What the committed records say of a run by its numbers, as ``lab stress --params`` does; nothing is trained.
 
     Args:
@@ -144,16 +144,16 @@ def numbers(params: float | str, **given: Any) -> NumbersPage:
         given: numbers by name, such as ``lr=3e-4``, ``batch="4M"`` and ``qk_norm="no"``.
 
     Returns:
-        The page, which a notebook displays; ``NumbersPage.table`` holds a row for each risk.
+        The answer, which a notebook displays; its ``table`` holds a row for each risk.
 
     Raises:
         RequestError: a name is unknown, or its value is none.
     """
+    from lab.features.numbers.answer import answer_of
     from lab.features.numbers.numbers import read_numbers
-    from lab.features.numbers.page import NumbersPage
 
     words = [f"{name}={value}" for name, value in given.items()]
-    return NumbersPage(
+    return answer_of(
         read_numbers([f"params={params}", *words]), shlex.join(["lab", "stress", "--params", str(params), *words])
     )
 

@@ -31,9 +31,9 @@ from lab.records import store
 from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
 from lab.report import shelf, tables
 from lab.report.all_figures import FIGURES, FIRST_FIGURES
-from lab.report.answers import Answer, answer, dates, questions
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
+from lab.report.replies import Reply, answer, dates, questions
 from lab.report.tried import sections
 
 NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_name("page.yaml"))
@@ -62,7 +62,7 @@ class Report(NamedTuple):
     thumbnail: Path | None
 
 
-def summary(study: Study, difference: float | None = None, reply: Answer | None = None) -> str:
+def summary(study: Study, difference: float | None = None, reply: Reply | None = None) -> str:
     """The table of sensitivities as plain text, or of losses if no sensitivity is defined, then the notes on it.
 
     The arms of an imported table are also compared; for ``difference`` see ``power_of_difference``, and ``reply`` is
@@ -117,7 +117,7 @@ def write_report(
     folders: Sequence[str | Path],
     growth: str = "",
     difference: float | None = None,
-    reply: Answer | None = None,
+    reply: Reply | None = None,
 ) -> Report:
     """Write ``report.html``, ``figures/*.svg`` and ``tables/*.csv`` of a study into the first of its folders.
 
@@ -186,7 +186,7 @@ def _tile(report: Report, folder: Path) -> html.Card:
     return html.Card(page, report.question or name, name, report.answer, thumbnail, verdicts)
 
 
-def _compared(study: Study, reply: Answer, difference: float | None) -> Iterator[Markup]:
+def _compared(study: Study, reply: Reply, difference: float | None) -> Iterator[Markup]:
     """Yield cautions about a sensitivity that the answer quotes, then the quantities of the question for every arm."""
     if reply.speaks_of_sensitivity and (slow := undertrained(study)):
         yield html.paragraph(slow, "warning")

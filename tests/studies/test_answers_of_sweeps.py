@@ -13,8 +13,8 @@ from lab.analysis import Study, contrasts
 from lab.analysis.contrasts import ANY_SWEEP
 from lab.analysis.sensitivity import study_of
 from lab.core import shipped
-from lab.report.answers import answer
 from lab.report.measures import MEASURES
+from lab.report.replies import answer
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.judgement import yes_or_no
 from lab.studies.claims.scoreboard import judge_all

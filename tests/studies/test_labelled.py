@@ -14,7 +14,7 @@ from lab.analysis import Records, study
 from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
-from lab.report.answers import answer
+from lab.report.replies import answer
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim

@@ -11,7 +11,7 @@ from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.sensitivity import study_of
 from lab.report.all_figures import FIGURES
-from lab.report.answers import answer
+from lab.report.replies import answer
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.judgement import yes_or_no
 from lab.studies.claims.registry import CLAIMS

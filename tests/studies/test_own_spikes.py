@@ -22,7 +22,7 @@ from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
 from lab.records import store
 from lab.report.all_figures import FIGURES
-from lab.report.answers import answer
+from lab.report.replies import answer
 from lab.studies.claims.effects import Qualified
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS

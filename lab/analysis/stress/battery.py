@@ -25,6 +25,9 @@ SPREADS = Path(__file__).with_name("spreads.yaml")
 # Written by ``benchmarks/step_times.py``.
 STEP_TIMES = Path(__file__).with_name("step_times.csv")
 
+CARD_FILE = "card.json"  # of a card, in the folder of its records
+FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not judged"  # verdicts on a test
+
 
 OF_CURVE = "tolerance"  # the metric that is measured on the curve, and needs no runs under stress
 METRICS = (OF_CURVE, "loss", "log_rms", "spikes", "load_cv", "router_logit")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.core.printing import say
+from lab.features.numbers.answer import answer_of
 from lab.features.numbers.numbers import LOOK, STOP, read_numbers
-from lab.features.numbers.page import NumbersPage
+from lab.report.answer import give
 from lab.sweeping.request import command_line, options_and_overrides
 
 
@@ -29,18 +30,9 @@ def run(arguments: Sequence[str]) -> None:
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
     if given.folders:
         raise RequestError(f"--params takes numbers, such as lr=3e-4, and no recipe {str(given.folders[0])!r}")
-    page = NumbersPage(read_numbers([f"params={given.params}", *words]), command_line(sys.argv[1:]))
-    if given.html:
-        files.write_output(Path(given.html), page.page())
+    found = answer_of(read_numbers([f"params={given.params}", *words]), command_line(sys.argv[1:]))
     if given.thresholds:
-        files.write_output(Path(given.thresholds), page.thresholds_text())
-    if given.json:
-        say(page.as_json())
-    else:
-        for line in page.text():
-            say(line)
-        for name in ("html", "thresholds"):
-            if path := getattr(given, name):
-                say(f"{'page' if name == 'html' else name}: {path}")
-    if given.fail_on and page.decision.word in (STOP, given.fail_on):
+        files.write_output(Path(given.thresholds), json.dumps(found.data["thresholds"], indent=1) + "\n")
+    give(found, given)
+    if given.fail_on and found.data["decision"].word in (STOP, given.fail_on):
         raise SystemExit(1)

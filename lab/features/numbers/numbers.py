@@ -348,10 +348,12 @@ def cliff(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> str:
     return ""
 
 
-def changes_of(optimizer: str) -> list[str]:
+def changes_of(optimizer: Number | str | None) -> list[str]:
     """What single changes of a tuned recipe did to public runs of an optimizer, or of all if it is none of theirs."""
+    if optimizer is None:
+        return []
     known: Mapping[str, Mapping[str, Sequence[int]]] = public()["changes"]
-    own = known.get(optimizer) or _together(known.values())
+    own = known.get(str(optimizer)) or _together(known.values())
     of = optimizer if optimizer in known else f"{len(known)} other optimizers, since none of {optimizer} is here"
     broke = [f"{name} ({broken} of {tried})" for name, (broken, tried) in own.items() if broken]
     held: dict[str, int] = {}

@@ -1,5 +1,5 @@
 """Forecasts from small models: the larger size or learning rate at which runs become unstable."""
 
-from lab.features.predict.report import predict, say
+from lab.features.predict.answer import predict, say
 
 __all__ = ["predict", "say"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +17,16 @@ from lab.analysis.curves import points
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.statistics import Interval, geometric_mean
-from lab.analysis.text import arm_phrase, count, finite, format_value, plain_text
+from lab.analysis.text import arm_phrase, count, format_value
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records.run_table import is_imported
 from lab.records.store import Records
+from lab.report.answer import Part
 
 PROBE = "noise_scale"
 # A noise scale this many times larger than the batch that measured it is known badly.
 REACH = 4
-LINE_LENGTH = 110
 # Powers of the batch by which Adam's best learning rate may grow: the square-root rule and the linear rule.
 ADAM_EXPONENTS = (0.5, 1.0)
 
@@ -119,8 +118,8 @@ def _advice(runs: pd.DataFrame, sums: pd.DataFrame) -> BatchAdvice:
     )
 
 
-def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """The advice in lines and as data; draws ``batch.svg`` into the folder of the records.
+def batch_advice(records: Records, folder: Path) -> tuple[list[Part], dict[str, Any]]:
+    """The advice as parts of an answer and as data; draws ``batch.svg`` into the folder of the records.
 
     Raises:
         RequestError: no run recorded the probe, or no batch size reached the target.
@@ -147,10 +146,8 @@ def batch_advice(records: Records, folder: Path) -> tuple[list[str], dict[str, A
     )
     left_out = [sentence for curve in tuned for sentence in curve.cautions()]
     cautions = html.render("batch_cautions.txt", best=best, reach=REACH, left_out=left_out).splitlines()
-    lines = [*plain_text(pd.DataFrame([_row(curve) for curve in measured])), ""]
-    for sentence in [*text.splitlines(), *cautions]:
-        lines += textwrap.wrap(sentence, LINE_LENGTH)
-    return [*lines, f"figure: {picture}"], _plain(advice, best, tuned, cautions)
+    parts: list[Part] = [pd.DataFrame(map(_row, measured)), *text.splitlines(), *cautions, f"figure: {picture}"]
+    return parts, _plain(advice, best, tuned, cautions)
 
 
 def _row(advice: BatchAdvice) -> dict[str, Any]:
@@ -203,13 +200,12 @@ def _line(axes: Axes, advice: BatchAdvice, colour: str) -> None:
 def _plain(
     advice: Sequence[BatchAdvice], best: BatchAdvice, tuned: Sequence[TunedSteps], cautions: list[str]
 ) -> dict[str, Any]:
-    def interval(mean: float, low: float, high: float) -> dict[str, float | None]:
-        return {"mean": finite(mean), "low": finite(low), "high": finite(high)}
+    def interval(mean: float, low: float, high: float) -> dict[str, float]:
+        return {"mean": mean, "low": low, "high": high}
 
     rows = [
         {
-            **{name: getattr(curve, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps")},
-            "loss": finite(curve.loss),
+            **{name: getattr(curve, name) for name in ("arm", "size", "lr", "batch_size", "seq_len", "steps", "loss")},
             "seeds": curve.critical.n,
             "noise_scale_by_quarter": [interval(*stage[:3]) for stage in curve.stages],
             "critical_batch_size": interval(*curve.critical[:3]),
@@ -219,15 +215,15 @@ def _plain(
     recommended = {
         "arm": best.arm,
         "size": best.size,
-        "batch_size": finite(best.batch),
-        "learning_rates": [finite(lr) for lr in best.learning_rates],
-        "steps": finite(best.steps_there),
-        "tokens": finite(best.tokens_there),
+        "batch_size": best.batch,
+        "learning_rates": best.learning_rates,
+        "steps": best.steps_there,
+        "tokens": best.tokens_there,
     }
     measured = []
     for curve in (curve for curve in tuned if curve.has_fit):
         fit = curve.fit
         scale, limit = (fit.scale, fit.limit) if fit.is_bounded else (math.nan, math.nan)
         critical = interval(scale, fit.low or math.nan, fit.high)
-        measured.append({"optimizer": curve.name, "critical_batch_size": critical, "fewest_steps": finite(limit)})
+        measured.append({"optimizer": curve.name, "critical_batch_size": critical, "fewest_steps": limit})
     return {"rows": rows, "recommended": recommended, "steps_to_target": measured, "cautions": cautions}

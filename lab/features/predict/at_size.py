@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,11 +16,12 @@ import lab.features.predict.sizes as sizes
 from lab.analysis.curves import points
 from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, with_ends
 from lab.analysis.sensitivity import WINDOW, Window, judge
-from lab.analysis.text import Axis, count, few, finite, format_value, listed, plain_text
+from lab.analysis.text import Axis, count, few, format_value, listed
 from lab.core.errors import RequestError
 from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.records import run_table
 from lab.records.store import Records
+from lab.report.answer import Answer, Section
 
 NO_WINDOW = "--window goes with runs imported from a table: here no sensitivity is forecast"
 UNKNOWN = Crossing(math.nan, math.nan, math.nan)
@@ -145,45 +145,52 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
     return between
 
 
-def lines_of(
-    found: list[AtSize], size: float, lr: float | None, line_length: int, axis: Axis, public: Crossing = UNKNOWN
-) -> list[str]:
-    """What the forecasts of curves along an axis say at a size, as lines of text.
+def answer_of(
+    found: list[AtSize], size: float, lr: float | None, axis: Axis, public: Crossing, notes: Sequence[str] = ()
+) -> Answer:
+    """What the forecasts of curves along an axis say at a size.
 
     Args:
+        found: the forecasts.
+        size: the size (parameters).
+        lr: the learning rate, if one was asked for.
+        axis: of the curves.
         public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
+        notes: what else there is to say.
     """
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
     beyond = (
-        f"{decades:.1f} decades beyond the largest size that ran, {count(largest)}. {fits.ABOUT['not_covered']}"
+        f"an extrapolation {decades:.1f} decades beyond the largest size that ran, {count(largest)}. "
+        f"{fits.ABOUT['not_covered']}"
         if decades > 0
         else "within the sizes that ran."
     )
-    lines = textwrap.wrap(f"At {place}, {'an extrapolation ' if decades > 0 else ''}{beyond}", line_length)
-    for quantity in dict.fromkeys(row.quantity for row in found):
-        rows = [row for row in found if row.quantity == quantity]
-        lines += ["", sizes.named(quantity, axis), *plain_text(pd.DataFrame([_text_row(row, lr) for row in rows]))]
-    if any(_foretells_failing(row) for row in found) and not math.isnan(public.middle):
-        sentence = (
-            "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning "
-            f"rate of {with_ends(*public, digits=3)}. The forecast above holds for the tokens and the steps of this "
-            "folder."
-        )
-        lines += ["", *textwrap.wrap(sentence, line_length)]
-    if outside := [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]:
-        low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
-        arms = dict.fromkeys(row.arm for row in outside)
-        lines += [
-            "",
-            *textwrap.wrap(
-                f"Learning rate {format_value(lr or 0)} is beyond those that ran, {format_value(low)} to "
-                f"{format_value(high)}, so no value is given for {listed(few(arms))}; train some runs there.",
-                line_length,
-            ),
-        ]
-    return lines
+    by_quantity: dict[str, list[dict[str, str]]] = {}
+    for row in found:
+        by_quantity.setdefault(row.quantity, []).append(_cells(row, lr))
+    tables = [Section(sizes.named(name, axis), [pd.DataFrame(rows)]) for name, rows in by_quantity.items()]
+    of_public = (
+        "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning rate "
+        f"of {with_ends(*public, digits=3)}. The forecast above holds for the tokens and the steps of this folder."
+        if any(map(_foretells_failing, found)) and not math.isnan(public.middle)
+        else ""
+    )
+    parts = [*tables, of_public, _outside(found, lr), *notes]
+    return Answer(f"At {place}, {beyond}", parts, data=[_plain(row, size, lr, public) for row in found])
+
+
+def _outside(found: list[AtSize], lr: float | None) -> str:
+    """That the learning rate lies beyond those that ran; empty where it does not."""
+    outside = [row for row in found if lr and not math.isnan(row.lrs[0]) and math.isnan(row.value.middle)]
+    if not outside or not lr:
+        return ""
+    low, high = min(row.lrs[0] for row in outside), max(row.lrs[1] for row in outside)
+    return (
+        f"Learning rate {format_value(lr)} is beyond those that ran, {format_value(low)} to {format_value(high)}, so "
+        f"no value is given for {listed(few(dict.fromkeys(row.arm for row in outside)))}; train some runs there."
+    )
 
 
 def _foretells_failing(row: AtSize) -> bool:
@@ -191,7 +198,7 @@ def _foretells_failing(row: AtSize) -> bool:
     return row.quantity == sizes.ETA_DIV or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
 
 
-def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
+def _cells(row: AtSize, lr: float | None) -> dict[str, str]:
     texts = {"arm": row.arm}
     if not math.isnan(row.value.middle):
         texts["value"] = with_ends(*row.value, digits=3)
@@ -207,29 +214,21 @@ def _text_row(row: AtSize, lr: float | None) -> dict[str, str]:
     return texts
 
 
-def plain(found: list[AtSize], size: float, lr: float | None, public: Crossing = UNKNOWN) -> list[dict[str, Any]]:
-    """What the forecasts say at a size, in plain values; None where a number is unknown or out of reach.
-
-    Args:
-        public: from which learning rate public runs of this size fail.
-    """
-    return [
-        {
-            "quantity": row.quantity,
-            "arm": row.arm,
-            "size": size,
-            "lr": lr,
-            "decades_beyond_largest": math.log10(size / row.largest),
-            "is_extrapolated": size > row.largest,
-            "n": row.n,
-            "interval_level": fits.PREDICTION_LEVEL,
-            "not_tested": [fits.ABOUT["not_covered"]],
-            **row.value.plain,
-            "limit": finite(row.limit),
-            "decades_left": row.decades_left.plain,
-            "fails_from_lr": row.fails_from_lr.plain,
-            "fails_from_size": row.fails_from_size.plain,
-            "public_runs_fail_from_lr": (public if _foretells_failing(row) else UNKNOWN).plain,
-        }
-        for row in found
-    ]
+def _plain(row: AtSize, size: float, lr: float | None, public: Crossing) -> dict[str, Any]:
+    return {
+        "quantity": row.quantity,
+        "arm": row.arm,
+        "size": size,
+        "lr": lr,
+        "decades_beyond_largest": math.log10(size / row.largest),
+        "is_extrapolated": size > row.largest,
+        "n": row.n,
+        "interval_level": fits.PREDICTION_LEVEL,
+        "not_tested": [fits.ABOUT["not_covered"]],
+        **row.value.plain,
+        "limit": row.limit,
+        "decades_left": row.decades_left.plain,
+        "fails_from_lr": row.fails_from_lr.plain,
+        "fails_from_size": row.fails_from_size.plain,
+        "public_runs_fail_from_lr": (public if _foretells_failing(row) else UNKNOWN).plain,
+    }

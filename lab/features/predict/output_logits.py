@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +14,9 @@ from lab.analysis.curves import points
 from lab.analysis.laws.fits import REACH, crossing_text
 from lab.analysis.logit_rounding import BF16, COSTLY, FORMATS, level_at_cost
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import count, format_value, listed, plain_text
+from lab.analysis.text import count, format_value, listed
 from lab.records.store import Records
+from lab.report.answer import Part, Section
 
 LEVEL, MIDDLE = "level", "level half-way"
 # Fewer sizes, or fewer runs for growth over steps, have no useful interval.
@@ -24,22 +24,21 @@ FEWEST_SIZES, FEWEST_RUNS = 3, 2
 TITLE = "Rounded output logits"
 
 
-def say(records: Records, line_length: int) -> list[str]:
-    """The lines of the section on rounded output logits; none if no run recorded ``log_z_square`` or ``log_z``."""
+def parts(records: Records) -> list[Part]:
+    """The part on rounded output logits; nothing if no run recorded ``log_z_square`` or ``log_z``."""
     runs = observe(records)
     if runs.empty:
         return []
     levels = [f"{level_at_cost(COSTLY, bits):g} in {name}" for bits, name in FORMATS.items() if bits < max(FORMATS)]
-    lines = textwrap.wrap(
-        f"{TITLE}: rounding costs {COSTLY:g} nats per token where |log Z| reaches {listed(levels)}.", line_length
-    )
-    grows = False
-    for arm, arm_runs in runs.groupby("arm", sort=False):
-        table = _table(arm_runs)
-        grows |= len(table.columns) > 2
-        largest = count(arm_runs["size"].max())
-        lines += ["", *textwrap.wrap(f"{TITLE}; {arm}; {largest} parameters", line_length), *plain_text(table)]
-    return [*lines, *(textwrap.wrap(fits.ABOUT["output_logits"], line_length) if grows else [])]
+    tables = {
+        f"{TITLE}; {arm}; {count(of_arm['size'].max())} parameters": _table(of_arm)
+        for arm, of_arm in runs.groupby("arm", sort=False)
+    }
+    return [
+        f"{TITLE}: rounding costs {COSTLY:g} nats per token where |log Z| reaches {listed(levels)}.",
+        *(Section(title, [table]) for title, table in tables.items()),
+        fits.ABOUT["output_logits"] if any(len(table.columns) > 2 for table in tables.values()) else "",
+    ]
 
 
 def observe(records: Records) -> pd.DataFrame:

@@ -6,7 +6,6 @@ Such a table holds no probes, so only quantities of its curves can be extrapolat
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +17,11 @@ from lab.analysis.curves import named_axis, points
 from lab.analysis.laws.fits import Line, with_ends
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
-from lab.analysis.text import Axis, capitalized, count, few, listed, plain_text
+from lab.analysis.text import Axis, capitalized, count, few, listed
 from lab.core.errors import RequestError
 from lab.records.run_table import UNKNOWN_SIZE
 from lab.records.store import Records
+from lab.report.answer import Part, Section
 
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
 FEWEST_SIZES = 3  # one of them is held out
@@ -85,27 +85,16 @@ def make_forecast(runs: pd.DataFrame) -> SizeForecast | None:
     )
 
 
-def say(records: Records, window: Window, line_length: int) -> list[str]:
-    """Forecasts of all quantities in every arm, as lines of text.
+def parts(records: Records, window: Window) -> list[Part]:
+    """Forecasts of all quantities in every arm, a section each, and the place of the optimum.
 
     Raises:
         RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
     """
     observed, axis = observe(records, window), named_axis(records.runs)
-    lines, scored = [], False
-    for quantity in (LR, SENSITIVITY, ETA_DIV):
-        forecasts = _forecasts(observed, quantity)
-        over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
-        lines.append(f"{named(quantity, axis)}{over}")
-        largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
-        rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
-        lines += plain_text(pd.DataFrame(rows)) if rows else []
-        for sentence in _cautions(quantity, axis, observed, forecasts):
-            lines += textwrap.wrap(sentence, line_length)
-        lines.append("")
-        scored |= bool(forecasts)
-    place = _place_of_optimum(records, line_length)
-    if not scored:
+    by_quantity = {quantity: _forecasts(observed, quantity) for quantity in (LR, SENSITIVITY, ETA_DIV)}
+    place = _place_of_optimum(records)
+    if not any(by_quantity.values()):
         sizes = sorted(observed["size"].unique())
         given = (
             f"{listed(few(map(count, sizes)))} parameters"
@@ -115,25 +104,31 @@ def say(records: Records, window: Window, line_length: int) -> list[str]:
         why = f"no arm has a value at {FEWEST_SIZES} sizes ({given}), one of them to score it by"
         if not place:
             raise RequestError(f"no forecast: {why}")
-        lines = [f"No forecast: {why}."]
-    legend = textwrap.wrap(fits.ABOUT["sizes"], line_length) if scored else []
-    return [*lines, *legend, *place]
+        return [f"No forecast: {why}.", *place]
+    sections = list[Part]()
+    for quantity, forecasts in by_quantity.items():
+        over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
+        largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
+        rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
+        cautions = _cautions(quantity, axis, observed, forecasts)
+        sections.append(Section(f"{named(quantity, axis)}{over}", [pd.DataFrame(rows), *cautions]))
+    return [*sections, fits.ABOUT["sizes"], *place]
 
 
-def _place_of_optimum(records: Records, line_length: int) -> list[str]:
-    """Whether the best learning rate transfers, and its law, as lines; empty if neither can be told."""
-    ended, axis, lines = judge(points(records.runs)), named_axis(records.runs), list[str]()
+def _place_of_optimum(records: Records) -> list[Part]:
+    """Whether the best learning rate transfers, and its law, a section each; empty if neither can be told."""
+    ended, axis = judge(points(records.runs)), named_axis(records.runs)
+    about = {name: fits.ABOUT[name].format(axis=axis) for name in ("transfer", "law", "failing_law")}
+    sections = list[Part]()
     if len(table := optimum.transfer_table(ended, axis)):
-        about = textwrap.wrap(fits.ABOUT["transfer"].format(axis=axis), line_length)
-        lines += ["", optimum.TRANSFER.format(axis=axis), *plain_text(table), *about]
+        sections.append(Section(optimum.TRANSFER.format(axis=axis), [table, about["transfer"]]))
     laws = optimum.fit_laws(records, ended)
-    if laws and (lines or any(law.has_exponents for law in laws)):
-        lines += ["", optimum.LAW.format(axis=axis), *(law.text for law in laws)]
-        lines += textwrap.wrap(fits.ABOUT["law"].format(axis=axis), line_length)
+    if laws and (sections or any(law.has_exponents for law in laws)):
+        sections.append(Section(optimum.LAW.format(axis=axis), [*(law.text for law in laws), about["law"]]))
     if failing := optimum.fit_laws(records, ended, failing=True):
-        lines += ["", optimum.FAILING_LAW.format(axis=axis), *(law.text for law in failing)]
-        lines += textwrap.wrap(fits.ABOUT["failing_law"].format(axis=axis), line_length)
-    return lines
+        texts = [law.text for law in failing]
+        sections.append(Section(optimum.FAILING_LAW.format(axis=axis), [*texts, about["failing_law"]]))
+    return sections
 
 
 def named(quantity: str, axis: Axis) -> str:

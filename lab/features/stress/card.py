@@ -15,18 +15,17 @@ from markupsafe import Markup
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import Interval, power_of
-from lab.analysis.stress.battery import Battery, StressTest, read_battery
+from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
 from lab.analysis.stress.measures import Outcomes, best_lr, curve, pooled_sd
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.features.stress.cures import LOSES, SCREENED, Cure
-from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, VERDICTS, WEAK, Line, is_judged, lines_of, strips
+from lab.features.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
 from lab.features.stress.page import card_body, card_figure
 from lab.features.stress.reference import beside_published, published_verdicts
 
-FILE = "card.json"  # of a card, in the folder of its records
 INTERVAL_LEVEL = 0.95
 SAY = html.macros("card.txt")  # a macro for each kind of sentence
 
@@ -392,7 +391,7 @@ def read_card(folder: Path) -> Card:
     Raises:
         RequestError: there is none, it is damaged, or it has a test or a change that is unknown here.
     """
-    path = folder / FILE
+    path = folder / CARD_FILE
     try:
         content = files.read_json(path, dict)
     except OSError as refusal:

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.statistics import Interval
-from lab.analysis.stress.battery import Battery, StressTest
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, StressTest
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, measure, pooled_interval
 
-FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not judged"
 VERDICTS = (FAILS, WEAK, OPEN, PASSES)
 STRIP = 32  # characters
 BETWEEN = (0.375, 0.625)  # the part of a strip between the zones

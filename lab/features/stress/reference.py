@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.stress.battery import Battery, Setting
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, Setting
 from lab.analysis.stress.measures import Outcomes, outcomes
 from lab.analysis.text import listed
 from lab.core import shipped
-from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Line
+from lab.features.stress.lines import Line
 from lab.records.store import Records
 
 # Numbers of the published recipes, written by ``make results-readme``.

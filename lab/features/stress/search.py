@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, Setting, StressTest, read_battery
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
@@ -21,7 +21,6 @@ from lab.features.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.features.stress.lines import FAILS, NOT_JUDGED, OPEN, WEAK
 from lab.features.stress.plan import Plan
 from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import Setting, read_battery
+from lab.analysis.stress.battery import CARD_FILE, Setting, read_battery
 from lab.analysis.stress.measures import wanted
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.features.stress.bench import CardBench
-from lab.features.stress.card import FILE, Card
+from lab.features.stress.card import Card
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
@@ -48,7 +48,7 @@ def _card_of_possible_tests(plan: Plan) -> Card:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / FILE, card.as_json() + "\n")
+    files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
     return card
 
 

@@ -1,13 +1,12 @@
-"""`lab compare LOG LOG`: whether logs share their batches, and what lies between their losses, as text and as JSON."""
+"""`lab compare LOG LOG`: whether logs share their batches, and what lies between their losses, in words."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,9 @@ from lab.analysis.events.detectors import SPIKE, UNRECOVERED, Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
 from lab.analysis.statistics import Interval
-from lab.analysis.text import capitalized, finite, json_rows, listed
+from lab.analysis.text import capitalized, listed
 from lab.core.errors import RequestError, similar_names
-from lab.features.watch.words import plain_event, sentence
+from lab.features.watch.words import sentence
 from lab.records import store
 
 METHOD = (
@@ -26,7 +25,7 @@ METHOD = (
 )
 
 
-MOST_EVENTS, MOST_BUMPS = 20, 8  # that are printed
+MOST_BUMPS = 8  # that are named
 
 
 class Pair(NamedTuple):
@@ -69,35 +68,6 @@ class ComparedLogs(NamedTuple):
         names = [self.pairs[0].first.name, *(pair.second.name for pair in self.pairs)]
         letters = [*ascii_uppercase, *(f"log {number}" for number in range(27, len(names) + 1))]
         return dict(zip(names, letters, strict=False))
-
-    def lines(self) -> Iterator[str]:
-        """Sentences for a terminal."""
-        letters = self.letters
-        yield f"A: {_described(self.pairs[0].first)}"
-        yield from self.notes
-        for pair in self.pairs:
-            letter = letters[pair.second.name]
-            yield from ("", f"{letter}: {_described(pair.second)}")
-            yield from pair_sentences(letter, pair)
-        alone = sum(bool(shared.not_in_twins) and not shared.in_twins for shared in self.events)
-        count = f"{len(self.events)}, of which {alone} are in none of the log's twins" if self.events else "none"
-        yield from ("", f"Events: {count}.")
-        yield from (event_sentence(shared, letters) for shared in self.events[:MOST_EVENTS])
-        if len(self.events) > MOST_EVENTS:
-            yield f"... and {len(self.events) - MOST_EVENTS} more, which --json lists."
-        yield from ("", METHOD)
-
-    def as_json(self) -> str:
-        """All of it as a JSON object; NaN is null."""
-        content = {
-            "first": self.pairs[0].first.name,
-            "pairs": [_plain(pair) for pair in self.pairs],
-            "events": [
-                {**plain_event(log, event), "in_twins": in_twins, "not_in_twins": not_in_twins}
-                for log, event, in_twins, not_in_twins in self.events
-            ],
-        }
-        return json.dumps({**content, "method": METHOD, "notes": self.notes}, indent=1, allow_nan=False)
 
 
 def compare_logs(paths: Sequence[Path], margin: float | None = None) -> ComparedLogs:
@@ -142,33 +112,6 @@ class Siblings(NamedTuple):
     run: Log
     siblings: list[Log]
     found: Departure
-
-    def lines(self) -> Iterator[str]:
-        """Sentences for a terminal."""
-        yield _described(self.run)
-        yield from (f"sibling: {_described(sibling)}" for sibling in self.siblings)
-        step_n, excess_n, tolerance, step, *_ = self.found
-        if not len(excess_n):
-            yield f"{self.run.name} has too few rows so far."
-        elif step is None:
-            most = int(np.argmax(excess_n))
-            excess = f"its loss is at most {excess_n[most]:+.3f} nats above it, at step {step_n[most]}"
-            yield f"{self.run.name} keeps to the curve of its siblings: {excess} (an alarm is above {tolerance:.3f})."
-        else:
-            excess = f"{excess_n[step_n == step][0]:+.3f} nats (an alarm is above {tolerance:.3f})"
-            yield f"{self.run.name} leaves the curve of its siblings at step {step}: its loss is above it by {excess}."
-
-    def as_json(self) -> str:
-        """All of it as a JSON object."""
-        content = {
-            "run": self.run.name,
-            "siblings": [sibling.name for sibling in self.siblings],
-            "alarm": self.found.step,
-            "tolerance": self.found.tolerance,
-            "steps": self.found.step_n.tolist(),
-            "excess": self.found.excess_n.tolist(),
-        }
-        return json.dumps(content, indent=1, allow_nan=False)
 
 
 def follow_siblings(paths: Sequence[Path]) -> Siblings:
@@ -256,7 +199,8 @@ def _distinct(logs: Sequence[Log]) -> list[Log]:
     return [log._replace(name=name) for log, name in zip(logs, names, strict=True)]
 
 
-def _described(log: Log) -> str:
+def described(log: Log) -> str:
+    """The name of a log, and its rows and steps."""
     return f"{log.name}, {len(log.step_n)} rows, steps {log.step_n[0]} to {log.step_n[-1]}"
 
 
@@ -376,27 +320,3 @@ def verdict_phrase(letter: str, gap: Gap) -> str:
 def _worse(gap: float) -> str:
     """What the second log is, by its gap from the first."""
     return "worse" if gap > 0 else "better"
-
-
-def _plain(pair: Pair) -> dict[str, Any]:
-    """A pair as values for JSON."""
-    sharing = {key: finite(value) for key, value in pair.sharing._asdict().items()}
-    found = {"gaps": [_plain_gap(gap) for gap in pair.gaps], "bumps": json_rows(pair.bumps)}
-    return {"second": pair.second.name, "batches": sharing, **found, "lost": pair.lost}
-
-
-def _plain_gap(gap: Gap) -> dict[str, Any]:
-    half, change_half = gap.half_width(), gap.change_half_width()
-    facts = {
-        **gap._asdict(),
-        "low": gap.mean - half,
-        "high": gap.mean + half,
-        "change_low": gap.change - change_half,
-        "change_high": gap.change + change_half,
-        "slope_per_1000_steps": gap.change * gap.per_thousand,
-        "verdict": gap.verdict,
-        "equal_within": gap.equal_within,
-        "smallest_gap_seen": gap.smallest_gap,
-        "smallest_change_seen": gap.smallest_change,
-    }
-    return {key: finite(value) for key, value in facts.items()}

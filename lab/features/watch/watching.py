@@ -107,7 +107,8 @@ def watch(
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
     if alarms:
-        from lab.features.watch import pages, two_logs, two_logs_page
+        from lab.features.watch import pages, two_logs
+        from lab.features.watch.answer import answer_of
     lines = notes
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
@@ -118,7 +119,7 @@ def watch(
                 link = beside.name if beside else None
                 files.write_text(page, pages.page(log, events, causes, link), within=folder.parent)
             if beside and str(path) != STANDARD_INPUT:
-                text = two_logs_page.page(two_logs.compared([log, *find_twins(log, logs, twins)]))
+                text = answer_of(two_logs.compared([log, *find_twins(log, logs, twins)])).html()
                 files.write_text(beside, text, within=folder.parent)
             for event in events[log.name]:
                 cause = _because(causes[event]) if event in causes else ""

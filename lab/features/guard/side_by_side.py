@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ from lab.analysis.guard.matching import grid_of, match_curves, named_alike, rema
 from lab.analysis.guard.quantities import NATS, STEPS, measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, difference
-from lab.analysis.text import count, format_value, json_rows, listed, plain_text, span
+from lab.analysis.text import count, format_value, listed, span
 from lab.core.errors import RequestError
+from lab.report.answer import Answer
 
 # Name and unit of what is compared, by column of ``measured``.
 COMPARED = {"best": ("best loss", NATS), "total": ("LR sensitivity", NATS), "unstable_lr_index": ("eta_div", STEPS)}
@@ -57,19 +57,16 @@ class SideBySide(NamedTuple):
     notes: list[str]
     window: Window = WINDOW
 
-    def lines(self) -> Iterator[str]:
-        """A table for a terminal, and the notes."""
-        yield from (f"A: {self.a}", f"B: {self.b}", "")
-        yield from plain_text(pd.DataFrame([_cells(quantity) for quantity in self.quantities]))
-        named = [] if self.window == WINDOW else [f"Sensitivity over the learning rates from {self.window}."]
-        yield from ("", RULE, *named, *(f"- {note}" for note in self.notes))
 
-    def as_json(self) -> str:
-        """All of it as a JSON object; NaN is null."""
-        content = {**self._asdict(), "quantities": json_rows(self.quantities)}
-        if self.window == WINDOW:
-            del content["window"]
-        return json.dumps(content, indent=1, allow_nan=False)
+def answer_of(compared: SideBySide) -> Answer:
+    """The comparison, with a row for each quantity."""
+    data = compared._asdict() | {"window": [*compared.window]}
+    rule = f"{RULE} Sensitivity is over the learning rates from {compared.window}."
+    if compared.window == WINDOW:
+        rule = RULE
+        del data["window"]
+    table = pd.DataFrame(map(_cells, compared.quantities))
+    return Answer(f"A: {compared.a}", [f"B: {compared.b}", table, rule, compared.notes], data=data)
 
 
 def _cells(row: ComparedQuantity) -> dict[str, str]:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.guard import render
-from lab.analysis.guard.check import MARGIN, check_folder
+from lab.analysis.guard.check import MARGIN
 from lab.analysis.guard.compare import (
     BETTER,
     NEGLIGIBLE,
@@ -24,15 +23,12 @@ from lab.analysis.guard.compare import (
     judged_together,
 )
 from lab.analysis.guard.quantities import NATS
-from lab.analysis.sensitivity import Window
 from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, Spread, power_of
-from lab.analysis.stress.battery import Place, read_spreads
+from lab.analysis.stress.battery import CARD_FILE, FAILS, OPEN, WEAK, Place, read_spreads
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_sd
-from lab.analysis.text import format_value, listed, plain_text
+from lab.analysis.text import format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.stress.card import FILE
-from lab.features.stress.lines import FAILS, OPEN, WEAK
 from lab.records import store
 
 VERSION = 1
@@ -40,6 +36,10 @@ FAILING = (FAILS, WEAK, OPEN)  # verdicts on which a check without a baseline ma
 BEST_LOSS = "loss at the best learning rate"
 TEN_TIMES = "loss at ten times the baseline's best learning rate"
 POWER = 0.8  # with which a check finds the smallest change that a baseline names
+ABOUT = (
+    f"A check with these seeds finds a change that is as much worse as the last column says in about {POWER:.0%} of "
+    "cases. Smaller ones stay unclear, which fails with --fail-on unclear; more seeds find more."
+)
 DAMAGED = "{path} is a damaged baseline of a card; take it from version control, or remove it and save anew"
 
 
@@ -100,7 +100,7 @@ class CardBaseline(NamedTuple):
 def is_card(path: Path) -> bool:
     """Whether a path is the folder of a card, or the baseline of one."""
     if path.is_dir():
-        return (path / FILE).is_file()
+        return (path / CARD_FILE).is_file()
     try:
         return "card_version" in files.read_json(path, dict)
     except (OSError, ValueError):
@@ -114,7 +114,7 @@ def read_card(path: Path) -> CardBaseline:
         RequestError: the file is missing, damaged or of another version, or the card was made before it named seeds.
     """
     try:
-        content = files.read_json(path / FILE if path.is_dir() else path, dict)
+        content = files.read_json(path / CARD_FILE if path.is_dir() else path, dict)
     except OSError as refusal:
         raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
     except ValueError:
@@ -172,74 +172,47 @@ def card_from_json(path: Path, content: Mapping[str, Any]) -> CardBaseline:
     )
 
 
-def save_card(folder: Path, path: Path) -> Iterator[str]:
-    """Write the baseline of a card; yields lines about its content, or its differences from the old file.
-
-    Raises:
-        RequestError: the folder holds no readable card, or the file is no baseline of one.
-    """
-    new = read_card(folder)
-    old = read_card(path) if path.is_file() else None
+def as_text(card: CardBaseline) -> str:
+    """The content of a baseline file: JSON with a line for each learning rate and each test, for diffs."""
+    kept = ("title", "unit", "passes", "fails")
     tests = [
-        {
-            **test._replace(by_seed=pd.Series(dtype=float))._asdict(),
-            "name": name,
-            "is_lower_bound": test.is_bound,
-            "seeds": list(test.by_seed),
-            "seed_numbers": [int(str(seed)) for seed in test.by_seed.index],
-        }
-        for name, test in new.tests.items()
+        {"name": name}
+        | {key: getattr(test, key) for key in kept}
+        | {"seeds": list(test.by_seed), "seed_numbers": [int(str(seed)) for seed in test.by_seed.index]}
+        | {"is_lower_bound": test.is_bound, "caveat": test.caveat}
+        for name, test in card.tests.items()
     ]
-    kept = ("name", "title", "unit", "passes", "fails", "seeds", "seed_numbers", "is_lower_bound", "caveat")
     head = {
         "card_version": VERSION,
-        "made": new.made,
-        "recipe": new.recipe,
-        "parameters": new.parameters,
-        "is_judged": new.is_judged,
-        "best_lr": None if math.isnan(new.best_lr) else new.best_lr,
-        "losses_at_best_lr": {str(seed): loss for seed, loss in new.losses.items()},
+        "made": card.made,
+        "recipe": card.recipe,
+        "parameters": card.parameters,
+        "is_judged": card.is_judged,
+        "best_lr": None if math.isnan(card.best_lr) else card.best_lr,
+        "losses_at_best_lr": _by_seed(card.losses),
     }
-    # a line for each learning rate and each test, for diffs
-    rates = ",\n".join(
-        f"  {json.dumps(str(lr))}: {json.dumps({str(seed): loss for seed, loss in of_lr.items()})}"
-        for lr, of_lr in new.curve.iterrows()
-    )
-    rows = ",\n".join("  " + json.dumps({key: test[key] for key in kept}) for test in tests)
+    rates = ",\n".join(f"  {json.dumps(str(lr))}: {json.dumps(_by_seed(row))}" for lr, row in card.curve.iterrows())
+    rows = ",\n".join(f"  {json.dumps(test)}" for test in tests)
     text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
-    text += f',\n "curve": {{\n{rates}\n }},\n "tests": [\n{rows}\n ]\n}}\n'
-    files.write_output(path, text)
-    yield f"{path}: the card of {new.recipe}, from {folder}"
-    if old is not None:
-        yield from (*render.text(compare_cards(old, new, MARGIN)), "")
-    yield from describe_card(new)
+    return text + f',\n "curve": {{\n{rates}\n }},\n "tests": [\n{rows}\n ]\n}}\n'
 
 
-def describe_card(card: CardBaseline) -> Iterator[str]:
-    """Yield lines about how the card of a baseline was made, then a table with a row for each number that is guarded.
+def _by_seed(losses: pd.Series[float]) -> dict[str, float]:
+    return {str(seed): loss for seed, loss in losses.items()}
 
-    The last column is the smallest change for the worse that a check with the same seeds finds, with a probability of
-    ``POWER``. What lies between it and the margin, the seeds cannot decide.
-    """
-    for name, lines in card.made.items():
-        yield from (f"{name}: {line}" for line in lines)
-    rows = []
-    for name, numbers, unit, margin, spread in _guarded(card):
-        smallest = smallest_change(numbers, margin, spread)
-        rows.append(
-            {
-                "number": name,
-                "mean": f"{numbers.mean():.3f} {unit}",
-                "seeds": ", ".join(str(seed) for seed in numbers.index),
-                "margin": f"{margin:.3g}",
+
+def rows(card: CardBaseline) -> Iterator[dict[str, str]]:
+    """Yield a row for each number that is guarded, as ``ABOUT`` explains."""
+    for name, test in _guarded(card, card, MARGIN).items():
+        if len(test.by_seed) or name in card.tests:
+            smallest = smallest_change(test.by_seed, test.margin, read_spreads().get(name, Spread()))
+            yield {
+                "number": f"{test.title}{' (at least)' * test.is_bound}",
+                "mean": f"{test.by_seed.mean():.3f} {test.unit}",
+                "seeds": ", ".join(map(str, test.by_seed.index)),
+                "margin": f"{test.margin:.3g}",
                 "finds": "no change" if math.isnan(smallest) else f"{smallest:.2g} worse",
             }
-        )
-    yield from plain_text(pd.DataFrame(rows))
-    yield (
-        f"A check with these seeds finds a change that is as much worse as the last column says in about "
-        f"{POWER:.0%} of cases. Smaller ones stay unclear, which fails with --fail-on unclear; more seeds find more."
-    )
 
 
 def smallest_change(numbers: pd.Series[float], margin: float, spread: Spread) -> float:
@@ -263,16 +236,12 @@ def smallest_change(numbers: pd.Series[float], margin: float, spread: Spread) ->
     return margin + float(beyond) * unit
 
 
-def _guarded(card: CardBaseline) -> Iterator[tuple[str, pd.Series[float], str, float, Spread]]:
-    """Yield each number that a baseline guards: its name, its values by seed, its unit, its margin and its spread."""
-    limit = MARGIN * float(card.losses.mean()) if len(card.losses) else math.nan
-    if len(card.losses):
-        yield BEST_LOSS, card.losses, NATS, limit, Spread()
-    if len(losses := losses_at(card, ten_times(card))):
-        yield TEN_TIMES, losses, NATS, limit, Spread()
-    for name, test in card.tests.items():
-        title = f"{test.title}{' (at least)' * test.is_bound}"
-        yield title, test.by_seed, test.unit, test.margin, read_spreads().get(name, Spread())
+def _guarded(card: CardBaseline, old: CardBaseline, margin: float) -> dict[str, GuardedTest]:
+    """The numbers of a card that are held against those of an old one: two losses, and its tests."""
+    most = 2 * margin * float(old.losses.mean()) if len(old.losses) else math.nan
+    losses = {BEST_LOSS: card.losses, TEN_TIMES: losses_at(card, ten_times(old))}
+    of_losses = {name: GuardedTest(name, NATS, 0.0, most, of, False, "") for name, of in losses.items()}
+    return {**of_losses, **card.tests}
 
 
 def ten_times(card: CardBaseline) -> float:
@@ -284,27 +253,6 @@ def losses_at(card: CardBaseline, lr: float) -> pd.Series[float]:
     """The losses of a card at a learning rate, by seed; empty where its curve lacks it."""
     at_lr: pd.Series[float] = card.curve.T.get(lr, pd.Series(dtype=float))
     return at_lr
-
-
-def check(
-    folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False, window: Window | None = None
-) -> Comparison:
-    """Compare a folder with a baseline: cards if the baseline is of one, else curves, as ``check_folder`` does."""
-    if is_card(baseline):
-        return check_card(folder, baseline, margin, strict)
-    return check_folder(folder, baseline, margin, strict, window)
-
-
-def check_card(folder: Path, baseline: Path, margin: float, strict: bool = False) -> Comparison:
-    """Compare a card with a baseline, both folders or files.
-
-    Returns:
-        The comparison (see ``compare_cards``). What cannot be read is not an error: the verdict is ``cannot judge``.
-    """
-    try:
-        return compare_cards(read_card(baseline), read_card(folder), margin, strict)
-    except RequestError as refusal:
-        return _empty(str(baseline), str(folder), margin, strict, [str(refusal)], [])
 
 
 def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
@@ -321,7 +269,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
         RequestError: the folder holds no card, or a damaged one.
     """
     try:
-        content = files.read_json(folder / FILE, dict)
+        content = files.read_json(folder / CARD_FILE, dict)
         fails = FAILING[: FAILING.index(fail_on) + 1]
         failing = [f"- {test['title']}: {test['verdict']}" for test in content["tests"] if test["verdict"] in fails]
         code = 1 if failing else 0 if content["is_judged"] else 2
@@ -330,13 +278,7 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
     except OSError as refusal:
         raise RequestError(f"{folder} holds no card of lab stress: {refusal.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise RequestError(f"{folder / FILE} is damaged; lab stress makes it anew") from None
-
-
-def _empty(
-    baseline: str, folder: str, margin: float, strict: bool, reasons: list[str], remarks: list[str]
-) -> Comparison:
-    return Comparison(baseline, folder, margin, strict, [], [], [], reasons, remarks, of_cards=True)
+        raise RequestError(f"{folder / CARD_FILE} is damaged; lab stress makes it anew") from None
 
 
 def compare_cards(old: CardBaseline, new: CardBaseline, margin: float, strict: bool = False) -> Comparison:
@@ -353,7 +295,7 @@ def compare_cards(old: CardBaseline, new: CardBaseline, margin: float, strict: b
     numbers are.
     """
     reasons, remarks = list(_reasons(old, new)), list(_remarks(old, new))
-    comparison = _empty(old.source, new.source, margin, strict, reasons, remarks)
+    comparison = Comparison(old.source, new.source, margin, strict, [], [], [], reasons, remarks, of_cards=True)
     if reasons:
         return comparison
     changes = list(_changes(old, new, margin))
@@ -398,25 +340,22 @@ def _remarks(old: CardBaseline, new: CardBaseline) -> Iterator[str]:
 
 
 def _changes(old: CardBaseline, new: CardBaseline, margin: float) -> Iterator[Change]:
-    """Yield the change of the loss at the best learning rate, and of each test; p is not adjusted yet."""
-    arm = (new.recipe, new.parameters)
-    limit = margin * float(old.losses.mean()) if len(old.losses) else math.nan
-    losses = {BEST_LOSS: (old.losses, new.losses)}
-    losses[TEN_TIMES] = losses_at(old, ten_times(old)), losses_at(new, ten_times(old))
-    for name, (before, now) in losses.items():
-        if len(before) and len(now):
-            found = _difference(before, now, Spread(), limit)
-            means = [float(before.mean()), float(now.mean())]
-            yield change_of(name, NATS, arm, found, means=means, limit=limit, worse=+1)
-    for name, test in old.tests.items() if new.is_judged else ():
-        tested = new.tests[name]
-        if not (len(test.by_seed) and len(tested.by_seed)):
+    """Yield the change of each number that has seeds on both sides; p is not adjusted yet."""
+    now = _guarded(new, old, margin)
+    for name, test in _guarded(old, old, margin).items():
+        if (name in old.tests and not new.is_judged) or not (len(test.by_seed) and len(now[name].by_seed)):
             continue
-        found = _difference(test.by_seed, tested.by_seed, read_spreads().get(name, Spread()), test.margin)
-        means = [float(test.by_seed.mean()), float(tested.by_seed.mean())]
-        worse = 1 if test.passes < test.fails else -1
-        change = change_of(test.title, test.unit, arm, found, means=means, limit=test.margin, worse=worse)
-        is_open = (change.verdict == REGRESSION and tested.is_bound) or (change.verdict == BETTER and tested.caveat)
+        change = change_of(
+            test.title,
+            test.unit,
+            (new.recipe, new.parameters),
+            _difference(test.by_seed, now[name].by_seed, read_spreads().get(name, Spread()), test.margin),
+            means=[float(side.by_seed.mean()) for side in (test, now[name])],
+            limit=test.margin,
+            worse=1 if test.passes < test.fails else -1,
+        )
+        is_bound, is_idle = now[name].is_bound, now[name].caveat
+        is_open = (change.verdict == REGRESSION and is_bound) or (change.verdict == BETTER and is_idle)
         yield change._replace(verdict=UNCLEAR) if is_open else change
 
 

@@ -1,35 +1,25 @@
-"""The page of `lab compare LOG LOG --html FILE`: for each log its curves, its gap from the first, and the events."""
+"""The figures of `lab compare LOG LOG`: for each log its curves, its gap from the first, and the events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.events.collapse import EARLY
-from lab.analysis.events.detectors import LABELS, Log
+from lab.analysis.events.detectors import Log
 from lab.analysis.events.twins import Gap, common_losses
-from lab.analysis.rendering import html, layout, marks, panels, scales, style
+from lab.analysis.rendering import layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.text import capitalized
 from lab.features.watch.two_logs import (
-    METHOD,
-    ComparedLogs,
     Pair,
     SharedEvent,
     Siblings,
     event_sentence,
-    lost_phrase,
-    pair_sentences,
-    rewards_phrase,
-    verdict_phrase,
 )
 
-TITLE = "Are these logs the same?"
 MOST_POINTS = 400  # of a curve
 MEANS = 60  # of the gap
 HEIGHT, EVENT_HEIGHT = 10.0, 1.8  # of a panel, and of a row of events, in multiples of the size of text
@@ -37,54 +27,6 @@ SHOWN = 0.98  # the share of losses that the panel shows; those of the first ste
 A, B, PAIRED, UNPAIRED = style.ARM_COLOURS[:4]
 TOLERANCE, LEAVES = "alarm above this", "leaves the curve"
 PARTING, INTERVAL, MARGIN = "other batches from here on", "95 % interval of the line", "equal within"
-
-
-def page(compared: ComparedLogs) -> str:
-    """The whole page."""
-    letters = compared.letters
-    verdicts = [f"{capitalized(_verdicts(letters[pair.second.name], pair))}." for pair in compared.pairs]
-    names = [f"{letter} is {name}" for name, letter in letters.items()]
-    body = [
-        html.paragraph(" ".join(verdicts), "lead") if len(verdicts) == 1 else html.bullets(verdicts),
-        html.paragraph(f"{'; '.join(names)}.", "facts"),
-        *(html.section(f"{letters[pair.second.name]} against A", *_pair(pair, compared)) for pair in compared.pairs),
-    ]
-    if compared.events:
-        body.append(html.section("Events", html.table(_events(compared), sorts=True)))
-    body.append(html.section("How to read this", html.bullets([METHOD, *compared.notes])))
-    return html.document(TITLE, body)
-
-
-def _verdicts(letter: str, pair: Pair) -> str:
-    """The verdict of each part."""
-    parts = [
-        f"{verdict_phrase(letter, gap)} at steps {gap.first} to {gap.last}, {'paired' if gap.is_paired else 'unpaired'}"
-        for gap in pair.gaps
-    ]
-    lost = lost_phrase(letter, pair)
-    parts = parts or [rewards_phrase(letter, pair) or "no step in common"]
-    return "; ".join([*([lost] if lost else []), *parts])
-
-
-def _pair(pair: Pair, compared: ComparedLogs) -> Iterator[Markup]:
-    """Yield the drawing of a pair and its sentences."""
-    letter = compared.letters[pair.second.name]
-    drawing = pair_figure(pair, compared.events, compared.letters)
-    name = f"gap-{html.anchor(letter)}"
-    yield html.figure(layout.svg(drawing, name), drawing.caption, html.savers(name))
-    yield html.bullets(pair_sentences(letter, pair))
-
-
-def _events(compared: ComparedLogs) -> pd.DataFrame:
-    letters = compared.letters
-    return pd.DataFrame(
-        {
-            "log": [letters[shared.log.name] for shared in compared.events],
-            "step": [shared.event.step for shared in compared.events],
-            "event": [LABELS[shared.event.kind]["name"] for shared in compared.events],
-            "what happened": [event_sentence(shared, letters) for shared in compared.events],
-        }
-    )
 
 
 def _drawn(logs: Sequence[Log]) -> tuple[str, str]:
@@ -139,20 +81,6 @@ def pair_figure(pair: Pair, events: Sequence[SharedEvent], letters: dict[str, st
     if has_events:
         sheet.note("Full triangles are events that none of the twins has; empty ones are shared, or have no twin.")
     return sheet
-
-
-def siblings_page(compared: Siblings) -> str:
-    """The page of `lab compare LOG LOG LOG --siblings --html FILE`."""
-    drawing = siblings_figure(compared)
-    *names, verdict = compared.lines()
-    return html.document(
-        "Does this run keep to the curve of its siblings?",
-        [
-            html.paragraph(verdict, "lead"),
-            html.figure(layout.svg(drawing, "siblings"), drawing.caption, html.savers("siblings")),
-            html.section("The logs", html.bullets(names)),
-        ],
-    )
 
 
 @layout.styled

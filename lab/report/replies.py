@@ -103,7 +103,7 @@ def _question_of_shipped_sweep(command: str) -> str:
     return shipped.question(read_text(sweeps[name])) if name in sweeps else ""
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """The answer to the question of a sweep, in words and numbers.
 
     Attributes:
@@ -135,7 +135,7 @@ class Answer(NamedTuple):
         return "sensitiv" in " ".join([self.text, *(contrast.measure.name for contrast in self.contrasts)])
 
 
-def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str = "") -> Answer:
+def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str = "") -> Reply:
     """Answer the question of these sweeps.
 
     Args:
@@ -147,12 +147,12 @@ def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str
     points = study.points
     if (points["outcome"] == "diverged").all():
         lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
-        return Answer(word, text or str(SAY.diverged(len(points), study.along, lowest, highest)), [])
+        return Reply(word, text or str(SAY.diverged(len(points), study.along, lowest, highest)), [])
     if len(points) == 1:
         run = points.iloc[0]
         arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
         said = SAY.single_run(arm, size, study.along, lr, run["loss"], run["loss_bigram"])
-        return Answer(word, text or str(said), [])
+        return Reply(word, text or str(said), [])
     found = compared(study, sweeps)
     if not word and found:
         first = found[0]
@@ -160,7 +160,7 @@ def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str
             "",
             f"{_sentence(study, first)} {_no_sensitivity(study, first)}".rstrip(),
         )
-    return Answer(word, text, found)
+    return Reply(word, text, found)
 
 
 def _no_sensitivity(study: Study, contrast: Contrast) -> str:

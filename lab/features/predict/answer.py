@@ -1,12 +1,12 @@
-"""Write forecasts as `lab predict` shows them: tables, sentences on limits, scores and cautions, and figures."""
+"""The answer of `lab predict`: tables of forecasts, sentences on limits, scores and cautions, and figures."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,16 @@ from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.laws.fits import REACH, crossing_text
 from lab.analysis.rendering import html, layout
 from lab.analysis.sensitivity import WINDOW, Window
-from lab.analysis.text import count, few, finite, format_value, listed, plain_text
+from lab.analysis.text import count, few, format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.features.predict import advice
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
 from lab.records import run_table
 from lab.records.store import Records
+from lab.report.answer import Answer, Part, Section
 
 # Larger sizes for which limits are given, as multiples of the largest one that ran.
 MULTIPLES = (4, 10, 100, 1000)
@@ -35,76 +37,96 @@ LEAST_COVERAGE = 0.8
 # Pairs of columns of a score that make a share, such as 9 of 12.
 SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted class": ("right", "judged")}
 BENT = " ~"
-LINE_LENGTH = 120
 
 
-def predict(records: Records, folder: Path, window: Window | None = None) -> list[str]:
-    """Forecast from records, and write ``figures/*_forecast.svg`` into their folder.
+def predict(records: Records, folder: Path, window: Window | None = None) -> Answer:
+    """Forecast from records, and advise a batch where they hold a noise scale; writes its figures into the folder.
 
     Args:
         records: the runs of a results folder.
         folder: the results folder.
         window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
 
-    Returns:
-        The lines of ``say``, those on rounded output logits if they were recorded, and one per figure. For runs
-        imported from a table, the lines of ``sizes.say``.
-
     Raises:
         RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
-            no output logits were recorded, and neither quantity was recorded at enough sizes.
+            no output logits and no noise scale were recorded, and neither quantity at enough sizes.
     """
+    parts, data = list[Part](), dict[str, Any]()
+    try:
+        parts = _forecast_parts(records, folder, window)
+        data["fits"] = _fits(records, window)
+    except RequestError as refusal:
+        if window or run_table.is_imported(records):
+            raise
+        if not advice.is_measured(records):
+            raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
+    if advice.is_measured(records):
+        advised, data["batch"] = advice.batch_advice(records, folder)
+        parts += advised
+    found = Answer("", parts)
+    return replace(found, data={**data, "text": found.text().splitlines()})
+
+
+def say(records: Records) -> list[str]:
+    """Forecasts of both quantities in every arm, as lines; of a table's runs, of what ``sizes`` forecasts.
+
+    Raises:
+        RequestError: no arm has two sizes, or neither quantity was recorded.
+    """
+    return Answer("", _trends(records)).text().splitlines()
+
+
+def _forecast_parts(records: Records, folder: Path, window: Window | None) -> list[Part]:
     if run_table.is_imported(records):
-        return sizes.say(records, window or WINDOW, LINE_LENGTH)
+        return sizes.parts(records, window or WINDOW)
     if window:
         raise RequestError(NO_WINDOW)
-    rounded = output_logits.say(records, LINE_LENGTH)
+    rounded = output_logits.parts(records)
     try:
-        lines = say(records)
+        parts = _trends(records)
         forecasts = [forecast for _, forecast in _all_forecasts(records)]
         if not any(forecast.scored for forecast in forecasts):
             raise RequestError(f"no forecast: {_unscored_reason(forecasts[0])}")
     except RequestError as error:
         if not rounded:
             raise
-        return [*rounded, "", str(error)]
-    lines += ["", *rounded] if rounded else []
-    lines += said_of_experts(records)
+        return [*rounded, str(error)]
+    figures = []
     for draw in (logit_forecast, gradient_forecast):
-        with suppress(RequestError):  # the lines of `say` contain its message
+        with suppress(RequestError):  # the text contains its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
-            lines.append(f"figure: {path}")
-    return lines
+            figures.append(f"figure: {path}")
+    return [*parts, *rounded, *said_of_experts(records), *figures]
 
 
 def said_of_experts(records: Records) -> list[str]:
-    """That sizes count all experts, and how many parameters of the largest act on a token; no line without experts."""
+    """That sizes count all experts, and how many parameters of the largest act on a token; nothing without experts."""
     runs = records.runs
     if run_table.is_imported(records) or not (idle := idle_parameters(runs)).any():
         return []
     size = parameters(runs.set_index("id"))
     largest = str(size[idle > 0].idxmax())
     active = count(size[largest] - idle[largest])
-    return ["", f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
+    return [f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
 
 
-def plain(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
-    """The numbers of each fit of ``predict``: a line over size of an arm and a learning rate, None where unknown."""
+def _fits(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
+    """The numbers of each fit: a line over size of an arm and a learning rate."""
     if run_table.is_imported(records):
         return sizes.plain(records, window or WINDOW)
     rows = []
     for quantity, forecast in _all_forecasts(records):
         for lr, line in forecast.lines.items():
-            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": finite(forecast.limit)}
+            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
             row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
             if lr in forecast.scored and not math.isnan(forecast.limit):
-                crossing = fits.size_beyond(line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1])
-                row["crossing"] = {name: finite(value) for name, value in crossing._asdict().items()}
+                row["crossing"] = fits.size_beyond(
+                    line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1]
+                )
             if forecast.score is not None and lr in forecast.score.table.index:
                 held_out = forecast.score.table.loc[lr].astype(float).to_dict()
-                plain_score = {name: finite(value) for name, value in held_out.items()}
-                row["held_out"] = {"size": int(forecast.score.size), **plain_score}
+                row["held_out"] = {"size": int(forecast.score.size), **held_out}
             rows.append(row)
     return rows
 
@@ -115,34 +137,28 @@ def _all_forecasts(records: Records) -> Iterator[tuple[ForecastQuantity, Forecas
             yield from ((quantity, forecast) for forecast in make_forecasts(records, quantity))
 
 
-def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines; for runs imported from a table, the lines of ``sizes.say``.
-
-    Raises:
-        RequestError: no arm has two sizes, or neither quantity was recorded.
-    """
+def _trends(records: Records) -> list[Part]:
+    """A section for each quantity in every arm; for runs imported from a table, those of ``sizes``."""
     if run_table.is_imported(records):
-        return sizes.say(records, WINDOW, LINE_LENGTH)
-    lines, errors, fitted_arms = [], [], set()
+        return sizes.parts(records, WINDOW)
+    parts, errors, fitted_arms = list[Part](), [], set()
     for quantity in (LOGIT, GRADIENT):
         try:
             forecasts = make_forecasts(records, quantity)
         except RequestError as error:
             errors.append(error)
-            lines += [f"{quantity.name}: {error}", ""]
+            parts.append(Section(quantity.name, [str(error)]))
             continue
         for forecast in forecasts:
-            table = plain_text(_table(forecast, quantity)) if forecast.lines else []
-            lines += [f"{quantity.name}; {forecast.arm}", *table]
-            lines += [line for note in _notes(forecast, quantity) for line in textwrap.wrap(note, LINE_LENGTH)]
-            lines.append("")
+            title = f"{quantity.name}; {forecast.arm}"
+            parts.append(Section(title, [_table(forecast, quantity), *_notes(forecast, quantity)]))
             fitted_arms.add(forecast.arm)
     if len(errors) == 2:
         raise errors[0]
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
-        lines += [*textwrap.wrap(f"Not fitted, having one size only: {listed(few(not_fitted))}.", LINE_LENGTH), ""]
-    return [*lines, *textwrap.wrap(fits.ABOUT["trends"], LINE_LENGTH)]
+        parts.append(f"Not fitted, having one size only: {listed(few(not_fitted))}.")
+    return [*parts, fits.ABOUT["trends"]]
 
 
 def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
