@@ -163,7 +163,7 @@ def card(folder: str | Path, recipe: str = "") -> Card:
     by_recipe = outcomes_by_recipe(store.read(Path(folder)), battery)
     if recipe not in by_recipe:
         raise RequestError(f"{folder} has no runs of recipe {recipe!r}; {nearest(recipe, by_recipe)}")
-    tests = list(battery.tests.values())
+    tests = battery.on_cards
     return card_of(recipe, f"lab stress recipe={recipe}", Path(folder), tests, by_recipe[recipe], battery)
 
 

@@ -88,7 +88,7 @@ def agreements(table: pd.DataFrame, published: Mapping[str, str], battery: Batte
     The rule of one bit counts the recipes that some test judges.
     """
     known = table[table["recipe"].isin(published)].set_index("recipe")
-    tests = [test for test in battery.tests.values() if test.name in known]
+    tests = [test for test in battery.on_cards if test.name in known]
     bit = pd.Series([0.0 if bounds_scores(str(recipe)) else 1.0 for recipe in known.index], known.index)
     scores = {
         test.title: known[test.name].map(test.share).where(known[f"{test.name}_verdict"] != NOT_JUDGED)
@@ -150,7 +150,7 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
 
 def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:
     """The published recipes as a Markdown table, those that tolerate most first, with what was published of each."""
-    tests = [test for test in battery.tests.values() if test.name in table]
+    tests = [test for test in battery.on_cards if test.name in table]
     heads = ["recipe", "published", *(f"{test.title}, {test.unit}" for test in tests)]
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
     order = judged_values(table, "lr_tolerance").sort_values(ascending=False, kind="stable").index

@@ -268,7 +268,7 @@ def recipe_cards() -> Iterator[str]:
     battery, by_recipe = crash_test()
     yield CARDS
     for recipe, done in by_recipe.items():
-        made = card_of(recipe, f"lab stress recipe={recipe}", RESULTS, list(battery.tests.values()), done, battery)
+        made = card_of(recipe, f"lab stress recipe={recipe}", RESULTS, battery.on_cards, done, battery)
         path = shipped.data_folder("conf") / "recipe" / f"{recipe}.yaml"
         told = shipped.load(path)["recipe"]
         facts = {"Size": "size", "Source": "source", "Published": "published", "Differs here": "missing"}

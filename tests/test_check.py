@@ -515,7 +515,7 @@ def test_a_baseline_names_the_smallest_change_that_its_seeds_can_show(tmp_path: 
 
 
 def test_a_card_without_a_baseline_fails_on_its_own_verdicts(tmp_path: Path, run: Run) -> None:
-    good, worse = card_folder(tmp_path / "good", 0.12), card_folder(tmp_path / "worse", 0.5)
+    good, worse = card_folder(tmp_path / "good", 0.05), card_folder(tmp_path / "worse", 0.5)
     weak = edited(worse, lambda content: [test.update(verdict="weak") for test in content["tests"]], "weak")
     open_ = edited(worse, lambda content: [test.update(verdict="open") for test in content["tests"]], "open")
     codes = {

@@ -17,7 +17,7 @@ from lab.analysis.text import capitalized, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.registry import load_plugins
-from lab.core.schema import build
+from lab.core.schema import bounded, build
 
 FILE = Path(__file__).with_name("battery.yaml")
 # Written by ``make results-readme``.
@@ -95,7 +95,7 @@ class StressTest:
         cures: names of the changes that may cure a failure, the most promising first.
         spread: of the measure over seeds; without degrees of freedom where there are no reference records yet.
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
-        minutes: of the shortest card that has it without being asked for.
+        minutes: of the shortest card that has it without being asked for; infinite if none has.
         needs: the intervention without which a recipe cannot take it; empty for none.
         cured_as: the name of the test on whose runs its cures are tried; empty for its own.
     """
@@ -116,7 +116,7 @@ class StressTest:
     cures: tuple[str, ...] = ()
     spread: Spread
     counts_stuck: bool = False
-    minutes: int = 1
+    minutes: float = bounded(1, infinite=True)
     needs: str = ""
     cured_as: str = ""
 
@@ -211,6 +211,11 @@ class Battery(NamedTuple):
     changes: Mapping[str, Change]
     without_hooks: tuple[str, ...]
     tests: Mapping[str, StressTest]
+
+    @property
+    def on_cards(self) -> list[StressTest]:
+        """The tests that some card has without being asked for by name."""
+        return [test for test in self.tests.values() if math.isfinite(test.minutes)]
 
     def chosen(self, names: Sequence[str], minutes: int) -> list[StressTest]:
         """The tests of these names, or without names all that fit into so many minutes of two cores.

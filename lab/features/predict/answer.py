@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 import lab.analysis.laws.fits as fits
+import lab.features.predict.advice as advice
 import lab.features.predict.output_logits as output_logits
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
@@ -22,7 +23,6 @@ from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, few, format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.predict import advice
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts

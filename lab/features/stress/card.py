@@ -76,8 +76,8 @@ class Card:
                 "test": line.test.title,
                 "verdict": line.verdict,
                 "value": line.number,
-                "passes": line.zones[0],
-                "fails": line.zones[1],
+                "passes": line.edges[0],
+                "fails": line.edges[1],
                 "seeds": line.interval.n,
             }
             for line in self.lines
@@ -114,16 +114,16 @@ class Card:
     def cure_line(self) -> str:
         """Which changes cure which failure, and which of the tests on which changes were tried by name."""
         tried = {cure.test.name for cure in self.cures or () if not cure.reason}
-        failed = [line.test for line in self.lines if line.verdict == FAILS]
+        failed = [line.test for line in self.lines if line.may_fail]
         others = [
             line.test
             for line in self.lines
-            if line.verdict in (WEAK, OPEN) and (line.test.cured_as or line.test.name) in tried
+            if line.verdict in (WEAK, OPEN) and not line.may_fail and (line.test.cured_as or line.test.name) in tried
         ]
         if not failed and not others:
-            return "It fails no test, so there is nothing to cure."
+            return "There is no test that it fails or may fail, so there is nothing to cure."
         if self.cures is None:
-            return "No cure was tried; --cures 10 tries the ten most promising single changes on each failed test."
+            return "No cure was tried; --cures 10 tries ten single changes on each test that it fails or may fail."
         return " ".join([*map(self._cured, [*failed, *others]), *self._costly()])
 
     def _costly(self) -> Iterator[str]:
@@ -217,6 +217,11 @@ class Card:
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
             return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
+        titles[OPEN] = [
+            f"{line.test.title} ({listed(line.between, 'or')})" if line.between else line.test.title
+            for line in self.lines
+            if line.verdict == OPEN
+        ]
         parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
         if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
             parts.append(f"Not judged: {listed(unjudged)}.")

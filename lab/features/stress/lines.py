@@ -8,23 +8,29 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.statistics import Interval
+from lab.analysis.statistics import Interval, zones
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, StressTest
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, measure, pooled_interval
+from lab.analysis.text import listed
 
 VERDICTS = (FAILS, WEAK, OPEN, PASSES)
 STRIP = 32  # characters
 BETWEEN = (0.375, 0.625)  # the part of a strip between the zones
 SEED = "o"
 UNTRAINED = "the recipe ends no better than a bigram model at any learning rate"
+ZONES = (PASSES, WEAK, FAILS)
 ZONE_MARKS = {PASSES: ".", WEAK: ":", FAILS: "#"}
 
 
-def verdict_of(test: StressTest, interval: Interval, *, is_bound: bool = False, stuck: int = 0) -> str:
-    """The verdict of a test.
+def possible_zones(test: StressTest, interval: Interval) -> tuple[str, ...]:
+    """The zones of a test in which the mean of its measure may lie, from that in which recipes pass."""
+    low, high = sorted((test.share(interval.low), test.share(interval.high)))
+    first, last = zones(Interval(test.share(interval.mean), low, high, interval.n), (0.0, 1.0))
+    return ZONES[first : last + 1]
 
-    A recipe passes if its mean lies in the zone that passes and its interval excludes the zone that fails, and fails
-    likewise. Between the zones it is weak if its interval is no wider than the gap between them. Anything else is open.
+
+def verdict_of(test: StressTest, interval: Interval, *, is_bound: bool = False, stuck: int = 0) -> str:
+    """The verdict of a test: the zone in which the whole interval of its measure lies; open where it lies in several.
 
     Args:
         test: the test.
@@ -34,17 +40,8 @@ def verdict_of(test: StressTest, interval: Interval, *, is_bound: bool = False, 
     """
     if test.counts_stuck and stuck:
         return FAILS
-    if not math.isfinite(interval.high - interval.low):
-        return OPEN
-    at = test.share(interval.mean)
-    first, last = sorted((test.share(interval.low), test.share(interval.high)))
-    if at <= 0 and last < 1:
-        return PASSES
-    if is_bound:
-        return OPEN
-    if at >= 1 and first > 0:
-        return FAILS
-    return WEAK if 0 < at < 1 and last - first <= 1 else OPEN
+    possible = possible_zones(test, interval)
+    return OPEN if len(possible) > 1 or (is_bound and possible != (PASSES,)) else possible[0]
 
 
 class Line(NamedTuple):
@@ -85,7 +82,19 @@ class Line(NamedTuple):
         bound = "at least " if self.is_bound else ""
         stuck = f", {self.stuck} of {self.interval.n} seeds stuck" if self.stuck and self.test.counts_stuck else ""
         capped = f", {self.capped} of {self.interval.n} seeds capped" if self.capped else ""
-        return f"{bound}{self.interval:±.2f} {self.test.unit}{stuck}{capped}"
+        between = f", {listed(self.between, 'or')}" if self.between else ""
+        return f"{bound}{self.interval:±.2f} {self.test.unit}{stuck}{capped}{between}"
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """The verdicts between which an open one lies; empty for others, and where too few seeds tell nothing."""
+        is_open = self.verdict == OPEN and math.isfinite(self.interval.high - self.interval.low)
+        return possible_zones(self.test, self.interval) if is_open and not self.is_bound else ()
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the recipe certainly does not pass, and may fail."""
+        return self.verdict == FAILS or (FAILS in self.between and PASSES not in self.between)
 
     @property
     def outcome(self) -> str:
@@ -98,7 +107,7 @@ class Line(NamedTuple):
         return () if self.verdict == NOT_JUDGED else self.interval.values
 
     @property
-    def zones(self) -> tuple[str, str]:
+    def edges(self) -> tuple[str, str]:
         """Where it passes, and where it fails: ``over 1.4`` and ``under 1``."""
         above, below = ("over", "under") if self.test.passes > self.test.fails else ("under", "over")
         return f"{above} {self.test.passes:g}", f"{below} {self.test.fails:g}"
@@ -158,7 +167,8 @@ def _line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
         return None
     interval = pooled_interval(list(measured.seeds), test.spread)
     verdict = verdict_of(test, interval, is_bound=measured.is_bound, stuck=measured.stuck)
-    if verdict == PASSES and measured.caveat:
+    may_pass = verdict == PASSES or (verdict == OPEN and PASSES in possible_zones(test, interval))
+    if measured.caveat and may_pass:
         verdict = NOT_JUDGED
     seeds = tuple(int(str(seed)) for seed in measured.seeds.index)
     return Line(test, verdict, interval, measured.is_bound, measured.stuck, seeds, measured.capped, measured.caveat)

@@ -38,7 +38,7 @@ def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
             axes.plot(ends, [row, row], color=style.INK, linewidth=1.2)
         seeds = [along(test, value) for value in line.shown_values]
         (dots,) = axes.plot(seeds, [row] * len(seeds), "o", color=style.INK, markersize=5, alpha=0.8)
-        zones = "passes {}, fails {}".format(*line.zones)
+        zones = "passes {}, fails {}".format(*line.edges)
         texts = [
             f"{test.title}\nseed {seed + 1} of {interval.n}\n{value:.3g} {test.unit}\n{zones}"
             for seed, value in enumerate(line.shown_values)

@@ -46,8 +46,8 @@ def try_cures(bench: CardBench) -> list[Cure]:
         return trial_of(test, name, change_words(changes, own), best, seeds, times)
 
     lines = bench.card().lines
-    curable = (FAILS, WEAK, OPEN) if bench.plan.names_cures else (FAILS,)
-    ill = [line.test for line in lines if line.verdict in curable]
+    by_name = (FAILS, WEAK, OPEN) if bench.plan.names_cures else ()
+    ill = [line.test for line in lines if line.may_fail or line.verdict in by_name]
     cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
     tests = list({test.name: test for test in map(read_battery().cured, ill)}.values())
     for test in tests:
