@@ -132,7 +132,7 @@ def test_an_empty_list_or_mapping_in_a_file_chooses_none(none: str, capsys: pyte
     for words, kept in (([], []), (["intervention=[relu]"], ["relu"])):
         assert lab("sweep", "mine.yaml", *words, "--cfg", "job") == 0
         shown = OmegaConf.create(capsys.readouterr().out)
-        assert (list(shown.intervention), shown.burst, shown.guest) == (kept, {}, {})
+        assert (list(shown.intervention), shown.burst, shown.custom_model) == (kept, {}, {})
         assert shown.data.name == "trigram"
 
 

@@ -61,7 +61,7 @@ class Mine:
 
 
 def test_a_run_of_a_custom_model_keeps_its_id() -> None:
-    config = replace(run_config(tree("intervention=[]")), guest={"mine": Mine()})
+    config = replace(run_config(tree("intervention=[]")), custom_model={"mine": Mine()})
     assert run_id(config, "text") == "75cd2596722dec72"
 
 

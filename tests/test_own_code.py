@@ -1252,7 +1252,7 @@ def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:
     assert plan.recipe == {"model": name, "optimizer": f"the default recipe trained by {name}"}[kind]
     assert plan.folder == Path("runs/stress", name)
     config = run_config(tree(*code.words))
-    assert (config.optimizer.name if kind == "optimizer" else next(iter(config.guest))) == name
+    assert (config.optimizer.name if kind == "optimizer" else next(iter(config.custom_model))) == name
 
 
 def source_of(kind: str, given: Any) -> tuple[str, str]:
@@ -1392,4 +1392,4 @@ def test_a_card_of_own_code(tmp_path: Path) -> None:
         assert [test["name"] for test in json.loads(path.read_text())["tests"]] == ["lr_x10", "residual_growth"]
     assert set(store.read(own.parent).runs["optimizer.name"]) == {"Memory"}
     assert set(store.read(recipes.parent).runs["optimizer.name"]) == {"adamw"}
-    assert set(store.read(recipes.parent).runs["guest"]) == {"Recurrent"}
+    assert set(store.read(recipes.parent).runs["custom_model"]) == {"Recurrent"}

@@ -151,9 +151,9 @@ def test_a_step_that_is_low_because_a_run_diverged_sets_nothing_apart() -> None:
 
 # Columns whose names mean something to the lab, or to another column.
 NAMES = """
-tokens device out batch_size seq_len validation precision recipe guest probes engine source loss size rate steps table
-axis follows notes burst versions id spikes parameters intervention column curve outcome D/N tokens/param D.N config/x
-x.y.z 0 N D arm name
+tokens device out batch_size seq_len validation precision recipe custom_model probes engine source loss size rate steps
+table axis follows notes burst versions id spikes parameters intervention column curve outcome D/N tokens/param D.N
+config/x x.y.z 0 N D arm name
 """
 
 

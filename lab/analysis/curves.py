@@ -135,7 +135,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     data = [k for k in keys if k.startswith("data.")]
     names = {
         "intervention": ["intervention"],
-        "guest": ["guest"],
+        "custom_model": ["custom_model"],
         "burst": ["burst"],
         "response": ["response"],
         "ledger": ["ledger"],

@@ -81,7 +81,8 @@ TRIAL = "trial"  # the group of keys that say of a trial its place, whether it w
 SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
-RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
+RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "custom_model"}.union(
+    ("probes",),
     store.RUN_COLUMNS,
     store.BOUNDS,
     store.DEFAULTS,
@@ -661,7 +662,7 @@ def size_name(records: Records) -> str:
     """
     if is_imported(records):
         return "model size"
-    custom = records.runs["guest"].notna() if "guest" in records.runs else pd.Series(False, records.runs.index)
+    custom = records.runs.reindex(columns=["custom_model"])["custom_model"].notna()
     if custom.all():
         return "parameters with embeddings"
     return f"parameters without embeddings{' (with them in custom models)' * bool(custom.any())}"

@@ -173,7 +173,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     entry = entry_of(builder, name, Watched(**probes))
     text += json.dumps(dict(probes)) if probes else ""  # other probes make other records
     _register(MODELS, name, entry)
-    settings = [f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
+    settings = [f"custom_model.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
@@ -181,7 +181,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     return OwnCode(
         "model",
         name,
-        [f"+guest.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
+        [f"+custom_model.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
         settings,
         digest,
         remark,

@@ -152,7 +152,7 @@ def engine_for(points: Sequence[Point], kind: str = "cpu", *, compiles: bool = T
 
 def _can_be_captured(config: RunConfig) -> bool:
     captured = replace(config, engine="captured")
-    return not config.guest and not any(link.objection(captured) for link in config.optimizer.links.values())
+    return not config.custom_model and not any(link.objection(captured) for link in config.optimizer.links.values())
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:

@@ -34,7 +34,7 @@ from lab.sweeping.own_code import OwnCode
 CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
-MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
+MAY_BE_NONE = ("batch", "burst", "custom_model", "intervention", "ledger", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
@@ -116,6 +116,9 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         if not given.config_dir or not Path(given.config_dir).is_dir():
             raise RequestError(f"--config-dir names no folder: {given.config_dir!r}")
         given.config_dir = Path(given.config_dir).absolute()
+        for former, now in FORMER_KEYS.items():
+            if (given.config_dir / former).is_dir():
+                raise RequestError(f"the config group {former} is now {now}; rename {given.config_dir / former}")
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
     given.words = list(map(_now, given.words))

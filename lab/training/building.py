@@ -72,8 +72,9 @@ def check_ranks(config: RunConfig) -> None:
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
     if distributed.world_size() == 1:
         return
-    if config.guest:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
+    if config.custom_model:
+        name = next(iter(config.custom_model))
+        raise RequestError(f"custom model {name} trains in one process; start it without torchrun")
     for name in config.probes.names:
         if PROBES[name].event in ("descent", "adam_direction"):
             raise RequestError(f"probe {name} measures in one process; leave it out, or start without torchrun")
@@ -98,7 +99,7 @@ def check_own_code(config: RunConfig) -> None:
     Raises:
         RequestError: they cannot be trained in a fleet.
     """
-    for name, entry in config.guest.items():
+    for name, entry in config.custom_model.items():
         vocabulary = config.data.entry.open().vocabulary
         make, (own,) = _builder(entry, config), _own_models(config)
         check_custom_model(name, make, vocabulary, config.seq_len, _watched(entry), own)
@@ -131,7 +132,7 @@ def failure_of_own_code(fault: BaseException, config: RunConfig) -> str:
 
 def _own_models(config: RunConfig) -> list[Any]:
     """What builds the custom model of a run, if it has one: the user's class or function."""
-    return [getattr(entry, "builder", type(entry)) for entry in config.guest.values()]
+    return [getattr(entry, "builder", type(entry)) for entry in config.custom_model.values()]
 
 
 def _own_optimizers(config: RunConfig) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def heard_in(config: RunConfig) -> Watched | None:
     Raises:
         RequestError: it fails while probes listen, or no module has a name to be watched.
     """
-    for entry in config.guest.values():
+    for entry in config.custom_model.values():
         vocabulary = config.data.entry.open().vocabulary
         with _refusing_own_failures(config):
             return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
@@ -188,7 +189,7 @@ def role_lr(config: RunConfig, role: str) -> float:
 def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     """The model of so many runs, its weights not initialized."""
     vocabulary, operands = config.data.entry.open().vocabulary, operand_format(config)
-    for entry in config.guest.values():
+    for entry in config.custom_model.values():
         make = _builder(entry, config)
         assert not isinstance(operands, (Mantissa, LowPrecision)), "refused with the config"
         return CustomModel(make, runs, hook_interventions(config), config.model, operands, _watched(entry))

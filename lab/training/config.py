@@ -104,7 +104,7 @@ class RunConfig:
     model: ModelConfig
     parametrization: NamedEntry
     intervention: Mapping[str, Any]
-    guest: Mapping[str, Any]
+    custom_model: Mapping[str, Any]
     optimizer: Optimizer
     schedule: ScheduleConfig
     data: NamedEntry
@@ -229,7 +229,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "model": partial(build, ModelConfig),
     "parametrization": partial(_named, PARAMETRIZATIONS),
     "intervention": partial(_present, INTERVENTIONS),
-    "guest": partial(_present, MODELS),
+    "custom_model": partial(_present, MODELS),
     "optimizer": lambda values, _: build_optimizer(values),
     "schedule": _schedule,
     "data": partial(_named, DATA),
@@ -244,7 +244,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),
 }
 OPTIONAL = [field.name for field in fields(RunConfig) if field.default is None]  # groups that may be empty
-NAMELESS = ("intervention", "guest", "checkpoint")
+NAMELESS = ("intervention", "custom_model", "checkpoint")
 
 
 def _refuse_null(values: Mapping[str, Any] | None, where: str) -> None:
@@ -280,7 +280,7 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if key in OPTIONAL and not tree.get(key):
             built[key] = None
             continue
-        if key in ("intervention", "guest") and key in tree and tree[key] is None:
+        if key in ("intervention", "custom_model") and key in tree and tree[key] is None:
             _refuse_null(None, key)
         values = _group(tree, key, named=key not in NAMELESS)
         identity = f"{key} {values!r}"

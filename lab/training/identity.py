@@ -80,7 +80,7 @@ def columns(config: RunConfig) -> dict[str, Any]:
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
     """The column with the custom model's name; absent without one, so that ids of other runs do not depend on it."""
-    return {"guest": next(iter(config.guest))} if config.guest else {}
+    return {"custom_model": next(iter(config.custom_model))} if config.custom_model else {}
 
 
 def _static_key(config: RunConfig, rows: Rows) -> str:

@@ -194,7 +194,7 @@ def fleet_label(configs: Sequence[RunConfig]) -> str:
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
     switched_on = "+".join(sorted(config.intervention)) or "none"
     runs = f"{len(configs)} run{'s' * (len(configs) > 1)}"
-    size = " ".join([*config.guest, f"width {config.model.width} depth {config.model.depth}"])
+    size = " ".join([*config.custom_model, f"width {config.model.width} depth {config.model.depth}"])
     return f"{size}  {switched_on}  lr {lr}  seed {ranges(config.seed for config in configs)}  {runs}"
 
 
