@@ -41,7 +41,7 @@ TOY = [
 KINDS = {
     "plain": ["optimizer=adamw"],
     "burst_and_response": ["burst=huge_loss", "response=rewind_and_skip", "optimizer.lr=3e-2"],
-    "restart_schedule": ["ledger=opt_175b"],
+    "restart_schedule": ["restarts=opt_175b"],
     "fp8": ["precision=fp8"],
     "mxfp8": ["precision=mxfp8"],
     "fp16": ["precision=fp16_emulated", "loss_scale=torch"],

@@ -101,7 +101,7 @@ def test_a_run_that_diverges_first_has_met_no_burst() -> None:
     ]
 
 
-@pytest.mark.parametrize("treated", [{"response": "lower_lr"}, {"ledger": "mine"}, {"burst.fraction": 0.0}])
+@pytest.mark.parametrize("treated", [{"response": "lower_lr"}, {"restarts": "mine"}, {"burst.fraction": 0.0}])
 def test_only_runs_that_are_left_to_their_burst_count(treated: dict[str, object]) -> None:
     assert score_runs(records((BURST | treated, high(240), FLAT), CLEAN)).empty
     assert score_runs(records((BURST, high(240), FLAT))).empty, "without a clean run nothing can be false"

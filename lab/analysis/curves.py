@@ -138,7 +138,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
         "custom_model": ["custom_model"],
         "burst": ["burst"],
         "response": ["response"],
-        "ledger": ["ledger"],
+        "restarts": ["restarts"],
         "data_fingerprint": data,
         "steps": ["batch.name"],
         "batch.micro_batch": ["batch.name", "batch_size"],

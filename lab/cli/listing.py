@@ -82,14 +82,14 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "bursts": _entries("BURSTS"),
     "loss_scales": _entries("LOSS_SCALES"),
     "responses": _entries("RESPONSES"),
-    "ledgers": _choices("ledger"),
+    "restarts": _choices("restarts"),
     "detectors": _detectors,
     "probes": _entries("PROBES"),
     "trackers": _entries("TRACKERS"),
     "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.report.all_figures"),
 }
 # Lists that were renamed, and what each is called now.
-FORMER_LISTS = {"guests": "custom_models"}
+FORMER_LISTS = {"guests": "custom_models", "ledgers": "restarts"}
 
 
 def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, str]]]:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
+from lab.core.schema import FORMER_KEYS, key_now
 from lab.records import single_changes, store
 from lab.records.columns import (
     ARM,
@@ -82,7 +83,7 @@ SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
 RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "custom_model"}.union(
-    ("probes",),
+    ("probes", *FORMER_KEYS),
     store.RUN_COLUMNS,
     store.BOUNDS,
     store.DEFAULTS,
@@ -114,8 +115,9 @@ def records_of(
     """
     table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
     table = _last_of_trials(plain(table))
-    if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
-        return _exported(table, source)
+    exported = table.rename(columns=lambda column: key_now(str(column)))
+    if {*store.RUN_COLUMNS} <= {*exported} and columns == Columns():
+        return _exported(exported, source)
     table, in_names = _with_settings_of_names(table, columns)
     read = (
         _with_single_changes(table, columns, source, measured)

@@ -42,7 +42,7 @@ from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, conv
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
-from lab.optim.ledger import Groups, RestartSchedule, build_ledger
+from lab.optim.ledger import Groups, RestartSchedule, build_restarts
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.probes.listener import ProbesConfig
 from lab.training import rules
@@ -125,7 +125,7 @@ class RunConfig:
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
     burst: NamedEntry | None = None
     response: NamedEntry | None = None
-    ledger: RestartSchedule | None = None
+    restarts: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
     recipe: RecipeConfig | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
@@ -169,7 +169,7 @@ class RunConfig:
     @property
     def is_controlled(self) -> bool:
         """Whether it is read after every update: with a burst, response, restart schedule or loss scale."""
-        return any(group is not None for group in (self.burst, self.response, self.ledger, self.loss_scale))
+        return any(group is not None for group in (self.burst, self.response, self.restarts, self.loss_scale))
 
     @property
     def micro_batches(self) -> NDArray[np.int64]:
@@ -181,8 +181,8 @@ class RunConfig:
 
     @property
     def phases(self) -> Sequence[RunConfig]:
-        """The config before the first restart of the ledger, and after each."""
-        restarts = self.ledger.restarts if self.ledger else ()
+        """The config before the first restart, and after each."""
+        restarts = self.restarts.restarts if self.restarts else ()
         return [self, *(replace(self, **restart.groups) for restart in restarts)]
 
     @property
@@ -287,11 +287,11 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if identity not in known:
             known[identity] = make(values, key)
         built[key] = known[identity]
-    scalars = {key: value for key, value in tree.items() if key not in built and key != "ledger"}
+    scalars = {key: value for key, value in tree.items() if key not in built and key != "restarts"}
     config = _in_steps(built, scalars)
-    if tree.get("ledger"):
-        ledger = build_ledger(tree["ledger"], tree, config.steps, partial(_restarted_groups, config))
-        config = replace(config, ledger=ledger)
+    if tree.get("restarts"):
+        schedule = build_restarts(tree["restarts"], tree, config.steps, partial(_restarted_groups, config))
+        config = replace(config, restarts=schedule)
     rules.check(config)
     return config
 

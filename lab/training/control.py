@@ -58,10 +58,10 @@ class Restarts:
         return config if eps is None else replace(config, optimizer=config.optimizer.with_number("eps", eps))
 
     def _carry_out(self, run: int) -> None:
-        ledger, log, at = self.configs[run].ledger, self.logs[run], self.clock.at(run)
-        while ledger and log.restarts < len(ledger.restarts) and ledger.restarts[log.restarts].step <= at[0]:
-            log.note(at, "restart", at[0], ledger.entries[log.restarts])
-            if ledger.restarts[log.restarts].fresh_loss_scale:
+        schedule, log, at = self.configs[run].restarts, self.logs[run], self.clock.at(run)
+        while schedule and log.restarts < len(schedule.restarts) and schedule.restarts[log.restarts].step <= at[0]:
+            log.note(at, "restart", at[0], schedule.entries[log.restarts])
+            if schedule.restarts[log.restarts].fresh_loss_scale:
                 self.reset(run, "loss_scale")
             before = self._in_force(run).optimizer.links
             log.restarts += 1

@@ -84,7 +84,7 @@ def _of_batches(c: Any) -> Iterator[str]:
         yield "probe noise_scale compares micro-batches, and the run has none; add batch=constant"
     if c.adaptive and c.schedule.over == "steps":
         yield "batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens"
-    for group in ("burst", "response", "ledger", "loss_scale"):
+    for group in ("burst", "response", "restarts", "loss_scale"):
         if c.batch and c.batch.name != "constant" and (entry := getattr(c, group)):
             takes = f"{group}={entry.name} takes batches of one size, not batch={c.batch.name}"
             yield f"{takes}; leave batch= out or say batch=constant"
@@ -93,7 +93,7 @@ def _of_batches(c: Any) -> Iterator[str]:
 def _of_responses(c: Any) -> Iterator[str]:
     if c.burst:
         c.burst.entry.check(c.steps)
-    for key, entry in (("ledger", c.ledger), ("response", c.response and c.response.entry)):
+    for key, entry in (("restarts", c.restarts), ("response", c.response and c.response.entry)):
         if entry and entry.resets_loss_scale and c.loss_scale is None:
             name = getattr(c, key).name
             yield f"{key}={name} resets the loss scale, and the run has none; add loss_scale=metaseq"
@@ -104,8 +104,8 @@ def _of_responses(c: Any) -> Iterator[str]:
         yield objection
     if isinstance(response, HookIntervention) and c.custom_model:
         yield f"response={name} attaches to hook points that a custom model lacks"
-    if c.ledger:
-        yield f"ledger={c.ledger.name} and response={name} both act; choose one"
+    if c.restarts:
+        yield f"restarts={c.restarts.name} and response={name} both act; choose one"
 
 
 def _of_links(c: Any) -> Iterator[str]:

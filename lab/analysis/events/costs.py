@@ -80,8 +80,9 @@ def named_costs(records: Records) -> pd.DataFrame:
 
 def _names(cards: pd.DataFrame) -> pd.Series:
     """The response of each run, or else its restart log; in brackets the keys in which runs of one response differ."""
-    responses, ledgers = (cards.get(name, pd.Series(NONE, cards.index)).astype(str) for name in ("response", "ledger"))
-    names = responses.where(responses != NONE, ledgers)
+    none = pd.Series(NONE, cards.index)
+    response, restarts = (cards.get(name, none).astype(str) for name in ("response", "restarts"))
+    names = response.where(response != NONE, restarts)
     labels = names.str.replace("_", " ")
     for _, group in cards.groupby(names):
         keys = [key for key in map(str, group) if key.startswith("response.") and group[key].nunique() > 1]

@@ -51,7 +51,7 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterable[Span]] | None 
     cards = {
         card["id"]: card
         for card in records.runs.to_dict("records")
-        if all(card.get(column, NONE) == NONE for column in ("response", "ledger"))
+        if all(card.get(column, NONE) == NONE for column in ("response", "restarts"))
     }
     if len({bool(_labels(card)) for card in cards.values()}) < 2:
         return pd.DataFrame(columns=list(COLUMNS))

@@ -78,7 +78,7 @@ def measured(records: Records) -> dict[str, Series]:
     Returns:
         By id, what the probes measured, by probe and place: a value per step ``[n]``, NaN where there is none.
     """
-    runs = records.runs.reindex(columns=["id", "burst", "response", "ledger", "steps", "probes.every"])
+    runs = records.runs.reindex(columns=["id", "burst", "response", "restarts", "steps", "probes.every"])
     plain = (runs[["burst", "response"]].fillna(NONE) == NONE).all(axis=1) & (runs["probes.every"] == 1)
     chosen = runs[plain & (runs["steps"] > START + USUAL)]
     lengths = dict(zip(chosen["id"].astype(str), chosen["steps"].astype(int), strict=True))
@@ -376,9 +376,9 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
         loss, nats/token.
     """
-    cards = records.runs.reindex(columns=["id", "burst", "ledger", "status", *NUMBERS])
+    cards = records.runs.reindex(columns=["id", "burst", "restarts", "status", *NUMBERS])
     cards = cards.astype(dict.fromkeys(NUMBERS, float))
-    own = cards[(cards[["burst", "ledger"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
+    own = cards[(cards[["burst", "restarts"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
     events, losses = dict(iter(records.events.groupby("id"))), training_losses(records)
     rows: dict[str, tuple[float, ...]] = {}
     for card in own.to_dict("records"):

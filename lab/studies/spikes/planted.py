@@ -88,8 +88,8 @@ def arm_costs(records: Records) -> pd.DataFrame:
 
     The name holds the settings in which an arm differs from the default recipe: ``beta2 0.98``.
     """
-    cards = records.runs.reindex(columns=["id", "burst", "response", "ledger", "status"])
-    is_plain = (cards[["response", "ledger"]].fillna(NONE) == NONE).all(axis=1)
+    cards = records.runs.reindex(columns=["id", "burst", "response", "restarts", "status"])
+    is_plain = (cards[["response", "restarts"]].fillna(NONE) == NONE).all(axis=1)
     plain = cards[(cards["burst"].fillna(NONE) != NONE) & is_plain]
     names: dict[str, str] = {}
     for _, of_burst in plain[plain["status"] != "failed"].groupby("burst"):
