@@ -345,7 +345,7 @@ def _read_restarts(path: Path) -> DictConfig:
     if not path.is_file():
         raise RequestError(f"no restart log {path}, the file of restarts=FILE.yaml")
     content = _read_yaml(path)
-    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
+    from lab.optim.restarts import KEYS, unknown_key  # here, since lists and tab completion need none of it
 
     if unknown := unknown_key(content):
         raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")

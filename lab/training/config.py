@@ -42,8 +42,8 @@ from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, conv
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
-from lab.optim.ledger import Groups, RestartSchedule, build_restarts
 from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.optim.restarts import Groups, RestartSchedule, build_restarts
 from lab.probes.listener import ProbesConfig
 from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
