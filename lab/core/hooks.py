@@ -48,7 +48,7 @@ def announce(kind: str, where: str, *values: Any) -> None:
 
 
 def is_listening() -> bool:
-    """Whether anybody hears announcements."""
+    """Whether anybody listens to announcements."""
     return _callback.get() is not None
 
 

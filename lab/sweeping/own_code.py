@@ -26,7 +26,7 @@ SHRUNK = (
     "{name} is shrunk: its width, depth, heads, vocabulary and positions are those of the run; the width of its MLP to "
     "that of the model and the query heads per key head are kept, there are 8 experts at most, and dropout is off"
 )
-PROBED = "probes.names=[attention_logit_max,block_rms,log_z]"  # where modules are named to be heard
+PROBED = "probes.names=[attention_logit_max,block_rms,log_z]"  # where modules are named to be probed
 OF_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}  # which trains what an optimizer of matrices leaves out
 
 
@@ -42,7 +42,7 @@ class OwnCode(NamedTuple):
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
-        probes: patterns of the names of the modules that probes hear, by kind.
+        probes: patterns of the names of the modules that are probed, by kind.
         rate: the learning rate that the author of an optimizer gives it; empty of a model.
     """
 

@@ -147,13 +147,13 @@ def _builder(entry: Any, config: RunConfig) -> Build:
 
 
 def _watched(entry: Any) -> Watched:
-    """Which modules of a custom model probes hear; without a word of its entry they are found by shape."""
+    """Which modules of a custom model are probed; without a word of its entry they are found by shape."""
     watched: Watched = getattr(entry, "watched", BY_SHAPE)
     return watched
 
 
-def heard_in(config: RunConfig) -> Watched | None:
-    """The names of the modules that probes hear of the custom model of a run; None without one.
+def probed_modules(config: RunConfig) -> Watched | None:
+    """The names of the modules of the custom model of a run that are probed; None without one.
 
     Raises:
         RequestError: it fails while probes listen, or no module has a name to be watched.
