@@ -254,7 +254,7 @@ class Control:
         return {
             "clock": self.clock.state(),
             "logs": [asdict(log) for log in self.logs],
-            "moments": self.iterations,
+            "iterations": self.iterations,
             "ring": self.snapshots.ring,
             "final": self.final,
         }
@@ -264,7 +264,7 @@ class Control:
         device = self.readings["loss"].device
         self.clock.restore(state["clock"])
         self.logs[:] = [RunLog.restored(log) for log in state["logs"]]
-        self.iterations = state["moments"]
+        self.iterations = state["iterations"] if "iterations" in state else state["moments"]  # in older checkpoints
         self.snapshots.ring = [
             {**snapshot, "tensors": {name: tensor.to(device) for name, tensor in snapshot["tensors"].items()}}
             for snapshot in state["ring"]
