@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files, shipped
-from lab.core.hooks import unlike_names
+from lab.core.hooks import non_alphabetical_orders
 from lab.core.schema import recorded
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.records import store
@@ -61,8 +61,8 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
     names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
-    # in which interventions act, before and after restarts, where it is not the order of their names
-    orders = set().union(*(unlike_names(hook_interventions(phase)) for phase in config.phases))
+    # in which interventions act, before and after restarts, where these are not alphabetical
+    orders = set().union(*(non_alphabetical_orders(hook_interventions(phase)) for phase in config.phases))
     order = {store.ORDER: ", ".join(sorted(orders))} if orders else {}
     return {**flat, **names, **order, **_custom_model(config)}
 
