@@ -31,7 +31,7 @@ from lab.training.identity import columns, identify, static_key
 WORTH_COMPILING = {"cpu": 4e13, "mps": 4e13, "cuda": 1e15}
 # Runs of one shape that go to a shard together: more in a fleet gain nothing on a CPU.
 SHARD_GRAIN = 8
-# What a step of a fleet costs beside its runs, in steps of a run: 2 at width 32 on a core, and less in larger models.
+# Fixed overhead of a step of a fleet, in steps of a run: 2 at width 32 on a core, and less in larger models.
 FIXED_COST = 2.0
 
 
