@@ -231,7 +231,7 @@ def judge(
     for arm in acting:
         values = improvements.get(arm, pd.Series(dtype=float))
         screened, fresh = (values[values.index.isin(seeds)] for seeds in (rule.screened, rule.fresh))
-        # the screening had its say in which arms are confirmed, so these are judged by fresh seeds alone
+        # screening seeds chose these arms, so they are judged by fresh seeds alone
         is_confirmed = len(fresh) == len(rule.fresh)
         if len(screened) < len(rule.screened) and not is_confirmed:
             found[arm] = Judged(NOT_TRIED, reason=INCOMPLETE)
