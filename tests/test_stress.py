@@ -646,11 +646,12 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     pair = side_by_side(planted(valley(rise=0.12, spread=0.9)), planted(valley(rise=0.6, spread=0.9)))
     first, second = (re.escape(found.number) for found in pair.pairs)
     assert re.fullmatch(
-        rf"a stands more: learning-rate tolerance \({first}\) and ten times the best LR \({second}\)\.", pair.headline()
+        rf"a tolerates more: learning-rate tolerance \({first}\) and ten times the best LR \({second}\)\.",
+        pair.headline(),
     )
     assert [found.difference.mean for found in pair.pairs] == pytest.approx([4 / 3, -0.48], rel=0.05)
     turned = side_by_side(planted(valley(rise=0.6, spread=0.9)), planted(valley(rise=0.12, spread=0.9)))
-    assert turned.headline().startswith("b stands more: ")
+    assert turned.headline().startswith("b tolerates more: ")
     assert [found.p for found in turned.pairs] == pytest.approx([found.p for found in pair.pairs])
     content = json.loads(pair.as_json())
     assert [test["stands_more"] for test in content["tests"]] == ["a", "a"]
@@ -661,7 +662,7 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
 def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
     pair = side_by_side(planted(valley(rise=0.24)), planted(valley(rise=0.26)))
     assert pair.headline().startswith("No difference found: learning-rate tolerance (")
-    assert list(pair.table["stands more"]) == ["", ""]
+    assert list(pair.table["tolerates more"]) == ["", ""]
     sd = read_battery().tests["lr_x10"].spread.sd
     assert pair.pairs[1].difference.high - pair.pairs[1].difference.mean > sd  # 2.0 * sqrt(2) * sd / sqrt(3)
 
@@ -669,10 +670,10 @@ def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
 def test_a_tolerance_that_is_a_lower_bound_never_stands_less() -> None:
     flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
     pair = side_by_side(flat, planted(valley(rise=0.6)))
-    assert [found.stands_more for found in pair.pairs] == [0, 0]
+    assert [found.tolerates_more for found in pair.pairs] == [0, 0]
     turned = side_by_side(planted(lambda lr: [2.0] * SEEDS, [0.01, 0.03, 0.1, 30]), flat)
     bound = turned.pairs[0]._replace(p=0.0, first=turned.pairs[0].first._replace(is_bound=True))
-    assert bound.stands_more == -1
+    assert bound.tolerates_more == -1
 
 
 def test_a_recipe_that_is_not_judged_is_named_and_its_tests_are_not_compared() -> None:
@@ -1229,7 +1230,7 @@ def test_two_cards_are_not_compared_where_the_second_is_not_judged() -> None:
     judged, poor = planted(valley(rise=0.6)), planted(valley(rise=0.12, floor=3.0))
     for pair in (side_by_side(judged, poor), side_by_side(poor, judged)):
         assert all(math.isnan(found.p) for found in pair.pairs)
-        assert {found.stands_more for found in pair.pairs} == {-1}
+        assert {found.tolerates_more for found in pair.pairs} == {-1}
         assert list(pair.table["difference"]) == ["", ""]
         assert sorted(pair.table.iloc[0][["a", "b"]])[1] == "not judged"
 
@@ -1242,9 +1243,9 @@ def test_recipes_are_not_compared_where_one_of_them_is_slow_without_the_stress()
         return card_of(f"{reference}", "", Path(), tests, done, read_battery())
 
     well, slow, worse = of(2.2, 2.3), of(2.6, 2.3), of(2.2, 3.0)
-    assert card_pair(well, worse, "").headline().startswith("2.2 stands more: depth 8 (")
+    assert card_pair(well, worse, "").headline().startswith("2.2 tolerates more: depth 8 (")
     for pair in (card_pair(slow, worse, ""), card_pair(worse, slow, "")):
-        assert "stands more" not in pair.headline()
+        assert "tolerates more" not in pair.headline()
         assert pair.headline() == "Not compared: depth 8."
         (note,) = [note for note in pair.notes() if note.startswith("Not compared")]
         assert "Of 2.6, the runs that it is compared with end at 2.600" in note
@@ -1582,7 +1583,7 @@ def test_two_cards_are_made_and_printed(
     assert [line.split("  [")[0] for line in strips_of_both] == [
         *("ten times the best LR  llama", "ten times the best LR  olmo2")
     ]
-    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "stands", "more"]
+    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "tolerates", "more"]
     assert "<svg" in pair._repr_html_()
 
 
