@@ -517,8 +517,8 @@ def test_an_arm_takes_the_place_of_what_cannot_stand_beside_it() -> None:
 def test_an_arm_with_another_unit_takes_other_learning_rates() -> None:
     arm = board_arms()["lion"]
     lrs = [setting.lr for cell, setting in settings(arm, [0], {}, []).items() if cell.failure == CURVE]
-    assert lrs == [pytest.approx(lr * arm.times) for lr in read_failures().grid]
-    assert arm.times < 1
+    assert lrs == [pytest.approx(lr * arm.lr_multiplier) for lr in read_failures().grid]
+    assert arm.lr_multiplier < 1
 
 
 def test_the_keys_of_a_failure_that_an_optimizer_lacks_are_left_out() -> None:

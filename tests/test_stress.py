@@ -811,7 +811,7 @@ def test_a_cure_says_what_it_costs_in_loss_time_and_parameters(monkeypatch: pyte
 
 def test_a_change_in_another_unit_takes_another_learning_rate() -> None:
     for name, lr in (("lr_x10", 0.3), ("depth", 0.03)):
-        trial = trial_of(read_battery().tests[name], "lion", ["optimizer=lion"], 0.03, times=0.35)
+        trial = trial_of(read_battery().tests[name], "lion", ["optimizer=lion"], 0.03, lr_multiplier=0.35)
         assert trial.stressed.lr == pytest.approx(lr * 0.35)
         assert trial.best is not None
         assert trial.best.lr == pytest.approx(0.03 * 0.35)

@@ -86,7 +86,7 @@ class Row:
         within_own: the same of its own best loss.
         is_bound: whether these are lower bounds, since the curve ends before the loss has risen.
         parameters: that it adds.
-        times: its learning rate for each of AdamW's.
+        lr_multiplier: its learning rate relative to AdamW's.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Row:
     within_own: float
     is_bound: bool
     parameters: int
-    times: float = 1.0
+    lr_multiplier: float = 1.0
 
     def instead_of(self, failure: Failure) -> str:
         """The part of the recipe of a failure that it takes the place of; empty if it is added."""
@@ -410,7 +410,7 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
                 within_own=float(np.mean([decades for decades, *_ in own])),
                 is_bound=any(not (below and above) for _, below, above in [*of_reference, *own]),
                 parameters=parameters[arm] - parameters[REFERENCE],
-                times=board_arms()[arm].times,
+                lr_multiplier=board_arms()[arm].lr_multiplier,
             )
         )
     return rows

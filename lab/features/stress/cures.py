@@ -44,8 +44,8 @@ class Cure(NamedTuple):
         test: the test that the recipe fails.
         change: the name of the change.
         verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
-        takes_off: what it takes off the damage, paired by seed, with its 95 % interval, whose spread is pooled over the
-            changes that were tried on the test.
+        takes_off: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is pooled
+            over the changes that were tried on the test.
         p: of no effect, adjusted for these changes.
         damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
             at ease, or minus the value up to which a recipe passes where the test does not look at ease.
@@ -235,18 +235,18 @@ def trial_of(
     words: Sequence[str],
     best: float,
     seeds: tuple[str, ...] = (),
-    times: float = 1.0,
+    lr_multiplier: float = 1.0,
 ) -> Trial:
     """The runs of a change, made by these words, that are compared with those of the recipe itself.
 
-    ``seeds`` are the words of the seeds, where these are not those of the card, and ``times`` is the learning rate of
-    the change for each of the recipe's.
+    ``seeds`` are the words of the seeds, where these are not those of the card, and ``lr_multiplier`` is the learning
+    rate of the change relative to the recipe's.
     """
     assert test.stressed
 
     def setting(place: Place) -> Setting:
         at = place.setting(best)
-        return at._replace(lr=float(f"{at.lr * times:.6g}")).beside((*words, *seeds))
+        return at._replace(lr=float(f"{at.lr * lr_multiplier:.6g}")).beside((*words, *seeds))
 
     at_ease = setting(test.reference) if test.reference else None
     at_best = None if math.isnan(best) else setting(Place(times_best=1))

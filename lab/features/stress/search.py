@@ -43,8 +43,11 @@ def try_cures(bench: CardBench) -> list[Cure]:
     fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
-        name, times = " + ".join(change.name for change in changes), math.prod(change.times for change in changes)
-        return trial_of(test, name, change_words(changes, own), best, seeds, times)
+        name, lr_multiplier = (
+            " + ".join(change.name for change in changes),
+            math.prod(change.lr_multiplier for change in changes),
+        )
+        return trial_of(test, name, change_words(changes, own), best, seeds, lr_multiplier)
 
     lines = bench.card().lines
     curable = (FAILS, WEAK, OPEN) if bench.plan.names_cures else (FAILS,)
