@@ -427,7 +427,7 @@ def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> No
     }
     assert [cure.change for cure in cures] == ["all_of_it", "half", "little", "nothing", "worse"]
     assert trials(unsure=[2.6, 2.62, 2.9])[0].verdict == OPEN
-    assert cures[1].takes_off.mean == pytest.approx(0.3)
+    assert cures[1].improvement.mean == pytest.approx(0.3)
     assert cures[1].left == pytest.approx(0.303, abs=1e-3)
     assert (cures[1].damage, cures[1].share) == (pytest.approx(0.603, abs=1e-3), "50 %")
     assert cures[0].cost.mean == pytest.approx(0.05)
@@ -437,7 +437,7 @@ def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> No
 def test_a_change_that_trains_better_everywhere_takes_no_damage_away() -> None:
     (better,) = trials(at_ease=1.9, better=[2.5, 2.51, 2.52])
     assert (better.verdict, better.cost.mean) == (NO, pytest.approx(-0.3))
-    assert better.takes_off.mean == pytest.approx(0.0, abs=0.01)
+    assert better.improvement.mean == pytest.approx(0.0, abs=0.01)
 
 
 def test_where_a_test_does_not_look_at_ease_damage_is_what_exceeds_a_pass() -> None:
@@ -468,7 +468,7 @@ def test_without_damage_every_change_is_open_and_a_stuck_seed_is_no_cure() -> No
 def test_a_change_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
     at_init = float(table([2.0])["loss_at_init"].iloc[0])
     (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init - 0.01] * 3)
-    assert (cure.verdict, cure.takes_off.mean > cure.damage) == (OPEN, True)
+    assert (cure.verdict, cure.improvement.mean > cure.damage) == (OPEN, True)
     (alive,) = trials(at_ease=at_init - 0.5, alive=[at_init - 0.45] * 3)
     assert alive.verdict == CURES
 
@@ -486,7 +486,7 @@ def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
     }
     (cure,) = judge(test, [tried], done, 0.03, fresh)
     assert (cure.verdict, cure.is_confirmed) == (NO, True)
-    assert cure.takes_off.mean == pytest.approx(0.0)
+    assert cure.improvement.mean == pytest.approx(0.0)
     assert cure.left == pytest.approx(0.6)
 
 
@@ -506,11 +506,11 @@ def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
     noisy = [2.5, 2.9, 2.6]
     alone = trials(half=noisy)[0]
     beside = trials(half=noisy, a=noisy, b=noisy)[0]
-    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.takes_off.mean / beside.takes_off.error, 6)))
-    assert alone.takes_off.mean == pytest.approx(beside.takes_off.mean)
+    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.improvement.mean / beside.improvement.error, 6)))
+    assert alone.improvement.mean == pytest.approx(beside.improvement.mean)
     # with equal groups the pooled spread is that of one group, on three times the degrees of freedom
-    assert alone.takes_off.error == pytest.approx(beside.takes_off.error)
-    assert beside.takes_off.high < alone.takes_off.high
+    assert alone.improvement.error == pytest.approx(beside.improvement.error)
+    assert beside.improvement.high < alone.improvement.high
 
 
 def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_says() -> None:
@@ -740,8 +740,8 @@ def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeyp
     fresh = runs[~runs["seed"].isin([0, 1])]
     assert sorted(set(fresh["seed"])) == list(range(2, 2 + read_battery().confirm.fresh))
     confirmed = [cure for cure in made.cures or () if cure.is_confirmed]
-    assert {cure.takes_off.n for cure in confirmed} == {read_battery().confirm.fresh}
-    assert {cure.takes_off.n for cure in made.cures or () if not (cure.is_confirmed or cure.reason)} <= {2}
+    assert {cure.improvement.n for cure in confirmed} == {read_battery().confirm.fresh}
+    assert {cure.improvement.n for cure in made.cures or () if not (cure.is_confirmed or cure.reason)} <= {2}
     assert NOT_TRIED not in (verdicts["qk_rmsnorm"], verdicts["score_softcap"])
     runs = store.read(Path("mine")).runs
     assert set(runs["intervention"]) == {"z_loss", "qk_rmsnorm+z_loss", "score_softcap+z_loss"}
@@ -1338,7 +1338,7 @@ def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
         done |= {trial.stressed: table(loss + noise), trial.best: table(at_best)}
         (cure,) = judge(test, [trial], done, 0.03)
         assert cure.left == pytest.approx(loss - 2.0)
-        assert cure.takes_off.mean == pytest.approx(3.25 - loss)
+        assert cure.improvement.mean == pytest.approx(3.25 - loss)
         return cure.verdict
 
     assert [verdict(loss) for loss in (2.0, 2.41, 2.43, 2.99, 3.01, 3.49, 3.51)] == [
@@ -1502,7 +1502,7 @@ def test_a_pair_of_changes_is_tried_where_none_is_a_full_cure(
     assert list(cures) == ["peri_ln + adopt", "peri_ln", "adopt", "layerscale"]
     assert [cure.verdict for cure in cures.values()] == [CURES, IN_PART, IN_PART, NO]
     assert [cure.is_confirmed for cure in cures.values()] == [True, True, True, False]
-    assert {cure.takes_off.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
+    assert {cure.improvement.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
     first_trees = search.first_trees
 
     def refuse_pairs(request: Any, settings: Any) -> Any:

@@ -44,7 +44,7 @@ class Cure(NamedTuple):
         test: the test that the recipe fails.
         change: the name of the change.
         verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
-        takes_off: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is pooled
+        improvement: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is pooled
             over the changes that were tried on the test.
         p: of no effect, adjusted for these changes.
         damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
@@ -63,7 +63,7 @@ class Cure(NamedTuple):
     test: StressTest
     change: str
     verdict: str
-    takes_off: Interval
+    improvement: Interval
     p: float
     damage: float
     left: float
@@ -78,12 +78,12 @@ class Cure(NamedTuple):
     @property
     def effect(self) -> str:
         """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
-        return with_half_width(self.takes_off, self.test.unit)
+        return with_half_width(self.improvement, self.test.unit)
 
     @property
     def share(self) -> str:
         """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
-        return f"{100 * self.takes_off.mean / self.damage:.0f} %" if self.damage > 0 else ""
+        return f"{100 * self.improvement.mean / self.damage:.0f} %" if self.damage > 0 else ""
 
     @property
     def what_is_left(self) -> str:
@@ -162,7 +162,7 @@ def judge(
                 test=test,
                 change=trial.change,
                 verdict=verdict,
-                takes_off=interval,
+                improvement=interval,
                 p=p,
                 damage=damage,
                 left=float(damages[trial.change].mean()),
@@ -174,7 +174,7 @@ def judge(
                 is_advised=not is_lost and not cost.mean > LOSES,
             )
         )
-    return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+    return sorted(cures, key=lambda cure: -cure.improvement.mean)
 
 
 def _damage(test: StressTest, done: Outcomes, stressed: Setting, at_ease: Setting | None) -> pd.Series[float]:
@@ -189,7 +189,7 @@ def _trains(table: pd.DataFrame) -> bool:
 
 def finalists(screened: Sequence[Cure], most: int) -> list[str]:
     """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
-    return [cure.change for cure in screened if cure.takes_off.mean > 0 and cure.is_advised][:most]
+    return [cure.change for cure in screened if cure.improvement.mean > 0 and cure.is_advised][:most]
 
 
 def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tuple[Change, Change] | None:
