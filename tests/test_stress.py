@@ -51,7 +51,7 @@ from lab.features.stress.cures import (
     Cure,
     as_screened,
     finalists,
-    judge,
+    judge_cures,
     not_tried,
     pair_to_try,
     trial_of,
@@ -411,7 +411,7 @@ def trials(at_ease: float = 2.25, **losses: Sequence[float]) -> list[Cure]:
             trial.stressed: table(losses[trial.change]),
             Setting(trial.best.words, 0.03): table([at_ease, at_ease + 0.01, at_ease - 0.01]),
         }
-    return judge(test, tried, done, 0.03)
+    return judge_cures(test, tried, done, 0.03)
 
 
 def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> None:
@@ -446,7 +446,7 @@ def test_where_a_test_does_not_look_at_ease_damage_is_what_exceeds_a_pass() -> N
     tried = trial_of(test, "a", ["intervention=[a]"], math.nan)
     done = {own: table([2.4] * 3, log_rms=2.2), tried.stressed: table([2.4] * 3, log_rms=1.3)}
     done[own]["log_rms"] += [0.0, 0.01, 0.02]
-    (cure,) = judge(test, [tried], done, math.nan)
+    (cure,) = judge_cures(test, [tried], done, math.nan)
     assert (tried.at_ease, cure.verdict) == (None, CURES)
     assert (cure.damage, cure.left) == (pytest.approx(1.01), pytest.approx(0.1))
 
@@ -458,10 +458,10 @@ def test_without_damage_every_change_is_open_and_a_stuck_seed_is_no_cure() -> No
     done = stressed_by_depth([2.3] * 3, [3.5, 3.51, 3.5])
     for at_ease, stressed, verdict in ((2.3, 2.31, CURES), (3.2, 3.31, IN_PART)):  # 3.3 is three quarters of the way
         of_change = {tried.at_ease: table([at_ease] * 3), tried.stressed: table([stressed] * 3)}
-        (cure,) = judge(test, [tried], done | of_change, math.nan)
+        (cure,) = judge_cures(test, [tried], done | of_change, math.nan)
         assert (cure.verdict, cure.stuck) == (verdict, 0 if verdict == CURES else 3)
     calm = stressed_by_depth([2.3] * 3, [2.2, 2.4, 2.31]) | {tried.at_ease: table([2.3] * 3)}  # damage of nothing
-    (cure,) = judge(test, [tried], calm | {tried.stressed: table([2.0, 2.2, 2.11])}, math.nan)
+    (cure,) = judge_cures(test, [tried], calm | {tried.stressed: table([2.0, 2.2, 2.11])}, math.nan)
     assert (cure.verdict, cure.p < 0.05) == (OPEN, True)
 
 
@@ -484,7 +484,7 @@ def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
         Setting(fresh, 0.3): table([2.8, 2.79, 2.81]),
         Setting(fresh, 0.03): table([2.2, 2.2, 2.2]),
     }
-    (cure,) = judge(test, [tried], done, 0.03, fresh)
+    (cure,) = judge_cures(test, [tried], done, 0.03, fresh)
     assert (cure.verdict, cure.is_confirmed) == (NO, True)
     assert cure.improvement.mean == pytest.approx(0.0)
     assert cure.left == pytest.approx(0.6)
@@ -787,7 +787,7 @@ def test_a_change_that_costs_much_at_the_best_rate_is_neither_confirmed_nor_advi
     tried = [trial_of(test, name, [f"intervention=[{name}]"], 0.03) for name in at_best]
     for trial in tried:
         done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([at_best[trial.change]] * 3)}
-    cures = {cure.change: cure for cure in judge(test, tried, done, 0.03)}
+    cures = {cure.change: cure for cure in judge_cures(test, tried, done, 0.03)}
     assert {name: cure.is_advised for name, cure in cures.items()} == {"cheap": True, "dear": False, "dead": False}
     assert finalists(list(cures.values()), 3) == ["cheap"]
 
@@ -801,7 +801,7 @@ def test_a_cure_says_what_it_costs_in_loss_time_and_parameters(monkeypatch: pyte
     ]
     for trial in tried:
         done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([2.21, 2.22, 2.2])}
-    single, pair = judge(test, tried, done, 0.03)
+    single, pair = judge_cures(test, tried, done, 0.03)
     assert single.costs == "+0.010 ± 0.000 nats at the best LR, 2.10 times the time of a step, +0 parameters"
     assert pair.costs == "+0.010 ± 0.000 nats at the best LR, +0 parameters"
     shown = replace(card_of("glm130b", "", Path(), [test], done, read_battery()), cures=[single])
@@ -1119,7 +1119,7 @@ def of_depth(stressed: Sequence[float], *, own: Sequence[float] = (5.9, 6.0, 5.9
     assert trial.at_ease is not None
     done |= {Setting((), 0.1): table([2.35] * 3), trial.stressed: table(stressed), trial.best: table([best] * 3)}
     done[trial.at_ease] = table([2.3, 2.31, 2.29])
-    return judge(test, [trial], done, 0.1)[0]
+    return judge_cures(test, [trial], done, 0.1)[0]
 
 
 def test_a_change_under_which_a_seed_is_stuck_is_no_full_cure() -> None:
@@ -1336,7 +1336,7 @@ def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
         trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
         assert trial.best is not None
         done |= {trial.stressed: table(loss + noise), trial.best: table(at_best)}
-        (cure,) = judge(test, [trial], done, 0.03)
+        (cure,) = judge_cures(test, [trial], done, 0.03)
         assert cure.left == pytest.approx(loss - 2.0)
         assert cure.improvement.mean == pytest.approx(3.25 - loss)
         return cure.verdict
@@ -1661,7 +1661,7 @@ def test_a_change_is_lost_by_its_mean_over_seeds() -> None:
         trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
         assert trial.best is not None
         done |= {trial.stressed: table([2.4, 2.4, 2.41]), trial.best: table(with_it)}
-        return judge(test, [trial], done, 0.03)[0].is_advised
+        return judge_cures(test, [trial], done, 0.03)[0].is_advised
 
     assert advised([2.3, 2.3, 2.4], [2.31, 2.31, 2.45])  # one seed ends above 2.4, the mean does not
     assert not advised([2.38] * 3, [2.35, 2.41, 2.45])  # and here it does

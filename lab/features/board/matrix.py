@@ -198,7 +198,7 @@ def matrix_of(
     for name, failure in board.failures.items():
         if is_trained(failure, tables, board.rule):
             families[name] = fixed.get(name) or family_of(failure, tables, board.rule)
-            judged[name], lost[name] = judge(failure, tables, board.rule, families[name])
+            judged[name], lost[name] = judge_arms(failure, tables, board.rule, families[name])
     rows = _rows(curves_of(tables, board), tables, board)
     # some arms act under stress alone, and so have no curve
     others = dict.fromkeys(arm for of_failure in judged.values() for arm in of_failure)
@@ -218,7 +218,7 @@ def matrix_of(
     return Matrix(folder, board, lost, found, families, minutes)
 
 
-def judge(
+def judge_arms(
     failure: Failure, tables: Tables, rule: Rule, family: Family | None = None
 ) -> tuple[dict[str, Judged], Interval]:
     """What each arm does about a failure, and the damage of its control; without a family that of these runs."""

@@ -115,7 +115,7 @@ def not_tried(test: StressTest, change: str, reason: str) -> Cure:
     return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, math.nan, 0, UNKNOWN, 0, reason)
 
 
-def judge(
+def judge_cures(
     test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float, fresh: tuple[str, ...] = ()
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
