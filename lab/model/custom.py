@@ -258,7 +258,7 @@ def _first_difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) 
 
 
 @torch.no_grad()
-def places_of(make: Build, vocabulary: int, seq_len: int, watched: Watched) -> Watched:
+def probed_modules_of(make: Build, vocabulary: int, seq_len: int, watched: Watched) -> Watched:
     """The names of the modules in which scores of attention and outputs of blocks are probed; empty without any."""
     module = build_from_seed(make, 0)
     listener, tokens_bt = ModuleListener(module, watched), torch.zeros(CHECKED_ROWS, seq_len, dtype=torch.long)

@@ -23,7 +23,7 @@ from lab.core.own_failures import OWN_CODE, OwnCodeError, own_failure, place_in_
 from lab.core.registry import PROBES
 from lab.interventions.experts import Experts
 from lab.model import low_precision
-from lab.model.custom import Build, CustomModel, check_custom_model, places_of
+from lab.model.custom import Build, CustomModel, check_custom_model, probed_modules_of
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
@@ -161,7 +161,7 @@ def probed_modules(config: RunConfig) -> Watched | None:
     for entry in config.custom_model.values():
         vocabulary = config.data.entry.open().vocabulary
         with _refusing_own_failures(config):
-            return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+            return probed_modules_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
     return None
 
 
