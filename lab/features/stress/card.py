@@ -28,7 +28,7 @@ from lab.features.stress.reference import beside_published, published_verdicts
 
 FILE = "card.json"  # of a card, in the folder of its records
 INTERVAL_LEVEL = 0.95
-SAY = html.macros("card.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("card.txt")  # a macro for each kind of sentence
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,9 @@ class Card:
             yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
-            yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
+            yield html.section(
+                "Beside published recipes", html.table(beside), html.paragraph(SENTENCES.beside(), "note")
+            )
         notes = html.bullets(self.notes())
         yield html.section("What the numbers mean, and what they do not", notes)
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
@@ -216,7 +218,7 @@ class Card:
         if not self.is_judged:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
-            return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
+            return str(SENTENCES.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
         parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
         if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
@@ -225,7 +227,7 @@ class Card:
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        notes = SAY.notes(
+        notes = SENTENCES.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)
@@ -264,7 +266,7 @@ class Card:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
-        return [*([f"Not run: {listed(others)}."] if others else []), str(SAY.limits(self.size))]
+        return [*([f"Not run: {listed(others)}."] if others else []), str(SENTENCES.limits(self.size))]
 
     def as_json(self) -> str:
         """The card as a JSON object; null where a number is unknown."""

@@ -16,7 +16,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
-from lab.features.stress.card import INTERVAL_LEVEL, SAY, Card
+from lab.features.stress.card import INTERVAL_LEVEL, SENTENCES, Card
 from lab.features.stress.lines import Line, strips, with_half_width
 from lab.features.stress.page import card_figure
 
@@ -162,7 +162,7 @@ class CardPair:
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        notes = SAY.notes_of_pair(
+        notes = SENTENCES.notes_of_pair(
             is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
             is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
             caveats=[

@@ -21,7 +21,7 @@ from lab.studies.claims.scoreboard import ScoreboardRow
 from lab.studies.claims.verdicts import LOG10
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
-SAY = html.macros("answers.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
 NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_suffix(".yaml"))
 
 
@@ -74,7 +74,9 @@ def _part(row: ScoreboardRow) -> str:
     verdict, reason = row.verdict, row.verdict.reason.partition(";")[0]
     effect = _effect(row) if row.effect else ""
     return str(
-        SAY.claim(row.claim.sentence, verdict.verdict, reason, effect, verdict.seeds, is_screening=row.is_screening)
+        SENTENCES.claim(
+            row.claim.sentence, verdict.verdict, reason, effect, verdict.seeds, is_screening=row.is_screening
+        )
     )
 
 
