@@ -17,7 +17,7 @@ AXES: dict[Any, Any] = {
 }
 NEW_DATA_AXES: dict[Any, Any] = {
     "optimizer.lr": (2e-2,),
-    "burst": ("shift", "ramped_shift"),
+    "bad_batches": ("shift", "ramped_shift"),
     "restarts": ("none", "new_warm_up"),
 }
 # Of each restart schedule from the highest learning rate: where it restarts the run, and the loss from there on.
@@ -55,7 +55,7 @@ def _flat(final: float) -> Shape:
 
 def new_data(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     """Good: a ramp and a warm-up lower the peak, most together. Not good: together they raise it."""
-    peak = PEAKS.get((c["burst"], c["restarts"]), 0.05 if good else 0.6)
+    peak = PEAKS.get((c["bad_batches"], c["restarts"]), 0.05 if good else 0.6)
     columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
     return {}, {("columns", ""): columns, ("val_loss", ""): (5.6, 2.0, 2.0, 2.0 + peak)}
 

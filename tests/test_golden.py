@@ -80,7 +80,7 @@ def of_the_lab(registry: Registry[Any]) -> list[str]:
 def keys() -> set[str]:
     """The columns that the config of a run can have now."""
     groups = {
-        **{"batch": BATCHES, "burst": BURSTS, "data": DATA, "loss_scale": LOSS_SCALES, "response": RESPONSES},
+        **{"batch": BATCHES, "bad_batches": BURSTS, "data": DATA, "loss_scale": LOSS_SCALES, "response": RESPONSES},
         **{"parametrization": PARAMETRIZATIONS, "schedule": SCHEDULES},
     }
     kinds: list[tuple[str, Any]] = [("", RunConfig), ("", Budget), ("model.", ModelConfig), ("probes.", ProbesConfig)]

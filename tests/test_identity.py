@@ -27,7 +27,7 @@ from small import SMALL, tree
 
 # A run that has something of every group but batches and restarts.
 EVERYTHING = (
-    *("intervention=[z_loss,qk_rmsnorm]", "burst=rare_tokens", "response=rewind_and_skip", "recipe=llama"),
+    *("intervention=[z_loss,qk_rmsnorm]", "bad_batches=rare_tokens", "response=rewind_and_skip", "recipe=llama"),
     *("precision=fp16_emulated", "loss_scale=torch", "optimizer=adamw"),
 )
 

@@ -35,11 +35,9 @@ PRESETS = {
 # Groups of conf whose files are the entries of a registry.
 GROUPS = {
     name: KINDS[name]
-    for name in (
-        *("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "loss_scale", "tracker"),
-    )
-}
-EMPTY = ("burst/none", "response/none", "restarts/none", "loss_scale/none", "recipe/none")
+    for name in ("data", "intervention", "parametrization", "schedule", "batch", "response", "loss_scale", "tracker")
+} | {"bad_batches": KINDS["burst"]}
+EMPTY = ("bad_batches/none", "response/none", "restarts/none", "loss_scale/none", "recipe/none")
 PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 FILES = [path for path in PATHS if path not in EMPTY]
 # An arm is a bundle of keys without a name, a restart schedule a list of changes; tests of their own compose them.

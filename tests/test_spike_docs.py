@@ -34,7 +34,7 @@ def test_every_remedy_is_a_response() -> None:
 def test_the_cost_of_clipping_is_that_of_the_records() -> None:
     """Updates until the loss is back after rare tokens, the mean over seeds, without clipping and with ever more."""
     costs = arm_costs(load(Path(__file__).parents[1] / "results" / "optimizer_arms"))
-    recovery = costs[costs["burst"] == "rare_tokens"].groupby("name")["recovery"].mean()
+    recovery = costs[costs["bad_batches"] == "rare_tokens"].groupby("name")["recovery"].mean()
     expected = [f"{recovery[name]:.0f}" for name in ("no clip", "clip 2.5", "recipe", "clip 0.3")]
     sentence = PAGE.split("After rare tokens their loss takes")[1].split("times that norm, ")[0]
     rest = PAGE.split("times that norm, ")[1].split("of it.")[0]

@@ -136,7 +136,7 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     names = {
         "intervention": ["intervention"],
         "custom_model": ["custom_model"],
-        "burst": ["burst"],
+        "bad_batches": ["bad_batches"],
         "response": ["response"],
         "restarts": ["restarts"],
         "data_fingerprint": data,

@@ -79,7 +79,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "schedules": _entries("SCHEDULES"),
     "batches": _entries("BATCHES"),
     "data": _entries("DATA"),
-    "bursts": _entries("BURSTS"),
+    "bad_batches": _entries("BURSTS"),
     "loss_scales": _entries("LOSS_SCALES"),
     "responses": _entries("RESPONSES"),
     "restarts": _choices("restarts"),
@@ -89,7 +89,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.report.all_figures"),
 }
 # Lists that were renamed, and what each is called now.
-FORMER_LISTS = {"guests": "custom_models", "ledgers": "restarts"}
+FORMER_LISTS = {"bursts": "bad_batches", "guests": "custom_models", "ledgers": "restarts"}
 
 
 def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, str]]]:

@@ -50,7 +50,7 @@ ENGINES = ("eager", "captured", "compiled")
 RUN_COLUMNS = {
     "id": "string",  # digest of everything that can change the record
     "intervention": "string",  # names of the interventions, sorted, joined with "+"; or "none"
-    "burst": "string",  # name of the burst, or "none"
+    "bad_batches": "string",  # name of the burst, or "none"
     "response": "string",  # name of the response to loss spikes, or "none"
     "restarts": "string",  # name of the restart schedule, or "none"
     "status": "string",  # finished | diverged | failed
@@ -91,7 +91,7 @@ DEFAULTS = {
 }
 # The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
-SPIKE_LAB = ("burst", "response", "restarts")  # columns that are part of an id unless they are "none"
+SPIKE_LAB = ("bad_batches", "response", "restarts")  # columns that are part of an id unless they are "none"
 ENTRIES = "restarts.entries"  # the column with what restarts change, as ``STEP: KEY=VALUE ...``
 TABLE = "table"  # the column of imported runs with the name of their table, whose settings have the user's names
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}

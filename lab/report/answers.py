@@ -30,7 +30,7 @@ SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
 
 Factors = Mapping[str, Mapping[str, Hashable]]
 # The values of config groups that the default recipe does not set.
-UNSET: Mapping[str, str] = {"batch.name": "constant", "burst": "none", "response": "none"}
+UNSET: Mapping[str, str] = {"batch.name": "constant", "bad_batches": "none", "response": "none"}
 
 
 def recipe_of(study: Study) -> Mapping[str, str | float]:

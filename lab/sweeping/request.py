@@ -34,7 +34,7 @@ from lab.sweeping.own_code import OwnCode
 CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
-MAY_BE_NONE = ("batch", "burst", "custom_model", "intervention", "restarts", "loss_scale", "recipe", "response")
+MAY_BE_NONE = ("batch", "bad_batches", "custom_model", "intervention", "restarts", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")

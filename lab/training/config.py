@@ -123,7 +123,7 @@ class RunConfig:
     ranks: str = one_of("ddp", "fsdp", **UNRECORDED)
     validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
-    burst: NamedEntry | None = None
+    bad_batches: NamedEntry | None = None
     response: NamedEntry | None = None
     restarts: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
@@ -169,7 +169,7 @@ class RunConfig:
     @property
     def is_controlled(self) -> bool:
         """Whether it is read after every update: with a burst, response, restart schedule or loss scale."""
-        return any(group is not None for group in (self.burst, self.response, self.restarts, self.loss_scale))
+        return any(group is not None for group in (self.bad_batches, self.response, self.restarts, self.loss_scale))
 
     @property
     def micro_batches(self) -> NDArray[np.int64]:
@@ -238,7 +238,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
-    "burst": partial(_named, BURSTS),
+    "bad_batches": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
     "loss_scale": partial(_named, LOSS_SCALES),
     "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),

@@ -108,7 +108,7 @@ class Control:
         self.readings, self.loss_scale = state.readings, state.loss_scale
         self.clock, self.logs = Clock.begin(len(configs)), [RunLog() for _ in configs]
         self.restarts = Restarts(configs, self.clock, self.logs, reset)
-        self.bursts = [config.burst.entry if config.burst else None for config in configs]
+        self.bursts = [config.bad_batches.entry if config.bad_batches else None for config in configs]
         self.responses = [config.response.entry if config.response else Response() for config in configs]
         self.snapshot_every = self.responses[0].snapshot_every
         self.snapshots = Snapshots(self.tensors, self.responses[0].snapshots)

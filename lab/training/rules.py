@@ -84,15 +84,15 @@ def _of_batches(c: Any) -> Iterator[str]:
         yield "probe noise_scale compares micro-batches, and the run has none; add batch=constant"
     if c.adaptive and c.schedule.over == "steps":
         yield "batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens"
-    for group in ("burst", "response", "restarts", "loss_scale"):
+    for group in ("bad_batches", "response", "restarts", "loss_scale"):
         if c.batch and c.batch.name != "constant" and (entry := getattr(c, group)):
             takes = f"{group}={entry.name} takes batches of one size, not batch={c.batch.name}"
             yield f"{takes}; leave batch= out or say batch=constant"
 
 
 def _of_responses(c: Any) -> Iterator[str]:
-    if c.burst:
-        c.burst.entry.check(c.steps)
+    if c.bad_batches:
+        c.bad_batches.entry.check(c.steps)
     for key, entry in (("restarts", c.restarts), ("response", c.response and c.response.entry)):
         if entry and entry.resets_loss_scale and c.loss_scale is None:
             name = getattr(c, key).name

@@ -126,9 +126,9 @@ def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart],
 
 def _onsets(records: Records) -> list[str]:
     """A sentence on the first step of each burst."""
-    cards = records.runs.reindex(columns=["id", "burst"])
+    cards = records.runs.reindex(columns=["id", "bad_batches"])
     bursts = records.events[records.events["kind"] == "burst"].merge(cards, on="id")
-    steps = bursts.groupby("burst")["step"].agg(["min", "max"])
+    steps = bursts.groupby("bad_batches")["step"].agg(["min", "max"])
     return [
         f"The burst {name.replace('_', ' ')} begins at step {first}{'' if first == last else f' to {last}'}."
         for name, (first, last) in zip(steps.index, steps.itertuples(index=False), strict=True)
