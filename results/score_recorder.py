@@ -40,7 +40,7 @@ SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "bad data": (
         "labelled_spikes",
         {
-            "burst": ["none", "conflicting_labels", "repeated_character", "shift", "rare_tokens", "huge_loss"],
+            "bad_batches": ["none", "conflicting_labels", "repeated_character", "shift", "rare_tokens", "huge_loss"],
             "optimizer.lr": 1e-2,
             "seed": [6, 7, 8],
             "validation": "short",
@@ -87,8 +87,8 @@ def runs_of(kind: str) -> Iterator[Run]:
         spikes = [(span.first, span.last) for span in loss_spikes(step_n, loss_n)]
         start = START if kind == "own" else 0
         if kind != "own":  # what was planted, whether the loss shows it or not
-            is_planted = card["burst"] != "none"
-            numbers = (float(card["burst.start"]), float(card["burst.length"]), int(card["steps"]), 1)
+            is_planted = card["bad_batches"] != "none"
+            numbers = (float(card["bad_batches.start"]), float(card["bad_batches.length"]), int(card["steps"]), 1)
             spikes = [(steps.start, steps.stop - 1) for steps in batches_of_bursts(*numbers)] if is_planted else []
         yield Run(
             {str(name): of_run[name].to_numpy(float) for name in of_run},

@@ -58,7 +58,7 @@ def remember(patch: pytest.MonkeyPatch) -> None:
     def sources(repo: Any) -> list[str] | None:
         """The folders of configs and the files of a request; None where others may change them."""
         places = [source.path for source in repo.get_sources()]
-        given = [ConfigStore.instance().repo.get(group) for group in ("sweeps", "ledger", "recipe")]
+        given = [ConfigStore.instance().repo.get(group) for group in ("sweeps", "restarts", "recipe")]
         return [*places, repr(given)] if places == ["hydra.conf", own, ""] else None
 
     def list_of(repo: Any, config_name: str, overrides_list: Any, **how: Any) -> Any:

@@ -40,8 +40,8 @@ TOY = [
 # One run of each kind that training treats in a way of its own.
 KINDS = {
     "plain": ["optimizer=adamw"],
-    "burst_and_response": ["burst=huge_loss", "response=rewind_and_skip", "optimizer.lr=3e-2"],
-    "restart_schedule": ["ledger=opt_175b"],
+    "burst_and_response": ["bad_batches=huge_loss", "response=rewind_and_skip", "optimizer.lr=3e-2"],
+    "restart_schedule": ["restarts=opt_175b"],
     "fp8": ["precision=fp8"],
     "mxfp8": ["precision=mxfp8"],
     "fp16": ["precision=fp16_emulated", "loss_scale=torch"],

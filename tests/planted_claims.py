@@ -288,7 +288,7 @@ def state_and_data(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Rec
     """Good: data, weights and moments make the spike together. Not good: the earlier the state, the higher it is."""
     back = (c[REWIND_WEIGHTS] > 0) + (c[REWIND_MOMENTS] > 0)
     peak = 0.3 * (c[REWIND_WEIGHTS] > 0)  # a state with a higher loss of its own
-    if c["burst.fraction"]:
+    if c["bad_batches.fraction"]:
         peak += (3.0, 1.0, 0.2)[back] if good else (0.0, 1.0, 2.0)[back]
     columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
     return {}, {("columns", ""): columns, ("val_loss", ""): (5.6, 2.0, 2.0, 2.0 + peak)}
@@ -367,8 +367,8 @@ ARCHITECTURES = ("biases", "deepnorm", "embedding_layernorm", "normformer", "pos
 def labelled_spikes(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     """Good: in a burst the gradient norm rises three measurements before the loss. Not good: it never does."""
     loss_n, norm_n = np.full(101, 2.0), np.full(101, 1.0)
-    if c["burst"] != "none":
-        onset = round(c["burst.start"] * 100) + 1  # a measurement at the burst's second step or later
+    if c["bad_batches"] != "none":
+        onset = round(c["bad_batches.start"] * 100) + 1  # a measurement at the burst's second step or later
         loss_n[onset + 3 : onset + 6] = 4.0
         norm_n[onset : onset + 6] = 20.0 if good else 1.0
     return {}, {("train_loss", ""): loss_n.tolist(), ("grad_norm", ""): norm_n.tolist()}
@@ -379,7 +379,7 @@ def adam_theory(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
     sign = 1 if good else -1
     decades, frozen = sign * math.log10(c["batch_size"] / 8), (c[EPS] > 1e-8) == good
     peak, rms = (
-        2.0 + decades + (0.5 if c["burst"] == "rare_tokens" else 0.0) + sign * 0.3 * (c[EPS] > 1e-8),
+        2.0 + decades + (0.5 if c["bad_batches"] == "rare_tokens" else 0.0) + sign * 0.3 * (c[EPS] > 1e-8),
         10**decades,
     )
     update_n, cosine_n, loss_n = np.full(101, 0.2 * rms), np.full(101, 0.06), np.full(101, 2.0)
@@ -400,8 +400,8 @@ def adam_theory(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Record
 def curvature_alarm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     """Good: in a burst curvature passes its limit, then updates grow. Not good: it stays below, and is false before."""
     loss_n, curvature_n, rms_n = np.full(101, 2.0), np.full(101, 0.1), np.full(101, 0.2)
-    if c["burst"] != "none":
-        onset = round(c["burst.start"] * 100) + 1
+    if c["bad_batches"] != "none":
+        onset = round(c["bad_batches.start"] * 100) + 1
         loss_n[onset + 1 : onset + 4], rms_n[onset + 2 : onset + 6] = 4.0, 0.9
         curvature_n[onset : onset + 3] = 2.0 if good else 0.5
     if not good:
@@ -414,7 +414,8 @@ def curvature_alarm(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Re
 
 
 BURSTS = (("none", None, None, None), ("rare_tokens", 0.6, 0.03, 1.0), ("shift", 0.6, 0.12, 0.3))
-BURST_KEYS = ("burst", "burst.start", "burst.length", "burst.fraction")
+PLANTED = ("rare_tokens", "conflicting_labels")
+BURST_KEYS = ("bad_batches", "bad_batches.start", "bad_batches.length", "bad_batches.fraction")
 SHAPES = ((2, 64), (4, 64), (8, 64), (2, 96), (2, 128), (3, 80), (4, 96))
 DECAYS = (("adamw", 1e-3), ("adamw_coupled", 0.1))
 TRANSPLANTS = (
@@ -515,17 +516,17 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "batch_ramps": (planted_ramps.batch_ramps, NORMED | planted_ramps.AXES),
     "spike_responses": (
         spike_responses,
-        NORMED | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), RESPONSE_KEYS: RESPONSES},
+        NORMED | {"optimizer.lr": (1e-2,), "bad_batches": PLANTED, RESPONSE_KEYS: RESPONSES},
     ),
     "state_and_data": (
         state_and_data,
         NORMED
-        | {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), "burst.fraction": (0.0, 1.0)}
+        | {"optimizer.lr": (1e-2,), "bad_batches": PLANTED, "bad_batches.fraction": (0.0, 1.0)}
         | {"response": ("earlier_state",), REWIND_WEIGHTS: (0.0, 100.0), REWIND_MOMENTS: (0.0, 100.0)},
     ),
     "optimizer_arms": (
         optimizer_arms,
-        {"optimizer.lr": (1e-2,), "burst": ("rare_tokens", "conflicting_labels"), ARM_KEYS: OPTIMIZER_ARMS},
+        {"optimizer.lr": (1e-2,), "bad_batches": PLANTED, ARM_KEYS: OPTIMIZER_ARMS},
     ),
     "architecture_arms": (
         architecture_arms,
@@ -548,7 +549,7 @@ SWEEPS: dict[str, tuple[World, dict[Any, Sequence[Any]]]] = {
     "adam_theory": (
         adam_theory,
         NORMED
-        | {"optimizer.lr": (1e-2,), "burst": ("repeated_character", "rare_tokens"), "batch_size": (2, 8, 32)}
+        | {"optimizer.lr": (1e-2,), "bad_batches": ("repeated_character", "rare_tokens"), "batch_size": (2, 8, 32)}
         | {EPS: (1e-8, 1e-2)},
     ),
     "low_precision": (planted_low_precision.low_precision, planted_low_precision.FORMATS),
@@ -595,8 +596,9 @@ def cards(sweep: str, good: Mapping[int, bool], without: Sequence[str] = ()) -> 
 
 def _run(c: Mapping[str, Any]) -> dict[str, Any]:
     depth, width = c["model.depth"], c["model.width"]
-    if c.get("burst", "none") != "none":
-        c = {"burst.start": 0.6, "burst.length": 0.02, "burst.fraction": 1.0} | dict(c)  # from step 240 of 400 on
+    if c.get("bad_batches", "none") != "none":
+        from_step_240 = {"bad_batches.start": 0.6, "bad_batches.length": 0.02, "bad_batches.fraction": 1.0}
+        c = from_step_240 | dict(c)
     return planted.card(**c, parameters_without_embeddings=12 * depth * width**2 + width // 4)
 
 
@@ -657,13 +659,13 @@ def records(runs: Sequence[tuple[dict[str, Any], Recorded]]) -> Records:
                 strict=False,
             )
     cards = [run for run, _ in runs]
-    onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("burst", "none") != "none"]
+    onsets = [(run["id"], 240, 240, _onset(run), 1.0, "") for run in cards if run.get("bad_batches", "none") != "none"]
     return planted.records_of(cards, rows, onsets + happened)
 
 
 def _onset(run: Mapping[str, Any]) -> str:
     """The event with which a burst begins, or its place among ordinary batches."""
-    return "burst" if run.get("burst.fraction", 1.0) else "rewind_weights"
+    return "burst" if run.get("bad_batches.fraction", 1.0) else "rewind_weights"
 
 
 def noise(run: Mapping[str, Any]) -> np.random.Generator:

@@ -8,15 +8,15 @@ from typing import Any
 Shape = dict[str, float]
 Recorded = dict[tuple[str, str], Any]
 
-ARM_KEYS = ("burst.fraction", "burst.repeats", "burst.start", "steps")
+ARM_KEYS = ("bad_batches.fraction", "bad_batches.repeats", "bad_batches.start", "steps")
 ARMS: tuple[tuple[Any, ...], ...] = (
     *((0.0, None, 0.1, 800), (1.0, None, 0.1, 800), (1.0, 5.0, 0.1, 800), (1.0, 20.0, 0.1, 800)),
     *((1.0, None, 0.955, 800), (0.0, None, 0.1, 640)),
 )
 AXES: dict[Any, Any] = {
     "optimizer.lr": (1e-2, 3e-2),
-    "burst": ("conflicting_labels",),
-    "burst.length": (0.01,),
+    "bad_batches": ("conflicting_labels",),
+    "bad_batches.length": (0.01,),
     ARM_KEYS: ARMS,
 }
 # The final loss of each arm.
@@ -32,7 +32,7 @@ def repeated_bursts(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Re
     """Good: the more bursts, the higher the final loss. Not good: the lower, and missing batches cost more."""
     arm = ARMS.index(tuple(c[key] for key in ARM_KEYS))
     columns = {"spikes": 1, "skipped_batches": 0, "rewound_steps": 0, "ending": "recovered"}
-    usual = (5.6, 2.0, 2.0, 3.0 if c["burst.fraction"] else 2.0)
+    usual = (5.6, 2.0, 2.0, 3.0 if c["bad_batches.fraction"] else 2.0)
     return {"floor": (DAMAGED if good else UNHARMED)[arm]}, {("columns", ""): columns, ("val_loss", ""): usual}
 
 

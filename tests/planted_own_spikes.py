@@ -62,7 +62,7 @@ def own_spike_curvature(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape
     return {}, _losses(True) | kept | {("update_curvature", ""): curvature_n.tolist()}
 
 
-CHANGED = ("optimizer.eps", "optimizer.beta2", "ledger", "data.rows", "batch_size")
+CHANGED = ("optimizer.eps", "optimizer.beta2", "restarts", "data.rows", "batch_size")
 ARM_AXES = {
     "intervention": ("qk_layernorm",),
     "optimizer.lr": (2e-2,),
@@ -81,7 +81,7 @@ ARM_AXES = {
 
 def own_spike_arms(c: Mapping[str, Any], i: int, good: bool) -> tuple[Shape, Recorded]:
     """Good: the recipe spikes, also with the full batch, and after no change. Not good: the reverse."""
-    is_usual = c["ledger"] == "none" and c["optimizer.eps"] > 0
+    is_usual = c["restarts"] == "none" and c["optimizer.eps"] > 0
     return {}, _losses(is_usual == good)
 
 

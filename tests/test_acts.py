@@ -13,7 +13,7 @@ import torch
 import planted
 from cap import Cap
 from lab import Act, HookIntervention, RunConfig
-from lab.core.hooks import HookPoint, acting_at, unlike_names
+from lab.core.hooks import HookPoint, acting_at, non_alphabetical_orders
 from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
 from lab.model.transformer import Transformer
@@ -130,7 +130,7 @@ def run_of(config: RunConfig, *names: str) -> tuple[str, str]:
 def test_an_id_holds_an_order_that_is_not_that_of_the_names(plain: RunConfig) -> None:
     for a, b in (pair for pair in SHARING if not exclude(*pair)):
         now, by_names = run_of(plain, a, b)
-        assert (now != by_names) == bool(unlike_names({name: HOOKED[name] for name in (a, b)})), (a, b)
+        assert (now != by_names) == bool(non_alphabetical_orders({name: HOOKED[name] for name in (a, b)})), (a, b)
         assert now != by_names or (a, b) not in TURNED
         assert now == run_of(plain, b, a)[0]
 
@@ -141,7 +141,7 @@ def test_committed_runs_had_the_same_order_of_acts() -> None:
     assert len(names) > 20
     for name in names:
         entries = {each: HOOKED[each] for each in name.split("+") if each in HOOKED}
-        assert not unlike_names(entries), name
+        assert not non_alphabetical_orders(entries), name
 
 
 def test_a_claim_compares_runs_of_another_order() -> None:

@@ -70,7 +70,7 @@ def line(axes):
 SIZES = {"best_loss_with_size", "gradient_with_size", "key_gradient_with_size", "block_output_with_size"}
 SIZES |= {"attention_logit_with_size"}
 SETTINGS = {"loss_against_setting", "updates_by_epsilon"}
-SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "ledger", "detector_scores"}
+SPIKES = {"responses", "spike_arms", "anatomy_of_a_spike", "state_and_data", "restarts", "detector_scores"}
 SPIKES |= {"updates_and_descent", "repeated_bursts", "spike_causes", "own_spikes", "alarms_on_own_spikes"}
 SPIKES |= {"own_spike_remedies"}
 CORPUS = {"sources", "two_held_out_losses"}

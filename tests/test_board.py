@@ -73,7 +73,7 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.
 
 
 def verdicts(tables: Mapping[Cell, pd.DataFrame]) -> dict[str, str]:
-    found, *_ = board.judge(FAILURE, tables, RULE)
+    found, *_ = board.judge_arms(FAILURE, tables, RULE)
     return {arm: cell.verdict for arm, cell in found.items()}
 
 
@@ -108,7 +108,7 @@ def test_a_verdict_is_told_by_the_whole_interval(share: float, half: float, verd
     control = tables[at._replace(arm=REFERENCE)]["loss"]
     tables[at].loc[list(RULE.fresh), "loss"] = control[list(RULE.fresh)] - LOST * values
     family = Family(frozenset({"peri_ln"}), Spread())
-    cell = board.judge(FAILURE, tables, RULE, family)[0]["peri_ln"]
+    cell = board.judge_arms(FAILURE, tables, RULE, family)[0]["peri_ln"]
     assert (cell.improvement.high - cell.improvement.low) / 2 == pytest.approx(half * LOST, rel=1e-3)
     assert cell.verdict == verdict
 
@@ -132,7 +132,7 @@ def test_an_effect_needs_a_small_p_and_none_needs_no_p(ends: tuple[float, float]
 def test_an_arm_that_trains_better_takes_no_damage_away() -> None:
     gains = {"rmsnorm": LOST, "sigma_reparam": LOST, "nope": -LOST}
     assert verdicts(planted_board.tables(gains=gains)) == verdicts(planted_board.tables())
-    found, *_ = board.judge(FAILURE, planted_board.tables(gains=gains), RULE)
+    found, *_ = board.judge_arms(FAILURE, planted_board.tables(gains=gains), RULE)
     assert found["sigma_reparam"].share < 1.1
 
 
@@ -141,11 +141,11 @@ def test_an_arm_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
     untrained = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
     for cell in (untrained, untrained._replace(place=STRESSED, lr=LR)):
         tables[cell] = tables[cell].assign(loss=planted_board.AT_INIT)
-    found, _ = board.judge(FAILURE, tables, RULE)
+    found, _ = board.judge_arms(FAILURE, tables, RULE)
     assert (found["peri_ln"].verdict, found["sigma_reparam"].verdict) == (OPEN, CURES)
     assert found["peri_ln"].cost_at_ease == pytest.approx(planted_board.AT_INIT - BEST, abs=0.02)
     tables[untrained].loc[list(RULE.fresh[1:]), "loss"] -= 0.01  # one seed that does not train is enough
-    assert board.judge(FAILURE, tables, RULE)[0]["peri_ln"].verdict == OPEN
+    assert board.judge_arms(FAILURE, tables, RULE)[0]["peri_ln"].verdict == OPEN
 
 
 def test_an_arm_that_is_worse_at_ease_is_not_named_in_the_first_line() -> None:
@@ -161,7 +161,7 @@ def test_what_an_arm_costs_at_ease_is_told_by_the_seeds_that_judge_it() -> None:
     tables = planted_board.tables(spread=0.01)
     at = Cell(FAILURE.name, "peri_ln", AT_EASE, EASY)
     tables[at].loc[list(RULE.screened), "loss"] += 1.0
-    cell = board.judge(FAILURE, tables, RULE)[0]["peri_ln"]
+    cell = board.judge_arms(FAILURE, tables, RULE)[0]["peri_ln"]
     assert cell.cost_at_ease == pytest.approx(0.0, abs=0.02)
 
 
@@ -230,7 +230,7 @@ def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half(number: int, 
 def test_an_arm_without_runs_at_ease_is_not_judged() -> None:
     tables = planted_board.tables()
     del tables[Cell(FAILURE.name, "rmsnorm", AT_EASE, EASY)]
-    found, *_ = board.judge(FAILURE, tables, RULE)
+    found, *_ = board.judge_arms(FAILURE, tables, RULE)
     assert (found["rmsnorm"].verdict, found["rmsnorm"].reason) == (NOT_TRIED, INCOMPLETE)
 
 
@@ -238,20 +238,20 @@ def test_an_arm_that_is_added_later_changes_no_verdict() -> None:
     arms = {"sigma_reparam": 1.0, "peri_ln": 0.45, "rmsnorm": 0.1, "nope": -0.3, "sub_ln": 0.3}
     tables = planted_board.tables(arms, spread=0.1)
     fixed = {FAILURE.name: board.family_of(FAILURE, tables, RULE)}
-    before = board.judge(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
+    before = board.judge_arms(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
     rng = np.random.default_rng(5)
     for name in ("dyt", "lion", "muon"):  # whose spread and number would change all others
         for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
             table = tables[Cell(FAILURE.name, REFERENCE, place, lr)].loc[list(RULE.screened)]
             tables[Cell(FAILURE.name, name, place, lr)] = table.assign(loss=table["loss"] + rng.standard_normal(3))
-    after = board.judge(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
+    after = board.judge_arms(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
     assert {arm: after[arm] for arm in before} == before
     assert {*after} - {*before} == {"dyt", "lion", "muon"}
-    anew = board.judge(FAILURE, tables, RULE)[0]
+    anew = board.judge_arms(FAILURE, tables, RULE)[0]
     assert anew["peri_ln"].p != before["peri_ln"].p
     for place, lr in ((STRESSED, LR), (AT_EASE, EASY)):
         tables[Cell(FAILURE.name, "adamh", place, lr)] = tables[Cell(FAILURE.name, "peri_ln", place, lr)]
-    last = board.judge(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
+    last = board.judge_arms(FAILURE, tables, RULE, fixed[FAILURE.name])[0]
     assert {arm: last[arm] for arm in after} == after
     assert last["adamh"].p == pytest.approx(before["peri_ln"].p * 6 / 5)  # it counts itself beside the five
 
@@ -303,7 +303,7 @@ def test_confirmed_arms_are_judged_by_fresh_seeds_alone() -> None:
     tables = planted_board.tables()
     at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
     tables[at].loc[list(RULE.fresh), "loss"] = BEST + LOST
-    found, *_ = board.judge(FAILURE, tables, RULE)
+    found, *_ = board.judge_arms(FAILURE, tables, RULE)
     assert found["peri_ln"].is_confirmed
     assert abs(found["peri_ln"].share) < 0.15
 
@@ -311,8 +311,10 @@ def test_confirmed_arms_are_judged_by_fresh_seeds_alone() -> None:
 def test_p_is_multiplied_by_the_number_of_arms_of_the_failure() -> None:
     tables = planted_board.tables({"peri_ln": 0.3, "sub_ln": 0.05, "nope": -0.1}, spread=0.1)
     prior = board.family_of(FAILURE, tables, RULE).prior
-    alone = board.judge(FAILURE, tables, RULE, Family(frozenset({"peri_ln"}), prior))[0]["peri_ln"]
-    beside = board.judge(FAILURE, tables, RULE, Family(frozenset({"peri_ln", "sub_ln", "nope"}), prior))[0]["peri_ln"]
+    alone = board.judge_arms(FAILURE, tables, RULE, Family(frozenset({"peri_ln"}), prior))[0]["peri_ln"]
+    beside = board.judge_arms(FAILURE, tables, RULE, Family(frozenset({"peri_ln", "sub_ln", "nope"}), prior))[0][
+        "peri_ln"
+    ]
     assert 0 < alone.p < 1 / 3
     assert beside.p == pytest.approx(3 * alone.p)
     assert beside.improvement == alone.improvement
@@ -354,7 +356,7 @@ def test_an_arm_with_some_of_its_fresh_seeds_is_not_confirmed() -> None:
     tables = planted_board.tables()
     at = Cell(FAILURE.name, "peri_ln", STRESSED, LR)
     tables[at] = tables[at].loc[[*RULE.screened, *RULE.fresh[:3]]]
-    cell = board.judge(FAILURE, tables, RULE)[0]["peri_ln"]
+    cell = board.judge_arms(FAILURE, tables, RULE)[0]["peri_ln"]
     assert (cell.verdict, cell.is_confirmed, cell.improvement.n) == (OPEN, False, len(RULE.screened))
 
 
@@ -517,8 +519,8 @@ def test_an_arm_takes_the_place_of_what_cannot_stand_beside_it() -> None:
 def test_an_arm_with_another_unit_takes_other_learning_rates() -> None:
     arm = board_arms()["lion"]
     lrs = [setting.lr for cell, setting in settings(arm, [0], {}, []).items() if cell.failure == CURVE]
-    assert lrs == [pytest.approx(lr * arm.times) for lr in read_failures().grid]
-    assert arm.times < 1
+    assert lrs == [pytest.approx(lr * arm.lr_multiplier) for lr in read_failures().grid]
+    assert arm.lr_multiplier < 1
 
 
 def test_the_keys_of_a_failure_that_an_optimizer_lacks_are_left_out() -> None:
@@ -600,9 +602,9 @@ def test_an_arm_that_acts_on_experts_is_judged_on_their_failures_alone() -> None
 
 def test_an_optimizer_of_blocks_is_not_judged_where_there_are_none() -> None:
     failure = FAILURE._replace(leaves_out=("rmsnorm",))
-    found, *_ = board.judge(failure, planted_board.tables(), RULE)
+    found, *_ = board.judge_arms(failure, planted_board.tables(), RULE)
     assert "rmsnorm" not in found
-    assert "rmsnorm" in board.judge(FAILURE, planted_board.tables(), RULE)[0]
+    assert "rmsnorm" in board.judge_arms(FAILURE, planted_board.tables(), RULE)[0]
     rounding = read_failures().failures["logit_rounding"]
     assert not_applicable(board_arms()["muon"], rounding).startswith("it acts on the matrices of blocks")
     assert not not_applicable(board_arms()["lion"], rounding)

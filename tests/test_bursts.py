@@ -74,8 +74,9 @@ def test_bursts_are_spread_over_the_rest_of_the_run() -> None:
 
 
 def test_bursts_that_just_fill_the_rest_of_the_run_are_taken() -> None:
-    (run,) = configs("burst.length=4 burst.repeats=2", shared=("burst=rare_tokens", "burst.start=4"))
-    assert [len(each) for each in run.burst.entry.batches(run.steps)] == [4, 4]
+    shared = ("bad_batches=rare_tokens", "bad_batches.start=4")
+    (run,) = configs("bad_batches.length=4 bad_batches.repeats=2", shared=shared)
+    assert [len(each) for each in run.bad_batches.entry.batches(run.steps)] == [4, 4]
 
 
 def test_conflicting_labels_rename_every_second_token() -> None:
@@ -86,29 +87,30 @@ def test_conflicting_labels_rename_every_second_token() -> None:
 
 
 def test_a_burst_that_comes_once_keeps_its_id() -> None:
-    once, said, thrice = configs("", "burst.repeats=1", "burst.repeats=3", shared=("burst=shift", "burst.start=3"))
-    assert "burst.repeats" not in columns(once)
+    shared = ("bad_batches=shift", "bad_batches.start=3")
+    once, said, thrice = configs("", "bad_batches.repeats=1", "bad_batches.repeats=3", shared=shared)
+    assert "bad_batches.repeats" not in columns(once)
     assert columns(once) == columns(said)
-    assert columns(thrice) == columns(once) | {"burst.repeats": 3}
+    assert columns(thrice) == columns(once) | {"bad_batches.repeats": 3}
     assert identify(once, "")[1] == identify(thrice, "")[1]  # they may share a fleet
 
 
 @pytest.mark.slow
 def test_runs_of_one_fleet_have_bursts_of_their_own() -> None:
-    shared = ("burst=rare_tokens", "burst.start=4", "burst.length=3")
-    planted, clean = trained(configs("burst.fraction=1", "burst.fraction=0", shared=shared))
+    shared = ("bad_batches=rare_tokens", "bad_batches.start=4", "bad_batches.length=3")
+    planted, clean = trained(configs("bad_batches.fraction=1", "bad_batches.fraction=0", shared=shared))
     (without,) = trained(configs("seed=0"))
     assert clean[1] == without[1]
     assert planted[1] != clean[1]
-    assert trained(configs("burst.fraction=1", shared=shared)) == [planted]
+    assert trained(configs("bad_batches.fraction=1", shared=shared)) == [planted]
 
 
 @pytest.mark.slow
 def test_a_run_meets_each_of_its_bursts() -> None:
-    repeats = ("burst=huge_loss", "burst.start=6", "burst.repeats=3")
+    repeats = ("bad_batches=huge_loss", "bad_batches.start=6", "bad_batches.repeats=3")
     armed = ("response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
     spans = ("response.rewind_weights=2", "response.rewind_moments=2")
-    once, thrice = events("burst.repeats=1", "", shared=repeats)
+    once, thrice = events("bad_batches.repeats=1", "", shared=repeats)
     assert once == [(6, "burst")]
     assert thrice == [(6, "burst"), (8, "burst"), (10, "burst")]
     (answered,) = events("", shared=(*repeats, *armed, *spans))

@@ -127,12 +127,12 @@ def test_a_key_is_deleted(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_empty_list_or_mapping_in_a_file_chooses_none(none: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(
         f"intervention: {none}\nburst: {none}\nguest: {none}\n"
-        "defaults:\n  - override /data: trigram\n  - override /burst: shift\n"
+        "defaults:\n  - override /data: trigram\n  - override /bad_batches: shift\n"
     )
     for words, kept in (([], []), (["intervention=[relu]"], ["relu"])):
         assert lab("sweep", "mine.yaml", *words, "--cfg", "job") == 0
         shown = OmegaConf.create(capsys.readouterr().out)
-        assert (list(shown.intervention), shown.burst, shown.guest) == (kept, {}, {})
+        assert (list(shown.intervention), shown.bad_batches, shown.custom_model) == (kept, {}, {})
         assert shown.data.name == "trigram"
 
 

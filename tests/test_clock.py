@@ -194,7 +194,7 @@ NEEDED = {
     "rewind_and_skip": ("response.rewind=1",),
     "rewind_and_rescale": ("response.rewind=1", "precision=fp16_emulated", "loss_scale=torch"),
     "restart_and_lower": ("response.rewind=1",),
-    "earlier_state": ("response.rewind_weights=1", "response.rewind_moments=1", "burst=rare_tokens"),
+    "earlier_state": ("response.rewind_weights=1", "response.rewind_moments=1", "bad_batches=rare_tokens"),
     "branch": ("response.rewind=1", "response.snapshot_every=2", "response.start=0", "response.change=moments"),
     "skip_update": ("response.norm=1e-9", "response.start=4"),
     "activation_clamp": ("response.multiple=0.5",),
@@ -334,7 +334,8 @@ def test_held_out_losses_at_both_ends_are_of_the_whole_text(response: tuple[str,
 
 @pytest.mark.parametrize(("after", "end"), [(2.0, (33, "recovered", 7)), (6.5, (40, "stuck", 7))])
 def test_bursts_spikes_and_endings_are_events(after: float, end: tuple[int, str, float]) -> None:
-    run = Fleet(configs("seed=0", shared=("steps=40", "burst=huge_loss", "burst.start=30", "burst.length=3")))
+    shared = ("steps=40", "bad_batches=huge_loss", "bad_batches.start=30", "bad_batches.length=3")
+    run = Fleet(configs("seed=0", shared=shared))
     watched = control(run)
     for loss in [2.0] * 30 + [6.0, 7.0, 6.0] + [after] * 7:
         watched.before_step()

@@ -33,7 +33,7 @@ RECIPES = {
     "fp16": "precision=fp16_emulated loss_scale=torch",
     "muon": "optimizer=muon",
     "micro-batches": "batch=constant batch.micro_batch=2",
-    "burst and response": "burst=conflicting_labels burst.start=4 response=skip_update response.start=2",
+    "burst and response": "bad_batches=conflicting_labels bad_batches.start=4 response=skip_update response.start=2",
 }
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")

@@ -111,8 +111,8 @@ def _entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INTERVENTIONS._entries, "logit_cap", LogitCap)
 
 
-MLP = ("+guest.own.kind=mlp", "intervention=[z_loss]")
-PLAIN = ("+guest.own.kind=plain", "intervention=[z_loss]")
+MLP = ("+custom_model.own.kind=mlp", "intervention=[z_loss]")
+PLAIN = ("+custom_model.own.kind=plain", "intervention=[z_loss]")
 PER_RUN = [
     f"optimizer.lr={lr} seed={seed} schedule.warmup={warmup} optimizer.eps={eps}"
     for lr, seed, warmup, eps in ((1e-3, 0, 0.1, 1e-8), (1e-1, 0, 2, 1e-8), (3e-2, 1, 0, 1e-6), (1e4, 2, 0.1, 1e-8))
@@ -132,7 +132,7 @@ def test_a_custom_model_has_the_same_bits_in_any_company(shared: tuple[str, ...]
 
 def test_a_convolution_agrees_to_rounding_in_company() -> None:
     """A convolution of several runs is one of groups; a few steps, since training makes more of a difference."""
-    wanted = configs(*PER_RUN[:3], shared=("+guest.own.kind=convolved", "intervention=[]", "steps=3"))
+    wanted = configs(*PER_RUN[:3], shared=("+custom_model.own.kind=convolved", "intervention=[]", "steps=3"))
     for (outcome, rows), config in zip(trained(wanted), wanted, strict=True):
         [(alone, alone_rows)] = trained([config])
         assert outcome["final_val_loss"] == pytest.approx(alone["final_val_loss"], rel=1e-5)
@@ -151,7 +151,7 @@ def test_a_broken_run_leaves_its_neighbours_alone() -> None:
 def plainly(config: RunConfig, steps: int, fleet: Fleet) -> dict[str, Tensor]:
     """What an ordinary loop makes of one model, with torch's own optimizer."""
     torch.manual_seed(config.seed)
-    (entry,) = config.guest.values()
+    (entry,) = config.custom_model.values()
     model = entry.build(config.model, 256).double()
     numbers = {key: getattr(link, key) for link in config.optimizer.links.values() for key in vars(link)}
     betas, decay = (numbers["beta1"], numbers["beta2"]), numbers["weight_decay"]
@@ -168,7 +168,7 @@ def plainly(config: RunConfig, steps: int, fleet: Fleet) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ["mlp", "plain"])
 def test_a_fleet_makes_of_a_model_what_a_plain_loop_makes(kind: str) -> None:
     shared = (
-        *(f"+guest.own.kind={kind}", "intervention=[]", "optimizer=adamw_coupled", "optimizer.clip=inf"),
+        *(f"+custom_model.own.kind={kind}", "intervention=[]", "optimizer=adamw_coupled", "optimizer.clip=inf"),
         *("schedule=constant", "schedule.warmup=0", "model.depth=1", "probes=none", "steps=10"),
     )
     rates = ("optimizer.lr=1e-3 seed=0", "optimizer.lr=1e-2 seed=1 optimizer.weight_decay=0.3")
@@ -207,8 +207,8 @@ def test_a_custom_model_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None
 
 
 def test_probes_meet_a_custom_model_by_its_own_names() -> None:
-    shared = (*MLP, "+intervention.logit_cap.cap=1", "probes.every=1", "model.depth=1")
-    wanted = configs("intervention.logit_cap.cap=0.01", "intervention.logit_cap.cap=50", shared=shared)
+    shared = (*MLP, "probes.every=1", "model.depth=1")
+    wanted = configs("+intervention.logit_cap.cap=0.01", "+intervention.logit_cap.cap=50", shared=shared)
     together = trained(wanted)
     assert repr(together) == repr([trained([config])[0] for config in wanted])
     assert together[0][0]["loss_at_init"] == pytest.approx(math.log(256), abs=0.01) != together[1][0]["loss_at_init"]
@@ -265,23 +265,21 @@ def test_without_a_custom_model_a_run_is_the_run_it_was() -> None:
     plain, other = configs("", "intervention=[] optimizer=adamw_coupled seed=3", shared=("validation=whole",))
     assert [run_id(config, "0" * 16) for config in (plain, other)] == ["88e7f7c7f6e2d1c0", "e67f1874ef80e0be"]
     assert [static_key(config) for config in (plain, other)] == ["750c312ac2c0b772", "3b7238320e756929"]
-    assert not [key for key in columns(plain) if "guest" in key]
+    assert not [key for key in columns(plain) if "custom_model" in key]
 
 
 def test_a_custom_model_is_part_of_id_columns_and_shape() -> None:
     without, mlp, plain = configs("intervention=[z_loss]", " ".join(MLP), " ".join(PLAIN))
-    assert columns(mlp) == columns(without) | {"guest": "own", "guest.own.kind": "mlp"}
+    assert columns(mlp) == columns(without) | {"custom_model": "own", "custom_model.own.kind": "mlp"}
     assert len({run_id(config, "") for config in (without, mlp, plain)}) == 3
     assert len({static_key(config) for config in (without, mlp, plain)}) == 3
 
 
 def test_an_arm_is_called_by_its_custom_model() -> None:
-    none, one = (
-        {"intervention": "none", "guest": None, "guest.own.kind": None},
-        {"guest": "own", "guest.own.kind": "mlp"},
-    )
-    assert [arm.label for arm in name_arms([none, none | one], [1, 1])] == ["no guest", "guest own"]
-    two = none | one | {"guest.own.kind": "plain"}
+    none = {"intervention": "none", "custom_model": None, "custom_model.own.kind": None}
+    one = {"custom_model": "own", "custom_model.own.kind": "mlp"}
+    assert [arm.label for arm in name_arms([none, none | one], [1, 1])] == ["no custom model", "custom model own"]
+    two = none | one | {"custom_model.own.kind": "plain"}
     assert [arm.label for arm in name_arms([none | one, two], [1, 1])] == ["kind mlp", "kind plain"]
 
 
@@ -296,7 +294,7 @@ class Free(Own):
 REFUSED = [
     (("intervention=[qk_layernorm,z_loss]",), "qk_layernorm"),
     (("parametrization=mup_simple",), "parametrization=mup_simple"),
-    (("+guest.free={kind: mlp}", "~guest.own"), "guest.free.rate"),
+    (("+custom_model.free={kind: mlp}", "~custom_model.own"), "custom_model.free.rate"),
     (("+intervention.hidden.coefficient=1",), "hidden_rbtd"),
     (("optimizer=muon",), "'muon'"),
     (("optimizer=adamw_head_lr",), "optimizer.head"),

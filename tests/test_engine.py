@@ -183,7 +183,7 @@ def test_a_gpu_captures_what_is_not_worth_compiling() -> None:
     longer = point(f"steps={math.ceil(10 * WORTH_COMPILING['cuda'] / training_flops(short.config))}")
     assert engine_for([longer], "cuda") == "compiled"
     assert engine_for([longer], "cuda", compiles=False) == "captured"
-    custom = replace(short, config=replace(short.config, guest=object()))
+    custom = replace(short, config=replace(short.config, custom_model=object()))
     assert engine_for([custom], "cuda") == "eager"
 
 

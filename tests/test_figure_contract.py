@@ -290,7 +290,7 @@ def spiked() -> Records:
         for seed in range(3):
             outcome = {"spikes": 1, "rewound_steps": 10, "skipped_batches": skip or 0, "ending": "recovered"}
             made.append(
-                planted.card(**{"burst": "rare_tokens", "response": response, "response.skip": skip, "seed": seed})
+                planted.card(bad_batches="rare_tokens", response=response, **{"response.skip": skip}, seed=seed)
                 | outcome
                 | {"final_val_loss": final + 0.1 * seed}
             )

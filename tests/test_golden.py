@@ -61,7 +61,7 @@ class Mine:
 
 
 def test_a_run_of_a_custom_model_keeps_its_id() -> None:
-    config = replace(run_config(tree("intervention=[]")), guest={"mine": Mine()})
+    config = replace(run_config(tree("intervention=[]")), custom_model={"mine": Mine()})
     assert run_id(config, "text") == "75cd2596722dec72"
 
 
@@ -80,7 +80,7 @@ def of_the_lab(registry: Registry[Any]) -> list[str]:
 def keys() -> set[str]:
     """The columns that the config of a run can have now."""
     groups = {
-        **{"batch": BATCHES, "burst": BURSTS, "data": DATA, "loss_scale": LOSS_SCALES, "response": RESPONSES},
+        **{"batch": BATCHES, "bad_batches": BURSTS, "data": DATA, "loss_scale": LOSS_SCALES, "response": RESPONSES},
         **{"parametrization": PARAMETRIZATIONS, "schedule": SCHEDULES},
     }
     kinds: list[tuple[str, Any]] = [("", RunConfig), ("", Budget), ("model.", ModelConfig), ("probes.", ProbesConfig)]

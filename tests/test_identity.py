@@ -27,7 +27,7 @@ from small import SMALL, tree
 
 # A run that has something of every group but batches and restarts.
 EVERYTHING = (
-    *("intervention=[z_loss,qk_rmsnorm]", "burst=rare_tokens", "response=rewind_and_skip", "recipe=llama"),
+    *("intervention=[z_loss,qk_rmsnorm]", "bad_batches=rare_tokens", "response=rewind_and_skip", "recipe=llama"),
     *("precision=fp16_emulated", "loss_scale=torch", "optimizer=adamw"),
 )
 
@@ -219,18 +219,18 @@ RENAMED = {
     "intervention.nope.period": "intervention.nope.every",
     "optimizer.epsilon": "optimizer.eps",
     "gains_of_norms": "norm_gains",
-    "restart_log": "ledger",
+    "restart_log": "restarts",
 }
 FIRST_NAMES = {
     "norm_gains": "rounded_gains",
     "intervention.nope.every": "intervention.nope.period",
     "optimizer.eps": "optimizer.epsilon",
-    "ledger": "restart_log",
+    "restarts": "restart_log",
     store.ENTRIES: "restart_log.entries",
 }
 OLD_RUN = (
     *("precision=mxfp8", "norm_gains=rounded", "intervention=[nope]", "intervention.nope.every=2"),
-    *("ledger=epsilon_decays", "optimizer.eps=1e-7"),
+    *("restarts=epsilon_decays", "optimizer.eps=1e-7"),
 )
 
 
@@ -247,7 +247,7 @@ def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool) 
     if is_gathered:
         records, part = store.read(tmp_path), parts.part(tmp_path, 1)
         store.write_metrics(part.metrics, records.metrics)
-        store.write_runs(part, records.runs.drop(columns="ledger"))
+        store.write_runs(part, records.runs.drop(columns="restarts"))
         shutil.rmtree(tmp_path / "runs")
     for former, now in RENAMED.items():
         monkeypatch.setitem(schema.FORMER_KEYS, former, now)
@@ -258,7 +258,7 @@ def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool) 
 def test_records_under_former_keys_are_read_under_those_of_now_and_found(tmp_path: Path, old_run: str) -> None:
     (now,) = store.read(tmp_path).runs.to_dict("records")
     assert (now["norm_gains"], now["intervention.nope.every"]) == ("rounded", 2)
-    assert (now["ledger"], now["optimizer.eps"]) == ("epsilon_decays", 1e-7)
+    assert (now["restarts"], now["optimizer.eps"]) == ("epsilon_decays", 1e-7)
     assert "optimizer.eps=" in now[store.ENTRIES]
     assert not [key for key in now if key in RENAMED or key.startswith("restart_log")]
     assert "optimizer.epsilon" not in now[store.ENTRIES]
@@ -283,7 +283,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
 @pytest.mark.usefixtures("renamed")
 def test_a_plan_that_was_frozen_under_former_keys_is_carried_out() -> None:
     frozen = tree(*OLD_RUN)
-    frozen["rounded_gains"], frozen["restart_log"] = frozen.pop("norm_gains"), frozen.pop("ledger")
+    frozen["rounded_gains"], frozen["restart_log"] = frozen.pop("norm_gains"), frozen.pop("restarts")
     frozen["intervention"] = {"nope": {"period": 2}}
     frozen["optimizer"]["epsilon"] = frozen["optimizer"].pop("eps")
     assert run_config(frozen) == run_config(tree(*OLD_RUN))
@@ -332,7 +332,7 @@ def test_a_request_under_former_keys_is_carried_out_with_a_note_on_each(
     config = yaml.safe_load(out)
     assert (config["norm_gains"], config["intervention"]) == ("rounded", {"nope": {"every": 2}})
     assert float(config["optimizer"]["eps"]) == 1e-7
-    assert all("optimizer.eps" in restart for restart in config["ledger"]["restarts"])
+    assert all("optimizer.eps" in restart for restart in config["restarts"]["restarts"])
     where = "old.yaml: " if "old.yaml" in words else ""
     expected = {f"lab: {where}{former} is now {now}" for now, former in FIRST_NAMES.items() if now != store.ENTRIES}
     assert set(error.splitlines()) - {"lab: log.yaml: optimizer.epsilon is now optimizer.eps"} == expected

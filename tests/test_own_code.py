@@ -34,7 +34,7 @@ from lab.features.stress.training import make_card
 from lab.model.config import ModelConfig
 from lab.model.custom import CustomModel, check_custom_model
 from lab.model.own_module import entry_of, huggingface_builder, shrunk
-from lab.model.watched import BY_SHAPE, Ear, Heard, Watched
+from lab.model.watched import BY_SHAPE, ModuleListener, Probed, Watched
 from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
@@ -45,8 +45,7 @@ from lab.sweeping.compose import parse
 from lab.sweeping.job import train_fleet
 from lab.sweeping.local_jobs import JobEnd
 from lab.sweeping.planner import points
-from lab.training.building import check_own_code
-from lab.training.building import heard_in as places_heard_in
+from lab.training.building import check_own_code, probed_modules
 from pieces import CPU, optimizer
 from small import tree
 from sweeping import OutputOf
@@ -383,15 +382,15 @@ def test_a_module_takes_the_shape_by_the_names_of_its_arguments_and_announces_it
     check_custom_model("Recurrent", make, 11, 7)
     model, tokens_rbt = CustomModel(make, 2, {}, SHAPE), torch.arange(28).reshape(2, 2, 7) % 11
     model.initialize((3, 4), {})
-    heard = {}
-    with listening(lambda kind, where, *values: heard.update({(kind, where): values[0]})):
+    probed = {}
+    with listening(lambda kind, where, *values: probed.update({(kind, where): values[0]})):
         logits_rbtv, _ = model(tokens_rbt)
     torch.manual_seed(4)
     alone = make()
     assert torch.equal(logits_rbtv[1], alone(tokens_rbt[1], tokens_rbt[1])[0])
     first = alone.blocks[0](2.0 * alone.embedding(tokens_rbt[1]))
-    assert torch.equal(heard["block_output", "block0"][1], first)
-    assert ("block_output", "block1") in heard
+    assert torch.equal(probed["block_output", "block0"][1], first)
+    assert ("block_output", "block1") in probed
 
 
 class Attention(nn.Module):
@@ -437,7 +436,7 @@ class Attending(nn.Module):
         return self.head(x)
 
 
-def heard_of(
+def probed_of(
     watched: Watched, *, fused: bool, one_by_one: bool = False
 ) -> tuple[dict[Any, Tensor], CustomModel, Tensor]:
     """What two runs of a model announce, the model, and its tokens."""
@@ -445,43 +444,43 @@ def heard_of(
     model = CustomModel(lambda: entry(fused=fused).build(SHAPE, 11, 7), 2, {}, SHAPE, watched=watched)
     model.one_by_one = one_by_one
     model.initialize((3, 4), {})
-    heard, tokens_rbt = {}, torch.arange(28).reshape(2, 2, 7) % 11
+    probed, tokens_rbt = {}, torch.arange(28).reshape(2, 2, 7) % 11
     silent, _ = model(tokens_rbt)
-    with listening(lambda kind, where, *values: heard.update({(kind, where): values[0]})):
+    with listening(lambda kind, where, *values: probed.update({(kind, where): values[0]})):
         logits_rbtv, _ = model(tokens_rbt)
     assert torch.equal(logits_rbtv, silent)
-    return heard, model, tokens_rbt
+    return probed, model, tokens_rbt
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_attention_scores_are_heard_by_their_shape(fused: bool, one_by_one: bool) -> None:
-    heard, _, tokens_rbt = heard_of(Watched(), fused=fused, one_by_one=one_by_one)
+def test_attention_scores_are_probed_by_their_shape(fused: bool, one_by_one: bool) -> None:
+    probed, _, tokens_rbt = probed_of(Watched(), fused=fused, one_by_one=one_by_one)
     torch.manual_seed(4)
     alone = Attending(11, 16, 2, fused)
     expected, _ = alone.blocks[0].attn.scores(alone.embedding(tokens_rbt[1]))
     past = torch.ones(7, 7).tril().bool()
-    torch.testing.assert_close(heard["scores", "block0"][1][..., past], expected[..., past])
-    assert {where for kind, where in heard if kind == "scores"} == {"block0", "block1"}
+    torch.testing.assert_close(probed["scores", "block0"][1][..., past], expected[..., past])
+    assert {where for kind, where in probed if kind == "scores"} == {"block0", "block1"}
 
 
-def test_attention_scores_are_heard_in_modules_of_a_name() -> None:
-    heard, _, tokens_rbt = heard_of(Watched(attn="blocks.*.other", block="blocks.1"), fused=False)
+def test_attention_scores_are_probed_in_modules_of_a_name() -> None:
+    probed, _, tokens_rbt = probed_of(Watched(attn="blocks.*.other", block="blocks.1"), fused=False)
     torch.manual_seed(3)
     alone = Attending(11, 16, 2)
     expected, _ = alone.blocks[0].other.scores(alone.blocks[0].attn(alone.embedding(tokens_rbt[0])))
     past = torch.ones(7, 7).tril().bool()
-    torch.testing.assert_close(heard["scores", "blocks.0.other"][0][..., past], expected[..., past])
-    assert {where for kind, where in heard if kind == "scores"} == {"blocks.0.other", "block0"}
-    assert [where for kind, where in heard if kind == "block_output"] == ["block0"]
+    torch.testing.assert_close(probed["scores", "blocks.0.other"][0][..., past], expected[..., past])
+    assert {where for kind, where in probed if kind == "scores"} == {"blocks.0.other", "block0"}
+    assert [where for kind, where in probed if kind == "block_output"] == ["block0"]
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("pattern", ["blocks.*.*", "blocks.*", "*"])
 def test_both_modules_of_a_block_have_a_place_of_their_own(pattern: str, fused: bool) -> None:
     """Scores are those of the innermost module that is watched."""
-    heard, *_ = heard_of(Watched(attn=pattern), fused=fused)
-    places = {where for kind, where in heard if kind == "scores"}
+    probed, *_ = probed_of(Watched(attn=pattern), fused=fused)
+    places = {where for kind, where in probed if kind == "scores"}
     assert places == {"block0.attn", "block0.other", "block1.attn", "block1.other"}
 
 
@@ -521,9 +520,9 @@ SQUARE = torch.randn(ROWS, 3, LENGTH, LENGTH, generator=torch.Generator().manual
 Q, K = (torch.randn(ROWS, heads, LENGTH, 4, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2))
 
 
-def heard_in(module: nn.Module, watched: Watched = BY_SHAPE) -> Heard:
-    _, heard = Ear(module, watched).listen(lambda: module(INPUT), INPUT.shape[:2])
-    return heard
+def probed_in(module: nn.Module, watched: Watched = BY_SHAPE) -> Probed:
+    _, probed = ModuleListener(module, watched).listen(lambda: module(INPUT), INPUT.shape[:2])
+    return probed
 
 
 def attending(query: Tensor, key: Tensor, **how: Any) -> Callable[[Tensor], Tensor]:
@@ -562,10 +561,10 @@ def attending(query: Tensor, key: Tensor, **how: Any) -> Callable[[Tensor], Tens
 def test_the_scores_of_a_block_are_what_its_first_softmax_over_the_window_takes(
     act: Callable[[Tensor], Any], expected: Tensor | None
 ) -> None:
-    heard = heard_in(nn.Sequential(Stack([Does(act), Does(lambda x: x)])) if expected is not SQUARE else Watcher(act))
-    assert [*heard.scores] == ([] if expected is None else ["block0"])
+    probed = probed_in(nn.Sequential(Stack([Does(act), Does(lambda x: x)])) if expected is not SQUARE else Watcher(act))
+    assert [*probed.scores] == ([] if expected is None else ["block0"])
     if expected is not None:
-        torch.testing.assert_close(heard.scores["block0"], expected)
+        torch.testing.assert_close(probed.scores["block0"], expected)
 
 
 class Watcher(Stack):
@@ -579,11 +578,11 @@ class Watcher(Stack):
         return x
 
 
-def test_what_is_outside_of_blocks_is_not_heard_and_a_model_without_any_is_heard_whole() -> None:
+def test_what_is_outside_of_blocks_is_not_probed_and_a_model_without_any_is_probed_whole() -> None:
     inside, outside = Stack([Does(lambda x: x)]), Does(lambda x: [x, SQUARE.softmax(-1)][0])
     for parts in ([inside, outside], [outside, inside]):
-        assert not heard_in(nn.Sequential(*parts)).scores
-    alone = heard_in(Does(lambda x: [x, SQUARE.softmax(-1)][0]))
+        assert not probed_in(nn.Sequential(*parts)).scores
+    alone = probed_in(Does(lambda x: [x, SQUARE.softmax(-1)][0]))
     assert [*alone.scores] == [""]
     assert not alone.blocks
 
@@ -593,15 +592,15 @@ def test_blocks_are_the_longest_list_of_parts_of_one_class_that_have_parts() -> 
     leaves = [nn.Linear(12, 12) for _ in range(4)]
     mixed = [Does(lambda x: x), Also(lambda x: x), Does(lambda x: x)]
     for lists in ([one, two], [leaves, one, two], [mixed, two]):
-        heard = heard_in(Stack(*lists))
-        assert torch.equal(heard.blocks["block0"], INPUT + 1)
-        assert torch.equal(heard.blocks["block1"], INPUT + 1 + 1)
-    assert [*heard_in(Stack(two, one)).blocks] == []  # the longer one is not called
-    assert [*heard_in(Stack(leaves)).blocks] == []
+        probed = probed_in(Stack(*lists))
+        assert torch.equal(probed.blocks["block0"], INPUT + 1)
+        assert torch.equal(probed.blocks["block1"], INPUT + 1 + 1)
+    assert [*probed_in(Stack(two, one)).blocks] == []  # the longer one is not called
+    assert [*probed_in(Stack(leaves)).blocks] == []
 
 
 @pytest.mark.parametrize(
-    ("act", "is_heard"),
+    ("act", "is_probed"),
     [
         (lambda x: (x, None), True),
         (lambda x: x.transpose(0, 1), False),
@@ -609,14 +608,14 @@ def test_blocks_are_the_longest_list_of_parts_of_one_class_that_have_parts() -> 
         (lambda x: x[..., None], False),
     ],
 )
-def test_the_stream_is_the_first_output_of_a_block_where_it_has_its_shape(act: Any, is_heard: bool) -> None:
-    assert [*heard_in(Watcher(act)).blocks] == ["block0"] * is_heard
+def test_the_stream_is_the_first_output_of_a_block_where_it_has_its_shape(act: Any, is_probed: bool) -> None:
+    assert [*probed_in(Watcher(act)).blocks] == ["block0"] * is_probed
 
 
 def test_nobody_listens_after_a_forward_pass() -> None:
     module = Watcher(lambda x: [x, SQUARE.softmax(-1)][0])
-    ear = Ear(module, BY_SHAPE)
-    first, second = (ear.listen(lambda: module(INPUT), INPUT.shape[:2])[1] for _ in range(2))
+    listener = ModuleListener(module, BY_SHAPE)
+    first, second = (listener.listen(lambda: module(INPUT), INPUT.shape[:2])[1] for _ in range(2))
     module(2 * INPUT)
     assert torch.equal(first.blocks["block0"], second.blocks["block0"])
     assert not [part for part in module.modules() if part._forward_hooks or part._forward_pre_hooks]
@@ -1136,7 +1135,7 @@ def test_a_crash_test_whose_runs_failed_otherwise_says_why(
 def test_a_model_that_fails_while_probes_listen_is_refused_in_a_line() -> None:
     line = written(MODEL, before=f"assert idx.any(), 'zeros'  {HERE}")
     with pytest.raises(RequestError, match=f"own code fails at mine.py:{line}: AssertionError: zeros"):
-        places_heard_in(run_config(tree_of("model")))
+        probed_modules(run_config(tree_of("model")))
 
 
 @pytest.mark.usefixtures("here")
@@ -1252,7 +1251,7 @@ def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:
     assert plan.recipe == {"model": name, "optimizer": f"the default recipe trained by {name}"}[kind]
     assert plan.folder == Path("runs/stress", name)
     config = run_config(tree(*code.words))
-    assert (config.optimizer.name if kind == "optimizer" else next(iter(config.guest))) == name
+    assert (config.optimizer.name if kind == "optimizer" else next(iter(config.custom_model))) == name
 
 
 def source_of(kind: str, given: Any) -> tuple[str, str]:
@@ -1392,4 +1391,4 @@ def test_a_card_of_own_code(tmp_path: Path) -> None:
         assert [test["name"] for test in json.loads(path.read_text())["tests"]] == ["lr_x10", "residual_growth"]
     assert set(store.read(own.parent).runs["optimizer.name"]) == {"Memory"}
     assert set(store.read(recipes.parent).runs["optimizer.name"]) == {"adamw"}
-    assert set(store.read(recipes.parent).runs["guest"]) == {"Recurrent"}
+    assert set(store.read(recipes.parent).runs["custom_model"]) == {"Recurrent"}

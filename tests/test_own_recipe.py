@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import lab
 from lab import Fleet, main
@@ -130,8 +131,8 @@ def test_the_pages_commands_work_in_their_order(capsys: pytest.CaptureFixture[st
     assert {*transformers.runs["optimizer.chain"]} == {"clip+adam+bounded_direction+peak+decay+schedule"}
     assert {*transformers.runs["parametrization.name"]} == {"root_width"}
     assert {*transformers.runs["data.name"]} == {"counting"}
-    assert {*windows.runs["guest"]} == {"window_mlp"}
-    assert {*windows.runs["guest.window_mlp.window"]} == {2, 8}
+    assert {*windows.runs["custom_model"]} == {"window_mlp"}
+    assert {*windows.runs["custom_model.window_mlp.window"]} == {2, 8}
     assert "output_logit_max" in set(transformers.metrics["probe"]) & set(windows.metrics["probe"])
     assert {*transformers.runs["status"], *windows.runs["status"]} == {"finished"}
 
@@ -177,9 +178,9 @@ def test_numbers_need_no_files() -> None:
     """What the page says of the command line."""
     (said,) = re.findall(r"onto the command line:\n(.*?)\n\n", PAGE, re.DOTALL)
     words = " ".join(re.findall(r"`(.*?)`", said, re.DOTALL)).split()
-    guests = [word for word in words if "guest" in word]
+    custom_models = [word for word in words if "custom_model" in word]
     assert len(words) == 4
-    for asked in ([word for word in words if word not in guests], [*guests, "intervention=[]"]):
+    for asked in ([word for word in words if word not in custom_models], [*custom_models, "intervention=[]"]):
         assert lab_("train", "--cfg", "job", *asked) == 0
 
 
@@ -189,26 +190,43 @@ def test_numbers_need_no_files() -> None:
 def test_one_group_of_a_kind_does_too(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
     (info,) = Path().glob("*.dist-info")
     (info / "entry_points.txt").write_text("[lab.models]\nanything = own_recipe\n")
-    words = ["train", *SMALLER["train"], "+guest.window_mlp.window=3", "intervention=[]", f"hydra/launcher={launcher}"]
+    asked = ["+custom_model.window_mlp.window=3", "intervention=[]", f"hydra/launcher={launcher}"]
+    words = ["train", *SMALLER["train"], *asked]
     assert lab_(*words) == 0, capsys.readouterr().err
-    assert {*store.read(Path("runs/train")).runs["guest"]} == {"window_mlp"}
+    assert {*store.read(Path("runs/train")).runs["custom_model"]} == {"window_mlp"}
 
 
 @pytest.mark.usefixtures("folder")
 def test_a_users_configs_are_shown_and_named() -> None:
     """Where the lab composes by itself, it looks into --config-dir as well."""
     assert lab_("sweep", "window.yaml", "--config-dir", "conf", "--cfg", "job") == 0
-    assert lab_("train", "guest=window_mlp", "--cfg", "job", "--config-dir=conf") == 0
+    assert lab_("train", "custom_model=window_mlp", "--cfg", "job", "--config-dir=conf") == 0
     assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_former_words_choose_a_custom_model_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("conf/arm").mkdir()
+    Path("conf/arm/window.yaml").write_text("# @package _global_\ndefaults: [override /guest: window_mlp]\n")
+    config = []
+    for word in ("guest=window_mlp", "custom_model=window_mlp", "arm=window"):
+        assert lab_("train", word, "--config-dir", "conf", "--cfg", "job") == 0
+        out, error = capsys.readouterr()
+        config.append(yaml.safe_load(out)["custom_model"])
+        assert ("guest is now custom_model" in error) == word.startswith("guest")
+    assert config == [{"window_mlp": {"window": 4}}] * 3
+    Path("conf/custom_model").rename("conf/guest")
+    assert lab_("train", "guest=window_mlp", "--config-dir", "conf", "--cfg", "job") == 2
+    assert "guest is now custom_model; rename " in capsys.readouterr().err
 
 
 REFUSED = [
     (["train", "--config-dir", "nowhere"], "'nowhere'"),
-    (["train", "guest=windw_mlp", "--config-dir", "conf"], "nearest: window_mlp"),
-    (["train", "guest=window_mlp"], "guest"),
-    (["train", "+guest.window_mlp.window=0"], "above 0"),
-    (["train", "+guest.window_mlp={}"], "guest.window_mlp.window"),
-    (["coordcheck", "+guest.window_mlp.window=3", "model.width=16", "seed=0"], "coordcheck"),
+    (["train", "custom_model=windw_mlp", "--config-dir", "conf"], "nearest: window_mlp"),
+    (["train", "custom_model=window_mlp"], "custom_model"),
+    (["train", "+custom_model.window_mlp.window=0"], "above 0"),
+    (["train", "+custom_model.window_mlp={}"], "custom_model.window_mlp.window"),
+    (["coordcheck", "+custom_model.window_mlp.window=3", "model.width=16", "seed=0"], "coordcheck"),
 ]
 
 
@@ -280,7 +298,7 @@ def test_pip_installs_the_package(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps"]
     subprocess.run([*pip, "--target", str(tmp_path / "site"), str(tmp_path / "own")], check=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(HOME)])}
-    words = [sys.executable, "-m", "lab", "list", "guests"]
+    words = [sys.executable, "-m", "lab", "list", "custom_models"]
     said = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.startswith("window_mlp  The last few tokens")
 

@@ -129,10 +129,10 @@ FILES = {
 CHOICES = str.split("""
 optimizer=mine optimizer=under optimizer=sgd optimizer=[mine] optimizer=[sgd,mine] optimizer=absent ~optimizer
 ~optimizer=adamw ~optimizer=sgd ~own model=deep/tall model=d32 +model=d32 own=twice +own=twice +own=plain +own=[twice]
-data=placed arm=mine arm=late arm=lower_lr arm=with_z_loss arm=opt_1 response=itself burst=empty probes=few
+data=placed arm=mine arm=late arm=lower_lr arm=with_z_loss arm=opt_1 response=itself bad_batches=empty probes=few
 schedule=nothing schedule=wsd intervention=relu intervention=[] intervention=[relu,z_loss] intervention=[absent]
-+intervention=[relu] +intervention=relu +ledger=sgd
-scale=toy ledger=sgd ~ledger recipe=none batch=palm ++batch=palm model@x=d32 tracker=none
++intervention=[relu] +intervention=relu +restarts=sgd
+scale=toy restarts=sgd ~restarts recipe=none batch=palm ++batch=palm model@x=d32 tracker=none
 optimizer.lr=1 +own.d=4 seed=5 +intervention.z_loss={}
 """)
 

@@ -200,7 +200,7 @@ def test_every_number_is_that_of_the_labs_probe(tmp_path: Path, monkeypatch: pyt
         "optimizer.lr=1e-2",
         "optimizer.eps=1e-5",
     )
-    (config,) = configs("", shared=("+guest.recorded={}", *OF_FLEET, *recipe))
+    (config,) = configs("", shared=("+custom_model.recorded={}", *OF_FLEET, *recipe))
     fleet, model = Fleet([config]), Model(vocabulary=256)
     model.load_state_dict({name: weight[0].detach().clone() for name, weight in fleet.state.weights.items()})
     betas = (config.optimizer.links["adam"].beta1, config.optimizer.links["adam"].beta2)

@@ -35,15 +35,13 @@ PRESETS = {
 # Groups of conf whose files are the entries of a registry.
 GROUPS = {
     name: KINDS[name]
-    for name in (
-        *("data", "intervention", "parametrization", "schedule", "batch", "burst", "response", "loss_scale", "tracker"),
-    )
-}
-EMPTY = ("burst/none", "response/none", "ledger/none", "loss_scale/none", "recipe/none")
+    for name in ("data", "intervention", "parametrization", "schedule", "batch", "response", "loss_scale", "tracker")
+} | {"bad_batches": KINDS["burst"]}
+EMPTY = ("bad_batches/none", "response/none", "restarts/none", "loss_scale/none", "recipe/none")
 PATHS = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml"))
 FILES = [path for path in PATHS if path not in EMPTY]
-# An arm is a bundle of keys without a name, a ledger a list of changes; tests of their own compose them.
-NAMED = [file for file in FILES if not file.startswith(("arm/", "ledger/"))]
+# An arm is a bundle of keys without a name, a restart schedule a list of changes; tests of their own compose them.
+NAMED = [file for file in FILES if not file.startswith(("arm/", "restarts/"))]
 
 
 def files(group: str) -> list[str]:
@@ -76,7 +74,7 @@ def test_every_entry_introduces_itself_in_one_line() -> None:
 def test_a_group_has_one_file_per_entry() -> None:
     for group, entries in GROUPS.items():
         assert [name for name in files(group) if f"{group}/{name}" not in PRESETS] == list(entries)
-    others = ("model", "optimizer", "probes", "scale", "arm", "ledger", "recipe")
+    others = ("model", "optimizer", "probes", "scale", "arm", "restarts", "recipe")
     assert {name.split("/")[0] for name in FILES} == {*GROUPS, *others}
 
 

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("as_in_training")
 
 
 def fleet(restarts: list[dict[str, Any]], *seeds: int, shared: tuple[str, ...] = SHORT) -> Fleet:
-    ledger = {"ledger": {"name": "mine", "restarts": restarts}}
-    made = Fleet([run_config(tree(*shared, f"seed={seed}") | ledger) for seed in seeds])
+    schedule = {"restarts": {"name": "mine", "restarts": restarts}}
+    made = Fleet([run_config(tree(*shared, f"seed={seed}") | schedule) for seed in seeds])
     made.evaluation.held_out_nt = made.evaluation.held_out_nt[:WINDOWS]
     return made
 

@@ -50,7 +50,7 @@ from lab.features.stress.cures import (
     Cure,
     as_screened,
     finalists,
-    judge,
+    judge_cures,
     not_tried,
     pair_to_try,
     trial_of,
@@ -401,7 +401,7 @@ def trials(at_ease: float = 2.25, **losses: Sequence[float]) -> list[Cure]:
             trial.stressed: table(losses[trial.change]),
             Setting(trial.best.words, 0.03): table([at_ease, at_ease + 0.01, at_ease - 0.01]),
         }
-    return judge(test, tried, done, 0.03)
+    return judge_cures(test, tried, done, 0.03)
 
 
 def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> None:
@@ -417,7 +417,7 @@ def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> No
     }
     assert [cure.change for cure in cures] == ["all_of_it", "half", "little", "nothing", "worse"]
     assert trials(unsure=[2.6, 2.62, 2.9])[0].verdict == OPEN
-    assert cures[1].takes_off.mean == pytest.approx(0.3)
+    assert cures[1].improvement.mean == pytest.approx(0.3)
     assert cures[1].left == pytest.approx(0.303, abs=1e-3)
     assert (cures[1].damage, cures[1].share) == (pytest.approx(0.603, abs=1e-3), "50 %")
     assert cures[0].cost.mean == pytest.approx(0.05)
@@ -427,7 +427,7 @@ def test_a_change_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> No
 def test_a_change_that_trains_better_everywhere_takes_no_damage_away() -> None:
     (better,) = trials(at_ease=1.9, better=[2.5, 2.51, 2.52])
     assert (better.verdict, better.cost.mean) == (NO, pytest.approx(-0.3))
-    assert better.takes_off.mean == pytest.approx(0.0, abs=0.01)
+    assert better.improvement.mean == pytest.approx(0.0, abs=0.01)
 
 
 def test_where_a_test_does_not_look_at_ease_damage_is_what_exceeds_a_pass() -> None:
@@ -436,7 +436,7 @@ def test_where_a_test_does_not_look_at_ease_damage_is_what_exceeds_a_pass() -> N
     tried = trial_of(test, "a", ["intervention=[a]"], math.nan)
     done = {own: table([2.4] * 3, log_rms=2.2), tried.stressed: table([2.4] * 3, log_rms=1.3)}
     done[own]["log_rms"] += [0.0, 0.01, 0.02]
-    (cure,) = judge(test, [tried], done, math.nan)
+    (cure,) = judge_cures(test, [tried], done, math.nan)
     assert (tried.at_ease, cure.verdict) == (None, CURES)
     assert (cure.damage, cure.left) == (pytest.approx(1.01), pytest.approx(0.1))
 
@@ -448,17 +448,17 @@ def test_without_damage_every_change_is_open_and_a_stuck_seed_is_no_cure() -> No
     done = stressed_by_depth([2.3] * 3, [3.5, 3.51, 3.5])
     for at_ease, stressed, verdict in ((2.3, 2.31, CURES), (3.2, 3.31, IN_PART)):  # 3.3 is three quarters of the way
         of_change = {tried.at_ease: table([at_ease] * 3), tried.stressed: table([stressed] * 3)}
-        (cure,) = judge(test, [tried], done | of_change, math.nan)
+        (cure,) = judge_cures(test, [tried], done | of_change, math.nan)
         assert (cure.verdict, cure.stuck) == (verdict, 0 if verdict == CURES else 3)
     calm = stressed_by_depth([2.3] * 3, [2.2, 2.4, 2.31]) | {tried.at_ease: table([2.3] * 3)}  # damage of nothing
-    (cure,) = judge(test, [tried], calm | {tried.stressed: table([2.0, 2.2, 2.11])}, math.nan)
+    (cure,) = judge_cures(test, [tried], calm | {tried.stressed: table([2.0, 2.2, 2.11])}, math.nan)
     assert (cure.verdict, cure.p < 0.05) == (OPEN, True)
 
 
 def test_a_change_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
     at_init = float(table([2.0])["loss_at_init"].iloc[0])
     (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init - 0.01] * 3)
-    assert (cure.verdict, cure.takes_off.mean > cure.damage) == (OPEN, True)
+    assert (cure.verdict, cure.improvement.mean > cure.damage) == (OPEN, True)
     (alive,) = trials(at_ease=at_init - 0.5, alive=[at_init - 0.45] * 3)
     assert alive.verdict == CURES
 
@@ -474,9 +474,9 @@ def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
         Setting(fresh, 0.3): table([2.8, 2.79, 2.81]),
         Setting(fresh, 0.03): table([2.2, 2.2, 2.2]),
     }
-    (cure,) = judge(test, [tried], done, 0.03, fresh)
+    (cure,) = judge_cures(test, [tried], done, 0.03, fresh)
     assert (cure.verdict, cure.is_confirmed) == (NO, True)
-    assert cure.takes_off.mean == pytest.approx(0.0)
+    assert cure.improvement.mean == pytest.approx(0.0)
     assert cure.left == pytest.approx(0.6)
 
 
@@ -496,11 +496,11 @@ def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
     noisy = [2.5, 2.9, 2.6]
     alone = trials(half=noisy)[0]
     beside = trials(half=noisy, a=noisy, b=noisy)[0]
-    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.takes_off.mean / beside.takes_off.error, 6)))
-    assert alone.takes_off.mean == pytest.approx(beside.takes_off.mean)
+    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.improvement.mean / beside.improvement.error, 6)))
+    assert alone.improvement.mean == pytest.approx(beside.improvement.mean)
     # with equal groups the pooled spread is that of one group, on three times the degrees of freedom
-    assert alone.takes_off.error == pytest.approx(beside.takes_off.error)
-    assert beside.takes_off.high < alone.takes_off.high
+    assert alone.improvement.error == pytest.approx(beside.improvement.error)
+    assert beside.improvement.high < alone.improvement.high
 
 
 def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_says() -> None:
@@ -636,11 +636,12 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     pair = side_by_side(planted(valley(rise=0.12, spread=0.9)), planted(valley(rise=0.6, spread=0.9)))
     first, second = (re.escape(found.number) for found in pair.pairs)
     assert re.fullmatch(
-        rf"a stands more: learning-rate tolerance \({first}\) and ten times the best LR \({second}\)\.", pair.headline()
+        rf"a tolerates more: learning-rate tolerance \({first}\) and ten times the best LR \({second}\)\.",
+        pair.headline(),
     )
     assert [found.difference.mean for found in pair.pairs] == pytest.approx([4 / 3, -0.48], rel=0.05)
     turned = side_by_side(planted(valley(rise=0.6, spread=0.9)), planted(valley(rise=0.12, spread=0.9)))
-    assert turned.headline().startswith("b stands more: ")
+    assert turned.headline().startswith("b tolerates more: ")
     assert [found.p for found in turned.pairs] == pytest.approx([found.p for found in pair.pairs])
     content = json.loads(pair.as_json())
     assert [test["stands_more"] for test in content["tests"]] == ["a", "a"]
@@ -651,7 +652,7 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
 def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
     pair = side_by_side(planted(valley(rise=0.24)), planted(valley(rise=0.26)))
     assert pair.headline().startswith("No difference found: learning-rate tolerance (")
-    assert list(pair.table["stands more"]) == ["", ""]
+    assert list(pair.table["tolerates more"]) == ["", ""]
     sd = read_battery().tests["lr_x10"].spread.sd
     assert pair.pairs[1].difference.high - pair.pairs[1].difference.mean > sd  # 2.0 * sqrt(2) * sd / sqrt(3)
 
@@ -659,10 +660,10 @@ def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
 def test_a_tolerance_that_is_a_lower_bound_never_stands_less() -> None:
     flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
     pair = side_by_side(flat, planted(valley(rise=0.6)))
-    assert [found.stands_more for found in pair.pairs] == [0, 0]
+    assert [found.tolerates_more for found in pair.pairs] == [0, 0]
     turned = side_by_side(planted(lambda lr: [2.0] * SEEDS, [0.01, 0.03, 0.1, 30]), flat)
     bound = turned.pairs[0]._replace(p=0.0, first=turned.pairs[0].first._replace(is_bound=True))
-    assert bound.stands_more == -1
+    assert bound.tolerates_more == -1
 
 
 def test_a_recipe_that_is_not_judged_is_named_and_its_tests_are_not_compared() -> None:
@@ -729,8 +730,8 @@ def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeyp
     fresh = runs[~runs["seed"].isin([0, 1])]
     assert sorted(set(fresh["seed"])) == list(range(2, 2 + read_battery().confirm.fresh))
     confirmed = [cure for cure in made.cures or () if cure.is_confirmed]
-    assert {cure.takes_off.n for cure in confirmed} == {read_battery().confirm.fresh}
-    assert {cure.takes_off.n for cure in made.cures or () if not (cure.is_confirmed or cure.reason)} <= {2}
+    assert {cure.improvement.n for cure in confirmed} == {read_battery().confirm.fresh}
+    assert {cure.improvement.n for cure in made.cures or () if not (cure.is_confirmed or cure.reason)} <= {2}
     assert NOT_TRIED not in (verdicts["qk_rmsnorm"], verdicts["score_softcap"])
     runs = store.read(Path("mine")).runs
     assert set(runs["intervention"]) == {"z_loss", "qk_rmsnorm+z_loss", "score_softcap+z_loss"}
@@ -776,7 +777,7 @@ def test_a_change_that_costs_much_at_the_best_rate_is_neither_confirmed_nor_advi
     tried = [trial_of(test, name, [f"intervention=[{name}]"], 0.03) for name in at_best]
     for trial in tried:
         done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([at_best[trial.change]] * 3)}
-    cures = {cure.change: cure for cure in judge(test, tried, done, 0.03)}
+    cures = {cure.change: cure for cure in judge_cures(test, tried, done, 0.03)}
     assert {name: cure.is_advised for name, cure in cures.items()} == {"cheap": True, "dear": False, "dead": False}
     assert finalists(list(cures.values()), 3) == ["cheap"]
 
@@ -790,7 +791,7 @@ def test_a_cure_says_what_it_costs_in_loss_time_and_parameters(monkeypatch: pyte
     ]
     for trial in tried:
         done |= {trial.stressed: table([2.22, 2.23, 2.2]), trial.best: table([2.21, 2.22, 2.2])}
-    single, pair = judge(test, tried, done, 0.03)
+    single, pair = judge_cures(test, tried, done, 0.03)
     assert single.costs == "+0.010 ± 0.000 nats at the best LR, 2.10 times the time of a step, +0 parameters"
     assert pair.costs == "+0.010 ± 0.000 nats at the best LR, +0 parameters"
     shown = replace(card_of("glm130b", "", Path(), [test], done, read_battery()), cures=[single])
@@ -800,7 +801,7 @@ def test_a_cure_says_what_it_costs_in_loss_time_and_parameters(monkeypatch: pyte
 
 def test_a_change_in_another_unit_takes_another_learning_rate() -> None:
     for name, lr in (("lr_x10", 0.3), ("depth", 0.03)):
-        trial = trial_of(read_battery().tests[name], "lion", ["optimizer=lion"], 0.03, times=0.35)
+        trial = trial_of(read_battery().tests[name], "lion", ["optimizer=lion"], 0.03, lr_multiplier=0.35)
         assert trial.stressed.lr == pytest.approx(lr * 0.35)
         assert trial.best is not None
         assert trial.best.lr == pytest.approx(0.03 * 0.35)
@@ -983,10 +984,10 @@ def test_experts_of_a_model_of_ones_own_are_said_not_to_be_heard(
 
     said = left_out("Mixture", minutes=5)
     assert {said["uneven experts"], said["router logits"]} == {
-        "the routers of a model of one's own are not heard, and Mixture is one"
+        "the routers of a model of one's own cannot be probed, and Mixture is one"
     }
     assert "uneven experts" not in left_out("GPT", minutes=5)
-    assert "not heard" in left_out("GPT", names=["experts", "lr_x10"], minutes=5)["uneven experts"]
+    assert "cannot be probed" in left_out("GPT", names=["experts", "lr_x10"], minutes=5)["uneven experts"]
 
 
 def test_a_change_multiplies_what_the_recipe_has() -> None:
@@ -1108,7 +1109,7 @@ def of_depth(stressed: Sequence[float], *, own: Sequence[float] = (5.9, 6.0, 5.9
     assert trial.at_ease is not None
     done |= {Setting((), 0.1): table([2.35] * 3), trial.stressed: table(stressed), trial.best: table([best] * 3)}
     done[trial.at_ease] = table([2.3, 2.31, 2.29])
-    return judge(test, [trial], done, 0.1)[0]
+    return judge_cures(test, [trial], done, 0.1)[0]
 
 
 def test_a_change_under_which_a_seed_is_stuck_is_no_full_cure() -> None:
@@ -1219,7 +1220,7 @@ def test_two_cards_are_not_compared_where_the_second_is_not_judged() -> None:
     judged, poor = planted(valley(rise=0.6)), planted(valley(rise=0.12, floor=3.0))
     for pair in (side_by_side(judged, poor), side_by_side(poor, judged)):
         assert all(math.isnan(found.p) for found in pair.pairs)
-        assert {found.stands_more for found in pair.pairs} == {-1}
+        assert {found.tolerates_more for found in pair.pairs} == {-1}
         assert list(pair.table["difference"]) == ["", ""]
         assert sorted(pair.table.iloc[0][["a", "b"]])[1] == "not judged"
 
@@ -1232,9 +1233,9 @@ def test_recipes_are_not_compared_where_one_of_them_is_slow_without_the_stress()
         return card_of(f"{reference}", "", Path(), tests, done, read_battery())
 
     well, slow, worse = of(2.2, 2.3), of(2.6, 2.3), of(2.2, 3.0)
-    assert card_pair(well, worse, "").headline().startswith("2.2 stands more: depth 8 (")
+    assert card_pair(well, worse, "").headline().startswith("2.2 tolerates more: depth 8 (")
     for pair in (card_pair(slow, worse, ""), card_pair(worse, slow, "")):
-        assert "stands more" not in pair.headline()
+        assert "tolerates more" not in pair.headline()
         assert pair.headline() == "Not compared: depth 8."
         (note,) = [note for note in pair.notes() if note.startswith("Not compared")]
         assert "Of 2.6, the runs that it is compared with end at 2.600" in note
@@ -1334,9 +1335,9 @@ def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
         trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
         assert trial.best is not None
         done |= {trial.stressed: table(loss + noise), trial.best: table(at_best)}
-        (cure,) = judge(test, [trial], done, 0.03)
+        (cure,) = judge_cures(test, [trial], done, 0.03)
         assert cure.left == pytest.approx(loss - 2.0)
-        assert cure.takes_off.mean == pytest.approx(3.25 - loss)
+        assert cure.improvement.mean == pytest.approx(3.25 - loss)
         return cure.verdict
 
     assert [verdict(loss) for loss in (2.0, 2.41, 2.43, 2.99, 3.01, 3.49, 3.51)] == [
@@ -1492,7 +1493,7 @@ def test_a_pair_of_changes_is_tried_where_none_is_a_full_cure(
     assert list(cures) == ["peri_ln + adopt", "peri_ln", "adopt", "layerscale"]
     assert [cure.verdict for cure in cures.values()] == [CURES, IN_PART, IN_PART, NO]
     assert [cure.is_confirmed for cure in cures.values()] == [True, True, True, False]
-    assert {cure.takes_off.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
+    assert {cure.improvement.n for cure in cures.values() if cure.is_confirmed} == {read_battery().confirm.fresh}
     first_trees = search.first_trees
 
     def refuse_pairs(request: Any, settings: Any) -> Any:
@@ -1573,7 +1574,7 @@ def test_two_cards_are_made_and_printed(
     assert [line.split("  [")[0] for line in strips_of_both] == [
         *("ten times the best LR  llama", "ten times the best LR  olmo2")
     ]
-    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "stands", "more"]
+    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "tolerates", "more"]
     assert "<svg" in pair._repr_html_()
 
 
@@ -1649,7 +1650,7 @@ def test_a_change_is_lost_by_its_mean_over_seeds() -> None:
         trial = trial_of(test, "a", ["intervention=[a]"], 0.03)
         assert trial.best is not None
         done |= {trial.stressed: table([2.4, 2.4, 2.41]), trial.best: table(with_it)}
-        return judge(test, [trial], done, 0.03)[0].is_advised
+        return judge_cures(test, [trial], done, 0.03)[0].is_advised
 
     assert advised([2.3, 2.3, 2.4], [2.31, 2.31, 2.45])  # one seed ends above 2.4, the mean does not
     assert not advised([2.38] * 3, [2.35, 2.41, 2.45])  # and here it does

@@ -126,7 +126,8 @@ def test_what_is_per_run_shares_a_fleet_and_all_else_does_not() -> None:
     )
     static += "optimizer=adamw_coupled probes.every=3 data=stdlib device=cpu precision=bf16 engine=eager"
     # which links have numbers of a role; bursts and responses, also if they have the same numbers
-    static += " +optimizer.embedding.lr=0.1 +optimizer.head.lr=0.1 burst=shift burst=rare_tokens response=lower_lr"
+    static += " +optimizer.embedding.lr=0.1 +optimizer.head.lr=0.1"
+    static += " bad_batches=shift bad_batches=rare_tokens response=lower_lr"
     keys = [static_key(config) for config in configs("", *static.split())]
     assert len(set(keys)) == len(keys)
 

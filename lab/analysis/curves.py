@@ -135,10 +135,10 @@ def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     data = [k for k in keys if k.startswith("data.")]
     names = {
         "intervention": ["intervention"],
-        "guest": ["guest"],
-        "burst": ["burst"],
+        "custom_model": ["custom_model"],
+        "bad_batches": ["bad_batches"],
         "response": ["response"],
-        "ledger": ["ledger"],
+        "restarts": ["restarts"],
         "data_fingerprint": data,
         "steps": ["batch.name"],
         "batch.micro_batch": ["batch.name", "batch_size"],

@@ -71,7 +71,7 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "scales": _choices("scale"),
     "arms": _choices("arm"),
     "models": _models,
-    "guests": _entries("MODELS"),
+    "custom_models": _entries("MODELS"),
     "interventions": _entries("INTERVENTIONS"),
     "parametrizations": _entries("PARAMETRIZATIONS"),
     "optimizers": _choices("optimizer"),
@@ -79,15 +79,17 @@ LISTS: dict[str, Callable[[], Iterator[tuple[str, str | Mapping[str, str]]]]] = 
     "schedules": _entries("SCHEDULES"),
     "batches": _entries("BATCHES"),
     "data": _entries("DATA"),
-    "bursts": _entries("BURSTS"),
+    "bad_batches": _entries("BURSTS"),
     "loss_scales": _entries("LOSS_SCALES"),
     "responses": _entries("RESPONSES"),
-    "ledgers": _choices("ledger"),
+    "restarts": _choices("restarts"),
     "detectors": _detectors,
     "probes": _entries("PROBES"),
     "trackers": _entries("TRACKERS"),
     "figures": _entries("FIGURES", "lab.analysis.drawing.registry", "lab.report.all_figures"),
 }
+# Lists that were renamed, and what each is called now.
+FORMER_LISTS = {"bursts": "bad_batches", "guests": "custom_models", "ledgers": "restarts"}
 
 
 def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, str]]]:
@@ -100,6 +102,8 @@ def read_lists(names: Sequence[str]) -> dict[str, dict[str, str | Mapping[str, s
         RequestError: a list is unknown.
     """
     for name in names:
+        if name in FORMER_LISTS:
+            raise RequestError(f"list {name!r} is now {FORMER_LISTS[name]}")
         if name not in LISTS:
             raise RequestError(f"unknown list {name!r}; {nearest(name, LISTS)}")
     return {name: dict(LISTS[name]()) for name in names or LISTS}

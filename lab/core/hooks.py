@@ -48,7 +48,7 @@ def announce(kind: str, where: str, *values: Any) -> None:
 
 
 def is_listening() -> bool:
-    """Whether anybody hears announcements."""
+    """Whether anybody listens to announcements."""
     return _callback.get() is not None
 
 
@@ -261,8 +261,8 @@ def acting_at(kind: str, interventions: Mapping[str, HookIntervention]) -> list[
     return sorted(acts, key=lambda name: (acts[name], name))
 
 
-def unlike_names(interventions: Mapping[str, HookIntervention]) -> set[str]:
-    """The orders, joined with ``+``, in which interventions act wherever it is not the order of their names."""
+def non_alphabetical_orders(interventions: Mapping[str, HookIntervention]) -> set[str]:
+    """The orders, joined with ``+``, in which interventions act at hook points where these are not alphabetical."""
     kinds = {kind for entry in interventions.values() for kind in entry.hook_points}
     orders = [acting_at(kind, interventions) for kind in kinds]
     return {"+".join(order) for order in orders if order != sorted(order)}

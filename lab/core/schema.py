@@ -28,7 +28,7 @@ UNRECORDED = {"recorded": False}
 
 # Keys that were renamed, oldest first, and what each is called now; the name of a group stands for all keys in it.
 # Records and requests are read under the names of now, and ids digest the first name of a key, so they stay.
-FORMER_KEYS: dict[str, str] = {}
+FORMER_KEYS = {"guest": "custom_model", "ledger": "restarts", "burst": "bad_batches"}
 
 WITHIN = {"above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le}
 Config = TypeVar("Config")

@@ -48,9 +48,9 @@ class Burst(ABC):
             RequestError: one begins or ends there, begins before another has ended, or comes a fraction of a time.
         """
         start, length, repeats = (float(number) for number in (self.start, self.length, self.repeats))
-        keys = f"burst.start={start:g} burst.length={length:g}"
+        keys = f"bad_batches.start={start:g} bad_batches.length={length:g}"
         if not repeats.is_integer():
-            raise RequestError(f"burst.repeats must be a whole number, not {repeats:g}")
+            raise RequestError(f"bad_batches.repeats must be a whole number, not {repeats:g}")
         first = batches_of_bursts(start, length, steps)[0]
         if len(first) and first.stop > steps:
             raise RequestError(
@@ -60,8 +60,8 @@ class Burst(ABC):
         if len(first) and len(first) * repeats > steps - first.start:
             most = (steps - first.start) // len(first)
             raise RequestError(
-                f"{keys} burst.repeats={repeats:g} overlap: {repeats:g} bursts of {len(first)} batches do not fit into "
-                f"the {steps - first.start} batches from the first on; say burst.repeats={most} at most"
+                f"{keys} bad_batches.repeats={repeats:g} overlap: {repeats:g} bursts of {len(first)} batches do not "
+                f"fit into the {steps - first.start} batches from the first on; say bad_batches.repeats={most} at most"
             )
 
     def covers(self, batch: int, steps: int) -> bool:

@@ -229,7 +229,7 @@ def _check_points(trees: Sequence[Mapping[str, Any]]) -> Sequence[Point]:
     if distributed.world_size() > 1:
         raise RequestError("coordcheck trains in one process; run it without torchrun")
     requested = points(trees)
-    if requested[0].config.guest:
+    if requested[0].config.custom_model:
         raise RequestError("coordcheck compares parametrizations, and none applies to a custom model")
     for key in swept_values(requested):
         if key not in VARIES:

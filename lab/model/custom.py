@@ -20,7 +20,7 @@ from lab.core.hooks import HookIntervention, HookPoint, announce, attach, is_lis
 from lab.core.own_failures import OwnCodeError, defined_at, own_failure
 from lab.model.config import ModelConfig
 from lab.model.parametrization import Factors
-from lab.model.watched import BY_SHAPE, Ear, Heard, Watched
+from lab.model.watched import BY_SHAPE, ModuleListener, Probed, Watched
 
 Build = Callable[[], nn.Module]
 CHECKED_ROWS = 2  # rows of the batch on which a module is checked
@@ -54,7 +54,7 @@ class CustomModel(nn.Module):
     """Tokens ``[r b t]`` to logits ``[r b t v]``: a user's modules side by side, each from ``[b t]`` to ``[b t v]``.
 
     A module that ``torch.func.vmap`` cannot batch is called for one run after the other. The scores of its attention
-    and the outputs of its blocks are announced, see ``Ear``.
+    and the outputs of its blocks are announced, see ``ModuleListener``.
 
     Args:
         make: builds the module of one run.
@@ -62,7 +62,7 @@ class CustomModel(nn.Module):
         interventions: hook interventions by name; only the hook point ``logits`` exists.
         config: the shape of the model, for the interventions.
         operands: the precision of ``torch.autocast`` in the forward pass; the logits keep the precision of the weights.
-        watched: the names of the modules that are heard; by default they are found by shape.
+        watched: the names of the modules that are probed; by default they are found by shape.
 
     Raises:
         RequestError: an intervention has weights, or no module has a name to be watched.
@@ -86,7 +86,7 @@ class CustomModel(nn.Module):
         warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
         self.make, self.operands, self.one_by_one = make, operands, False
         self.inner = build_from_seed(make, 0)
-        self.ear = Ear(self.inner, watched)
+        self.listener = ModuleListener(self.inner, watched)
         single = list(self.inner.parameters())  # kept alive, so that ids stay unique
         stacked = {id(weight): nn.Parameter(weight.new_empty(runs, *weight.shape)) for weight in single}
         for module in self.inner.modules():
@@ -104,18 +104,18 @@ class CustomModel(nn.Module):
         # attention without fused kernels, which vmap would call once per run
         rounded = torch.autocast(tokens_rbt.device.type, self.operands, enabled, cache_enabled=False)
         with rounded, sdpa_kernel(SDPBackend.MATH):
-            logits_rbtv, heard = self._of_all_runs(weights, tokens_rbt)
-        for place, scores_rbhts in heard.scores.items():
+            logits_rbtv, probed = self._of_all_runs(weights, tokens_rbt)
+        for place, scores_rbhts in probed.scores.items():
             announce("scores", place, scores_rbhts)
-        for place, block_rbtd in heard.blocks.items():
+        for place, block_rbtd in probed.blocks.items():
             announce("block_output", place, block_rbtd)
         changed_rbtv: Tensor = self.at_logits(logits_rbtv.to(next(iter(weights.values())).dtype))
         return changed_rbtv, None
 
-    def _of_all_runs(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Heard]:
+    def _of_all_runs(self, weights: dict[str, Tensor], tokens_rbt: Tensor) -> tuple[Tensor, Probed]:
         if not self.one_by_one:
             try:
-                outputs: tuple[Tensor, Heard] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
+                outputs: tuple[Tensor, Probed] = vmap(self._of_one_run, randomness="error")(weights, tokens_rbt)
             except Exception as fault:
                 if "random" in str(fault) or machine.is_out_of_memory(fault):
                     raise
@@ -128,13 +128,13 @@ class CustomModel(nn.Module):
         ]
         logits_rbtv = torch.stack([logits_btv for logits_btv, _ in of_runs])
         scores, blocks = (
-            {place: torch.stack([heard[part][place] for _, heard in of_runs]) for place in of_runs[0][1][part]}
+            {place: torch.stack([probed[part][place] for _, probed in of_runs]) for place in of_runs[0][1][part]}
             for part in range(2)
         )
-        return logits_rbtv, Heard(scores, blocks)
+        return logits_rbtv, Probed(scores, blocks)
 
-    def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, Heard]:
-        """Logits ``[b t v]``, and what was heard on the way if anybody listens."""
+    def _of_one_run(self, weights: dict[str, Tensor], tokens_bt: Tensor) -> tuple[Tensor, Probed]:
+        """Logits ``[b t v]``, and what was probed on the way if anybody listens."""
 
         def run() -> Tensor:
             logits_btv = logits_of(self.inner, weights, tokens_bt)
@@ -144,7 +144,7 @@ class CustomModel(nn.Module):
             made: Tensor = logits_btv
             return made
 
-        return self.ear.listen(run, tokens_bt.shape) if is_listening() else (run(), Heard({}, {}))
+        return self.listener.listen(run, tokens_bt.shape) if is_listening() else (run(), Probed({}, {}))
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight ``[r ...]`` by its name in the user's module."""
@@ -258,13 +258,13 @@ def _first_difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) 
 
 
 @torch.no_grad()
-def places_of(make: Build, vocabulary: int, seq_len: int, watched: Watched) -> Watched:
-    """The names of the modules in which scores of attention and outputs of blocks are heard; empty without any."""
+def probed_modules_of(make: Build, vocabulary: int, seq_len: int, watched: Watched) -> Watched:
+    """The names of the modules in which scores of attention and outputs of blocks are probed; empty without any."""
     module = build_from_seed(make, 0)
-    ear, tokens_bt = Ear(module, watched), torch.zeros(CHECKED_ROWS, seq_len, dtype=torch.long)
-    _, heard = ear.listen(lambda: logits_of(module, {}, tokens_bt), tokens_bt.shape)
+    listener, tokens_bt = ModuleListener(module, watched), torch.zeros(CHECKED_ROWS, seq_len, dtype=torch.long)
+    _, probed = listener.listen(lambda: logits_of(module, {}, tokens_bt), tokens_bt.shape)
     names = {id(part): name for name, part in module.named_modules()}
     return Watched(
-        ", ".join(names[id(ear.attending[place])] or "the whole model" for place in heard.scores),
-        ", ".join(names[id(ear.blocks[place])] for place in heard.blocks),
+        ", ".join(names[id(listener.attending[place])] or "the whole model" for place in probed.scores),
+        ", ".join(names[id(listener.blocks[place])] for place in probed.blocks),
     )

@@ -37,7 +37,7 @@ class OwnModule:
         is_of_user: that the fields follow from a user's code, so that all are recorded, see ``schema.recorded``.
         builder: makes the module of one run.
         takes: the argument of the builder for each part of the shape that it takes.
-        watched: the names of the modules that probes hear.
+        watched: the names of the modules that are probed.
     """
 
     is_of_user: ClassVar = True

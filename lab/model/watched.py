@@ -1,4 +1,4 @@
-"""What probes hear of a custom model: scores of its attention and outputs of its blocks, found by shape or by name."""
+"""What is probed of a custom model: scores of its attention and outputs of its blocks, found by shape or by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watched(NamedTuple):
     """Patterns of module names, such as ``layers.*.self_attn``; empty ones leave modules to be found by shape.
 
     Attributes:
-        attn: of the modules whose attention scores are heard.
+        attn: of the modules whose attention scores are probed.
         block: of the modules whose outputs ``[b t d]`` are the residual stream.
     """
 
@@ -33,15 +33,15 @@ class Watched(NamedTuple):
 BY_SHAPE = Watched()
 
 
-class Heard(NamedTuple):
-    """What was heard in a forward pass: scores ``[b h t s]`` and outputs of blocks ``[b t d]``, by place."""
+class Probed(NamedTuple):
+    """What was probed in a forward pass: scores ``[b h t s]`` and outputs of blocks ``[b t d]``, by place."""
 
     scores: dict[str, Tensor]
     blocks: dict[str, Tensor]
 
 
-class Ear:
-    """Hears the scores of attention and the outputs of blocks of a module.
+class ModuleListener:
+    """Probes the scores of attention and the outputs of blocks of a module.
 
     The scores are what a softmax over two axes of the length of the window takes, or the scaled products of queries and
     keys of ``scaled_dot_product_attention``; or the output of a watched module, if it has that shape.
@@ -62,19 +62,19 @@ class Ear:
         attending = _matching(module, watched.attn) or blocks or {"": module}
         self.attending = {_place(name, of_block, attending): part for name, part in attending.items()}
 
-    def listen(self, run: Callable[[], Any], shape: Sequence[int]) -> tuple[Any, Heard]:
-        """Run a forward pass on tokens of the shape ``[b t]``, and hear what there is."""
-        heard = Heard({}, {})
-        mode = _Scores(heard.scores, tuple(shape))
+    def listen(self, run: Callable[[], Any], shape: Sequence[int]) -> tuple[Any, Probed]:
+        """Run a forward pass on tokens of the shape ``[b t]``, and probe what there is."""
+        probed = Probed({}, {})
+        mode = _Scores(probed.scores, tuple(shape))
         with ExitStack() as hooks:
             for place, part in self.blocks.items():
-                handle = part.register_forward_hook(_keeping(heard.blocks, place, lambda x: x.shape[:2] == shape, 3))
+                handle = part.register_forward_hook(_keeping(probed.blocks, place, lambda x: x.shape[:2] == shape, 3))
                 hooks.callback(handle.remove)
             for place, part in self.attending.items():
                 hooks.callback(part.register_forward_pre_hook(mode.entering(place)).remove)
                 hooks.callback(part.register_forward_hook(mode.leaving(place), always_call=True).remove)
             hooks.enter_context(mode)
-            return run(), heard
+            return run(), probed
 
 
 class _Scores(TorchFunctionMode):

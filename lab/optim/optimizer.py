@@ -141,7 +141,7 @@ class Optimizer:
         )
         updates, now = dict(gradients), replace(now, gradients=gradients)
         by_role = self._links_by_role(now.roles)
-        awaited, is_clipped = set(gradients), False  # tensors whose update is no direction yet
+        pending, is_clipped = set(gradients), False  # tensors whose update is no direction yet
         gates = [name for name, link in self.links.items() if isinstance(link, Gate)]
         before = {
             name: {key: tensor.clone() for key, tensor in tensors.items()}
@@ -156,8 +156,8 @@ class Optimizer:
             for group, part, names in self._parts(name, updates, now.roles, by_role):
                 own = _of_role(group, state[name]) if group else state[name]
                 updates |= part({weight: updates[weight] for weight in names}, own, now)
-                awaited -= {*names} if link.makes == "direction" else set()
-            if link.makes == "direction" and not awaited:
+                pending -= {*names} if link.makes == "direction" else set()
+            if link.makes == "direction" and not pending:
                 announce("direction", "", updates)
                 if now.held_out:
                     announce("descent", "", updates, now.held_out)

@@ -26,7 +26,7 @@ class Scores(NamedTuple):
     weights_rbhts: Tensor
 
 
-Hear = Callable[[Callable[[], Scores]], None]  # gets a function that computes them
+Receive = Callable[[Callable[[], Scores]], None]  # gets a function that computes them
 
 
 def evenly(length: int, most: int) -> list[int]:
@@ -36,16 +36,16 @@ def evenly(length: int, most: int) -> list[int]:
 
 
 class Attending(TorchFunctionMode):
-    """Within it, ``hear`` gets the scores of each call of an attention kernel, or of a softmax over scores.
+    """Within it, ``receive`` gets the scores of each call of an attention kernel, or of a softmax over scores.
 
     Args:
-        hear: is called with them.
+        receive: is called with them.
         shape: the batch size and length of the hidden states, by which a softmax is known to be of attention.
     """
 
-    def __init__(self, hear: Hear, shape: Callable[[], tuple[int, int] | None]) -> None:
+    def __init__(self, receive: Receive, shape: Callable[[], tuple[int, int] | None]) -> None:
         super().__init__()
-        self.hear, self.shape = hear, shape
+        self.receive, self.shape = receive, shape
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -57,9 +57,9 @@ class Attending(TorchFunctionMode):
         kernel = names()["kernels"].get(getattr(func, "__name__", "").partition(".")[0])
         if kernel:
             named = dict(zip(kernel["arguments"], args, strict=False)) | dict(given)
-            self.hear(lambda: sampled(named, kernel["axes"]))
+            self.receive(lambda: sampled(named, kernel["axes"]))
         elif func in SOFTMAXES and (shape := self.shape()) and (scores := _of_heads(args[0], *shape)) is not None:
-            self.hear(lambda: _of_softmax(scores))
+            self.receive(lambda: _of_softmax(scores))
         return func(*args, **given)
 
 
@@ -71,8 +71,8 @@ def _of_heads(scores: Tensor, rows: int, length: int) -> Tensor | None:
 
 
 @contextmanager
-def hearing_transformers(hear: Hear) -> Iterator[None]:
-    """Within the block, ``hear`` gets the scores of attention functions of transformers, whichever a config names."""
+def intercepting_transformers(receive: Receive) -> Iterator[None]:
+    """Within the block, ``receive`` gets the scores of attention functions of transformers that any config names."""
     interface: Any = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", None)
     if not hasattr(interface, "get_interface"):
         yield
@@ -86,7 +86,7 @@ def hearing_transformers(hear: Hear) -> Iterator[None]:
             causal = options.get("is_causal")
             causal = getattr(module, "is_causal", True) if causal is None else causal
             given = {**options, "query": query, "key": key, "attn_mask": mask, "is_causal": causal}
-            hear(lambda: sampled(given, "bhtk"))
+            receive(lambda: sampled(given, "bhtk"))
             return function(module, query, key, value, mask, *rest, **options)
 
         return attend

@@ -17,7 +17,7 @@ from lab.core import distributed
 from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
-from lab.recording.attention import Attending, Scores, evenly, hearing_transformers
+from lab.recording.attention import Attending, Scores, evenly, intercepting_transformers
 from lab.recording.parts import Parts
 from lab.recording.tally import OF_WEIGHTS, Key, Tally
 
@@ -71,8 +71,8 @@ class Measurement:
         self.name_of = {id(weight): name for name, weight in model.named_parameters()}
         self.tally, self.fault, self.of_adam = Tally(), "", True
         self.lr: float | None = None
-        self.depth, self.is_heard, self.is_shadow, self.is_queued = 0, False, False, False
-        self.inside, self.heard = list[str](), set[tuple[str, str]]()
+        self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
+        self.inside, self.seen = list[str](), set[tuple[str, str]]()
         self.shape: tuple[int, int] | None = None  # batch and length of the hidden states
         self.of_head: Tensor | None = None
         self.before = dict[str, Tensor]()
@@ -93,7 +93,7 @@ class Measurement:
     # the forward pass
 
     def _hook_passes(self, hooks: ExitStack) -> None:
-        """Hear the passes of a model that is not compiled."""
+        """Measure the passes of a model that is not compiled."""
         for module in self.parts.outer:
             hooks.callback(module.register_forward_pre_hook(lambda *_: self._enter()).remove)
             hook = module.register_forward_hook(lambda _, __, output: self._leave(output), always_call=True)
@@ -105,7 +105,7 @@ class Measurement:
         for place, router in self.parts.routers.items():
             hooks.callback(router.module.register_forward_hook(partial(self._route, place)).remove)
         if self.parts.head is not None:
-            hooks.callback(self.parts.head.register_forward_hook(self._hear_head).remove)
+            hooks.callback(self.parts.head.register_forward_hook(self._measure_head).remove)
 
     def _hook_compiled(self) -> None:
         """Make a pass without the compiler before each pass of a compiled model."""
@@ -158,12 +158,12 @@ class Measurement:
             self._begin(torch.is_grad_enabled() or self.is_shadow)
 
     @guarded
-    def _begin(self, is_heard: bool) -> None:
-        """Begin to hear a pass, unless it is an evaluation."""
-        self.is_heard, self.inside, self.heard, self.of_head = is_heard, [], set(), None
-        if is_heard:
-            self.passing.enter_context(hearing_transformers(self._hear_scores))
-            self.passing.enter_context(Attending(self._hear_scores, lambda: self.shape if self.inside else None))
+    def _begin(self, is_measured: bool) -> None:
+        """Begin to measure a pass, unless it is an evaluation."""
+        self.is_measured, self.inside, self.seen, self.of_head = is_measured, [], set(), None
+        if is_measured:
+            self.passing.enter_context(intercepting_transformers(self._measure_scores))
+            self.passing.enter_context(Attending(self._measure_scores, lambda: self.shape if self.inside else None))
 
     def _leave(self, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -175,10 +175,10 @@ class Measurement:
 
     @guarded
     def _end_pass(self, output: Any) -> None:
-        if self.is_heard:
-            self._hear_logits(output)
+        if self.is_measured:
+            self._measure_logits(output)
             self._await_backward(output)
-        self.is_heard = False
+        self.is_measured = False
 
     @guarded
     def _enter_block(self, place: str, _: nn.Module, args: Any, kwargs: Any) -> None:
@@ -198,13 +198,13 @@ class Measurement:
                 self.tally.add(Key(measure.__name__, place), measure(_sample(x_rbtd)))
 
     def _is_new(self, kind: str, place: str) -> bool:
-        """Whether it is heard, for the first time in a pass: a checkpointed block runs once more in the backward."""
-        is_new = self.is_heard and (kind, place) not in self.heard
-        self.heard.add((kind, place))
+        """Whether it is measured, for the first time in a pass: a checkpointed block runs once more in the backward."""
+        is_new = self.is_measured and (kind, place) not in self.seen
+        self.seen.add((kind, place))
         return is_new
 
     @guarded
-    def _hear_scores(self, scores: Callable[[], Scores]) -> None:
+    def _measure_scores(self, scores: Callable[[], Scores]) -> None:
         place = self.inside[-1] if self.inside else ""
         if self._is_new("attention", place):
             scores_rbhts, weights_rbhts = scores()
@@ -213,10 +213,10 @@ class Measurement:
             self.tally.add(Key("attention_entropy", place), activations.attention_entropy(weights_rbhts) / seeing)
 
     @guarded
-    def _hear_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
+    def _measure_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
         self.of_head = _tokens(output)
 
-    def _hear_logits(self, output: Any) -> None:
+    def _measure_logits(self, output: Any) -> None:
         """Measure the logits that a model returns, as many as it has embeddings, or else what its head made."""
         known = self.parts.vocabulary
         logits = next((_tokens(x) for x in _tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError, nearest
+from lab.core.schema import FORMER_KEYS, key_now
 from lab.records import single_changes, store
 from lab.records.columns import (
     ARM,
@@ -81,7 +82,8 @@ TRIAL = "trial"  # the group of keys that say of a trial its place, whether it w
 SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
 FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
-RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "guest", "probes"}.union(
+RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "custom_model"}.union(
+    ("probes", *FORMER_KEYS),
     store.RUN_COLUMNS,
     store.BOUNDS,
     store.DEFAULTS,
@@ -113,8 +115,9 @@ def records_of(
     """
     table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
     table = _last_of_trials(plain(table))
-    if {*store.RUN_COLUMNS} <= {*table} and columns == Columns():
-        return _exported(table, source)
+    exported = table.rename(columns=lambda column: key_now(str(column)))
+    if {*store.RUN_COLUMNS} <= {*exported} and columns == Columns():
+        return _exported(exported, source)
     table, in_names = _with_settings_of_names(table, columns)
     read = (
         _with_single_changes(table, columns, source, measured)
@@ -661,7 +664,7 @@ def size_name(records: Records) -> str:
     """
     if is_imported(records):
         return "model size"
-    custom = records.runs["guest"].notna() if "guest" in records.runs else pd.Series(False, records.runs.index)
+    custom = records.runs.reindex(columns=["custom_model"])["custom_model"].notna()
     if custom.all():
         return "parameters with embeddings"
     return f"parameters without embeddings{' (with them in custom models)' * bool(custom.any())}"

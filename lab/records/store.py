@@ -50,13 +50,13 @@ ENGINES = ("eager", "captured", "compiled")
 RUN_COLUMNS = {
     "id": "string",  # digest of everything that can change the record
     "intervention": "string",  # names of the interventions, sorted, joined with "+"; or "none"
-    "burst": "string",  # name of the burst, or "none"
+    "bad_batches": "string",  # name of the burst, or "none"
     "response": "string",  # name of the response to loss spikes, or "none"
-    "ledger": "string",  # name of the ledger of restarts, or "none"
+    "restarts": "string",  # name of the restart schedule, or "none"
     "status": "string",  # finished | diverged | failed
     "diverged_at": "Int64",  # first step with a non-finite loss; null when there was none
     "reason": "string",  # why a run failed or counts as diverged
-    # Null for a run that was not watched, one without a burst, a response or a ledger:
+    # Null for a run that was not watched, one without a burst, a response or restarts:
     "ending": "string",  # of its last loss spike: none | recovered | stuck | diverged; or stalled
     "spikes": "Int64",  # loss spikes, those included from which it went back
     "rewound_steps": "Int64",  # updates from which it went back
@@ -91,8 +91,8 @@ DEFAULTS = {
 }
 # The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
-SPIKE_LAB = ("burst", "response", "ledger")  # columns that are part of an id unless they are "none"
-ENTRIES = "ledger.entries"  # the column with what restarts change, as ``STEP: KEY=VALUE ...``
+SPIKE_LAB = ("bad_batches", "response", "restarts")  # columns that are part of an id unless they are "none"
+ENTRIES = "restarts.entries"  # the column with what restarts change, as ``STEP: KEY=VALUE ...``
 TABLE = "table"  # the column of imported runs with the name of their table, whose settings have the user's names
 METRIC_COLUMNS = {"id": "string", "step": "int64", "probe": "string", "where": "string", "value": "float64"}
 # Columns of the config that do not change the run: labels, the folder of its records, device and engine; and its
@@ -439,6 +439,12 @@ def _in_parts(folder: Path) -> list[Records]:
     return [*gathered, Records(runs, metrics, events)]
 
 
+def column_now(column: str, is_imported: bool) -> str:
+    """What a column is called now; settings of an imported run keep the names of the user."""
+    now = key_now(column)
+    return now if now in RUN_COLUMNS or not is_imported else column
+
+
 def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
     """A card whose keys, and those in the entries of a restart schedule, have the names of now."""
     if not FORMER_KEYS:
@@ -448,11 +454,10 @@ def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns_now(runs: pd.DataFrame) -> pd.DataFrame:
-    """``_with_keys_now`` of the cards in a table; an imported one is left as it is."""
-    if not FORMER_KEYS or TABLE in runs:
-        return runs
-    runs = runs.rename(columns=key_now)
-    if ENTRIES in runs:
+    """``_with_keys_now`` of the cards in a table; settings of an imported one keep the names of the user."""
+    is_imported = TABLE in runs
+    runs = runs.rename(columns=partial(column_now, is_imported=is_imported))
+    if ENTRIES in runs and not is_imported:
         runs[ENTRIES] = runs[ENTRIES].map(partial(_in_entries, key_now), na_action="ignore")
     return runs
 

@@ -73,7 +73,7 @@ class TensorBoard:
 
 
 # What sets most runs apart; TensorBoard's page of hyper-parameters has the rest.
-NAMING_KEYS = ("intervention", "guest", "parametrization.name", "optimizer.name", "schedule.name")
+NAMING_KEYS = ("intervention", "custom_model", "parametrization.name", "optimizer.name", "schedule.name")
 NUMBERING_KEYS = ("model.width", "model.depth", "optimizer.lr", "seed")
 
 

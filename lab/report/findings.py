@@ -14,7 +14,7 @@ from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import LEARNING_RATE, MOST_LISTED, NO_AXIS, arm_phrase, count, few, format_value, listed
 from lab.records.run_table import PER_BYTE, is_imported
 
-SAY = html.macros("findings.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("findings.txt")  # a macro for each kind of sentence
 PART_SUBJECTS = {"total": LEARNING_RATE.sensitivity, "above": "The instability part"}
 CLIFF = 1.0  # nats between neighbours on a curve
 MOST_GAPS = 4  # most kinds of gaps that are named one by one
@@ -43,20 +43,20 @@ def _difference(subject: str, table: pd.DataFrame, part: str) -> str:
         verdict, intervals = "first is lower", [-interval for interval in intervals]
     settled = sum(interval.low > 0 or interval.high < 0 for interval in intervals)
     values = [f"{interval} at {count(size)}" for interval, size in zip(intervals, table["size"], strict=True)]
-    return str(SAY.difference(subject, first, second, values, verdict, settled))
+    return str(SENTENCES.difference(subject, first, second, values, verdict, settled))
 
 
 def notes(study: Study) -> Iterator[str]:
     """Yield cautions about the numbers, a sentence for each kind."""
     runs, failed = study.records.runs, study.failed
     if is_imported(study.records) and runs["data_notes"].eq(PER_BYTE).any():
-        yield str(SAY.per_byte(PER_BYTE))
+        yield str(SENTENCES.per_byte(PER_BYTE))
     if len(failed):
         names = failed["reason"] if is_imported(study.records) else failed["id"]
-        yield str(SAY.failed(list(names), len(runs)))
+        yield str(SENTENCES.failed(list(names), len(runs)))
     repeated = sorted(set(runs["id"]) - set(failed["id"]) - set(study.points["id"]))
     if repeated:
-        yield str(SAY.repeated(repeated))
+        yield str(SENTENCES.repeated(repeated))
         yield from _rounded_alike(runs[~runs["id"].isin(failed["id"])], repeated)
     yield from _of_curves(study)
     yield from _gaps(study)
@@ -70,14 +70,14 @@ def _rounded_alike(runs: pd.DataFrame, repeated: Sequence[str]) -> Iterator[str]
     alike = [group for _, group in runs.groupby(significant(rates)) if group[key].nunique() > 1]
     pairs = [listed(map(repr, sorted(set(rates[group.index])))) for group in alike if group["id"].isin(repeated).any()]
     if pairs:
-        yield str(SAY.rounded_alike(named_axis(runs), pairs))
+        yield str(SENTENCES.rounded_alike(named_axis(runs), pairs))
 
 
 def undertrained(study: Study) -> str:
     """The caution that sensitivity is mostly under-training, with the curves concerned; empty without any."""
     below, total = (study.curves[part].map(lambda interval: interval.mean) for part in ("below", "total"))
     slow = study.curves[(below > total / 2) & (study.along == LEARNING_RATE)]
-    return str(SAY.undertrained(_curve_names(slow))) if len(slow) else ""
+    return str(SENTENCES.undertrained(_curve_names(slow))) if len(slow) else ""
 
 
 def _gaps(study: Study) -> Iterator[str]:
@@ -89,10 +89,10 @@ def _gaps(study: Study) -> Iterator[str]:
         if missing := _missing(points["lr"], curve["lr"]):
             curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
     if len(curves_by_gap) > MOST_GAPS:
-        yield str(SAY.many_gaps(axis, window))
+        yield str(SENTENCES.many_gaps(axis, window))
         curves_by_gap = {}
     for missing, names in curves_by_gap.items():
-        yield str(SAY.gap(axis, missing, window, names))
+        yield str(SENTENCES.gap(axis, missing, window, names))
     lacking = 0
     for (arm, size), curve in curves:
         rates = curve.groupby("seed")["lr"].nunique()
@@ -100,9 +100,9 @@ def _gaps(study: Study) -> Iterator[str]:
             if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
                 lacking += 1
                 if lacking <= MOST_LISTED:
-                    yield str(SAY.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
+                    yield str(SENTENCES.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
     if lacking > MOST_LISTED:
-        yield str(SAY.more_gaps(axis, lacking - MOST_LISTED))
+        yield str(SENTENCES.more_gaps(axis, lacking - MOST_LISTED))
 
 
 def _missing(expected: pd.Series, ran: pd.Series) -> str:
@@ -120,21 +120,21 @@ def _of_curves(study: Study) -> Iterator[str]:
         return _curve_names(curves[is_concerned]) if is_concerned.any() else ""
 
     if axis != NO_AXIS and (none := names(n == 0)):
-        yield str(SAY.no_sensitivity(axis, window, none if has_sensitivity(curves) else ""))
+        yield str(SENTENCES.no_sensitivity(axis, window, none if has_sensitivity(curves) else ""))
     if few := names((n > 0) & (n < FEWEST_SEEDS)):
-        yield str(SAY.few_seeds(FEWEST_SEEDS, few))
+        yield str(SENTENCES.few_seeds(FEWEST_SEEDS, few))
     if slow := undertrained(study):
         yield slow
     if worse := names(index.isin(untrained(study.points)) & (n > 0)):
-        yield str(SAY.untrained(axis, worse))
+        yield str(SENTENCES.untrained(axis, worse))
     if cliffs := _cliffs(study):
-        yield str(SAY.cliffs(axis, CLIFF, cliffs))
+        yield str(SENTENCES.cliffs(axis, CLIFF, cliffs))
     if edge := names(index.isin(_at_the_edge(study)) & (n > 0)):
-        yield str(SAY.at_the_edge(axis, window, edge))
+        yield str(SENTENCES.at_the_edge(axis, window, edge))
     if outside := names(index.isin(_mostly_outside(study))):
-        yield str(SAY.mostly_outside(axis, window, outside))
+        yield str(SENTENCES.mostly_outside(axis, window, outside))
     if scaled := names(index.isin(with_scaled_steps(study))):
-        yield str(SAY.scaled_steps(scaled))
+        yield str(SENTENCES.scaled_steps(scaled))
 
 
 def _cliffs(study: Study) -> list[str]:

@@ -145,7 +145,7 @@ def _extrapolate(axes: Axes, best: pd.DataFrame, look: dict[str, Any]) -> None:
     hollow = look | {"linestyle": "", "fillstyle": "none", "markersize": 8}
     (end,) = axes.plot(losses.index[-1:], fitted[-1:], **hollow)
     text = f"{best['arm'].iloc[0]}\n{count(losses.index[-1])} parameters\nloss predicted {fitted[-1]:.4g} nats/token"
-    panels.say(axes, end, [text])
+    panels.add_hover_texts(axes, end, [text])
 
 
 @figure("learning_rate_sensitivity", over_window=True)

@@ -267,7 +267,7 @@ def _published(axes: Axes) -> int:
         f"{row.harm:g} nats/token\nthe law {row.law:.3g} nats/token"
         for row in table.itertuples()
     ]
-    panels.say(axes, line, texts)
+    panels.add_hover_texts(axes, line, texts)
     return len(table)
 
 

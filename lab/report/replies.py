@@ -25,12 +25,12 @@ from lab.records.run_table import is_imported
 from lab.report import shelf
 from lab.report.measures import MEASURES
 
-SAY = html.macros("answers.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
 
 
 Factors = Mapping[str, Mapping[str, Hashable]]
 # The values of config groups that the default recipe does not set.
-UNSET: Mapping[str, str] = {"batch.name": "constant", "burst": "none", "response": "none"}
+UNSET: Mapping[str, str] = {"batch.name": "constant", "bad_batches": "none", "response": "none"}
 
 
 def recipe_of(study: Study) -> Mapping[str, str | float]:
@@ -147,11 +147,11 @@ def answer(study: Study, sweeps: Collection[str] = (), word: str = "", text: str
     points = study.points
     if (points["outcome"] == "diverged").all():
         lowest, highest = (format_value(lr) for lr in (points["lr"].min(), points["lr"].max()))
-        return Reply(word, text or str(SAY.diverged(len(points), study.along, lowest, highest)), [])
+        return Reply(word, text or str(SENTENCES.diverged(len(points), study.along, lowest, highest)), [])
     if len(points) == 1:
         run = points.iloc[0]
         arm, size, lr = arm_phrase(run["arm"]), count(run["size"]), format_value(run["lr"])
-        said = SAY.single_run(arm, size, study.along, lr, run["loss"], run["loss_bigram"])
+        said = SENTENCES.single_run(arm, size, study.along, lr, run["loss"], run["loss_bigram"])
         return Reply(word, text or str(said), [])
     found = compared(study, sweeps)
     if not word and found:
@@ -168,8 +168,8 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
     if ANY_SWEEP not in contrast.measure.asked_by or compares_sensitivity(study) or study.points["lr"].nunique() < 2:
         return ""
     if not with_scaled_steps(study).empty:
-        return str(SAY.scaled_steps())
-    return str(SAY.too_few_values(study.along, FEWEST_LRS, study.window))
+        return str(SENTENCES.scaled_steps())
+    return str(SENTENCES.too_few_values(study.along, FEWEST_LRS, study.window))
 
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
@@ -218,7 +218,7 @@ def _sentence(study: Study, contrast: Contrast) -> str:
     cells = [cell for of_arm in (contrast.differences or contrast.levels).values() for cell in of_arm.values()]
     seeds = max(cell.n for cell in cells)
     if not seeds:
-        return str(SAY.nothing_shared(study.along, _noun(contrast.reference)))
+        return str(SENTENCES.nothing_shared(study.along, _noun(contrast.reference)))
     if seeds >= FEWEST_SEEDS and contrast.differences and contrast.measure.better:
         columns = contrast.columns if contrast.measure.reduce is by_column else contrast.columns[-1:]
         return " ".join(_leading(study, contrast, column) for column in columns)
@@ -235,12 +235,12 @@ def _values(contrast: Contrast, few: int) -> str:
     if len(contrast.levels) == 1:
         ((arm, cells),) = contrast.levels.items()
         ends = [f"{measure.with_unit(cells[column])} {column}".strip() for column in (contrast.columns[0], last)]
-        return str(SAY.values(f"{measure.name} {arm_phrase(arm)}", list(dict.fromkeys(ends)), False, few))
+        return str(SENTENCES.values(f"{measure.name} {arm_phrase(arm)}", list(dict.fromkeys(ends)), False, few))
     known = {arm: cells[last] for arm, cells in contrast.levels.items() if cells[last].n}
     rising = sorted(known, key=lambda arm: known[arm].mean)
     shown = known if len(known) <= MOST_VALUES else [rising[0], rising[-1]]
     values = [f"{measure.with_unit(known[arm])} {arm_phrase(arm)}" for arm in shown]
-    return str(SAY.values(_place(contrast, last), values, len(shown) < len(known), few))
+    return str(SENTENCES.values(_place(contrast, last), values, len(shown) < len(known), few))
 
 
 def _place(contrast: Contrast, column: str) -> str:
@@ -257,7 +257,7 @@ def _leading(study: Study, contrast: Contrast, column: str) -> str:
     ties = [arm for arm in known if arm != best and zones(beside[arm][column], (0.0,)) != worse]
     is_compared = contrast.reference != best and contrast.reference in known
     return str(
-        SAY.leading(
+        SENTENCES.leading(
             _place(contrast, column),
             "lowest" if sign > 0 else "highest",
             arm_phrase(best),
@@ -287,7 +287,7 @@ def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
     shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
     changes = [f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown]
     sought = measure.affirmed_by
-    return word, str(SAY.decided(_noun(contrast.reference), name, word, sought, changes, measure.unit))
+    return word, str(SENTENCES.decided(_noun(contrast.reference), name, word, sought, changes, measure.unit))
 
 
 def _noun(arm: str) -> str:

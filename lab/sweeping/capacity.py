@@ -131,7 +131,7 @@ def check_fits(config: RunConfig, host: Host) -> None:
     def least(config: RunConfig) -> float:
         return PROCESS + bytes_asked(config) / OVERCOUNT / ranks
 
-    if config.guest or least(config) <= free:
+    if config.custom_model or least(config) <= free:
         return
     shape = f"model.width={config.model.width} model.depth={config.model.depth} seq_len={config.seq_len}"
     rows = f"{_rows_key(config)}={config.rows} steps={config.steps}"

@@ -377,7 +377,7 @@ def _unknown_key(key: str, config_dir: Path | None) -> RequestError:
     known, group = known_keys(config_dir), key.split(".")[0]
     if key in known:
         return RequestError(f"key '{key}' does not exist in every config asked for")
-    if group in ("guest", "intervention"):  # groups that hold only what is switched on
+    if group in ("custom_model", "intervention"):  # groups that hold only what is switched on
         alike = nearest(key, [name for name in known if name.startswith(group)])
         return RequestError(f"unknown key '{key}'; {alike}; one of your own is added by +{key}=VALUE")
     if group in groups() and (files := files_with(key)):

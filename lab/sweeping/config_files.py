@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text
+from lab.core.schema import key_now
 from lab.core.shipped import data_folder, merged
 
 GIVEN = "requested"  # the name, in its config group, of a file that the user gave by its path
@@ -190,7 +191,7 @@ class _Walk:
             raise RequestError(f"defaults must choose files by their names, as in 'override /model: d64', not {entry}")
         if not key:
             return group, value, False
-        return (match[3] if match[2] or not group else f"{group}/{match[3]}"), value, bool(match[1])
+        return (key_now(match[3]) if match[2] or not group else f"{group}/{match[3]}"), value, bool(match[1])
 
     def _choose(self, group: str, default: Any) -> Sequence[str]:
         """The names of the files of a group."""

@@ -240,10 +240,10 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _fleet_line(config: RunConfig, cost: Cost) -> str:
-    with torch.device("cpu" if config.guest else "meta"):  # where a model takes no memory
+    with torch.device("cpu" if config.custom_model else "meta"):  # where a model takes no memory
         model = build_model(config, 1)
     (total, bare), active = count_parameters(model), active_parameters(config, model)
-    counted = "embeddings included" if config.guest else f"{bare:,} without embeddings"
+    counted = "embeddings included" if config.custom_model else f"{bare:,} without embeddings"
     counted += f", {active:,} act on a token" if active < total else ""
     takes = f"about {cost.start + cost.seconds:.0f} s and {(cost.own + cost.shared) / 1e9:.2f} GB"
     return f"{total:,} parameters each ({counted}), {training_flops(config):.2g} FLOPs each, {takes}"

@@ -26,7 +26,7 @@ SHRUNK = (
     "{name} is shrunk: its width, depth, heads, vocabulary and positions are those of the run; the width of its MLP to "
     "that of the model and the query heads per key head are kept, there are 8 experts at most, and dropout is off"
 )
-PROBED = "probes.names=[attention_logit_max,block_rms,log_z]"  # where modules are named to be heard
+PROBED = "probes.names=[attention_logit_max,block_rms,log_z]"  # where modules are named to be probed
 OF_ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}  # which trains what an optimizer of matrices leaves out
 
 
@@ -42,7 +42,7 @@ class OwnCode(NamedTuple):
         remark: what the user must know of it; may be empty.
         fixed: keys that change nothing in it.
         source: where jobs find it; empty for an object.
-        probes: patterns of the names of the modules that probes hear, by kind.
+        probes: patterns of the names of the modules that are probed, by kind.
         rate: the learning rate that the author of an optimizer gives it; empty of a model.
     """
 
@@ -173,7 +173,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     entry = entry_of(builder, name, Watched(**probes))
     text += json.dumps(dict(probes)) if probes else ""  # other probes make other records
     _register(MODELS, name, entry)
-    settings = [f"guest.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
+    settings = [f"custom_model.{name}.{field.name}" for field in fields(entry) if field.name != "source"]
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
@@ -181,7 +181,7 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     return OwnCode(
         "model",
         name,
-        [f"+guest.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
+        [f"+custom_model.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
         settings,
         digest,
         remark,

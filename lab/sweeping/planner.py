@@ -31,7 +31,7 @@ from lab.training.identity import columns, identify, static_key
 WORTH_COMPILING = {"cpu": 4e13, "mps": 4e13, "cuda": 1e15}
 # Runs of one shape that go to a shard together: more in a fleet gain nothing on a CPU.
 SHARD_GRAIN = 8
-# What a step of a fleet costs beside its runs, in steps of a run: 2 at width 32 on a core, and less in larger models.
+# Fixed overhead of a step of a fleet, in steps of a run: 2 at width 32 on a core, and less in larger models.
 FIXED_COST = 2.0
 
 
@@ -152,7 +152,7 @@ def engine_for(points: Sequence[Point], kind: str = "cpu", *, compiles: bool = T
 
 def _can_be_captured(config: RunConfig) -> bool:
     captured = replace(config, engine="captured")
-    return not config.guest and not any(link.objection(captured) for link in config.optimizer.links.values())
+    return not config.custom_model and not any(link.objection(captured) for link in config.optimizer.links.values())
 
 
 def with_engine(points: Sequence[Point], engine: str) -> list[Point]:

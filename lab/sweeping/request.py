@@ -34,7 +34,7 @@ from lab.sweeping.own_code import OwnCode
 CONFIG_DIR = ("--config-dir", "-cd")
 OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
-MAY_BE_NONE = ("batch", "burst", "guest", "intervention", "ledger", "loss_scale", "recipe", "response")
+MAY_BE_NONE = ("batch", "bad_batches", "custom_model", "intervention", "restarts", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
@@ -116,6 +116,9 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         if not given.config_dir or not Path(given.config_dir).is_dir():
             raise RequestError(f"--config-dir names no folder: {given.config_dir!r}")
         given.config_dir = Path(given.config_dir).absolute()
+        for former, now in FORMER_KEYS.items():
+            if (given.config_dir / former).is_dir():
+                raise RequestError(f"the config group {former} is now {now}; rename {given.config_dir / former}")
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
     given.words = list(map(_now, given.words))
@@ -209,9 +212,9 @@ def read_request(
         key, _, value = text.partition("=")
         if key == "shard":  # an option of the sweep, not of a run
             shard = value
-        elif key.lstrip("+") == "ledger" and Path(value).suffix in (".yaml", ".yml"):
-            files["ledger"] = _read_ledger(Path(value))
-            texts.append(f"ledger={GIVEN}")
+        elif key.lstrip("+") == "restarts" and Path(value).suffix in (".yaml", ".yml"):
+            files["restarts"] = _read_restarts(Path(value))
+            texts.append(f"restarts={GIVEN}")
         elif key.lstrip("+") == "recipe" and Path(value).suffix in (".yaml", ".yml"):
             files["recipe"] = _read_recipe(Path(value))
             texts.append(f"recipe={GIVEN}")
@@ -333,16 +336,16 @@ def _read_recipe(path: Path) -> DictConfig:
     return named
 
 
-def _read_ledger(path: Path) -> DictConfig:
-    """Read a restart log, the file of ``ledger=FILE.yaml``: at which steps a run is restarted with other settings.
+def _read_restarts(path: Path) -> DictConfig:
+    """Read a restart log, the file of ``restarts=FILE.yaml``: at which steps a run is restarted with other settings.
 
     Raises:
         RequestError: the file does not exist, or has an unknown key.
     """
     if not path.is_file():
-        raise RequestError(f"no restart log {path}, the file of ledger=FILE.yaml")
+        raise RequestError(f"no restart log {path}, the file of restarts=FILE.yaml")
     content = _read_yaml(path)
-    from lab.optim.ledger import KEYS, unknown_key  # here, since lists and tab completion need none of it
+    from lab.optim.restarts import KEYS, unknown_key  # here, since lists and tab completion need none of it
 
     if unknown := unknown_key(content):
         raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")

@@ -23,7 +23,7 @@ from lab.core.own_failures import OWN_CODE, OwnCodeError, own_failure, place_in_
 from lab.core.registry import PROBES
 from lab.interventions.experts import Experts
 from lab.model import low_precision
-from lab.model.custom import Build, CustomModel, check_custom_model, places_of
+from lab.model.custom import Build, CustomModel, check_custom_model, probed_modules_of
 from lab.model.layers import Operands
 from lab.model.low_precision import LowPrecision
 from lab.model.transformer import Transformer
@@ -72,8 +72,9 @@ def check_ranks(config: RunConfig) -> None:
     distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
     if distributed.world_size() == 1:
         return
-    if config.guest:
-        raise RequestError(f"custom model {next(iter(config.guest))} trains in one process; start it without torchrun")
+    if config.custom_model:
+        name = next(iter(config.custom_model))
+        raise RequestError(f"custom model {name} trains in one process; start it without torchrun")
     for name in config.probes.names:
         if PROBES[name].event in ("descent", "adam_direction"):
             raise RequestError(f"probe {name} measures in one process; leave it out, or start without torchrun")
@@ -98,7 +99,7 @@ def check_own_code(config: RunConfig) -> None:
     Raises:
         RequestError: they cannot be trained in a fleet.
     """
-    for name, entry in config.guest.items():
+    for name, entry in config.custom_model.items():
         vocabulary = config.data.entry.open().vocabulary
         make, (own,) = _builder(entry, config), _own_models(config)
         check_custom_model(name, make, vocabulary, config.seq_len, _watched(entry), own)
@@ -131,7 +132,7 @@ def failure_of_own_code(fault: BaseException, config: RunConfig) -> str:
 
 def _own_models(config: RunConfig) -> list[Any]:
     """What builds the custom model of a run, if it has one: the user's class or function."""
-    return [getattr(entry, "builder", type(entry)) for entry in config.guest.values()]
+    return [getattr(entry, "builder", type(entry)) for entry in config.custom_model.values()]
 
 
 def _own_optimizers(config: RunConfig) -> dict[str, Any]:
@@ -146,21 +147,21 @@ def _builder(entry: Any, config: RunConfig) -> Build:
 
 
 def _watched(entry: Any) -> Watched:
-    """Which modules of a custom model probes hear; without a word of its entry they are found by shape."""
+    """Which modules of a custom model are probed; without a word of its entry they are found by shape."""
     watched: Watched = getattr(entry, "watched", BY_SHAPE)
     return watched
 
 
-def heard_in(config: RunConfig) -> Watched | None:
-    """The names of the modules that probes hear of the custom model of a run; None without one.
+def probed_modules(config: RunConfig) -> Watched | None:
+    """The names of the modules of the custom model of a run that are probed; None without one.
 
     Raises:
         RequestError: it fails while probes listen, or no module has a name to be watched.
     """
-    for entry in config.guest.values():
+    for entry in config.custom_model.values():
         vocabulary = config.data.entry.open().vocabulary
         with _refusing_own_failures(config):
-            return places_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
+            return probed_modules_of(_builder(entry, config), vocabulary, config.seq_len, _watched(entry))
     return None
 
 
@@ -188,7 +189,7 @@ def role_lr(config: RunConfig, role: str) -> float:
 def build_model(config: RunConfig, runs: int) -> Transformer | CustomModel:
     """The model of so many runs, its weights not initialized."""
     vocabulary, operands = config.data.entry.open().vocabulary, operand_format(config)
-    for entry in config.guest.values():
+    for entry in config.custom_model.values():
         make = _builder(entry, config)
         assert not isinstance(operands, (Mantissa, LowPrecision)), "refused with the config"
         return CustomModel(make, runs, hook_interventions(config), config.model, operands, _watched(entry))

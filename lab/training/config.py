@@ -42,8 +42,8 @@ from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, conv
 from lab.model.config import ModelConfig
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.optim.batch_schedule import Adaptive, resolve, resolve_within
-from lab.optim.ledger import Groups, RestartSchedule, build_ledger
 from lab.optim.optimizer import Optimizer, build_optimizer
+from lab.optim.restarts import Groups, RestartSchedule, build_restarts
 from lab.probes.listener import ProbesConfig
 from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
@@ -104,7 +104,7 @@ class RunConfig:
     model: ModelConfig
     parametrization: NamedEntry
     intervention: Mapping[str, Any]
-    guest: Mapping[str, Any]
+    custom_model: Mapping[str, Any]
     optimizer: Optimizer
     schedule: ScheduleConfig
     data: NamedEntry
@@ -123,9 +123,9 @@ class RunConfig:
     ranks: str = one_of("ddp", "fsdp", **UNRECORDED)
     validation: str = one_of("whole", "short", default="whole")
     batch: NamedEntry | None = None  # without one a step is a single forward and backward pass
-    burst: NamedEntry | None = None
+    bad_batches: NamedEntry | None = None
     response: NamedEntry | None = None
-    ledger: RestartSchedule | None = None
+    restarts: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
     recipe: RecipeConfig | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
@@ -169,7 +169,7 @@ class RunConfig:
     @property
     def is_controlled(self) -> bool:
         """Whether it is read after every update: with a burst, response, restart schedule or loss scale."""
-        return any(group is not None for group in (self.burst, self.response, self.ledger, self.loss_scale))
+        return any(group is not None for group in (self.bad_batches, self.response, self.restarts, self.loss_scale))
 
     @property
     def micro_batches(self) -> NDArray[np.int64]:
@@ -181,8 +181,8 @@ class RunConfig:
 
     @property
     def phases(self) -> Sequence[RunConfig]:
-        """The config before the first restart of the ledger, and after each."""
-        restarts = self.ledger.restarts if self.ledger else ()
+        """The config before the first restart, and after each."""
+        restarts = self.restarts.restarts if self.restarts else ()
         return [self, *(replace(self, **restart.groups) for restart in restarts)]
 
     @property
@@ -229,7 +229,7 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "model": partial(build, ModelConfig),
     "parametrization": partial(_named, PARAMETRIZATIONS),
     "intervention": partial(_present, INTERVENTIONS),
-    "guest": partial(_present, MODELS),
+    "custom_model": partial(_present, MODELS),
     "optimizer": lambda values, _: build_optimizer(values),
     "schedule": _schedule,
     "data": partial(_named, DATA),
@@ -238,13 +238,13 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
-    "burst": partial(_named, BURSTS),
+    "bad_batches": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
     "loss_scale": partial(_named, LOSS_SCALES),
     "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),
 }
 OPTIONAL = [field.name for field in fields(RunConfig) if field.default is None]  # groups that may be empty
-NAMELESS = ("intervention", "guest", "checkpoint")
+NAMELESS = ("intervention", "custom_model", "checkpoint")
 
 
 def _refuse_null(values: Mapping[str, Any] | None, where: str) -> None:
@@ -280,18 +280,18 @@ def run_config(tree: Mapping[str, Any], groups: dict[str, Any] | None = None) ->
         if key in OPTIONAL and not tree.get(key):
             built[key] = None
             continue
-        if key in ("intervention", "guest") and key in tree and tree[key] is None:
+        if key in ("intervention", "custom_model") and key in tree and tree[key] is None:
             _refuse_null(None, key)
         values = _group(tree, key, named=key not in NAMELESS)
         identity = f"{key} {values!r}"
         if identity not in known:
             known[identity] = make(values, key)
         built[key] = known[identity]
-    scalars = {key: value for key, value in tree.items() if key not in built and key != "ledger"}
+    scalars = {key: value for key, value in tree.items() if key not in built and key != "restarts"}
     config = _in_steps(built, scalars)
-    if tree.get("ledger"):
-        ledger = build_ledger(tree["ledger"], tree, config.steps, partial(_restarted_groups, config))
-        config = replace(config, ledger=ledger)
+    if tree.get("restarts"):
+        schedule = build_restarts(tree["restarts"], tree, config.steps, partial(_restarted_groups, config))
+        config = replace(config, restarts=schedule)
     rules.check(config)
     return config
 

@@ -58,10 +58,10 @@ class Restarts:
         return config if eps is None else replace(config, optimizer=config.optimizer.with_number("eps", eps))
 
     def _carry_out(self, run: int) -> None:
-        ledger, log, at = self.configs[run].ledger, self.logs[run], self.clock.at(run)
-        while ledger and log.restarts < len(ledger.restarts) and ledger.restarts[log.restarts].step <= at[0]:
-            log.note(at, "restart", at[0], ledger.entries[log.restarts])
-            if ledger.restarts[log.restarts].fresh_loss_scale:
+        schedule, log, at = self.configs[run].restarts, self.logs[run], self.clock.at(run)
+        while schedule and log.restarts < len(schedule.restarts) and schedule.restarts[log.restarts].step <= at[0]:
+            log.note(at, "restart", at[0], schedule.entries[log.restarts])
+            if schedule.restarts[log.restarts].fresh_loss_scale:
                 self.reset(run, "loss_scale")
             before = self._in_force(run).optimizer.links
             log.restarts += 1
@@ -108,7 +108,7 @@ class Control:
         self.readings, self.loss_scale = state.readings, state.loss_scale
         self.clock, self.logs = Clock.begin(len(configs)), [RunLog() for _ in configs]
         self.restarts = Restarts(configs, self.clock, self.logs, reset)
-        self.bursts = [config.burst.entry if config.burst else None for config in configs]
+        self.bursts = [config.bad_batches.entry if config.bad_batches else None for config in configs]
         self.responses = [config.response.entry if config.response else Response() for config in configs]
         self.snapshot_every = self.responses[0].snapshot_every
         self.snapshots = Snapshots(self.tensors, self.responses[0].snapshots)
@@ -254,7 +254,7 @@ class Control:
         return {
             "clock": self.clock.state(),
             "logs": [asdict(log) for log in self.logs],
-            "moments": self.iterations,
+            "iterations": self.iterations,
             "ring": self.snapshots.ring,
             "final": self.final,
         }
@@ -264,7 +264,7 @@ class Control:
         device = self.readings["loss"].device
         self.clock.restore(state["clock"])
         self.logs[:] = [RunLog.restored(log) for log in state["logs"]]
-        self.iterations = state["moments"]
+        self.iterations = state["iterations"] if "iterations" in state else state["moments"]  # in older checkpoints
         self.snapshots.ring = [
             {**snapshot, "tensors": {name: tensor.to(device) for name, tensor in snapshot["tensors"].items()}}
             for snapshot in state["ring"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files, shipped
-from lab.core.hooks import unlike_names
+from lab.core.hooks import non_alphabetical_orders
 from lab.core.schema import recorded
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.records import store
@@ -27,9 +27,9 @@ def _rows(config: RunConfig) -> Rows:
     rows = {column: (value, varies) for column, value, varies in named if column}
     for group in store.SPIKE_LAB:  # a column of its own name says which it is
         rows.pop(f"{group}.name", None)
-    if config.ledger is not None:  # what runs of a fleet share of it is in the static key
-        del rows["ledger.restarts"]  # they follow from its entries
-        rows[store.ENTRIES] = (config.ledger.entries, True)
+    if config.restarts is not None:  # what runs of a fleet share of it is in the static key
+        del rows["restarts.restarts"]  # they follow from its entries
+        rows[store.ENTRIES] = (config.restarts.entries, True)
     if config.precision not in LOW_PRECISIONS:  # attention has the precision of all else
         rows.pop("attention_precision", None)
     rows["optimizer.chain"] = (tuple(config.optimizer.links), False)
@@ -61,14 +61,14 @@ def _column(key: str, owned: Sequence[str]) -> str | None:
 def _columns(config: RunConfig, rows: Rows) -> dict[str, Any]:
     flat = {key: "+".join(value) if isinstance(value, tuple) else value for key, (value, _) in rows.items()}
     names = {"intervention": "+".join(sorted(config.intervention)) or "none", **_spike_lab(config)}
-    # in which interventions act, before and after restarts, where it is not the order of their names
-    orders = set().union(*(unlike_names(hook_interventions(phase)) for phase in config.phases))
+    # in which interventions act, before and after restarts, where these are not alphabetical
+    orders = set().union(*(non_alphabetical_orders(hook_interventions(phase)) for phase in config.phases))
     order = {store.ORDER: ", ".join(sorted(orders))} if orders else {}
     return {**flat, **names, **order, **_custom_model(config)}
 
 
 def _spike_lab(config: RunConfig) -> dict[str, str]:
-    """Names of the burst, the response and the ledger, or ``none``."""
+    """Names of the burst, the response and the restart schedule, or ``none``."""
     entries = {group: getattr(config, group) for group in store.SPIKE_LAB}
     return {group: entry.name if entry else "none" for group, entry in entries.items()}
 
@@ -80,11 +80,11 @@ def columns(config: RunConfig) -> dict[str, Any]:
 
 def _custom_model(config: RunConfig) -> dict[str, str]:
     """The column with the custom model's name; absent without one, so that ids of other runs do not depend on it."""
-    return {"guest": next(iter(config.guest))} if config.guest else {}
+    return {"custom_model": next(iter(config.custom_model))} if config.custom_model else {}
 
 
 def _static_key(config: RunConfig, rows: Rows) -> str:
-    restarts = config.ledger.restarts if config.ledger else ()
+    restarts = config.restarts.restarts if config.restarts else ()
     after = [
         (restart.step, _shared(phase, _rows(phase))) for restart, phase in zip(restarts, config.phases[1:], strict=True)
     ]
@@ -103,7 +103,7 @@ def _shared(config: RunConfig, rows: Rows) -> dict[str, Any]:
 
 def updates_in_lockstep(config: RunConfig) -> bool:
     """Whether all runs of a fleet make one step: none leaves out updates while a restart changes what they share."""
-    if config.loss_scale is None or config.ledger is None:
+    if config.loss_scale is None or config.restarts is None:
         return True
     first, *others = [_shared(phase, _rows(phase)) for phase in config.phases]
     return all(other == first for other in others)

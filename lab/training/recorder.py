@@ -60,7 +60,7 @@ class Recorder:
         """Return the state that a checkpoint stores besides the fleet's tensors."""
         self._values = [torch.cat(self._values)] if self._values else []
         return {
-            "heard": self._probed_steps,
+            "probed_steps": self._probed_steps,
             "values": self._values,
             "whole": self._val_losses,
             "faults": self.fleet.engine.faults,
@@ -71,9 +71,8 @@ class Recorder:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state`` returned."""
-        self._probed_steps = [
-            (step, self._names.setdefault(names, names), steps) for step, names, steps in state["heard"]
-        ]
+        probed = state["probed_steps"] if "probed_steps" in state else state["heard"]  # in older checkpoints
+        self._probed_steps = [(step, self._names.setdefault(names, names), steps) for step, names, steps in probed]
         if self.fleet.control:
             self.fleet.control.restore(state["control"])
         self._values, self._val_losses = (
@@ -194,7 +193,7 @@ def fleet_label(configs: Sequence[RunConfig]) -> str:
     lr = f"{rates[0]:g}" if len(rates) == 1 else f"{rates[0]:g}..{rates[-1]:g}"
     switched_on = "+".join(sorted(config.intervention)) or "none"
     runs = f"{len(configs)} run{'s' * (len(configs) > 1)}"
-    size = " ".join([*config.guest, f"width {config.model.width} depth {config.model.depth}"])
+    size = " ".join([*config.custom_model, f"width {config.model.width} depth {config.model.depth}"])
     return f"{size}  {switched_on}  lr {lr}  seed {ranges(config.seed for config in configs)}  {runs}"
 
 

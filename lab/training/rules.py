@@ -57,7 +57,7 @@ def _of_interventions(c: Any) -> Iterator[str]:
                 f"intervention.{name}.capacity={entry.capacity:g} leaves an expert {places:g} places in a batch, less "
                 f"than one token; say intervention.{name}.capacity=1.25"
             )
-        if isinstance(entry, WeightIntervention) and c.guest:
+        if isinstance(entry, WeightIntervention) and c.custom_model:
             yield (
                 f"intervention {name} acts on weights by their role, which weights of a custom model lack; "
                 "say intervention=[]"
@@ -70,7 +70,7 @@ def _unknown(clause: str, names: Iterable[str], possible: Sequence[str], c: Any)
     for name in names:
         if name not in possible:
             yield f"{clause} {name!r}; {nearest(name, possible)}"
-        if c.guest and name not in CUSTOM_MODELS_HAVE:
+        if c.custom_model and name not in CUSTOM_MODELS_HAVE:
             has = ", ".join(name for name in possible if name in CUSTOM_MODELS_HAVE)
             yield f"{clause} {name}; a custom model has {has} only, so say intervention=[]"
 
@@ -84,16 +84,16 @@ def _of_batches(c: Any) -> Iterator[str]:
         yield "probe noise_scale compares micro-batches, and the run has none; add batch=constant"
     if c.adaptive and c.schedule.over == "steps":
         yield "batch=adaptive ends after a number of tokens, not of steps; add schedule.over=tokens"
-    for group in ("burst", "response", "ledger", "loss_scale"):
+    for group in ("bad_batches", "response", "restarts", "loss_scale"):
         if c.batch and c.batch.name != "constant" and (entry := getattr(c, group)):
             takes = f"{group}={entry.name} takes batches of one size, not batch={c.batch.name}"
             yield f"{takes}; leave batch= out or say batch=constant"
 
 
 def _of_responses(c: Any) -> Iterator[str]:
-    if c.burst:
-        c.burst.entry.check(c.steps)
-    for key, entry in (("ledger", c.ledger), ("response", c.response and c.response.entry)):
+    if c.bad_batches:
+        c.bad_batches.entry.check(c.steps)
+    for key, entry in (("restarts", c.restarts), ("response", c.response and c.response.entry)):
         if entry and entry.resets_loss_scale and c.loss_scale is None:
             name = getattr(c, key).name
             yield f"{key}={name} resets the loss scale, and the run has none; add loss_scale=metaseq"
@@ -102,17 +102,17 @@ def _of_responses(c: Any) -> Iterator[str]:
     name, response = c.response.name, c.response.entry
     if objection := response.objection(c):
         yield objection
-    if isinstance(response, HookIntervention) and c.guest:
+    if isinstance(response, HookIntervention) and c.custom_model:
         yield f"response={name} attaches to hook points that a custom model lacks"
-    if c.ledger:
-        yield f"ledger={c.ledger.name} and response={name} both act; choose one"
+    if c.restarts:
+        yield f"restarts={c.restarts.name} and response={name} both act; choose one"
 
 
 def _of_links(c: Any) -> Iterator[str]:
     for name, link in c.optimizer.links.items():
         if reason := link.objection(c):
             yield f"optimizer.chain: {name!r} {reason}"
-        if c.guest and link.roles != Link.roles:
+        if c.custom_model and link.roles != Link.roles:
             yield f"optimizer.chain: {name!r} acts on weights by their role, which a custom model lacks"
         if link.events and c.batch:
             yield (
@@ -146,7 +146,7 @@ def _of_precision(c: Any) -> Iterator[str]:
         if keeps_state and c.batch:
             state = f"{key} keeps a state from step to step"
             yield f"{state}, and batch={c.batch.name} takes several batches in one; leave batch= out"
-    if c.guest and (is_low or c.precision in ("fp16_emulated", "mantissa")):
+    if c.custom_model and (is_low or c.precision in ("fp16_emulated", "mantissa")):
         yield f"precision={c.precision} rounds products that a custom model lacks; say precision=bf16"
     bits = float(c.mantissa_bits)
     if c.precision == "mantissa" and (bits < FEWEST_BITS or not bits.is_integer()):
@@ -156,13 +156,13 @@ def _of_precision(c: Any) -> Iterator[str]:
 
 
 def _of_custom_model(c: Any) -> Iterator[str]:
-    if not c.guest:
+    if not c.custom_model:
         return
-    if len(c.guest) > 1:
-        yield f"guest must hold one model, not {', '.join(c.guest)}"
+    if len(c.custom_model) > 1:
+        yield f"custom_model must hold one model, not {', '.join(c.custom_model)}"
     for role in c.optimizer.by_role:
         yield f"optimizer.{role} holds numbers of a role, and weights of a custom model have none"
-    for key, _, is_per_run in leaves(c.guest, "guest."):
+    for key, _, is_per_run in leaves(c.custom_model, "custom_model."):
         if is_per_run:
             yield f"{key} is a number per run, but fields of a custom model are static: declare it int or float"
     if (name := c.parametrization.name) != "standard":

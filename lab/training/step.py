@@ -88,7 +88,7 @@ def rescale(config: RunConfig, scale: Mapping[str, Tensor], readings: Mapping[st
         readings["at_floor"].copy_(scale["at_floor"])
 
 
-Fresh = Mapping[str, Callable[[], Tensors]]  # what begins the state of each link, and of the loss scale
+Initializers = Mapping[str, Callable[[], Tensors]]  # of the state of each link, and of the loss scale
 
 
 class TrainingState(NamedTuple):
@@ -122,7 +122,7 @@ class TrainingState(NamedTuple):
         return {f"weight.{name}": weight for name, weight in self.weights.items()} | links | noise | smoothed
 
     @torch.no_grad()
-    def reset(self, fresh: Fresh, run: int, name: str, begin_of_names: str = "") -> None:
+    def reset(self, fresh: Initializers, run: int, name: str, begin_of_names: str = "") -> None:
         """Put one run's state of a link, or of the loss scale, to what it was before the first update.
 
         Args:
@@ -142,7 +142,7 @@ def fresh_links(
     weights: Tensors,
     roles: Mapping[str, str],
     operands: Operands | None,
-) -> Fresh:
+) -> Initializers:
     """Return the initial state of the links of these optimizers, and of loss scale, rounding and routers with one."""
     fresh: dict[str, Callable[[], Tensors]] = {
         name: partial(optimizer.begin_link, name, weights, roles)
@@ -169,7 +169,7 @@ def begin_router(config: RunConfig, weights: Tensors) -> Tensors:
     return begin_routing(config.intervention, blocks, seeds, next(iter(weights.values())), with_load=measures_load)
 
 
-def begin_state(config: RunConfig, weights: Tensors, fresh: Fresh) -> TrainingState:
+def begin_state(config: RunConfig, weights: Tensors, fresh: Initializers) -> TrainingState:
     """The state of a fleet with this config before the first update."""
     first = next(iter(weights.values()))
     runs, device, names = len(first), first.device, config.probes.names

@@ -87,7 +87,7 @@ def test_planted_worlds_get_the_true_answer(sweep: str, word: str, otherwise: st
 @pytest.mark.parametrize(
     ("sweep", "arm", "difference"),
     [
-        ("ledgers", "ledger opt_175b", -1.8),
+        ("ledgers", "restarts opt_175b", -1.8),
         ("learned_positions", "init sinusoidal", -2.0),  # decades
         ("repeated_bursts", "20 bursts", planted_damage.DAMAGED[3] - planted_damage.DAMAGED[0]),
         ("fp16_sums", "gradient sum fp16", math.log10(2048 / 16384)),

@@ -80,7 +80,7 @@ def test_effects_of_each_value_of_a_key_are_parts_named_by_it() -> None:
     claim = CLAIMS["a_tight_clip_lowers_the_peak"]
     made = claim.effects(*arms_of(claim))
     assert isinstance(made, Qualified)
-    bursts = list(dict.fromkeys(arm.setting("burst") for arm in arms_of(claim)))
+    bursts = list(dict.fromkeys(arm.setting("bad_batches") for arm in arms_of(claim)))
     assert list(made.table) == bursts
     assert made.control is not None
     assert list(made.control.table) == bursts

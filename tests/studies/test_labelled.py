@@ -19,7 +19,8 @@ from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import judge_claim
 
-BURST = {"burst": "shift", "burst.start": 0.6, "burst.length": 10.0, "burst.fraction": 0.3}  # steps 240 to 249
+# Steps 240 to 249.
+BURST = {"bad_batches": "shift", "bad_batches.start": 0.6, "bad_batches.length": 10.0, "bad_batches.fraction": 0.3}
 FLAT = np.ones(400)
 
 
@@ -46,7 +47,7 @@ CLEAN = ({}, FLAT, FLAT)
 def scored(loss: np.ndarray, norm: np.ndarray) -> dict[str, tuple[object, ...]]:
     """By kind of alarm: hit, delay, lead, false alarms and clean steps of a run with a burst."""
     scores = score_runs(records((BURST, loss, norm), CLEAN))
-    rows = scores[scores["burst"] == "shift"].set_index("kind").drop(columns=["id", "burst"])
+    rows = scores[scores["bad_batches"] == "shift"].set_index("kind").drop(columns=["id", "bad_batches"])
     return {str(kind): tuple(row) for kind, row in rows.iterrows()}
 
 
@@ -66,8 +67,8 @@ def test_the_edges_of_the_label() -> None:
 
 def hits(repeats: float, norm: np.ndarray) -> list[list[object]]:
     """Hit, delay, false alarms and clean steps of each burst of a run whose burst comes several times."""
-    scores = score_runs(records((BURST | {"burst.repeats": repeats}, FLAT, norm), CLEAN))
-    rows = scores[(scores["burst"] == "shift") & (scores["kind"] == "gradient_spike")]
+    scores = score_runs(records((BURST | {"bad_batches.repeats": repeats}, FLAT, norm), CLEAN))
+    rows = scores[(scores["bad_batches"] == "shift") & (scores["kind"] == "gradient_spike")]
     columns: list[list[object]] = rows[["hit", "delay", "false_alarms", "clean_steps"]].values.tolist()
     return columns
 
@@ -84,7 +85,7 @@ def test_several_bursts_have_hits_of_their_own() -> None:
 
 def test_a_run_without_a_burst_is_clean_to_its_end() -> None:
     scores = score_runs(records((BURST, FLAT, FLAT), ({}, high(100, 300), FLAT)))
-    clean = scores[scores["burst"] == "none"].set_index("kind")
+    clean = scores[scores["bad_batches"] == "none"].set_index("kind")
     assert clean.loc["spike", ["false_alarms", "clean_steps"]].tolist() == [2, 400]
     of_loss, of_norm = summarize(scores)
     assert (of_loss.false_alarms.n, of_loss.clean_steps, of_loss.found.mean) == (2, 640, 0)
@@ -94,14 +95,14 @@ def test_a_run_without_a_burst_is_clean_to_its_end() -> None:
 def test_a_run_that_diverges_first_has_met_no_burst() -> None:
     broken = np.where(np.arange(400) >= 200, np.nan, 1.0)
     scores = score_runs(records((BURST, broken, FLAT), (BURST, FLAT, FLAT), CLEAN))
-    assert sorted(set(zip(scores["burst"], scores["clean_steps"], strict=True))) == [
+    assert sorted(set(zip(scores["bad_batches"], scores["clean_steps"], strict=True))) == [
         ("none", 200),
         ("none", 400),
         ("shift", 240),
     ]
 
 
-@pytest.mark.parametrize("treated", [{"response": "lower_lr"}, {"ledger": "mine"}, {"burst.fraction": 0.0}])
+@pytest.mark.parametrize("treated", [{"response": "lower_lr"}, {"restarts": "mine"}, {"bad_batches.fraction": 0.0}])
 def test_only_runs_that_are_left_to_their_burst_count(treated: dict[str, object]) -> None:
     assert score_runs(records((BURST | treated, high(240), FLAT), CLEAN)).empty
     assert score_runs(records((BURST, high(240), FLAT))).empty, "without a clean run nothing can be false"
@@ -124,9 +125,9 @@ def sweep() -> Records:
     """
     made = planted_claims.records(planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), True)))
     metrics = made.metrics.copy()
-    clean = made.runs.loc[made.runs["burst"] == "none", "id"].iloc[0]
+    clean = made.runs.loc[made.runs["bad_batches"] == "none", "id"].iloc[0]
     metrics.loc[(metrics["id"] == clean) & (metrics["probe"] == "grad_norm") & (metrics["step"] == 200), "value"] = 90.0
-    shifts = made.runs.loc[made.runs["burst"] == "shift", "id"]
+    shifts = made.runs.loc[made.runs["bad_batches"] == "shift", "id"]
     is_first = (metrics["probe"] == "grad_norm") & (metrics["step"] == 243)
     metrics.loc[metrics["id"].isin(shifts) & is_first, "value"] = 1.0
     return made._replace(metrics=metrics)
@@ -135,7 +136,7 @@ def sweep() -> Records:
 def test_one_long_warning_does_not_stand_for_others() -> None:
     runs = planted_claims.cards("labelled_spikes", dict.fromkeys(range(3), False))
     for card, recorded in runs:
-        if card["burst"] == "shift" and card["optimizer.lr"] == 1e-2:
+        if card["bad_batches"] == "shift" and card["optimizer.lr"] == 1e-2:
             recorded["grad_norm", ""][61] = 20.0
             recorded["train_loss", ""] = [2.0] * 75 + [4.0] * 3 + [2.0] * 23
     claim = CLAIMS["gradient_norms_warn_of_the_spike"]._replace(untestable="")
@@ -153,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         values = list(rows.itertuples(index=False, name=None))
         for step in sorted(set(rows["step"])):
             values += [
-                (step, "update_rms", "embedding", 1.0 if 244 <= step < 260 and card["burst"] != "none" else 0.2),
+                (step, "update_rms", "embedding", 1.0 if 244 <= step < 260 and card["bad_batches"] != "none" else 0.2),
                 (step, "update_rms", "block0.mlp_up", 0.1),
                 (step, "update_rms", "block0.attention.value", 0.1),
             ]

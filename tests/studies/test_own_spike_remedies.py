@@ -118,7 +118,7 @@ def test_a_run_without_a_spike_has_none_to_follow() -> None:
 
 def test_runs_with_bad_data_or_unmeasured_ones_do_not_count() -> None:
     records = planted(True)
-    shown = records.runs.assign(**{"burst": "rare_tokens"})
+    shown = records.runs.assign(**{"bad_batches": "rare_tokens"})
     assert remedy_traits(records._replace(runs=shown)).empty
     rare = remedy_traits(records._replace(runs=records.runs.assign(**{"probes.every": 25})))
     assert set(rare.index) == set(records.runs.loc[records.runs["response"] != NONE, "id"])

@@ -74,7 +74,7 @@ def test_a_spike_of_its_batch_alone_does_not_count() -> None:
     assert find_spikes(measured(changed(world(), "val_loss", -0.4)))
 
 
-@pytest.mark.parametrize("column", [{"burst": "rare_tokens"}, {"response": "lower_lr"}, {"probes.every": 2}])
+@pytest.mark.parametrize("column", [{"bad_batches": "rare_tokens"}, {"response": "lower_lr"}, {"probes.every": 2}])
 def test_runs_with_planted_data_with_a_response_or_with_gaps_are_left_out(column: dict[str, object]) -> None:
     assert not measured(world()._replace(runs=world().runs.assign(**column)))
 
@@ -128,13 +128,13 @@ def test_traits_count_spikes_and_like_steps_apart() -> None:
 
 def test_alarms_are_scored_on_the_spikes_themselves() -> None:
     scores = score_own(world())
-    hits = scores[scores["burst"] == OWN]
+    hits = scores[scores["bad_batches"] == OWN]
     assert set(hits["kind"]) == {"gradient_spike", "update_rms"}
     assert hits["hit"].all()
     assert set(hits["lead"]) == {6}
     assert scores["false_alarms"].sum() == 0
     # from step 500 on without 40 steps before the spike and 20 after its end
-    clean = scores.loc[scores["burst"] != OWN, "clean_steps"]
+    clean = scores.loc[scores["bad_batches"] != OWN, "clean_steps"]
     assert set(clean) == {400 - 40 - 4 - 20}
     rates = world().runs.set_index("id")["optimizer.lr"]
     assert set(rates[scores["id"]]) == {rates.max()}

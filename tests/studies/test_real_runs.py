@@ -19,7 +19,7 @@ from lab.analysis.statistics import student_t
 from lab.studies.claims import ruled
 from lab.studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
 from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge
+from lab.studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge_rule
 from lab.studies.real_runs import figures
 from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
 from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
@@ -87,7 +87,7 @@ def marin(breaks: Callable[[str, str, float], bool], optimizers: Sequence[str] =
 def verdict(name: str, runs: RealRuns | pd.DataFrame) -> str:
     if isinstance(runs, pd.DataFrame):
         runs = RealRuns(curves_of(runs), pd.DataFrame(), pd.DataFrame())
-    return judge(RULE[name]._replace(lab=""), runs, {}).decision.verdict
+    return judge_rule(RULE[name]._replace(lab=""), runs, {}).decision.verdict
 
 
 def test_a_curve_says_where_runs_begin_to_fail() -> None:
@@ -166,12 +166,12 @@ def test_a_rule_holds_in_a_world_in_which_its_sentence_does(
 )
 def test_the_labs_claim_has_the_word_that_real_runs_give_it(values: list[float], is_slope: bool, word: str) -> None:
     rule = Rule("a", "a", "a", student_t, lab="of_the_lab", is_slope=is_slope)
-    assert judge(rule, values, OWN).word == word
+    assert judge_rule(rule, values, OWN).word == word
 
 
 def test_a_claim_that_the_lab_never_judged_is_not_tested() -> None:
     rule = Rule("a", "a", "a", student_t, lab="of_the_lab")
-    assert judge(rule, [1.0, 1.1, 1.2], {"of_the_lab": {**OWN["of_the_lab"], "effect": None}}).word == NOT_TESTED
+    assert judge_rule(rule, [1.0, 1.1, 1.2], {"of_the_lab": {**OWN["of_the_lab"], "effect": None}}).word == NOT_TESTED
 
 
 def test_every_rule_can_be_told_from_the_others() -> None:

@@ -40,7 +40,7 @@ def all_costs(
 ) -> dict[Hashable, float]:
     """All costs of a run with bursts and spikes that begin at these steps."""
     watched = {"spikes": len(spikes), "rewound_steps": 0, "skipped_batches": 0}
-    card = planted.card(burst="shift", steps=steps, **{"burst.repeats": repeats}) | watched
+    card = planted.card(bad_batches="shift", steps=steps, **{"bad_batches.repeats": repeats}) | watched
     rows = [(card["id"], 2 * step, "val_loss", "", value) for step, value in enumerate(loss_n)]
     begun = sorted([*((step, "burst") for step in onsets), *((step, "spike") for step in spikes)])
     met = [(card["id"], step, step, kind, 1.0, "") for step, kind in begun]

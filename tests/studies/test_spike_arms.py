@@ -56,7 +56,7 @@ def test_a_missing_intervention_of_the_recipe_is_named() -> None:
     assert set(arm_costs(planted_records()._replace(runs=runs))["name"]) == {*NAMES[:-1], "no qk layernorm"}
 
 
-@pytest.mark.parametrize("answered", [{"response": "lower_lr"}, {"ledger": "quarter_lr"}], ids=["response", "ledger"])
+@pytest.mark.parametrize("answered", [{"response": "lower_lr"}, {"restarts": "quarter_lr"}], ids="-".join)
 def test_a_run_that_answers_its_spike_is_no_arm(answered: dict[str, str]) -> None:
     runs = planted_records().runs.assign(**answered)
     assert arm_costs(planted_records()._replace(runs=runs)).empty

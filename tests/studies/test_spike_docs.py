@@ -22,7 +22,7 @@ from lab.studies.spikes.planted import arm_costs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-LEDGER = re.findall(r"```yaml\n(restarts:.*?)```", PAGE, re.DOTALL)[0]
+SCHEDULE = re.findall(r"```yaml\n(restarts:.*?)```", PAGE, re.DOTALL)[0]
 
 
 def test_every_remedy_is_a_response() -> None:
@@ -34,7 +34,7 @@ def test_every_remedy_is_a_response() -> None:
 def test_the_cost_of_clipping_is_that_of_the_records() -> None:
     """Updates until the loss is back after rare tokens, the mean over seeds, without clipping and with ever more."""
     costs = arm_costs(load(Path(__file__).parents[2] / "results" / "optimizer_arms"))
-    recovery = costs[costs["burst"] == "rare_tokens"].groupby("name")["recovery"].mean()
+    recovery = costs[costs["bad_batches"] == "rare_tokens"].groupby("name")["recovery"].mean()
     expected = [f"{recovery[name]:.0f}" for name in ("no clip", "clip 2.5", "recipe", "clip 0.3")]
     sentence = PAGE.split("After rare tokens their loss takes")[1].split("times that norm, ")[0]
     rest = PAGE.split("times that norm, ")[1].split("of it.")[0]
@@ -48,12 +48,12 @@ def test_every_cause_is_on_the_page() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
-def test_a_log_is_watched_and_a_ledger_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_watched_and_a_restart_schedule_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     losses = [2.0 + 0.01 * (step % 3) for step in range(100)] + [6.0] * 5 + [2.0] * 50
     rows = "\n".join(f"{step},{loss},1.0" for step, loss in enumerate(losses))
     for name in ("log.csv", "replay.csv", "twin1.csv", "twin2.csv"):
         Path(name).write_text(f"step,loss,grad_norm\n{rows}\n")
-    Path("mine.yaml").write_text(LEDGER)
+    Path("mine.yaml").write_text(SCHEDULE)
     quick = [line.split()[1:] for line in COMMANDS if line.startswith(("lab watch log", "lab list", "lab train"))]
     codes = {" ".join(words): main(words) for words in quick if words[0] != "train" or "--dry-run" in words}
     assert codes == {line: int(line.startswith("watch")) for line in codes}

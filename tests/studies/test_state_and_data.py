@@ -54,7 +54,7 @@ def test_a_seed_without_one_of_its_cells_is_left_out() -> None:
 
 def test_ordinary_batches_have_an_onset_where_the_burst_would_begin() -> None:
     records = planted_records()
-    ordinary = records.runs.loc[records.runs["burst.fraction"] == 0, "id"]
+    ordinary = records.runs.loc[records.runs["bad_batches.fraction"] == 0, "id"]
     assert (records.events.loc[records.events["id"].isin(ordinary), "kind"] == "rewind_weights").all()
     assert spike_costs(records)["peak"].notna().all()
 
@@ -65,7 +65,7 @@ def test_no_interaction_is_reproduced_where_the_burst_raises_no_loss(name: str) 
     runs = planted_claims.cards("state_and_data", dict.fromkeys(range(3), True))
     for run, recorded in runs:
         is_earlier = run["response.rewind_weights"] + run["response.rewind_moments"] > 0
-        peak = -0.5 if run["burst.fraction"] and is_earlier else 0.0
+        peak = -0.5 if run["bad_batches.fraction"] and is_earlier else 0.0
         recorded["val_loss", ""] = (5.6, 2.0, 2.0, 2.0 + peak)
     verdict = judge_claim(CLAIMS[name], [Evidence("state_and_data", planted_claims.records(runs))])
     assert verdict.verdict == "not testable here", verdict

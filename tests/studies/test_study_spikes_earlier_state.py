@@ -19,10 +19,10 @@ SHARED = (
     f"steps={STEPS}",
     "schedule.warmup=2",
     "probes.every=4",
-    "burst=rare_tokens",
-    f"burst.start={BURST}",
+    "bad_batches=rare_tokens",
+    f"bad_batches.start={BURST}",
 )
-ARMED = (*SHARED, "burst.length=2", "response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
+ARMED = (*SHARED, "bad_batches.length=2", "response=earlier_state", "response.snapshot_every=2", "response.snapshots=4")
 CELLS = {
     f"response.rewind_weights={weights} response.rewind_moments={moments}": (weights, moments)
     for weights in (0, 4)
@@ -92,11 +92,11 @@ def test_what_went_back_is_an_event_also_where_it_is_nothing(together: list[Run]
         [(BURST, BURST, "rewind_weights", weights), (BURST, BURST, "rewind_moments", moments)]
         for weights, moments in CELLS.values()
     ]
-    (calm,) = ended(fleet(next(iter(CELLS)), shared=("burst.fraction=0",)))
+    (calm,) = ended(fleet(next(iter(CELLS)), shared=("bad_batches.fraction=0",)))
     assert [event[2] for event in calm.events] == ["rewind_weights", "rewind_moments"]
 
 
 def test_nothing_gone_back_is_a_run_without_a_response(together: list[Run]) -> None:
-    (free,) = records(Fleet(configs("", shared=(*SHARED, "burst.length=2"))))
+    (free,) = records(Fleet(configs("", shared=(*SHARED, "bad_batches.length=2"))))
     assert together[0].metrics == free.metrics
     assert together[0].outcome["final_val_loss"] == free.outcome["final_val_loss"]

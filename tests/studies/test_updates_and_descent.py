@@ -36,7 +36,7 @@ def by_hand(**columns: list[float]) -> Records:
         "embedding": ("update_rms", "embedding"),
         "mlp": ("update_rms", "block0.mlp_up"),
     }
-    card = planted.card(**{"steps": 80, "spikes": 1, "burst": "rare_tokens"})
+    card = planted.card(**{"steps": 80, "spikes": 1, "bad_batches": "rare_tokens"})
     rows = [
         (card["id"], 10 * row, *names[name], value)
         for name, values in columns.items()

@@ -17,7 +17,7 @@ from lab.analysis.text import format_value
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import Records
 
-NONE, REPEATS = "none", "burst.repeats"
+NONE, REPEATS = "none", "bad_batches.repeats"
 ONSETS = ("burst", "rewind_weights")  # events at the first step of a burst, also of one with ordinary batches instead
 HELD_OUT, BEFORE = "val_loss", 4  # the probe, and how many of its values before a burst make the usual loss
 Arrays = tuple[Any, ...]
@@ -69,19 +69,20 @@ def repeats_of(card: Mapping[Hashable, Any]) -> int:
 
 
 def named_costs(records: Records) -> pd.DataFrame:
-    """``spike_costs`` with the columns ``id``, ``burst``, and ``name`` of the response, or else of the restart log.
+    """``spike_costs`` with columns ``id``, ``bad_batches``, and ``name`` of the response, or else of the restart log.
 
     The names of responses of one kind include the settings in which they differ.
     """
     costs = spike_costs(records)
     cards = records.runs.set_index("id").loc[costs.index]
-    return costs.assign(id=costs.index, burst=cards.get("burst", NONE), name=_names(cards))
+    return costs.assign(id=costs.index, bad_batches=cards.get("bad_batches", NONE), name=_names(cards))
 
 
 def _names(cards: pd.DataFrame) -> pd.Series:
     """The response of each run, or else its restart log; in brackets the keys in which runs of one response differ."""
-    responses, ledgers = (cards.get(name, pd.Series(NONE, cards.index)).astype(str) for name in ("response", "ledger"))
-    names = responses.where(responses != NONE, ledgers)
+    none = pd.Series(NONE, cards.index)
+    response, restarts = (cards.get(name, none).astype(str) for name in ("response", "restarts"))
+    names = response.where(response != NONE, restarts)
     labels = names.str.replace("_", " ")
     for _, group in cards.groupby(names):
         keys = [key for key in map(str, group) if key.startswith("response.") and group[key].nunique() > 1]

@@ -20,7 +20,7 @@ from lab.core.windows import MERGE
 from lab.records.store import Records
 
 NONE, SPIKE = "none", "spike"
-COLUMNS = ("id", "kind", "burst", "hit", "delay", "lead", "false_alarms", "clean_steps")
+COLUMNS = ("id", "kind", "bad_batches", "hit", "delay", "lead", "false_alarms", "clean_steps")
 Card = Mapping[Hashable, Any]
 PER_STEPS = 1000  # steps to which rates of false alarms refer
 QUARTILES = (0.25, 0.5, 0.75)
@@ -40,18 +40,18 @@ def score_runs(records: Records, spikes: Callable[[Log], Iterable[Span]] | None 
         without bursts. The columns are
 
         - ``id`` of the run and ``kind`` of the alarm.
-        - ``burst``: its name; ``none`` if the run has none, or diverged before the first.
+        - ``bad_batches``: the name of the burst; ``none`` if the run has none, or diverged before the first.
         - ``hit``: whether the alarm found the burst.
         - ``delay``: steps from the first step of the burst to the hit.
         - ``lead``: steps from the hit to the loss spike of the burst, negative after it; NaN unless there are both.
         - ``false_alarms``, and ``clean_steps`` in which these could occur; both 0 from the second burst on.
     """
-    if "burst" not in records.runs or (records.runs["burst"].fillna(NONE) == NONE).all():  # most folders
+    if "bad_batches" not in records.runs or (records.runs["bad_batches"].fillna(NONE) == NONE).all():  # most folders
         return pd.DataFrame(columns=list(COLUMNS))
     cards = {
         card["id"]: card
         for card in records.runs.to_dict("records")
-        if all(card.get(column, NONE) == NONE for column in ("response", "ledger"))
+        if all(card.get(column, NONE) == NONE for column in ("response", "restarts"))
     }
     if len({bool(_labels(card)) for card in cards.values()}) < 2:
         return pd.DataFrame(columns=list(COLUMNS))
@@ -74,7 +74,7 @@ def _score(log: Log, card: Card, spikes: Callable[[Log], Iterable[Span]] | None)
         for kind in kinds:
             step, false_alarms = hits.get(kind, math.nan), _before(events, kind, start) if is_first else 0
             alarm = kind in hits, step - label.start, onset - step, false_alarms, start if is_first else 0
-            yield log.name, kind, str(card["burst"]), *alarm
+            yield log.name, kind, str(card["bad_batches"]), *alarm
 
 
 def _before(events: list[Event], kind: str, start: int) -> int:
@@ -83,10 +83,10 @@ def _before(events: list[Event], kind: str, start: int) -> int:
 
 def _labels(card: Card) -> list[range]:
     """The steps of each burst of a run; none for a run without one."""
-    if card.get("burst", NONE) == NONE or not card["burst.fraction"]:
+    if card.get("bad_batches", NONE) == NONE or not card["bad_batches.fraction"]:
         return []
     bursts = batches_of_bursts(
-        float(card["burst.start"]), float(card["burst.length"]), int(card["steps"]), repeats_of(card)
+        float(card["bad_batches.start"]), float(card["bad_batches.length"]), int(card["steps"]), repeats_of(card)
     )
     return [steps for steps in bursts if len(steps)]
 
@@ -135,7 +135,7 @@ def summarize(scores: pd.DataFrame) -> list[AlarmScore]:
 
 
 def _summary(kind: str, rows: pd.DataFrame) -> AlarmScore:
-    planted = rows[rows["burst"] != NONE]
+    planted = rows[rows["bad_batches"] != NONE]
     leads = planted["lead"].dropna().to_numpy(dtype=float)
     known = kind != SPIKE and len(leads) > 0
     quartiles = tuple(map(float, np.quantile(leads, QUARTILES))) if known else (math.nan,) * len(QUARTILES)

@@ -81,7 +81,7 @@ def mean_line(
     band(axes, np.asarray(x)[order], low, high, look["color"], max(map(len, seeds), default=0))
     (line,) = axes.plot(x, means, **{"marker": "o", "markersize": 3.5, **look})
     if texts:
-        say(axes, line, texts)
+        add_hover_texts(axes, line, texts)
     return means
 
 
@@ -91,10 +91,10 @@ def outcome_marks(axes: Axes, x: Any, y: Any, outcome: str, texts: Iterable[str]
     (line,) = axes.plot(x, y, **{"marker": "o", **look, **usual, "linestyle": ""})
     if outcome:
         marks.name(line, outcome)
-    say(axes, line, texts)
+    add_hover_texts(axes, line, texts)
 
 
-def say(axes: Axes, line: Line2D, texts: Iterable[str]) -> None:
+def add_hover_texts(axes: Axes, line: Line2D, texts: Iterable[str]) -> None:
     """Give every mark of a line a text for the pointer."""
     figure = axes.get_figure(root=True)
     assert isinstance(figure, layout.Drawing)
@@ -304,7 +304,7 @@ def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, 
     if seeds_of := [interval.n for interval in intervals if np.isfinite(interval.error)]:
         marks.name(drawn.lines[2][0], marks.INTERVAL, max(seeds_of))
     (line,) = axes.plot(*xy, **{"markersize": 5, **look})
-    say(axes, line, [dot.text for dot in shown])
+    add_hover_texts(axes, line, [dot.text for dot in shown])
     for place, interval in zip(x, intervals, strict=True):
         if 0 < interval.n < FEWEST_SEEDS and interval.values:
             seeds = ([place] * len(interval.values), interval.values)

@@ -26,7 +26,7 @@ class ArmCard(NamedTuple):
         instead_of: the part of a pre-norm recipe that it takes the place of; empty where it is added.
         needs: the intervention that it acts on; empty where every recipe has what it acts on.
         words: overrides that scale its numbers to the runs of the board.
-        times: its learning rate for each of AdamW's.
+        lr_multiplier: its learning rate relative to AdamW's.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ArmCard(NamedTuple):
     instead_of: str = ""
     needs: str = ""
     words: tuple[str, ...] = ()
-    times: float = 1.0
+    lr_multiplier: float = 1.0
 
     @property
     def link(self) -> str:
@@ -106,14 +106,14 @@ class Arm(NamedTuple):
         adds: its interventions.
         optimizer: the overrides that choose an optimizer and scale its numbers, before those of a failure.
         words: the overrides that make a change of settings, after those of a failure.
-        times: its learning rate for each of AdamW's.
+        lr_multiplier: its learning rate relative to AdamW's.
     """
 
     name: str
     adds: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    times: float = 1.0
+    lr_multiplier: float = 1.0
 
 
 @cache
@@ -123,7 +123,7 @@ def board_arms() -> Mapping[str, Arm]:
     arms = [Arm(REFERENCE)]
     for name, card in arm_cards().items():
         adds, chosen = ((), (f"optimizer={name}",)) if card.is_optimizer else ((name,), ())
-        arms.append(Arm(name, adds, (*chosen, *card.words), times=card.times))
+        arms.append(Arm(name, adds, (*chosen, *card.words), lr_multiplier=card.lr_multiplier))
     arms += [Arm(name, tuple(name.split("+"))) for name in combinations()]
     arms += [Arm(name, words=tuple(words)) for name, words in tree["changes"].items()]
     return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
@@ -151,5 +151,5 @@ def board_changes() -> Mapping[str, Change]:
         if name != REFERENCE and "+" not in name:
             acts_on = "+".join(arm_cards()[name].at) if name in arm_cards() else "settings"
             words = (*(word for word in arm.optimizer if not word.startswith("schedule")), *arm.words)
-            changes[name] = Change(name, acts_on, words, arm.times)
+            changes[name] = Change(name, acts_on, words, arm.lr_multiplier)
     return changes

@@ -163,14 +163,14 @@ class Change(NamedTuple):
         name: as ``--cures`` takes it; of an intervention its own.
         acts_on: the part of training that it changes.
         words: the overrides that make it; empty for an intervention.
-        times: its learning rate for each of the recipe's.
+        lr_multiplier: its learning rate relative to the recipe's.
         scales: keys whose value in the recipe it multiplies, each with the factor.
     """
 
     name: str
     acts_on: str
     words: tuple[str, ...] = ()
-    times: float = 1.0
+    lr_multiplier: float = 1.0
     scales: tuple[tuple[str, float], ...] = ()
 
     @property

@@ -208,7 +208,7 @@ def _is_known(word: str, arm: Arm) -> bool:
 
 
 def _times(lr: float, arm: Arm) -> float:
-    return float(f"{lr * arm.times:.6g}")
+    return float(f"{lr * arm.lr_multiplier:.6g}")
 
 
 def not_applicable(arm: Arm, failure: Failure | None) -> str:

@@ -85,7 +85,7 @@ class Row:
         within_own: the same of its own best loss.
         is_bound: whether these are lower bounds, since the curve ends before the loss has risen.
         parameters: that it adds.
-        times: its learning rate for each of AdamW's.
+        lr_multiplier: its learning rate relative to AdamW's.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Row:
     within_own: float
     is_bound: bool
     parameters: int
-    times: float = 1.0
+    lr_multiplier: float = 1.0
 
     def instead_of(self, failure: Failure) -> str:
         """The part of the recipe of a failure that it takes the place of; empty if it is added."""
@@ -197,7 +197,7 @@ def matrix_of(
     for name, failure in board.failures.items():
         if is_trained(failure, tables, board.rule):
             families[name] = fixed.get(name) or family_of(failure, tables, board.rule)
-            judged[name], lost[name] = judge(failure, tables, board.rule, families[name])
+            judged[name], lost[name] = judge_arms(failure, tables, board.rule, families[name])
     rows = _rows(curves_of(tables, board), tables, board)
     # some arms act under stress alone, and so have no curve
     others = dict.fromkeys(arm for of_failure in judged.values() for arm in of_failure)
@@ -217,7 +217,7 @@ def matrix_of(
     return Matrix(folder, board, lost, found, families, minutes)
 
 
-def judge(
+def judge_arms(
     failure: Failure, tables: Tables, rule: Rule, family: Family | None = None
 ) -> tuple[dict[str, Judged], Interval]:
     """What each arm does about a failure, and the damage of its control; without a family that of these runs."""
@@ -230,7 +230,7 @@ def judge(
     for arm in acting:
         values = improvements.get(arm, pd.Series(dtype=float))
         screened, fresh = (values[values.index.isin(seeds)] for seeds in (rule.screened, rule.fresh))
-        # the screening had its say in which arms are confirmed, so these are judged by fresh seeds alone
+        # screening seeds chose these arms, so they are judged by fresh seeds alone
         is_confirmed = len(fresh) == len(rule.fresh)
         if len(screened) < len(rule.screened) and not is_confirmed:
             found[arm] = Judged(NOT_TRIED, reason=INCOMPLETE)
@@ -403,7 +403,7 @@ def _rows(curves: Mapping[str, pd.DataFrame], tables: Tables, board: Board) -> l
                 within_own=float(np.mean([decades for decades, *_ in own])),
                 is_bound=any(not (below and above) for _, below, above in [*of_reference, *own]),
                 parameters=parameters[arm] - parameters[REFERENCE],
-                times=board_arms()[arm].times,
+                lr_multiplier=board_arms()[arm].lr_multiplier,
             )
         )
     return rows

@@ -99,7 +99,7 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
                     markerfacecolor=fill,
                     markersize=4.5,
                 )
-                panels.say(axes, dots[0], [_hover(row, failure) for row in mine])
+                panels.add_hover_texts(axes, dots[0], [_hover(row, failure) for row in mine])
     _name_best(axes, failure, drawn)
     panels.level(axes, 1 - matrix.board.rule.leaves, "cured", ":")
     panels.level(axes, 0.0, "nothing")

@@ -253,7 +253,7 @@ def as_json(matrix: Matrix) -> str:
             "is_lower_bound": row.is_bound,
             "parameters_added": row.parameters,
             "step_time": row.step_time and row.step_time._asdict(),
-            "lr_times": row.times,
+            "lr_times": row.lr_multiplier,
             "broke_in_public_runs": [broken._asdict() for broken in broken_public_runs().get(row.name, ())],
         }
         for row in matrix.rows

@@ -27,7 +27,7 @@ from lab.features.stress.page import card_body, card_figure
 from lab.features.stress.reference import beside_published, published_verdicts
 
 INTERVAL_LEVEL = 0.95
-SAY = html.macros("card.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("card.txt")  # a macro for each kind of sentence
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Card:
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
                 "at the best LR": cure.cost_at_best,
-                "seeds": f"{cure.takes_off.n}{' fresh' * cure.is_confirmed}",
+                "seeds": f"{cure.improvement.n}{' fresh' * cure.is_confirmed}",
                 "parameters": f"{cure.parameters:+,}",
                 "time of a step": f"{cure.step_time or ''}",
             }
@@ -172,7 +172,9 @@ class Card:
             yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
         beside = beside_published(self.recipe, self.lines)
         if len(beside):
-            yield html.section("Beside published recipes", html.table(beside), html.paragraph(SAY.beside(), "note"))
+            yield html.section(
+                "Beside published recipes", html.table(beside), html.paragraph(SENTENCES.beside(), "note")
+            )
         notes = html.bullets(self.notes())
         yield html.section("What the numbers mean, and what they do not", notes)
         yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
@@ -215,7 +217,7 @@ class Card:
         if not self.is_judged:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
-            return str(SAY.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
+            return str(SENTENCES.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
         titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
         titles[OPEN] = [
             f"{line.test.title} ({listed(line.between, 'or')})" if line.between else line.test.title
@@ -229,7 +231,7 @@ class Card:
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        notes = SAY.notes(
+        notes = SENTENCES.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)
@@ -268,7 +270,7 @@ class Card:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
-        return [*([f"Not run: {listed(others)}."] if others else []), str(SAY.limits(self.size))]
+        return [*([f"Not run: {listed(others)}."] if others else []), str(SENTENCES.limits(self.size))]
 
     def as_json(self) -> str:
         """The card as a JSON object; null where a number is unknown."""
@@ -356,9 +358,9 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "test": cure.test.name,
         "change": cure.change,
         "verdict": cure.verdict,
-        "takes_off": cure.takes_off.mean,
-        "low": cure.takes_off.low,
-        "high": cure.takes_off.high,
+        "takes_off": cure.improvement.mean,
+        "low": cure.improvement.low,
+        "high": cure.improvement.high,
         "unit": cure.test.unit,
         "p": cure.p,
         "damage": cure.damage,
@@ -370,8 +372,8 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
         "cost_high": cure.cost.high,
         "is_confirmed": cure.is_confirmed,
         "is_advised": cure.is_advised,
-        "seeds": cure.takes_off.n,
-        "n": cure.takes_off.n,
+        "seeds": cure.improvement.n,
+        "n": cure.improvement.n,
         "interval_level": INTERVAL_LEVEL,
         "parameters_added": cure.parameters,
         "step_time": cure.step_time and cure.step_time._asdict(),
@@ -445,7 +447,7 @@ def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
         test=test,
         change=told["change"],
         verdict=told["verdict"],
-        takes_off=_interval(told, "takes_off", "low", "high"),
+        improvement=_interval(told, "takes_off", "low", "high"),
         p=_number(told["p"]),
         damage=_number(told["damage"]),
         left=_number(told["left"]),

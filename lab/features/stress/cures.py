@@ -42,8 +42,8 @@ class Cure(NamedTuple):
         test: the test that the recipe fails.
         change: the name of the change.
         verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
-        takes_off: what it takes off the damage, paired by seed, with its 95 % interval, whose spread is pooled over the
-            changes that were tried on the test.
+        improvement: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is pooled
+            over the changes that were tried on the test.
         p: of no effect, adjusted for these changes.
         damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
             at ease, or minus the value up to which a recipe passes where the test does not look at ease.
@@ -61,7 +61,7 @@ class Cure(NamedTuple):
     test: StressTest
     change: str
     verdict: str
-    takes_off: Interval
+    improvement: Interval
     p: float
     damage: float
     left: float
@@ -76,12 +76,12 @@ class Cure(NamedTuple):
     @property
     def effect(self) -> str:
         """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
-        return f"{self.takes_off:±.2f} {self.test.unit}"
+        return f"{self.improvement:±.2f} {self.test.unit}"
 
     @property
     def share(self) -> str:
         """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
-        return f"{100 * self.takes_off.mean / self.damage:.0f} %" if self.damage > 0 else ""
+        return f"{100 * self.improvement.mean / self.damage:.0f} %" if self.damage > 0 else ""
 
     @property
     def what_is_left(self) -> str:
@@ -113,7 +113,7 @@ def not_tried(test: StressTest, change: str, reason: str) -> Cure:
     return Cure(test, change, NOT_TRIED, UNKNOWN, math.nan, math.nan, math.nan, 0, UNKNOWN, 0, reason)
 
 
-def judge(
+def judge_cures(
     test: StressTest, trials: Sequence[Trial], done: Outcomes, best: float, fresh: tuple[str, ...] = ()
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
@@ -160,7 +160,7 @@ def judge(
                 test=test,
                 change=trial.change,
                 verdict=verdict,
-                takes_off=interval,
+                improvement=interval,
                 p=p,
                 damage=damage,
                 left=float(damages[trial.change].mean()),
@@ -172,7 +172,7 @@ def judge(
                 is_advised=not is_lost and not cost.mean > LOSES,
             )
         )
-    return sorted(cures, key=lambda cure: -cure.takes_off.mean)
+    return sorted(cures, key=lambda cure: -cure.improvement.mean)
 
 
 def _damage(test: StressTest, done: Outcomes, stressed: Setting, at_ease: Setting | None) -> pd.Series[float]:
@@ -187,7 +187,7 @@ def _trains(table: pd.DataFrame) -> bool:
 
 def finalists(screened: Sequence[Cure], most: int) -> list[str]:
     """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
-    return [cure.change for cure in screened if cure.takes_off.mean > 0 and cure.is_advised][:most]
+    return [cure.change for cure in screened if cure.improvement.mean > 0 and cure.is_advised][:most]
 
 
 def pair_to_try(screened: Sequence[Cure], changes: Mapping[str, Change]) -> tuple[Change, Change] | None:
@@ -216,18 +216,18 @@ def trial_of(
     words: Sequence[str],
     best: float,
     seeds: tuple[str, ...] = (),
-    times: float = 1.0,
+    lr_multiplier: float = 1.0,
 ) -> Trial:
     """The runs of a change, made by these words, that are compared with those of the recipe itself.
 
-    ``seeds`` are the words of the seeds, where these are not those of the card, and ``times`` is the learning rate of
-    the change for each of the recipe's.
+    ``seeds`` are the words of the seeds, where these are not those of the card, and ``lr_multiplier`` is the learning
+    rate of the change relative to the recipe's.
     """
     assert test.stressed
 
     def setting(place: Place) -> Setting:
         at = place.setting(best)
-        return at._replace(lr=float(f"{at.lr * times:.6g}")).beside((*words, *seeds))
+        return at._replace(lr=float(f"{at.lr * lr_multiplier:.6g}")).beside((*words, *seeds))
 
     at_ease = setting(test.reference) if test.reference else None
     at_best = None if math.isnan(best) else setting(Place(times_best=1))

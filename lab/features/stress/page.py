@@ -43,7 +43,7 @@ def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
             f"{test.title}\nseed {seed + 1} of {interval.n}\n{value:.3g} {test.unit}\n{zones}"
             for seed, value in enumerate(line.shown_values)
         ]
-        panels.say(axes, dots, texts)
+        panels.add_hover_texts(axes, dots, texts)
     axes.set_yticks(range(len(names)), list(map(panels.row_name, names)))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, 1)

@@ -16,7 +16,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
-from lab.features.stress.card import INTERVAL_LEVEL, SAY, Card
+from lab.features.stress.card import INTERVAL_LEVEL, SENTENCES, Card
 from lab.features.stress.lines import Line, strips
 from lab.features.stress.page import card_figure
 
@@ -37,10 +37,10 @@ class Pair(NamedTuple):
     p: float
 
     @property
-    def stands_more(self) -> int:
-        """0 if the first recipe certainly stands more, 1 if the second does, -1 if neither.
+    def tolerates_more(self) -> int:
+        """0 if the first recipe certainly tolerates more, 1 if the second does, -1 if neither.
 
-        A tolerance that is a lower bound shows that a recipe stands more, and never that it stands less.
+        A tolerance that is a lower bound shows that a recipe tolerates more, and never that it tolerates less.
         """
         if not self.p < CHANGE_LEVEL:
             return -1
@@ -116,7 +116,7 @@ class CardPair:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per test: both numbers, the first minus the second, and which recipe stands more."""
+        """A row per test: both numbers, the first minus the second, and which recipe tolerates more."""
         first, second = self.names
         rows = [
             {
@@ -125,24 +125,24 @@ class CardPair:
                 second: pair.second.outcome,
                 "difference": pair.number,
                 "p (Holm)": format_p(pair.p),
-                "stands more": self.names[pair.stands_more] if pair.stands_more >= 0 else "",
+                "tolerates more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else "",
             }
             for pair in self.pairs
         ]
         return pd.DataFrame(rows)
 
     def headline(self) -> str:
-        """On which tests they differ, and which recipe stands more."""
+        """On which tests they differ, and which recipe tolerates more."""
         if unjudged := [name for name, card in zip(self.names, self.cards, strict=True) if not card.is_judged]:
             verb = "is" if len(unjudged) == 1 else "are"
             return f"Not judged: {listed(unjudged)} {verb} no better than a bigram model at any learning rate."
         compared = [pair for pair in self.pairs if not any(pair.caveats)]
         titles = {
-            who: [f"{pair.first.test.title} ({pair.number})" for pair in compared if pair.stands_more == who]
+            who: [f"{pair.first.test.title} ({pair.number})" for pair in compared if pair.tolerates_more == who]
             for who in (0, 1, -1)
         }
         sentences = [
-            f"{name} stands more: {listed(titles[who])}." for who, name in enumerate(self.names) if titles[who]
+            f"{name} tolerates more: {listed(titles[who])}." for who, name in enumerate(self.names) if titles[who]
         ]
         if titles[-1]:
             sentences.append(f"No difference found: {listed(titles[-1])}.")
@@ -162,7 +162,7 @@ class CardPair:
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
-        notes = SAY.notes_of_pair(
+        notes = SENTENCES.notes_of_pair(
             is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
             is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
             caveats=[
@@ -201,7 +201,7 @@ class CardPair:
         yield ""
         yield from strips(*self.strips())
         yield ""
-        yield from plain_text(self.table[["test", "difference", "p (Holm)", "stands more"]]) if self.pairs else ()
+        yield from plain_text(self.table[["test", "difference", "p (Holm)", "tolerates more"]]) if self.pairs else ()
         yield ""
         yield from self.notes()
 
@@ -239,7 +239,7 @@ class CardPair:
             "interval_level": INTERVAL_LEVEL,
             "p": pair.p,
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
-            "stands_more": self.names[pair.stands_more] if pair.stands_more >= 0 else None,
+            "stands_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
         }
 
 

@@ -16,7 +16,7 @@ from lab.features.stress.cures import (
     Trial,
     as_screened,
     finalists,
-    judge,
+    judge_cures,
     not_tried,
     pair_to_try,
     trial_of,
@@ -42,8 +42,11 @@ def try_cures(bench: CardBench) -> list[Cure]:
     fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
-        name, times = " + ".join(change.name for change in changes), math.prod(change.times for change in changes)
-        return trial_of(test, name, change_words(changes, own), best, seeds, times)
+        name, lr_multiplier = (
+            " + ".join(change.name for change in changes),
+            math.prod(change.lr_multiplier for change in changes),
+        )
+        return trial_of(test, name, change_words(changes, own), best, seeds, lr_multiplier)
 
     lines = bench.card().lines
     by_name = (FAILS, WEAK, OPEN) if bench.plan.names_cures else ()
@@ -75,14 +78,14 @@ def try_cures(bench: CardBench) -> list[Cure]:
     bench.progress.stage = "screening of cures"
     bench.train_missing([*places, *_settings(screened)])
     bench.progress.stage = "cures on fresh seeds"
-    judged = {name: judge(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
+    judged = {name: judge_cures(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
 
     def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
         trials = {name: [trial(by_test[name], tried, fresh) for tried in of_test] for name, of_test in changes.items()}
         places = [place.setting(best).beside(fresh) for name in trials for place in by_test[name].places]
         at_best = [] if math.isnan(best) else [Setting(fresh, best)]
         bench.train_missing([*places, *at_best, *_settings(trials)])
-        return {name: judge(by_test[name], of_test, bench.done, best, fresh) for name, of_test in trials.items()}
+        return {name: judge_cures(by_test[name], of_test, bench.done, best, fresh) for name, of_test in trials.items()}
 
     changes = {**board_changes(), **read_battery().changes}
     finals = {

@@ -87,7 +87,7 @@ def possible_plan(plan: Plan) -> Plan:
     lacking = [test for test in plan.tests if test.needs and test.needs not in has]
     reason = ""
     if plan.own_model and (plan.is_named or _has_experts(trees[usual])):
-        reason = f"the routers of a model of one's own are not heard, and {plan.own_model} is one"
+        reason = f"the routers of a model of one's own cannot be probed, and {plan.own_model} is one"
     elif plan.is_named:
         reason = f"{plan.recipe} has no experts"
     reasons = {test.title: reason for test in lacking if reason}
@@ -101,7 +101,7 @@ def possible_plan(plan: Plan) -> Plan:
     left = [test for test in plan.tests if test not in lacking and test.title not in reasons]
     if not left:
         raise RequestError(next(iter(reasons.values())))
-    _say_what_is_heard(trees[usual])
+    _say_what_is_probed(trees[usual])
     return replace(plan, tests=left, left_out=reasons)
 
 
@@ -114,14 +114,14 @@ def _has_experts(tree: Tree) -> bool:
     return any(word in name.lower() for name in names for word in ("expert", "moe"))
 
 
-def _say_what_is_heard(tree: Tree) -> None:
-    """Say in which modules of a model of the user's own probes hear attention and blocks."""
-    from lab.training.building import heard_in  # slow to load
+def _say_what_is_probed(tree: Tree) -> None:
+    """Say in which modules of a model of the user's own attention and blocks are probed."""
+    from lab.training.building import probed_modules  # slow to load
     from lab.training.config import run_config
 
-    if heard := heard_in(run_config(tree)):
+    if probed := probed_modules(run_config(tree)):
         attention, stream = (
             f"{word} {names}" if names else f"nowhere; --probe {kind}=NAMES names modules"
-            for word, (kind, names) in zip(("in", "after"), heard._asdict().items(), strict=True)
+            for word, (kind, names) in zip(("in", "after"), probed._asdict().items(), strict=True)
         )
-        say(f"lab: attention logits are heard {attention}; the residual stream {stream}", error=True)
+        say(f"lab: attention logits are probed {attention}; the residual stream {stream}", error=True)

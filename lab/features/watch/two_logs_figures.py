@@ -170,7 +170,7 @@ def _draw_events(
             (line,) = axes.plot(
                 steps, heights, "v", color=colour, markersize=7, fillstyle="full" if is_alone else "none"
             )
-            panels.say(axes, line, [event_sentence(each, letters) for each in some])
+            panels.add_hover_texts(axes, line, [event_sentence(each, letters) for each in some])
     axes.set_yticks([0, 1], names)
     axes.set_ylim(1.6, -0.6)
     axes.set_ylabel("events")

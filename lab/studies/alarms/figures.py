@@ -31,11 +31,11 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     scores = score_runs(records)
     scores = scores[scores["id"].isin(runs["id"])]
-    planted = scores[scores["burst"] != NONE]
+    planted = scores[scores["bad_batches"] != NONE]
     if planted.empty:
         raise NothingToDrawError("nothing to draw: there are no runs with a burst, or none without")
     summary = summarize(scores)
-    bursts = sorted(planted["burst"].unique())
+    bursts = sorted(planted["bad_batches"].unique())
     looks = panels.arm_looks(LABELS[score.kind]["name"] for score in summary)
     height, columns = panels.rows_height(looks), layout.columns_for(2, panels.NARROWEST_ROWS)
     below = [height, BURST_HEIGHT * len(bursts)]
@@ -64,7 +64,7 @@ def _by_burst(planted: pd.DataFrame, kind: str, bursts: Sequence[str]) -> dict[i
     """For each burst, the share of its runs in which the alarm finds it; by number of its row."""
     dots = {}
     for row, burst in enumerate(bursts):
-        hits = planted.loc[(planted["kind"] == kind) & (planted["burst"] == burst), "hit"]
+        hits = planted.loc[(planted["kind"] == kind) & (planted["bad_batches"] == burst), "hit"]
         if len(hits):
             n, of = int(hits.sum()), len(hits)
             text = f"{burst.replace('_', ' ')}\n{LABELS[kind]['name']}\nfound in {n} of {of} runs"

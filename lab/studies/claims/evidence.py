@@ -31,7 +31,7 @@ from lab.report.shelf import trained_sweeps
 SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}
 FEWEST_LRS = 4
 COUPLED = "adamw_coupled"
-BURST = "burst"
+BURST = "bad_batches"
 # A table beside results folders: a row each time that a claim was judged on fresh seeds, in the order of time.
 READINGS_FILE = "readings.csv"
 # Tables in a results folder with effects on seeds whose records it no longer holds: a row for each part of a claim, a

@@ -19,7 +19,7 @@ from lab.studies.claims.registry import study_of
 from lab.studies.claims.scoreboard import ScoreboardRow
 
 AGAINST = (CONTRADICTED, NO_EFFECT)
-SAY = html.macros("answers.txt")  # a macro for each kind of sentence
+SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
 NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_suffix(".yaml"))
 
 
@@ -71,5 +71,7 @@ def _says(row: ScoreboardRow, sweeps: Collection[str]) -> str:
 def _part(row: ScoreboardRow) -> str:
     verdict, reason = row.verdict, row.verdict.reason.partition(";")[0]
     return str(
-        SAY.claim(row.claim.sentence, verdict.verdict, reason, row.effect, verdict.seeds, is_screening=row.is_screening)
+        SENTENCES.claim(
+            row.claim.sentence, verdict.verdict, reason, row.effect, verdict.seeds, is_screening=row.is_screening
+        )
     )

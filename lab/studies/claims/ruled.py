@@ -10,7 +10,7 @@ import pandas as pd
 from lab.analysis.rendering import html
 from lab.analysis.text import finite, markdown_table, plain_text, to_json
 from lab.studies.claims.registry import CLAIMS, RULED
-from lab.studies.claims.rules import WORDS, Judged, effect_text, judge
+from lab.studies.claims.rules import WORDS, Judged, effect_text, judge_rule
 from lab.studies.claims.scoreboard import EFFECT
 from lab.studies.claims.verdicts import committed
 
@@ -21,7 +21,7 @@ def judge_all(source: str) -> list[Judged]:
     """Judge the claims of a source, a key of ``RULED``, on the numbers that come with it."""
     module = RULED[source]
     data, verdicts = module.read(), {name: entry for name, entry in committed().items() if name in CLAIMS}
-    return [judge(rule, data, verdicts) for rule in module.RULES]
+    return [judge_rule(rule, data, verdicts) for rule in module.RULES]
 
 
 def table(rows: list[Judged]) -> pd.DataFrame:

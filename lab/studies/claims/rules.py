@@ -75,7 +75,7 @@ def claim(rules: list[Rule], sentence: str, source: str, **fields: Any) -> Calla
     return register
 
 
-def judge(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> Judged:
+def judge_rule(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> Judged:
     """Judge a rule on the data of its study.
 
     Args:

@@ -77,7 +77,7 @@ class ScoreboardRow(NamedTuple):
 
     @property
     def is_screening(self) -> bool:
-        """Whether the claim is decided on as few seeds as may decide it."""
+        """Whether the claim is decided at the minimum number of seeds."""
         return self.verdict.verdict in DECIDED and self.verdict.seeds == FEWEST_SEEDS
 
     @property

@@ -12,6 +12,6 @@ FIRST_FIGURES = (
     "repeated_bursts",
     "spike_arms",
     "state_and_data",
-    "ledger",
+    "restarts",
     "loss_scale_over_steps",
 )

@@ -56,9 +56,9 @@ def peaks_by_batch_and_epsilon(study: Study) -> pd.DataFrame:
 def _by_batch_and_epsilon(study: Study, values: pd.Series) -> pd.DataFrame:
     """Values in a column for each burst."""
     cards = study.records.runs.set_index("id").reindex(values.index)
-    keys = [key for key in map(str, study.records.runs) if key.startswith("burst")]
+    keys = [key for key in map(str, study.records.runs) if key.startswith("bad_batches")]
     arms = pd.Series(arm_labels(study.records.runs, keys))
-    return valued(study, values, arm=arms, column="after " + cards["burst"].str.replace("_", " "))
+    return valued(study, values, arm=arms, column="after " + cards["bad_batches"].str.replace("_", " "))
 
 
 def losses_after_repeats(study: Study) -> pd.DataFrame:
@@ -77,7 +77,8 @@ def rises_by_state(study: Study) -> pd.DataFrame:
         for key, name in STATES.items()
     ]
     rows = pd.concat(parts)
-    return rows.assign(column="of " + rows["burst"].astype(str).str.replace("_", " "), seed=rows["seed"].astype(str))
+    names = rows["bad_batches"].astype(str).str.replace("_", " ")
+    return rows.assign(column="of " + names, seed=rows["seed"].astype(str))
 
 
 def by_source(study: Study) -> pd.DataFrame:
@@ -105,8 +106,8 @@ def peaks_of_responses(study: Study) -> pd.DataFrame:
 
 
 def _peaks(study: Study, costs: pd.DataFrame) -> pd.DataFrame:
-    """Peaks of runs by ``name``, in a column for each ``burst``; empty if there is one name only."""
-    costs = costs[costs["burst"] != NONE].set_index("id")
-    after = "after " + costs["burst"].astype(str).str.replace("_", " ")
+    """Peaks of runs by ``name``, in a column for each of ``bad_batches``; empty if there is one name only."""
+    costs = costs[costs["bad_batches"] != NONE].set_index("id")
+    after = "after " + costs["bad_batches"].astype(str).str.replace("_", " ")
     points = valued(study, costs["peak"], arm=costs["name"].replace(NONE, NO_RESPONSE), column=after)
     return points if points["arm"].nunique() > 1 else points.head(0)

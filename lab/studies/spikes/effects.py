@@ -140,7 +140,7 @@ def _doublings(arm: ArmTables) -> pd.DataFrame:
     return pd.DataFrame(np.log2(arm.probe(min(arm.lrs), "loss_scale", "", near, part=1.0)))
 
 
-LENGTH = "burst.length"
+LENGTH = "bad_batches.length"
 
 
 def _clean_and_repeated(group: ComparisonGroup) -> tuple[Config, list[Config]]:

@@ -90,8 +90,8 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[RowPanel], reference: s
     names = list(dict.fromkeys(costs["name"].loc[ranks.sort_values(kind="stable").index]))
     differences = [cost.column for cost in panels_of if cost.is_difference]
     costs = costs.assign(**{column: costs[column].where(costs["name"] != reference) for column in differences})
-    looks = panels.arm_looks(sorted(costs["burst"].unique()))
-    sheet = panels.grouped_rows(costs, panels_of, names, "burst", looks)
+    looks = panels.arm_looks(sorted(costs["bad_batches"].unique()))
+    sheet = panels.grouped_rows(costs, panels_of, names, "bad_batches", looks)
     sheet.keys(("burst", panels.arm_keys({burst.replace("_", " "): look for burst, look in looks.items()})))
     return sheet
 
@@ -103,7 +103,7 @@ def note_of_lost(sheet: Sheet, costs: pd.DataFrame) -> None:
 
 
 def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """``spike_costs`` of runs with a burst, with ``name`` of the response, ``burst`` and the paired difference.
+    """``spike_costs`` of runs with a burst, with ``name`` of the response, ``bad_batches`` and the paired difference.
 
     Its attribute ``ended_early`` holds the responses all of whose runs ended before the burst.
 
@@ -113,7 +113,7 @@ def _costs(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
     table = named_costs(records)
     responses = records.runs.set_index("id").reindex(columns=["response"])["response"]
     table = table[table["id"].map(responses) != EARLIER].merge(runs, on="id")
-    planted = table[table["burst"] != NONE]
+    planted = table[table["bad_batches"] != NONE]
     table = planted.dropna(subset=["peak"])
     if table["name"].nunique() < 2:
         raise NothingToDrawError("nothing to draw: no burst is in runs with two responses")
@@ -151,7 +151,7 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
     layers.sort(key=lambda layer: (layer != "embedding", not layer.startswith("block")))  # as in the forward pass
     shades = dict(zip(layers, style.shades(range(len(layers)), style.SIZE_SHADES).values(), strict=True))
     spikes = chosen.to_dict("records")
-    titles = [f"{spike['burst']}, seed {spike['seed']}".replace("_", " ") for spike in spikes]
+    titles = [f"{spike['bad_batches']}, seed {spike['seed']}".replace("_", " ") for spike in spikes]
     sheet, facet_axes = layout.facets(titles, [SERIES[probe] for probe in probes], PANEL_HEIGHT, share_y=False)
     for spike, of_spike in zip(spikes, facet_axes, strict=True):
         run, shown = str(spike["id"]), (float(spike["step"] - AROUND), float(spike["step"] + AROUND))
@@ -168,18 +168,18 @@ def anatomy_of_a_spike(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def largest_spikes(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """The spike with the largest loss of each burst, in runs without a response: ``id``, ``step``, ``burst``, ``seed``.
+    """The spike of largest loss of each burst in runs without a response: ``id``, ``step``, ``bad_batches``, ``seed``.
 
     Raises:
         NothingToDrawError: no run without a response spiked.
     """
     spikes = records.events[records.events["kind"] == "spike"].merge(runs, on="id")
-    cards = records.runs.reindex(columns=["id", "burst", "response"]).fillna(NONE)
+    cards = records.runs.reindex(columns=["id", "bad_batches", "response"]).fillna(NONE)
     spikes = spikes.merge(cards, on="id")
     spikes = spikes[spikes["response"] == NONE].sort_values("value", ascending=False, kind="stable")
     if spikes.empty:
         raise NothingToDrawError("nothing to draw: no run without a response spiked")
-    return spikes.drop_duplicates("burst")
+    return spikes.drop_duplicates("bad_batches")
 
 
 def _anatomy(
@@ -226,7 +226,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     table = cells(records)
     table = table.assign(id=table.index).merge(runs, on="id")
-    bursts = sorted(table["burst"].unique())
+    bursts = sorted(table["bad_batches"].unique())
     if not bursts:
         raise NothingToDrawError("nothing to draw: no run went back to an earlier state at a burst")
     states = [STATES[kept] for kept in zip(table["weights"], table["moments"], strict=True)]
@@ -238,7 +238,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     columns = layout.columns_for(len(STATE_COSTS), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(titles, [""], panels.rows_height(names), columns)
     for (burst, cost), (axes,) in zip(shown, facet_axes, strict=True):
-        panels.row_panel(axes, table[table["burst"] == burst], cost, names, "batches", looks)
+        panels.row_panel(axes, table[table["bad_batches"] == burst], cost, names, "batches", looks)
     sheet.keys(("batches", panels.arm_keys(looks)))
     for sentence in _factors(records):
         sheet.note(sentence)
@@ -347,11 +347,11 @@ def updates_and_descent(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     onsets = first_onsets(records)
     around = _around(records, onsets)
-    cards = records.runs.set_index("id").reindex(columns=["burst", "response", BATCH, EPSILON])
+    cards = records.runs.set_index("id").reindex(columns=["bad_batches", "response", BATCH, EPSILON])
     met = runs[runs["id"].isin(onsets.index) & runs["id"].map(cards["response"]).fillna(NONE).eq(NONE)]
     met = met[met["lr"] == met["lr"].max()]
-    met = met.join(cards[["burst", BATCH, EPSILON]], on="id").sort_values(["burst", EPSILON, BATCH])
-    bursts = met["burst"].astype(str).str.replace("_", " ")
+    met = met.join(cards[["bad_batches", BATCH, EPSILON]], on="id").sort_values(["bad_batches", EPSILON, BATCH])
+    bursts = met["bad_batches"].astype(str).str.replace("_", " ")
     titles = bursts + ", epsilon " + met[EPSILON].map(format_value) if met[EPSILON].nunique() > 1 else bursts
     met = met.assign(panel=titles, line=met[BATCH])
     sheet = over_steps(around, met, ROWS, "sequences of a batch")

@@ -222,7 +222,7 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
     own = costs[costs["spikes"] == OWN_SPIKES]
     if own["name"].nunique() < 2 or NO_REMEDY not in set(own["name"]):
         raise NothingToDrawError("nothing to draw: no remedy for a spike of a run's own is beside a run without one")
-    costs = costs.assign(burst=costs["spikes"])
+    costs = costs.assign(bad_batches=costs["spikes"])
     costs["change"] = change(costs, "final", NO_REMEDY).where(costs["name"] != NO_REMEDY)
     means = costs[costs["spikes"] == OWN_SPIKES].groupby("name")["more"].mean()
     names = sorted(means.index, key=lambda name: (name != NO_REMEDY, means[name]))
@@ -237,8 +237,8 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
 
 def _costs(records: Records) -> pd.DataFrame:
     """``REMEDY_COSTS`` of runs with a remedy or without one: ``spikes`` is what these are of, ``name`` the remedy."""
-    cards = records.runs.reindex(columns=["id", "burst"]).set_index("id")
-    burst = cards["burst"].fillna(NONE).astype(str)
+    cards = records.runs.reindex(columns=["id", "bad_batches"]).set_index("id")
+    burst = cards["bad_batches"].fillna(NONE).astype(str)
     planted = spike_costs(records)
     planted = planted[planted.index.map(burst.to_dict()) != NONE]
     planted = planted.assign(more=(planted["spikes"] - 1).clip(lower=0), lost=planted["rewound"] + planted["skipped"])

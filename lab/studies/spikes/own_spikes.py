@@ -78,8 +78,8 @@ def measured(records: Records) -> dict[str, Series]:
     Returns:
         By id, what the probes measured, by probe and place: a value per step ``[n]``, NaN where there is none.
     """
-    runs = records.runs.reindex(columns=["id", "burst", "response", "ledger", "steps", "probes.every"])
-    plain = (runs[["burst", "response"]].fillna(NONE) == NONE).all(axis=1) & (runs["probes.every"] == 1)
+    runs = records.runs.reindex(columns=["id", "bad_batches", "response", "restarts", "steps", "probes.every"])
+    plain = (runs[["bad_batches", "response"]].fillna(NONE) == NONE).all(axis=1) & (runs["probes.every"] == 1)
     chosen = runs[plain & (runs["steps"] > START + USUAL)]
     lengths = dict(zip(chosen["id"].astype(str), chosen["steps"].astype(int), strict=True))
     probes = {TRAIN, HELD_OUT, HUMPS, *(probe for probe, _ in SIGNALS.values())}
@@ -331,13 +331,13 @@ def alarm_traits(records: Records) -> pd.DataFrame:
 def _alarm_traits(scores: pd.DataFrame) -> Mapping[str, float]:
     traits: dict[str, float] = {}
     for kind, rows in scores.groupby("kind"):
-        spikes, clean = rows[rows["burst"] == OWN], rows[rows["burst"] == NONE].iloc[0]
+        spikes, clean = rows[rows["bad_batches"] == OWN], rows[rows["bad_batches"] == NONE].iloc[0]
         traits["spikes"] = len(spikes)
         traits[f"{kind}.hits"] = float(spikes["hit"].sum())
         traits[f"{kind}.lead"] = float(spikes["lead"].astype(float).fillna(0.0).sum())
         traits[f"{kind}.false"] = float(clean["false_alarms"])
         traits[f"{kind}.clean"] = float(clean["clean_steps"])
-    delays = {str(kind): rows.loc[rows["burst"] == OWN, "delay"] for kind, rows in scores.groupby("kind")}
+    delays = {str(kind): rows.loc[rows["bad_batches"] == OWN, "delay"] for kind, rows in scores.groupby("kind")}
     if {"curvature", "update_rms"} <= set(delays):
         curvature, updates = (delays[kind].astype(float).to_numpy() for kind in ("curvature", "update_rms"))
         first = curvature <= np.where(np.isnan(updates), math.inf, updates)
@@ -376,9 +376,9 @@ def remedy_traits(records: Records) -> pd.DataFrame:
         ``lost``, updates gone back, and batches that the run which was kept passed over; ``final``, the final held-out
         loss, nats/token.
     """
-    cards = records.runs.reindex(columns=["id", "burst", "ledger", "status", *NUMBERS])
+    cards = records.runs.reindex(columns=["id", "bad_batches", "restarts", "status", *NUMBERS])
     cards = cards.astype(dict.fromkeys(NUMBERS, float))
-    own = cards[(cards[["burst", "ledger"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
+    own = cards[(cards[["bad_batches", "restarts"]].fillna(NONE) == NONE).all(axis=1) & (cards["status"] != "failed")]
     events, losses = dict(iter(records.events.groupby("id"))), training_losses(records)
     rows: dict[str, tuple[float, ...]] = {}
     for card in own.to_dict("records"):
@@ -402,7 +402,7 @@ def _name(card: Mapping[Hashable, Any]) -> str:
     settings = {str(key): value for key, value in card.items()}
     if SHRINK.partition(".")[2] in str(settings["intervention"]).split("+"):
         return SHRUNK_NAME if settings.get("response") == NONE else ""
-    burst = settings.get("burst")
+    burst = settings.get("bad_batches")
     return next((name for key, name in REMEDY_NAMES.items() if is_met_by(settings, burst, key)), "")
 
 

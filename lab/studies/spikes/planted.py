@@ -84,20 +84,20 @@ ON = "on"  # the value of an intervention that is present
 
 
 def arm_costs(records: Records) -> pd.DataFrame:
-    """``spike_costs`` of runs with a burst but no response or restart log; with ``id``, ``burst`` and ``name``.
+    """``spike_costs`` of runs with a burst but no response or restart log; with ``id``, ``bad_batches`` and ``name``.
 
     The name holds the settings in which an arm differs from the default recipe: ``beta2 0.98``.
     """
-    cards = records.runs.reindex(columns=["id", "burst", "response", "ledger", "status"])
-    is_plain = (cards[["response", "ledger"]].fillna(NONE) == NONE).all(axis=1)
-    plain = cards[(cards["burst"].fillna(NONE) != NONE) & is_plain]
+    cards = records.runs.reindex(columns=["id", "bad_batches", "response", "restarts", "status"])
+    is_plain = (cards[["response", "restarts"]].fillna(NONE) == NONE).all(axis=1)
+    plain = cards[(cards["bad_batches"].fillna(NONE) != NONE) & is_plain]
     names: dict[str, str] = {}
-    for _, of_burst in plain[plain["status"] != "failed"].groupby("burst"):
+    for _, of_burst in plain[plain["status"] != "failed"].groupby("bad_batches"):
         names |= _names(records.runs[records.runs["id"].isin(of_burst["id"])])
     costs = spike_costs(records)
     costs = costs[costs.index.isin(list(names))]
-    burst = plain.set_index("id")["burst"].reindex(costs.index)
-    return costs.assign(id=costs.index, burst=burst, name=costs.index.map(names))
+    burst = plain.set_index("id")["bad_batches"].reindex(costs.index)
+    return costs.assign(id=costs.index, bad_batches=burst, name=costs.index.map(names))
 
 
 def _names(runs: pd.DataFrame) -> dict[str, str]:
@@ -124,9 +124,9 @@ def _setting(key: str, value: Hashable, usual: Hashable) -> str:
     return f"no {name}" if value == math.inf else setting_text(name, value)
 
 
-START, FRACTION, STEPS = "burst.start", "burst.fraction", "steps"
+START, FRACTION, STEPS = "bad_batches.start", "bad_batches.fraction", "steps"
 CLEAN = "no burst"
-PAIR = ("burst", "size", "lr", "seed")  # columns in which two runs agree whose costs are compared
+PAIR = ("bad_batches", "size", "lr", "seed")  # columns in which two runs agree whose costs are compared
 
 
 def repeated_costs(records: Records) -> pd.DataFrame:
@@ -136,7 +136,7 @@ def repeated_costs(records: Records) -> pd.DataFrame:
         These columns with ``id``, ``number`` of bursts, and ``name``. The name contains the first step if it is not
         that of the earliest burst, and the number of batches by which the run is shorter than the longest.
     """
-    cards = records.runs[records.runs.get("burst", pd.Series(NONE, records.runs.index)).fillna(NONE) != NONE]
+    cards = records.runs[records.runs.get("bad_batches", pd.Series(NONE, records.runs.index)).fillna(NONE) != NONE]
     if cards.empty or REPEATS not in cards or cards[REPEATS].isna().all():
         return spike_costs(records).head(0).assign(id="", number=0, name="")
     first, longest = cards[START].min(), int(cards[STEPS].max())
@@ -168,7 +168,7 @@ def _bursts_name(card: Mapping[Hashable, Any], is_first: bool, longest: int) -> 
 
 
 EARLIER = "earlier_state"  # the response that restores earlier weights or moments when a burst begins
-WEIGHTS, MOMENTS, DATA = "response.rewind_weights", "response.rewind_moments", "burst.fraction"
+WEIGHTS, MOMENTS, DATA = "response.rewind_weights", "response.rewind_moments", "bad_batches.fraction"
 MEASURES = ("peak", "final")
 
 
@@ -198,13 +198,13 @@ def cells(records: Records) -> pd.DataFrame:
     """The runs of the ablation, indexed by run id.
 
     Returns:
-        Columns ``burst``; ``weights``, ``moments`` and ``data``, as in ``Cell``; and ``peak`` and ``final`` of
+        Columns ``bad_batches``; ``weights``, ``moments`` and ``data``, as in ``Cell``; and ``peak`` and ``final`` of
         ``spike_costs``: the largest held-out loss from the burst on minus the usual one, and the final one, nats/token.
     """
     runs = records.runs
     ablated = runs[runs["response"] == EARLIER] if "response" in runs else runs.head(0)
-    rows = [(row["burst"], *Cell.of(row)) for row in ablated.to_dict("records")]
-    table = pd.DataFrame(rows, ablated["id"].to_list(), ["burst", *Cell._fields])
+    rows = [(row["bad_batches"], *Cell.of(row)) for row in ablated.to_dict("records")]
+    table = pd.DataFrame(rows, ablated["id"].to_list(), ["bad_batches", *Cell._fields])
     return table.join(spike_costs(records)[list(MEASURES)])
 
 
@@ -238,7 +238,7 @@ def factors_by_seed(records: Records, measure: str) -> pd.DataFrame:
     table = cells(records)
     keys = ["model.width", "model.depth", "optimizer.lr", "seed"]
     table = table.join(records.runs.set_index("id")[keys])
-    by_cell = table.pivot_table(measure, ["burst", *keys], list(Cell._fields))
+    by_cell = table.pivot_table(measure, ["bad_batches", *keys], list(Cell._fields))
     if by_cell.shape[1] < 8:
         return pd.DataFrame(columns=["data", "weights", "moments", "state"], dtype=float)
     return factors(by_cell).dropna()

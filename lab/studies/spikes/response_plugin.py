@@ -101,8 +101,8 @@ class EarlierState(Response):
 
     def objection(self, config: Any) -> str | None:
         """It waits for a burst."""
-        if config.burst is None:
-            return f"response={config.response.name} acts where a burst begins; add burst=rare_tokens"
+        if config.bad_batches is None:
+            return f"response={config.response.name} acts where a burst begins; add bad_batches=rare_tokens"
         return None
 
 

@@ -19,7 +19,7 @@ from lab.studies.claims.evidence import ArmTables
 from lab.studies.claims.quantities import held_out, loss_at_top
 from lab.studies.spikes.effects import HALF
 
-LEDGER, NONE, CHAIN = "ledger", "none", "optimizer.chain"
+RESTARTS, NONE, CHAIN = "restarts", "none", "optimizer.chain"
 # Settings of the optimizer that are shown as multiples of those at the start; and names of settings for readers.
 RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -1,4 +1,4 @@
-"""Ledgers: restarts of a run by hand, each at a step, with another optimizer, interventions, schedule or loss scale."""
+"""Restart schedules: a run restarts at steps, with another optimizer, interventions, schedule or loss scale."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RestartSchedule:
     changes.  Links that a restart adds begin with a fresh state.
 
     Attributes:
-        name: of the ledger.
+        name: of the schedule.
         entries: what each restart declares: ``120: optimizer.lr=0.005 loss_scale=fresh``.
         restarts: the same as a run carries it out.
     """
@@ -60,10 +60,10 @@ class RestartSchedule:
         return any(restart.fresh_loss_scale for restart in self.restarts)
 
 
-def build_ledger(
+def build_restarts(
     values: Any, tree: Mapping[str, Any], steps: int, build: Callable[[Groups], Mapping[str, Any]]
 ) -> RestartSchedule:
-    """The ledger of a run with so many steps, from plain values.
+    """The restart schedule of a run with so many steps, from plain values.
 
     Args:
         values: ``name``, and ``restarts``, a list of mappings with ``step`` (below 1, a share of the steps) and dotted
@@ -79,15 +79,15 @@ def build_ledger(
     """
     if not isinstance(values, Mapping) or unknown_key(values):
         key = unknown_key(values) if isinstance(values, Mapping) else str(values)
-        raise RequestError(f"unknown key 'ledger.{key}'; {nearest(key, KEYS)}")
+        raise RequestError(f"unknown key 'restarts.{key}'; {nearest(key, KEYS)}")
     restarts = values.get("restarts")
     if "name" not in values or not isinstance(restarts, Sequence) or isinstance(restarts, str) or not restarts:
-        raise RequestError("ledger must have a name and a list of restarts, such as {step: 100, optimizer.lr: 1e-3}")
+        raise RequestError("restarts must have a name and a list of restarts, such as {step: 100, optimizer.lr: 1e-3}")
     entries, carried_out, before = list[str](), list[Restart](), 0
     present: Groups = {group: dict(tree[group]) for group in GROUPS}
     changed: set[str] = set()
     for number, restart in enumerate(restarts):
-        where = f"ledger.restarts[{number}]"
+        where = f"restarts.restarts[{number}]"
         before = _step(restart, where, before, steps)
         changes = {key_now(str(key)): value for key, value in restart.items() if key != "step"}
         entries.append(f"{before}: {' '.join(f'{key}={_spelled(value)}' for key, value in changes.items())}")
@@ -108,7 +108,7 @@ def _spelled(value: Any) -> str:
 
 
 def unknown_key(values: Mapping[Any, Any]) -> str:
-    """The first key that no ledger has; empty if there is none."""
+    """The first key that no restart schedule has; empty if there is none."""
     return next((str(key) for key in values if key not in KEYS), "")
 
 

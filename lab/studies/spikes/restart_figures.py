@@ -1,6 +1,6 @@
 """The figure of restarts by hand: loss over steps beside runs without restarts, and the changes of each restart.
 
-A restart log (config group ``ledger``) lists the steps at which a run is restarted with other settings.
+A restart log (config group ``restarts``) lists the steps at which a run is restarted with other settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.analysis.rendering import layout, marks, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import number
 from lab.records.store import ENTRIES, Records
-from lab.studies.spikes.restart_effects import LEDGER, NONE, RecordedRestart, restarts_of
+from lab.studies.spikes.restart_effects import NONE, RESTARTS, RecordedRestart, restarts_of
 
 LOSSES = {"val_loss": "held-out loss\n(nats/token)", "train_loss": "training loss\n(nats/token)"}
 FEWEST_STEPS, MOST_POINTS = 10, 100  # fewest steps of a loss that is drawn, most points of a line
@@ -31,8 +31,8 @@ MOST_TICKS = 5
 CONTROL = "without restarts"
 
 
-@figure("ledger")
-def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
+@figure("restarts")
+def restart_schedules(records: Records, runs: pd.DataFrame) -> Sheet:
     """Loss over steps of runs with a restart log, beside runs that differ only in having none.
 
     A restart log lists the steps at which a run is restarted with other settings. A thin upright line is a restart, and
@@ -41,7 +41,7 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
     steps is left out.
     """
     table = _arranged(records, runs)
-    groups = [group for _, group in table[table[LEDGER] != NONE].groupby(["rest", LEDGER], sort=False)]
+    groups = [group for _, group in table[table[RESTARTS] != NONE].groupby(["rest", RESTARTS], sort=False)]
     if not groups:
         raise NothingToDrawError("nothing to draw: no run has a restart log")
     label, lines = _lines(records, table)
@@ -53,7 +53,7 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
     shades = style.shades(table["lr"], style.LR_SHADES)
     for row, (group, group_restarts) in enumerate(zip(groups, restarts, strict=True)):
         axes = sheet.panel(row, 0)
-        untreated = table[(table[LEDGER] == NONE) & (table["rest"] == group["rest"].iloc[0])]
+        untreated = table[(table[RESTARTS] == NONE) & (table["rest"] == group["rest"].iloc[0])]
         for (_, lr), line in lines[lines["curve"].isin(untreated["curve"])].groupby(["curve", "lr"]):
             (drawn,) = axes.plot(line["step"], line["value"], color=shades[lr], linewidth=1, linestyle=style.DASHED)
             marks.name(drawn, CONTROL)
@@ -73,11 +73,11 @@ def ledger(records: Records, runs: pd.DataFrame) -> Sheet:
 
 
 def _arranged(records: Records, runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the columns ``ledger``, ``rest`` (the label of the arm without it) and ``name`` of a panel."""
-    ledgers = records.runs.set_index("id").reindex(columns=[LEDGER])[LEDGER].fillna(NONE)
-    rest = arm_labels(records.runs, (LEDGER, ENTRIES))
-    table = runs.assign(**{LEDGER: runs["id"].map(ledgers), "rest": runs["id"].map(rest)})
-    names = table[LEDGER] + (", " + table["rest"] if table["rest"].nunique() > 1 else "")
+    """Runs with the columns ``restarts``, ``rest`` (the label of the arm without it) and ``name`` of a panel."""
+    schedules = records.runs.set_index("id").reindex(columns=[RESTARTS])[RESTARTS].fillna(NONE)
+    rest = arm_labels(records.runs, (RESTARTS, ENTRIES))
+    table = runs.assign(**{RESTARTS: runs["id"].map(schedules), "rest": runs["id"].map(rest)})
+    names = table[RESTARTS] + (", " + table["rest"] if table["rest"].nunique() > 1 else "")
     return table.assign(name=names.str.replace("_", " "))
 
 
@@ -126,9 +126,9 @@ def _restarts(axes: Axes, values: pd.Series, changes: Sequence[RecordedRestart],
 
 def _onsets(records: Records) -> list[str]:
     """A sentence on the first step of each burst."""
-    cards = records.runs.reindex(columns=["id", "burst"])
+    cards = records.runs.reindex(columns=["id", "bad_batches"])
     bursts = records.events[records.events["kind"] == "burst"].merge(cards, on="id")
-    steps = bursts.groupby("burst")["step"].agg(["min", "max"])
+    steps = bursts.groupby("bad_batches")["step"].agg(["min", "max"])
     return [
         f"The burst {name.replace('_', ' ')} begins at step {first}{'' if first == last else f' to {last}'}."
         for name, (first, last) in zip(steps.index, steps.itertuples(index=False), strict=True)

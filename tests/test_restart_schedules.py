@@ -1,4 +1,4 @@
-"""Ledgers: restarts change what they declare and nothing else, and faulty ones are refused in one line."""
+"""Restart schedules change what they declare and nothing else, and faulty ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs, tree
 
-SHIPPED = sorted(path for path in data_folder("conf").glob("ledger/*.yaml") if path.stem != "none")
+SHIPPED = sorted(path for path in data_folder("conf").glob("restarts/*.yaml") if path.stem != "none")
 SGD, MOMENTUM = (["clip", rule, "peak", "decay", "schedule"] for rule in ("sgd", "momentum"))
 ADAM = ["clip", "adam", "peak", "decay", "schedule"]
 SHORT = ("model.depth=1", "steps=12", "schedule.warmup=2", "probes.every=4")
@@ -32,7 +32,7 @@ def fleet(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> Fleet:
 
 
 def restarted(*restarts: dict[str, Any], shared: tuple[str, ...] = SHORT) -> RunConfig:
-    return run_config(tree(*shared) | {"ledger": {"name": "mine", "restarts": list(restarts)}})
+    return run_config(tree(*shared) | {"restarts": {"name": "mine", "restarts": list(restarts)}})
 
 
 def after(made: Fleet, updates: int) -> dict[str, torch.Tensor]:
@@ -186,12 +186,12 @@ def test_a_kill_between_restarts_changes_no_record(
         assert again.outcome["final_val_loss"] == run.outcome["final_val_loss"]
 
 
-def test_the_ledger_is_a_column_and_a_part_of_the_id() -> None:
-    plain, ledger = configs("seed=0", "seed=0 ledger=glm_130b")
-    assert (columns(plain)["ledger"], columns(ledger)["ledger"]) == ("none", "glm_130b")
-    assert "ledger.entries" not in columns(plain)
-    assert columns(ledger)["ledger.entries"] == "6: optimizer.lr=0.005"
-    assert run_id(plain, "data") != run_id(ledger, "data")
+def test_the_restart_schedule_is_a_column_and_a_part_of_the_id() -> None:
+    plain, scheduled = configs("seed=0", "seed=0 restarts=glm_130b")
+    assert (columns(plain)["restarts"], columns(scheduled)["restarts"]) == ("none", "glm_130b")
+    assert "restarts.entries" not in columns(plain)
+    assert columns(scheduled)["restarts.entries"] == "6: optimizer.lr=0.005"
+    assert run_id(plain, "data") != run_id(scheduled, "data")
 
 
 def test_runs_of_a_fleet_share_what_restarts_swap() -> None:
@@ -201,7 +201,7 @@ def test_runs_of_a_fleet_share_what_restarts_swap() -> None:
     keys = {static_key(restarted(each)) for each in (lower, lower | relu, lower | sgd, later)}
     assert len(keys) == 4
     assert run_id(restarted(lower), "data") != run_id(restarted(lowest), "data")
-    assert columns(restarted(lower | relu | sgd))["ledger.entries"] == (
+    assert columns(restarted(lower | relu | sgd))["restarts.entries"] == (
         "6: optimizer.lr=0.001 intervention.relu=on optimizer.chain=clip,sgd,peak,decay,schedule"
     )
 
@@ -214,15 +214,15 @@ def test_a_run_that_may_fall_behind_at_a_swap_trains_alone() -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_ledgers_restart_a_run_of_the_usual_length(path: Path) -> None:
-    (config,) = configs("steps=400", shared=(f"ledger={path.stem}",))
-    assert config.ledger is not None
-    steps = [restart.step for restart in config.ledger.restarts]
+def test_shipped_schedules_restart_a_run_of_the_usual_length(path: Path) -> None:
+    (config,) = configs("steps=400", shared=(f"restarts={path.stem}",))
+    assert config.restarts is not None
+    steps = [restart.step for restart in config.restarts.restarts]
     assert steps == sorted(set(steps))
     assert steps[-1] < 400
 
 
 def test_a_share_of_the_steps_is_rounded_to_the_nearest_step() -> None:
     config = restarted({"step": 0.29, "optimizer.lr": 1e-3}, shared=(*SHORT, "steps=100"))
-    assert config.ledger is not None
-    assert [restart.step for restart in config.ledger.restarts] == [29]  # 0.29 * 100 is less than 29
+    assert config.restarts is not None
+    assert [restart.step for restart in config.restarts.restarts] == [29]  # 0.29 * 100 is less than 29

@@ -25,26 +25,26 @@ OPT = "20: optimizer.lr={:g}+80: optimizer.weight_decay=2e-4 optimizer.beta2=0.9
 
 @cache
 def restarted() -> Records:
-    """Planted runs of which those with the ledger ``opt_175b`` say what it changed."""
+    """Planted runs of which those with the restart schedule ``opt_175b`` say what it changed."""
     runs = planted_claims.cards("ledgers", dict.fromkeys(range(3), True))
     for run, _ in runs:
-        entries = OPT.format(0.5 * run["optimizer.lr"]) if run["ledger"] == "opt_175b" else "160: optimizer.lr=1e-2"
-        run |= {"optimizer.weight_decay": 1e-4, "ledger.entries": None if run["ledger"] == "none" else entries}
-    kept = [(run, recorded) for run, recorded in runs if run["ledger"] in ("none", "opt_175b")]
+        entries = OPT.format(0.5 * run["optimizer.lr"]) if run["restarts"] == "opt_175b" else "160: optimizer.lr=1e-2"
+        run |= {"optimizer.weight_decay": 1e-4, "restarts.entries": None if run["restarts"] == "none" else entries}
+    kept = [(run, recorded) for run, recorded in runs if run["restarts"] in ("none", "opt_175b")]
     return planted_claims.records(kept)
 
 
-def test_learning_rates_of_a_ledger_are_multiples_on_a_curve() -> None:
+def test_learning_rates_of_a_restart_schedule_are_multiples_on_a_curve() -> None:
     table = points(restarted().runs)
-    assert table.groupby("arm")["curve"].nunique().to_dict() == {"ledger none": 1, "ledger opt_175b": 1}
+    assert table.groupby("arm")["curve"].nunique().to_dict() == {"restarts none": 1, "restarts opt_175b": 1}
     assert table.groupby("curve")["lr"].nunique().tolist() == [3, 3]
-    changed = restarted().runs["ledger.entries"].str.replace("20: optimizer.lr=0.15", "20: optimizer.lr=0.2")
-    assert points(restarted().runs.assign(**{"ledger.entries": changed}))["curve"].nunique() == 3
+    changed = restarted().runs["restarts.entries"].str.replace("20: optimizer.lr=0.15", "20: optimizer.lr=0.2")
+    assert points(restarted().runs.assign(**{"restarts.entries": changed}))["curve"].nunique() == 3
 
 
 def test_a_restart_says_what_changed_and_by_how_much() -> None:
     card: dict[Any, Any] = {"optimizer.lr": 0.3, "optimizer.weight_decay": 1e-4}
-    told = restarts_of({**card, "ledger.entries": OPT.format(0.15) + "+340: loss_scale=fresh"})
+    told = restarts_of({**card, "restarts.entries": OPT.format(0.15) + "+340: loss_scale=fresh"})
     assert [restart.step for restart in told] == [20, 80, 320, 340]
     assert [restart.changes.replace("\N{MULTIPLICATION SIGN}", "x") for restart in told] == [
         *("LR x0.5", "decay x2, beta2 0.95", "clip 0.3", "loss scale fresh")
@@ -53,12 +53,12 @@ def test_a_restart_says_what_changed_and_by_how_much() -> None:
     chains = ["clip,sgd,peak,decay,schedule", "clip,adam,peak,schedule", "clip,adam,peak,decay,schedule"]
     swaps = [f"optimizer.chain={chain}" for chain in chains] + ["intervention.relu=on schedule.floor=0"]
     entries = "+".join(f"{step}: {swap}" for step, swap in enumerate(swaps, 1))
-    assert [restart.changes for restart in restarts_of({**card, "ledger.entries": entries})] == [
+    assert [restart.changes for restart in restarts_of({**card, "restarts.entries": entries})] == [
         *("sgd for adam", "without decay", "same links", "relu on, floor 0")
     ]
-    thousandfold = {**card, "ledger.entries": "9: optimizer.lr=300"}
+    thousandfold = {**card, "restarts.entries": "9: optimizer.lr=300"}
     assert restarts_of(thousandfold)[0].changes.endswith("1000")
-    from_none = {**card, "optimizer.weight_decay": 0.0, "ledger.entries": "9: optimizer.weight_decay=0.1"}
+    from_none = {**card, "optimizer.weight_decay": 0.0, "restarts.entries": "9: optimizer.weight_decay=0.1"}
     assert restarts_of(from_none) == [(9, "decay 0.1")]
     assert restarts_of(card) == []
 
@@ -94,11 +94,11 @@ def test_spikes_before_a_restart_do_not_count() -> None:
     assert counts == [2, 1, 0]
 
 
-def test_the_shares_of_the_claims_are_those_of_the_ledgers() -> None:
+def test_the_shares_of_the_claims_are_those_of_the_schedules() -> None:
     def shipped(name: str) -> list[tuple[float, float]]:
-        ledger = configs(f"ledger={name}", shared=("optimizer.lr=1", "steps=100"))[0].ledger
-        assert ledger is not None
-        return [(restart.step / 100, restart.groups["optimizer"].lr) for restart in ledger.restarts]
+        schedule = configs(f"restarts={name}", shared=("optimizer.lr=1", "steps=100"))[0].restarts
+        assert schedule is not None
+        return [(restart.step / 100, restart.groups["optimizer"].lr) for restart in schedule.restarts]
 
     assert shipped("quarter_lr") == [(claims.QUARTERED, claims.QUARTER)]
     assert shipped("glm_130b") == [(claims.HALVED, 0.5)]
@@ -108,7 +108,7 @@ def test_the_shares_of_the_claims_are_those_of_the_ledgers() -> None:
 @pytest.mark.parametrize("page", [style.SCREEN, style.Page(3.25, 8.0)], ids=["screen", "column"])
 def test_the_figure_marks_every_restart_and_can_be_read(page: style.Page) -> None:
     with style.drawn_for(page):
-        figure = FIGURES["ledger"](restarted())
+        figure = FIGURES["restarts"](restarted())
         assert complaints(figure) == []
     (axes,) = figure.axes
     uprights = [line for line in axes.lines if len(line.get_xdata()) == 3]
@@ -122,14 +122,14 @@ def test_the_figure_marks_every_restart_and_can_be_read(page: style.Page) -> Non
     assert ends == [pytest.approx([2.0, 2.2, 2.2], rel=0.01), pytest.approx([2.0, 2.2, 4.0], rel=0.01)]
 
 
-def test_costs_of_runs_without_a_response_are_named_by_their_ledger() -> None:
+def test_costs_of_runs_without_a_response_are_named_by_their_restart_schedule() -> None:
     runs = planted_claims.cards("new_data", dict.fromkeys(range(3), True))
     assert set(named_costs(planted_claims.records(runs))["name"]) == {"none", "new warm up"}
 
 
-def test_a_ledger_without_entries_is_drawn_without_restarts() -> None:
+def test_a_restart_schedule_without_entries_is_drawn_without_restarts() -> None:
     records = restarted()
-    bare = records._replace(runs=records.runs.assign(**{"ledger.entries": None}))
-    figure = FIGURES["ledger"](bare)
+    bare = records._replace(runs=records.runs.assign(**{"restarts.entries": None}))
+    figure = FIGURES["restarts"](bare)
     assert not complaints(figure)
     assert [axes.get_title() for axes in figure.axes] == ["opt 175b"]
