@@ -18,7 +18,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import NOT_JUDGED, Battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Battery
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast
@@ -146,6 +146,38 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
             hits += interval.low <= 0 <= interval.high
         covered[name] = hits / draws
     return covered
+
+
+def first_looks(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
+    """The verdicts of cards of one minute beside those of five: a row for each recipe, test and half of the seeds.
+
+    A card of one minute has half the seeds of one of five, so each half of the seeds makes one. The spreads that they
+    share come from all records.
+
+    Returns:
+        Columns ``recipe``, ``test``, ``first`` (verdict of one minute) and ``second`` (of five).
+    """
+    rows, tests = [], battery.chosen([], 1)
+    for recipe, done in by_recipe.items():
+        whole = {line.test.name: line.verdict for line in lines_of(tests, done, battery)}
+        for half in (slice(None, 3), slice(3, None)):
+            some = {setting: table.sort_index().iloc[half] for setting, table in done.items()}
+            for line in lines_of(tests, some, battery):
+                if line.test.name in whole and {line.verdict, whole[line.test.name]} != {NOT_JUDGED}:
+                    verdicts = {"first": line.verdict, "second": whole[line.test.name]}
+                    rows.append({"recipe": recipe, "test": line.test.name, **verdicts})
+    return pd.DataFrame(rows)
+
+
+def first_looks_text(table: pd.DataFrame) -> str:
+    """How well cards of one minute agree with those of five, in a sentence."""
+    ends = {PASSES, FAILS}
+    is_same, is_open = table["first"] == table["second"], table["first"] == OPEN
+    opposite = sum({first, second} == ends for first, second in zip(table["first"], table["second"], strict=True))
+    return (
+        f"in {is_same.sum()} of {len(table)} lines both have the same verdict, in {(~is_same & is_open).sum()} "
+        f"the first is open where the second is not, and in {opposite} one passes and the other fails"
+    )
 
 
 def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:

@@ -7,6 +7,7 @@ names the pages that differ, and ends with exit code 1 if there are any.
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -48,6 +49,8 @@ from score_crash_test import (
     agreement_markdown,
     agreements,
     coverage,
+    first_looks,
+    first_looks_text,
     recipes_markdown,
     reference_spreads,
     reference_table,
@@ -75,6 +78,7 @@ BOARD = re.compile(r"(<!-- board -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
 RECIPES = re.compile(r"(<!-- published recipes -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+FIRST_LOOKS = re.compile(r"(<!-- first looks -->)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -284,6 +288,7 @@ def quote_crash_test(text: str) -> str:
     """The text of a page with the published recipes under the crash test, where it marks them."""
     text = RECIPES.sub(lambda found: f"{found[1]}{_crash_test_tables()[0]}{found[3]}", text)
     text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
+    text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
 
@@ -293,6 +298,13 @@ def _crash_test_tables() -> tuple[str, str]:
     battery, by_recipe = crash_test()
     table, published = reference_table(by_recipe, battery), published_outcomes()
     return recipes_markdown(table, published, battery), agreement_markdown(agreements(table, published, battery))
+
+
+@cache
+def _first_looks() -> str:
+    """How well cards of one minute agree with those of five, over the published recipes."""
+    battery, by_recipe = crash_test()
+    return "\n".join(textwrap.wrap(first_looks_text(first_looks(by_recipe, battery)), 120))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from lab.probes.listener import ProbesConfig
 from lab.records import store
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
+from lab.studies.claims.verdicts import committed, judge_claim
 from lab.sweeping.compose import Composer
 from lab.sweeping.request import read_request
 from lab.training.config import Budget
@@ -66,11 +67,18 @@ def test_a_run_of_a_custom_model_keeps_its_id() -> None:
 
 
 @pytest.mark.parametrize("folder", GOLDEN["verdicts"])
-def test_claims_have_the_verdicts_that_they_had(folder: str) -> None:
-    records = store.read(RESULTS / folder)
-    evidence = read_evidence(RESULTS / folder, records)
-    expected = GOLDEN["verdicts"][folder]
-    assert {name: judge_claim(CLAIMS[name], [evidence]).verdict for name in expected} == expected
+def test_claims_have_the_verdicts_and_the_effects_that_they_had(folder: str) -> None:
+    """Effects on earlier seeds, which a folder keeps under a digest of the keys of their runs, count as well."""
+    evidence = read_evidence(RESULTS / folder, store.read(RESULTS / folder))
+    expected, before = GOLDEN["verdicts"][folder], committed()
+    found = {name: judge_claim(CLAIMS[name], [evidence]) for name in expected}
+    assert {name: verdict.verdict for name, verdict in found.items()} == expected
+    for name, verdict in found.items():
+        for number in ("effect", "low", "high"):
+            wanted = before[name][number]
+            assert getattr(verdict, number) == pytest.approx(
+                math.nan if wanted is None else wanted, rel=1e-6, nan_ok=True
+            )
 
 
 def of_the_lab(registry: Registry[Any]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from lab.analysis import Records
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import NOT_JUDGED, PASSES, Setting, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Setting, read_battery
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
 from lab.features.guard.cards import CardBaseline, card_from_json, compare_cards
 from lab.features.stress.card import card_of
@@ -25,6 +25,8 @@ from score_crash_test import (
     agreements,
     bounds_scores,
     coverage,
+    first_looks,
+    first_looks_text,
     recipes_markdown,
     reference_spreads,
     reference_table,
@@ -132,6 +134,17 @@ def test_outcomes_are_those_on_which_two_passes_agree() -> None:
     agreed = passes["first_pass"].where(passes["first_pass"] == passes["second_pass"], "unknown")
     assert (passes["outcome"] == agreed).all()
     assert published_outcomes() == agreed[agreed != "unknown"].to_dict()
+
+
+def test_a_first_look_is_held_against_the_card_of_twice_the_seeds() -> None:
+    runs = by_recipe(llama=(0.5, 0.0), olmo2=(0.02, 0.0))
+    looks = first_looks(runs, BATTERY)
+    assert set(looks["recipe"]) == {"llama", "olmo2"}
+    assert (looks["first"] == looks["second"]).all()  # planted seeds do not spread
+    told = pd.DataFrame({"first": [PASSES, OPEN, OPEN, PASSES], "second": [PASSES, FAILS, OPEN, FAILS]})
+    said = first_looks_text(told)
+    assert said.startswith("in 2 of 4 lines both have the same verdict, in 1 the first is open")
+    assert said.endswith("and in 1 one passes and the other fails")
 
 
 def test_a_page_says_how_many_published_recipes_stand_a_test() -> None:

@@ -23,6 +23,7 @@ from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import HIGH, LOST, judge
 from lab.analysis.text import count, first_to_last
 from lab.core import files
+from lab.core.schema import first_key
 from lab.records import store
 from lab.records.store import Records
 from lab.report.shelf import trained_sweeps
@@ -348,9 +349,15 @@ class ArmTables:
 
 
 def config_digest(arms: list[ArmTables]) -> str:
-    """A digest of the configs of the runs of these arms, including precision and engine, but not seeds."""
-    curves = arms[0].evidence.curves
-    configs = [[arm.lrs, sorted(sorted(map(str, curves[number].items())) for number in arm.numbers)] for arm in arms]
+    """A digest of the configs of the runs of these arms, including precision and engine, but not seeds.
+
+    Like ids, it digests the first name of a key, so that a new name parts no effects from those on earlier seeds.
+    """
+    curves = {
+        number: sorted(str((first_key(key), value)) for key, value in curve.items())
+        for number, curve in arms[0].evidence.curves.items()
+    }
+    configs = [[arm.lrs, sorted(curves[number] for number in arm.numbers)] for arm in arms]
     return sha256(json.dumps(configs).encode()).hexdigest()[:12]
 
 
