@@ -1,0 +1,121 @@
+"""The yardstick of small models that fail like large ones: planted models, and the committed numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from lab.studies.faithful_toy import yardstick
+from lab.studies.faithful_toy.yardstick import CHANGE
+
+RULE = yaml.safe_load((Path(yardstick.__file__).parent / "yardstick.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def marin() -> pd.DataFrame:
+    return yardstick.read_changes()
+
+
+def copied(marin: pd.DataFrame, optimizers: tuple[str, ...] = ()) -> pd.DataFrame:
+    """A small model to which each change costs as much as it cost Marin's runs, of all optimizers or of some."""
+    chosen = marin[marin["optimizer"].isin(optimizers or marin["optimizer"])]
+    share = chosen.groupby(["optimizer", *CHANGE])["broke"].transform("mean")
+    return chosen[["optimizer", *CHANGE]].assign(excess=share)
+
+
+def renamed(toy: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """The same changes, each of which costs what another one does."""
+    return toy.assign(excess=np.random.default_rng(seed).permutation(toy["excess"]))
+
+
+def test_a_model_that_fails_as_marins_runs_did_scores_one(marin: pd.DataFrame) -> None:
+    score = yardstick.score(marin, copied(marin))
+    assert score.concordance == 1
+    assert score.factors > 0.8
+    assert score.precision > max(RULE["ceiling"], *score.nulls.values())
+    own = yardstick.toy_scores(marin, copied(marin))
+    assert yardstick.chance_of_concordance(marin, own, 200) < 0.02
+
+
+def test_a_model_whose_costs_are_shuffled_scores_by_chance(marin: pd.DataFrame) -> None:
+    scores = [yardstick.score(marin, renamed(copied(marin), seed)) for seed in range(20)]
+    assert np.mean([score.concordance for score in scores]) == pytest.approx(0.5, abs=0.05)
+    assert np.mean([score.precision for score in scores]) < scores[0].nulls["key"]
+    chances = [
+        yardstick.chance_of_concordance(marin, yardstick.toy_scores(marin, renamed(copied(marin), seed)), 50)
+        for seed in range(20)
+    ]
+    assert 0.3 < np.mean(chances) < 0.7
+
+
+def test_a_model_in_which_the_opposite_breaks_scores_zero(marin: pd.DataFrame) -> None:
+    toy = copied(marin)
+    assert yardstick.score(marin, toy.assign(excess=-toy["excess"])).concordance == 0
+
+
+def test_a_model_to_which_nothing_costs_anything_scores_by_chance(marin: pd.DataFrame) -> None:
+    score = yardstick.score(marin, copied(marin).assign(excess=0.0))
+    assert score.concordance == 0.5
+    assert score.precision == pytest.approx(marin["broke"].mean())
+
+
+def test_a_planted_fault_lowers_the_scores(marin: pd.DataFrame) -> None:
+    """Two optimizers that fail in the reverse order, as AdamW and Muon did in a trial."""
+    toy = copied(marin)
+    swapped = toy.assign(optimizer=toy["optimizer"].replace({"adamw": "muon", "muon": "adamw"}))
+    right, wrong = yardstick.score(marin, toy), yardstick.score(marin, swapped)
+    assert wrong.concordance < right.concordance
+    assert wrong.factors < right.factors
+
+
+def test_scores_and_nulls_are_of_the_changes_that_were_made(marin: pd.DataFrame) -> None:
+    score = yardstick.score(marin, copied(marin, ("adamw", "nadamw", "lion", "muon")))
+    assert score.pairs == RULE["pairs"]["of_adamw_nadamw_lion_and_muon"]
+    whole = yardstick.score(marin, copied(marin))
+    assert whole.pairs == RULE["pairs"]["all"]
+    assert whole.nulls == pytest.approx({name: RULE["nulls"][name] for name in whole.nulls}, abs=0.01)
+
+
+def test_the_committed_table_has_the_frozen_numbers(marin: pd.DataFrame) -> None:
+    others = marin[marin["key"] != "learning_rate"].reset_index(drop=True)
+    for changes, nulls, ceiling in (
+        (marin, "nulls", "ceiling"),
+        (others, "nulls_without_learning_rate", "ceiling_without_learning_rate"),
+    ):
+        for name, by in yardstick.NULLS.items():
+            said = yardstick.null_scores(changes, by)
+            assert yardstick.average_precision(changes["broke"], said) == pytest.approx(RULE[nulls][name], abs=0.006)
+        said = yardstick.ceiling_scores(changes)
+        assert yardstick.average_precision(changes["broke"], said) == pytest.approx(RULE[ceiling], abs=0.002)
+    assert yardstick.concordance(others, yardstick.ceiling_scores(others))[1] == RULE["pairs"]["without_learning_rate"]
+
+
+def test_average_precision_is_the_textbooks() -> None:
+    assert yardstick.average_precision([True, False, True], [3, 2, 1]) == pytest.approx((1 + 2 / 3) / 2)
+    assert yardstick.average_precision([True, False], [1, 1]) == 0.5
+    assert math.isnan(yardstick.average_precision([False, False], [1, 2]))
+
+
+def test_steepness_is_read_above_the_best_rate() -> None:
+    rates = 0.001 * 2.0 ** np.arange(6)
+    loss = np.array([9.0, 3.0, 3.1, 3.2, 7.2, 7.3])  # the steep start is under-training
+    assert yardstick.steepness(rates, loss) == pytest.approx(4 * 0.15 / math.log10(2))
+    assert yardstick.steepness(rates[::-1], loss[::-1]) == pytest.approx(4 * 0.15 / math.log10(2))
+    assert math.isnan(yardstick.steepness(rates, loss[::-1].cumsum()[::-1]))
+
+
+@pytest.mark.parametrize("by", ["optimizer", "key"])
+def test_what_is_left_out_scores_the_model_chosen_without_it(marin: pd.DataFrame, by: str) -> None:
+    toys = {"faithful": copied(marin), "shuffled": renamed(copied(marin), 0)}
+    score, chosen = yardstick.left_out(marin, toys, by)
+    assert score == 1
+    assert set(chosen.values()) == {"faithful"}
+    # one that was made to fit by choosing among many has no left-out score to match the fitted one
+    drawn = {str(seed): renamed(copied(marin), seed) for seed in range(20)}
+    fitted = max(yardstick.score(marin, toy).concordance for toy in drawn.values())
+    assert yardstick.left_out(marin, drawn, by)[0] < fitted
