@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from lab.studies.faithful_toy import yardstick
+from lab.studies.faithful_toy import screen, yardstick
 from lab.studies.faithful_toy.yardstick import CHANGE
 
 RULE = yaml.safe_load((Path(yardstick.__file__).parent / "yardstick.yaml").read_text())
@@ -119,3 +120,94 @@ def test_what_is_left_out_scores_the_model_chosen_without_it(marin: pd.DataFrame
     drawn = {str(seed): renamed(copied(marin), seed) for seed in range(20)}
     fitted = max(yardstick.score(marin, toy).concordance for toy in drawn.values())
     assert yardstick.left_out(marin, drawn, by)[0] < fitted
+
+
+RATES = (8e-3, 3.2e-2, 6.4e-2, 0.128, 0.256)
+
+
+def screened(cliff: str, nats: float, noise: float = 0.0, seed: int = 0) -> pd.DataFrame:
+    """Run cards of the screen in which the high level of one setting makes the top rate cost so much more."""
+    draw, rows = np.random.default_rng(seed), []
+    for a, b, c, d in itertools.product((0, 1), repeat=4):
+        products = [(b + c + d) % 2, (a + c + d) % 2, (a + b + c) % 2, (a + b + d) % 2]
+        levels = dict(zip(screen.SETTINGS, [a, b, c, d, *products], strict=True))
+        for place, lr in enumerate(RATES):
+            loss = 3 + 0.05 * place + (place == len(RATES) - 1) * nats * levels[cliff]
+            rows.append(
+                {
+                    "model.depth": (3, 9)[levels["depth"]],
+                    "model.width": (32, 64)[levels["width"]],
+                    "steps": (200, 800)[levels["steps"]],
+                    "seq_len": (32, 128)[levels["context"]],
+                    "data.vocabulary": (256, 2048)[levels["vocabulary"]],
+                    "intervention": "rmsnorm" + "+small_init" * levels["initial values"],
+                    "schedule.warmup": (0.05, 0.4)[levels["warm-up"]],
+                    "precision": ("fp32", "bf16")[levels["precision"]],
+                    "optimizer.lr": lr,
+                    "final_val_loss": loss + noise * draw.standard_normal(),
+                    "loss_at_init": 9.0,
+                }
+            )
+    return pd.DataFrame(rows).sample(frac=1, random_state=0)
+
+
+@pytest.mark.parametrize("name", list(screen.SETTINGS))
+def test_the_screen_finds_the_setting_that_makes_the_cliff(name: str) -> None:
+    rows = screen.rows_of(screened(name, 2.0, noise=0.02))
+    found = screen.effects(rows, "steepness")
+    assert found[name].mean == pytest.approx(2 * 0.15 / math.log10(2), rel=0.1)
+    assert found[name].low > 0
+    assert all(abs(effect.mean) < 0.05 for other, effect in found.items() if other != name)
+    assert screen.effects(rows, "headroom")[name].high < 0
+
+
+def test_the_screen_finds_nothing_where_nothing_is() -> None:
+    found = [
+        effect.low > 0 or effect.high < 0
+        for seed in range(30)
+        for effect in screen.effects(screen.rows_of(screened("width", 0.0, 0.02, seed)), "steepness").values()
+    ]
+    assert np.mean(found) == pytest.approx(0.05, abs=0.04)  # of 240 intervals at 95 %, each eight of one table
+
+
+def test_what_two_settings_do_only_together_widens_intervals_and_moves_no_effect() -> None:
+    rows = screen.rows_of(screened("width", 2.0, noise=0.02))
+    together = rows.assign(steepness=rows["steepness"] + rows["width"] * rows["context"])
+    before, after = (screen.effects(table, "steepness") for table in (rows, together))
+    for name in screen.SETTINGS:
+        assert after[name].mean == pytest.approx(before[name].mean)
+        assert after[name].high - after[name].low > 5 * (before[name].high - before[name].low)
+
+
+def test_a_run_that_ends_nowhere_counts_as_untrained() -> None:
+    runs = screened("width", 0.0)
+    runs["final_val_loss"] = runs["final_val_loss"].mask(runs["optimizer.lr"] == RATES[-1])
+    rows = screen.rows_of(runs)
+    assert rows["top"].tolist() == pytest.approx([6.0] * 16)
+    below, top = np.log10(np.array(RATES[-2:]) / RATES[0])
+    assert rows["headroom"].between(below, top).all()
+
+
+def test_the_committed_arms_are_a_design_of_resolution_four() -> None:
+    folder = Path(__file__).parents[1] / "results/faithful_toy/arm"
+    arms = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("cliff_*.yaml"))]
+    levels = np.array(
+        [
+            [
+                arm["model"]["depth"] > 3,
+                arm["model"]["width"] > 32,
+                "divide" in arm["steps"].removeprefix("${whole_"),
+                "seq_len" in arm,
+                "data" in arm,
+                "small_init" in arm.get("intervention", {}),
+                arm["schedule"]["warmup"] > 0.1,
+                arm["precision"] == "bf16",
+            ]
+            for arm in arms
+        ]
+    )
+    signs = 2 * levels.astype(int) - 1
+    assert signs.shape == (16, 8)
+    assert (signs.T @ signs == 16 * np.eye(8)).all()
+    for first, second in itertools.combinations(range(8), 2):
+        assert not (signs[:, first] * signs[:, second] @ signs).any()

@@ -1,0 +1,33 @@
+"""Figures of the search: which setting makes the cliff, and the curves behind it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from lab.analysis.rendering import layout, panels
+from lab.analysis.rendering.layout import Sheet
+from lab.studies.faithful_toy.screen import SETTINGS, effects
+
+RESPONSES = {
+    "steepness": "change of the steepest rise\n(nats per 0.15 decades)",
+    "headroom": "change of the headroom\n(decades)",
+}
+
+
+@layout.styled
+def screen(rows: pd.DataFrame) -> Sheet:
+    """Which setting of a small model makes divergence a cliff: a learning-rate curve in each of sixteen rows.
+
+    Left, by how much the higher of two values of each setting makes the steepest rise above the best learning rate
+    steeper. Right, by how much it widens the range from the best rate to one that costs 0.3 nats. Intervals hold 95 %
+    and have seven degrees of freedom, from contrasts that mix effects of two settings together; one seed.
+    """
+    names = [f"{name}: {setting.low} to {setting.high}" for name, setting in SETTINGS.items()]
+    sheet, both = panels.row_panels(names, len(RESPONSES))
+    for axes, (response, label) in zip(both, RESPONSES.items(), strict=True):
+        found = effects(rows, response).values()
+        dots = {row: panels.Dot(interval, str(interval)) for row, interval in enumerate(found)}
+        panels.rows(axes, names, [(panels.arm_look(0), dots)])
+        axes.set_xlabel(label)
+        panels.level(axes, 0.0, "no difference", upright=True)
+    return sheet

@@ -1,0 +1,102 @@
+"""Which setting makes the cliff: a fractional factorial of eight settings, with a ladder of learning rates in each row.
+
+The design has resolution IV: of the fifteen contrasts of its sixteen rows, eight are the effects of one setting each,
+and seven are mixtures of effects that two settings have only together. These seven say how large a contrast is by
+chance and by such mixtures, so the intervals have seven degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.special
+
+from lab.analysis.sensitivity import LOST, capped
+from lab.analysis.statistics import Interval
+from lab.studies.faithful_toy.yardstick import steepness
+
+
+class Setting(NamedTuple):
+    """A setting of the screen: its column in the records, and how its two levels are called."""
+
+    column: str
+    low: str
+    high: str
+
+
+SETTINGS = {
+    "depth": Setting("model.depth", "3 blocks", "9 blocks"),
+    "width": Setting("model.width", "32", "64"),
+    "steps": Setting("steps", "200", "800"),
+    "context": Setting("seq_len", "32 tokens", "128 tokens"),
+    "vocabulary": Setting("data.vocabulary", "256 bytes", "2,048 tokens"),
+    "initial values": Setting("small", "by width", "std 0.02"),
+    "warm-up": Setting("schedule.warmup", "5 %", "40 %"),
+    "precision": Setting("bf16", "fp32", "bf16"),
+}
+RESPONSES = {
+    "steepness": "steepest rise, nats per 0.15 decades",
+    "headroom": f"decades from the best rate to one that costs {LOST:g} nats",
+    "top": "loss at the highest rate above the best, nats",
+}
+
+
+def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row for each row of the design: its settings at -1 or 1, and ``RESPONSES``, with the loss of the best rate.
+
+    The headroom is interpolated; where no rate costs so much, it leads to one step of the ladder beyond its end.
+
+    Args:
+        runs: run cards of the screen.
+    """
+    runs = runs.assign(
+        small=runs["intervention"].str.contains("small_init").astype(float),
+        bf16=(runs["precision"] == "bf16").astype(float),
+        loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
+    )
+    columns = [setting.column for setting in SETTINGS.values()]
+    rows = []
+    for levels, own in runs.groupby(columns):
+        own = own.sort_values("optimizer.lr")
+        lr, loss = own["optimizer.lr"].to_numpy(float), own["loss"].to_numpy(float)
+        rows.append(
+            {
+                **dict(zip(SETTINGS, np.array(levels, float), strict=True)),
+                "best_lr": lr[loss.argmin()],
+                "best_loss": loss.min(),
+                "steepness": steepness(lr, loss),
+                "headroom": _headroom(lr, loss),
+                "top": loss[-1] - loss.min(),
+            }
+        )
+    table = pd.DataFrame(rows)
+    for name in SETTINGS:
+        middle = (table[name].min() + table[name].max()) / 2
+        table[name] = np.sign(table[name] - middle)
+    return table
+
+
+def _headroom(lr: np.ndarray, loss: np.ndarray) -> float:
+    """Decades from the best rate to that which costs ``LOST``, interpolated in log."""
+    best, log = int(loss.argmin()), np.log10(lr)
+    excess = loss - loss[best] - LOST
+    for place in range(best + 1, len(lr)):
+        if excess[place] > 0:
+            part = -excess[place - 1] / (excess[place] - excess[place - 1])
+            return float(log[place - 1] + part * (log[place] - log[place - 1]) - log[best])
+    return float(2 * log[-1] - log[-2] - log[best])
+
+
+def effects(rows: pd.DataFrame, response: str) -> dict[str, Interval]:
+    """By how much each setting's high level moves a response, with 95 % intervals."""
+    value = rows[response].to_numpy()
+    signs = {name: rows[name].to_numpy() for name in SETTINGS}
+    mixtures = {tuple(first * second) for first, second in itertools.combinations(signs.values(), 2)}
+    error = math.sqrt(np.mean([(2 * np.mean(np.array(mixture) * value)) ** 2 for mixture in mixtures]))
+    half = error * float(scipy.special.stdtrit(len(mixtures), 0.975))
+    moved = {name: float(2 * np.mean(sign * value)) for name, sign in signs.items()}
+    return {name: Interval(by, by - half, by + half, len(rows), error=error) for name, by in moved.items()}
