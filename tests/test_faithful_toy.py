@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lab.studies.faithful_toy import screen, yardstick
+from lab.studies.faithful_toy.single_changes import single_changes_of
 from lab.studies.faithful_toy.yardstick import CHANGE
 
 RULE = yaml.safe_load((Path(yardstick.__file__).parent / "yardstick.yaml").read_text())
@@ -211,3 +212,43 @@ def test_the_committed_arms_are_a_design_of_resolution_four() -> None:
     assert (signs.T @ signs == 16 * np.eye(8)).all()
     for first, second in itertools.combinations(range(8), 2):
         assert not (signs[:, first] * signs[:, second] @ signs).any()
+
+
+def card(name: str, seed: int = 0, loss: float = 2.0, **changed: float) -> dict[str, object]:
+    """A run card of a base at a learning rate of .01, with what is changed."""
+    values = {"lr": 0.01, "beta1": 0.9, "weight_decay": 0.1, "clip": 1.0, **changed}
+    own = {f"optimizer.{key}": value for key, value in values.items() if key != "warmup"}
+    card = {"optimizer.name": name, "seed": seed, "final_val_loss": loss, "loss_at_init": 9.0, **own}
+    return {**card, "schedule.warmup": values.get("warmup", 0.4)}
+
+
+def test_single_changes_are_told_from_the_base_of_their_seed() -> None:
+    cards = [
+        *[card("adamw_coupled", seed, 2.0 + seed) for seed in (0, 1)],
+        *[card("adamw_coupled", seed, 2.5 + seed, lr=lr) for seed in (0, 1) for lr in (0.005, 0.02)],
+        card("adamw_coupled", 0, 3.0, warmup=0.1),
+        card("adamw_coupled", 1, 4.0, warmup=0.1),
+        card("adamw_coupled", 0, 1.0, warmup=0.1, beta1=0.98),  # two changes
+        card("adamw_coupled", 0, math.nan, clip=0.0),
+        card("lion", 0, 2.0, lr=0.001),
+        card("lion", 0, 2.2, lr=0.004),
+        card("lion", 0, 2.3, lr=0.001, beta1=0.95),
+        card("lion", 0, 2.4, lr=0.001, beta1=0.98),
+    ]
+    told = single_changes_of(pd.DataFrame(cards)).set_index(["optimizer", *CHANGE])["excess"].sort_index()
+    assert told.loc["adamw", "warmup", "down", 0.25].tolist() == [1.0, 1.0]
+    assert told.loc["adamw", "learning_rate", "up", 2.0].tolist() == [0.5, 0.5]
+    assert told.loc["adamw", "learning_rate", "down", 0.5].tolist() == [0.5, 0.5]
+    assert told.loc["adamw", "max_grad_norm", "off", 0.0] == pytest.approx(7.0)
+    assert told.loc["lion", "learning_rate", "up", 4.0] == pytest.approx(0.2)
+    assert told.loc["lion", "beta1", "up"].tolist() == pytest.approx([0.3, 0.4])
+    assert len(told) == 10
+
+
+def test_single_changes_of_a_small_model_meet_marins(marin: pd.DataFrame) -> None:
+    made = single_changes_of(pd.DataFrame([card("adamw_coupled"), card("adamw_coupled", lr=0.02, loss=2.1)]))
+    own = yardstick.toy_scores(marin, made)
+    met = marin[own.notna()]
+    assert len(met)
+    assert set(zip(met["optimizer"], met["key"], met["ratio"], strict=True)) == {("adamw", "learning_rate", 2.0)}
+    assert own.dropna().tolist() == pytest.approx([0.1] * len(met))
