@@ -152,9 +152,13 @@ def screened(cliff: str, nats: float, noise: float = 0.0, seed: int = 0) -> pd.D
     return pd.DataFrame(rows).sample(frac=1, random_state=0)
 
 
+def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
+    return screen.rows_of(runs, {256: 4.0, 2048: 8.0})
+
+
 @pytest.mark.parametrize("name", list(screen.SETTINGS))
 def test_the_screen_finds_the_setting_that_makes_the_cliff(name: str) -> None:
-    rows = screen.rows_of(screened(name, 2.0, noise=0.02))
+    rows = rows_of(screened(name, 2.0, noise=0.02))
     found = screen.effects(rows, "steepness")
     assert found[name].mean == pytest.approx(2 * 0.15 / math.log10(2), rel=0.1)
     assert found[name].low > 0
@@ -166,13 +170,13 @@ def test_the_screen_finds_nothing_where_nothing_is() -> None:
     found = [
         effect.low > 0 or effect.high < 0
         for seed in range(30)
-        for effect in screen.effects(screen.rows_of(screened("width", 0.0, 0.02, seed)), "steepness").values()
+        for effect in screen.effects(rows_of(screened("width", 0.0, 0.02, seed)), "steepness").values()
     ]
     assert np.mean(found) == pytest.approx(0.05, abs=0.04)  # of 240 intervals at 95 %, each eight of one table
 
 
 def test_what_two_settings_do_only_together_widens_intervals_and_moves_no_effect() -> None:
-    rows = screen.rows_of(screened("width", 2.0, noise=0.02))
+    rows = rows_of(screened("width", 2.0, noise=0.02))
     together = rows.assign(steepness=rows["steepness"] + rows["width"] * rows["context"])
     before, after = (screen.effects(table, "steepness") for table in (rows, together))
     for name in screen.SETTINGS:
@@ -183,8 +187,10 @@ def test_what_two_settings_do_only_together_widens_intervals_and_moves_no_effect
 def test_a_run_that_ends_nowhere_counts_as_untrained() -> None:
     runs = screened("width", 0.0)
     runs["final_val_loss"] = runs["final_val_loss"].mask(runs["optimizer.lr"] == RATES[-1])
-    rows = screen.rows_of(runs)
-    assert rows["top"].tolist() == pytest.approx([6.0] * 16)
+    rows = rows_of(runs)
+    rise = (9.0 - 3.15) * 0.15 / math.log10(2)
+    assert rows["steepness"].tolist() == pytest.approx([rise] * 16)
+    assert rows.groupby("vocabulary")["share"].first().tolist() == pytest.approx([rise, rise / 5])
     below, top = np.log10(np.array(RATES[-2:]) / RATES[0])
     assert rows["headroom"].between(below, top).all()
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.rendering import layout, panels
+from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
-from lab.studies.faithful_toy.screen import SETTINGS, effects
-
-RESPONSES = {
-    "steepness": "change of the steepest rise\n(nats per 0.15 decades)",
-    "headroom": "change of the headroom\n(decades)",
-}
+from lab.studies.faithful_toy.screen import RESPONSES, SETTINGS, effects
 
 
 @layout.styled
 def screen(rows: pd.DataFrame) -> Sheet:
     """Which setting of a small model makes divergence a cliff: a learning-rate curve in each of sixteen rows.
 
-    Left, by how much the higher of two values of each setting makes the steepest rise above the best learning rate
-    steeper. Right, by how much it widens the range from the best rate to one that costs 0.3 nats. Intervals hold 95 %
-    and have seven degrees of freedom, from contrasts that mix effects of two settings together; one seed.
+    By how much the higher of two values of each setting raises the steepest rise above the best learning rate, in nats
+    and as a share of what lies between the best loss and that of a unigram model, where runs that diverge end; and the
+    range from the best rate to one that costs 0.3 nats. Intervals hold 95 % and have seven degrees of freedom, from
+    contrasts that mix effects of two settings together; one seed.
     """
     names = [f"{name}: {setting.low} to {setting.high}" for name, setting in SETTINGS.items()]
     sheet, both = panels.row_panels(names, len(RESPONSES))
@@ -28,6 +24,6 @@ def screen(rows: pd.DataFrame) -> Sheet:
         found = effects(rows, response).values()
         dots = {row: panels.Dot(interval, str(interval)) for row, interval in enumerate(found)}
         panels.rows(axes, names, [(panels.arm_look(0), dots)])
-        axes.set_xlabel(label)
+        axes.set_xlabel(style.wrapped(label, sheet.column_width))
         panels.level(axes, 0.0, "no difference", upright=True)
     return sheet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -29,29 +30,31 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "depth": Setting("model.depth", "3 blocks", "9 blocks"),
+    "depth": Setting("model.depth", "3", "9 blocks"),
     "width": Setting("model.width", "32", "64"),
     "steps": Setting("steps", "200", "800"),
-    "context": Setting("seq_len", "32 tokens", "128 tokens"),
+    "context": Setting("seq_len", "32", "128 tokens"),
     "vocabulary": Setting("data.vocabulary", "256 bytes", "2,048 tokens"),
     "initial values": Setting("small", "by width", "std 0.02"),
     "warm-up": Setting("schedule.warmup", "5 %", "40 %"),
     "precision": Setting("bf16", "fp32", "bf16"),
 }
 RESPONSES = {
-    "steepness": "steepest rise, nats per 0.15 decades",
-    "headroom": f"decades from the best rate to one that costs {LOST:g} nats",
-    "top": "loss at the highest rate above the best, nats",
+    "steepness": "steepest rise (nats per 0.15 decades)",
+    "share": "the same, as a share of the way to a unigram model",
+    "headroom": f"from the best rate to one that costs {LOST:g} nats (decades)",
 }
 
 
-def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each row of the design: its settings at -1 or 1, and ``RESPONSES``, with the loss of the best rate.
+def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
+    """A row for each row of the design: its settings at -1 or 1, and ``RESPONSES``, with the best rate and its loss.
 
+    A run of Marin's that diverged ended about where a unigram model is, so a small vocabulary leaves less room to fall.
     The headroom is interpolated; where no rate costs so much, it leads to one step of the ladder beyond its end.
 
     Args:
         runs: run cards of the screen.
+        unigram: the loss of a unigram model of the text, nats per token, by the size of the vocabulary.
     """
     runs = runs.assign(
         small=runs["intervention"].str.contains("small_init").astype(float),
@@ -61,6 +64,7 @@ def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
     columns = [setting.column for setting in SETTINGS.values()]
     rows = []
     for levels, own in runs.groupby(columns):
+        room = unigram[int(own["data.vocabulary"].iloc[0])] - own["loss"].min()
         own = own.sort_values("optimizer.lr")
         lr, loss = own["optimizer.lr"].to_numpy(float), own["loss"].to_numpy(float)
         rows.append(
@@ -69,8 +73,8 @@ def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
                 "best_lr": lr[loss.argmin()],
                 "best_loss": loss.min(),
                 "steepness": steepness(lr, loss),
+                "share": steepness(lr, loss) / room,
                 "headroom": _headroom(lr, loss),
-                "top": loss[-1] - loss.min(),
             }
         )
     table = pd.DataFrame(rows)
