@@ -102,7 +102,7 @@ def concordance(changes: pd.DataFrame, score: pd.Series) -> tuple[float, int]:
 
 def _by_change(changes: pd.DataFrame, score: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """The share that broke and the mean score, each ``[change, optimizer]``; NaN where one was not tried."""
-    cells = changes.assign(score=score).pivot_table(["broke", "score"], CHANGE, "optimizer", dropna=False)
+    cells = changes.assign(score=score).groupby([*CHANGE, "optimizer"])[["broke", "score"]].mean().unstack()
     return cells["broke"].to_numpy(float), cells["score"].to_numpy(float)
 
 
