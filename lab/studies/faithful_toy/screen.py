@@ -1,13 +1,12 @@
 """Which setting makes the cliff: a fractional factorial of eight settings, with a ladder of learning rates in each row.
 
 The design has resolution IV: of the fifteen contrasts of its sixteen rows, eight are the effects of one setting each,
-and seven are mixtures of effects that two settings have only together. These seven say how large a contrast is by
-chance and by such mixtures, so the intervals have seven degrees of freedom.
+and seven are mixtures of effects that two settings have only together. These seven are what single settings leave
+unexplained, and tell the error.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -96,11 +95,20 @@ def _headroom(lr: np.ndarray, loss: np.ndarray) -> float:
 
 
 def effects(rows: pd.DataFrame, response: str) -> dict[str, Interval]:
-    """By how much each setting's high level moves a response, with 95 % intervals."""
+    """By how much each setting's high level moves a response, with 95 % intervals, by least squares.
+
+    What no setting explains alone tells the error, with seven degrees of freedom if all rows are there. The intervals
+    are infinite with too few rows.
+    """
     value = rows[response].to_numpy()
-    signs = {name: rows[name].to_numpy() for name in SETTINGS}
-    mixtures = {tuple(first * second) for first, second in itertools.combinations(signs.values(), 2)}
-    error = math.sqrt(np.mean([(2 * np.mean(np.array(mixture) * value)) ** 2 for mixture in mixtures]))
-    half = error * float(scipy.special.stdtrit(len(mixtures), 0.975))
-    moved = {name: float(2 * np.mean(sign * value)) for name, sign in signs.items()}
-    return {name: Interval(by, by - half, by + half, len(rows), error=error) for name, by in moved.items()}
+    design = np.column_stack([np.ones(len(rows)), *(rows[name] for name in SETTINGS)])
+    inverse = np.linalg.pinv(design.T @ design)
+    fitted = inverse @ design.T @ value
+    freedom = len(rows) - np.linalg.matrix_rank(design)
+    variance = float(np.sum((value - design @ fitted) ** 2)) / freedom if freedom else math.inf
+    found = {}
+    for place, name in enumerate(SETTINGS, 1):
+        effect, error = 2 * float(fitted[place]), 2 * math.sqrt(variance * inverse[place, place])
+        half = error * float(scipy.special.stdtrit(max(freedom, 1), 0.975))
+        found[name] = Interval(effect, effect - half, effect + half, len(rows), error=error)
+    return found
