@@ -8,7 +8,7 @@ optimizer; Marin's runs say whether it broke them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,13 +46,14 @@ def told_apart(changes: pd.DataFrame) -> pd.DataFrame:
     return changes.assign(direction=direction, ratio=ratio.fillna(0.0))
 
 
-def average_precision(broke: Sequence[bool] | np.ndarray, score: Sequence[float] | np.ndarray) -> float:
+def average_precision(broke: Iterable[bool], score: Iterable[float]) -> float:
     """The precision, averaged over the changes that broke, in the order of the scores; ties count as one step.
 
     NaN if none broke.
     """
-    order = np.argsort(-np.asarray(score, float), kind="stable")
-    hits, scores = np.cumsum(np.asarray(broke, float)[order]), np.asarray(score, float)[order]
+    told, scores = np.array([*broke], float), np.array([*score], float)
+    order = np.argsort(-scores, kind="stable")
+    hits, scores = np.cumsum(told[order]), scores[order]
     if not len(hits) or not hits[-1]:
         return math.nan
     ends = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
@@ -71,12 +72,8 @@ def share_broken(known: pd.DataFrame, asked: pd.DataFrame, by: Sequence[str]) ->
 
 def null_scores(changes: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """What other optimizers say of each change, which needs no small model."""
-    return pd.concat(
-        [
-            share_broken(changes[changes["optimizer"] != optimizer], own, by)
-            for optimizer, own in changes.groupby("optimizer")
-        ]
-    ).reindex(changes.index)
+    parts = [share_broken(changes[changes["optimizer"] != name], own, by) for name, own in changes.groupby("optimizer")]
+    return pd.Series(pd.concat(parts), changes.index)
 
 
 def ceiling_scores(changes: pd.DataFrame) -> pd.Series:
@@ -85,7 +82,7 @@ def ceiling_scores(changes: pd.DataFrame) -> pd.Series:
     for (optimizer, table), own in changes.groupby(["optimizer", "table"]):
         known = changes[(changes["optimizer"] == optimizer) & (changes["table"] != table)]
         parts.append(share_broken(known, own, ["key", "direction", "value"]))
-    return pd.concat(parts).reindex(changes.index)
+    return pd.Series(pd.concat(parts), changes.index)
 
 
 def concordance(changes: pd.DataFrame, score: pd.Series) -> tuple[float, int]:
