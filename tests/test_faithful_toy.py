@@ -97,6 +97,12 @@ def test_the_committed_table_has_the_frozen_numbers(marin: pd.DataFrame) -> None
     assert yardstick.concordance(others, yardstick.ceiling_scores(others))[1] == RULE["pairs"]["without_learning_rate"]
 
 
+def test_a_multiple_fails_by_its_mean_over_seeds() -> None:
+    rows = [("adamw", 2.0, 0.1), ("adamw", 4.0, 0.35), ("adamw", 4.0, 0.2), ("adamw", 8.0, 0.9), ("muon", 2.0, 0.0)]
+    toy = pd.DataFrame(rows, columns=["optimizer", "ratio", "excess"]).assign(key="learning_rate")
+    assert (10 ** yardstick.factors_to_failure(toy, 0.3)).to_dict() == pytest.approx({"adamw": 8.0, "muon": 4.0})
+
+
 def test_average_precision_is_the_textbooks() -> None:
     assert yardstick.average_precision([True, False, True], [3, 2, 1]) == pytest.approx((1 + 2 / 3) / 2)
     assert yardstick.average_precision([True, False], [1, 1]) == 0.5
@@ -242,6 +248,8 @@ def test_single_changes_are_told_from_the_base_of_their_seed() -> None:
         card("lion", 0, 2.4, lr=0.001, beta1=0.98),
     ]
     told = single_changes_of(pd.DataFrame(cards)).set_index(["optimizer", *CHANGE])["excess"].sort_index()
+    more = [card("adamw_coupled", 2, 9.0), card("adamw_coupled", 2, 9.0, lr=0.02)]  # of a seed without the whole ladder
+    assert len(single_changes_of(pd.DataFrame([*cards, *more]))) == 11
     assert told.loc["adamw", "warmup", "down", 0.25].tolist() == [1.0, 1.0]
     assert told.loc["adamw", "learning_rate", "up", 2.0].tolist() == [0.5, 0.5]
     assert told.loc["adamw", "learning_rate", "down", 0.5].tolist() == [0.5, 0.5]
@@ -258,3 +266,19 @@ def test_single_changes_of_a_small_model_meet_marins(marin: pd.DataFrame) -> Non
     assert len(met)
     assert set(zip(met["optimizer"], met["key"], met["ratio"], strict=True)) == {("adamw", "learning_rate", 2.0)}
     assert own.dropna().tolist() == pytest.approx([0.1] * len(met))
+
+
+def test_the_readme_has_the_numbers_of_the_committed_runs(marin: pd.DataFrame) -> None:
+    folder = Path(__file__).parents[1] / "results/faithful_toy"
+    readme = " ".join((Path(yardstick.__file__).parent / "README.md").read_text().split())
+    rows = screen.rows_of(pd.read_csv(folder / "screen.csv"), {256: 3.2436, 2048: 6.3304})
+    assert f"the steepest rises {rows['steepness'].max():.2f} nats" in readme
+    moved = screen.effects(rows, "headroom")["vocabulary"]
+    assert f"by {-moved.mean:.2f} +- {moved.high - moved.mean:.2f} decades" in readme
+    made = single_changes_of(pd.read_csv(folder / "changes.csv"))
+    score = yardstick.score(marin, made)
+    chance = yardstick.chance_of_concordance(marin, yardstick.toy_scores(marin, made))
+    nulls = ", ".join(f"{null:.2f}" for null in score.nulls.values())
+    assert f"| {score.concordance:.2f} (p {chance:.2f}".replace("0.17", ".17") in readme
+    assert f"| {score.precision:.2f} | {nulls} |" in readme
+    assert f"4 optimizers | {score.factors:.2f} |" in readme

@@ -15,8 +15,8 @@ def screen(rows: pd.DataFrame) -> Sheet:
 
     By how much the higher of two values of each setting raises the steepest rise above the best learning rate, in nats
     and as a share of what lies between the best loss and that of a unigram model, where runs that diverge end; and the
-    range from the best rate to one that costs 0.3 nats. Intervals hold 95 % and have seven degrees of freedom, from
-    contrasts that mix effects of two settings together; one seed.
+    range from the best rate to one that costs 0.3 nats. Intervals hold 95 %, by what single settings leave unexplained
+    of the rows; one seed.
     """
     names = [f"{name}: {setting.low} to {setting.high}" for name, setting in SETTINGS.items()]
     sheet, both = panels.row_panels(names, len(RESPONSES))

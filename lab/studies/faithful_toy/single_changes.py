@@ -25,7 +25,7 @@ def single_changes_of(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each run that differs from its optimizer's base in one key: ``optimizer``, ``CHANGE``, ``excess``.
 
     The base has the commonest value of each key but the learning rate, and of the rates that were tried with these the
-    best one, on average over seeds. A run is compared with the base of its seed.
+    best one, on average over the seeds that ran all of them. A run is compared with the base of its seed.
 
     Args:
         runs: run cards of one small model, in which nothing but the optimizer, ``KEYS`` and the seed differ.
@@ -39,7 +39,8 @@ def single_changes_of(runs: pd.DataFrame) -> pd.DataFrame:
         base = {column: values.iloc[0] for column, values in usual.items() if len(values)}
         del base[KEYS["learning_rate"]]
         plain = own[(own[list(base)] == pd.Series(base)).all(axis=1)]
-        base[KEYS["learning_rate"]] = plain.groupby(KEYS["learning_rate"])["loss"].mean().idxmin()
+        ladder = plain.pivot_table("loss", KEYS["learning_rate"], "seed").dropna(axis="columns")
+        base[KEYS["learning_rate"]] = ladder.mean(axis=1).idxmin()
         differs = own[list(base)] != pd.Series(base)
         at_base = own[~differs.any(axis=1)].set_index("seed")["loss"]
         for key, column in columns.items():

@@ -115,12 +115,14 @@ def chance_of_concordance(changes: pd.DataFrame, score: pd.Series, draws: int = 
 
     Whole optimizers of the small model are renamed at random, among those that it has, so that its changes of one
     optimizer stay together; the true naming counts as one of the draws. The number cannot be below one over the
-    factorial of how many there are.
+    factorial of how many there are. NaN without a pair.
     """
     broke, told = _by_change(changes, score)
     has = np.flatnonzero(np.isfinite(told).any(0))
     broke, told = broke[:, has], told[:, has]
-    draw, own = np.random.default_rng(0), _concordance(broke, told)[0]
+    draw, (own, pairs) = np.random.default_rng(0), _concordance(broke, told)
+    if not pairs:
+        return math.nan
     drawn = [_concordance(broke, told[:, draw.permutation(len(has))])[0] for _ in range(draws)]
     return (1 + sum(each >= own - 1e-12 for each in drawn)) / (draws + 1)
 
@@ -145,10 +147,12 @@ def power_of_concordance(changes: pd.DataFrame, noise: float, draws: int = 40) -
 def factors_to_failure(changes: pd.DataFrame, limit: float = BROKEN) -> pd.Series:
     """For each optimizer log10 of the first multiple of the tuned rate that costs more than ``limit``.
 
-    The median over tables. Where none did, the next multiple after the largest one that was tried.
+    The cost is a mean over seeds, and the number the median over tables. Where none failed, it is the next multiple
+    after the largest one that was tried.
     """
     rates = changes[(changes["key"] == "learning_rate") & (changes["ratio"] > 1)]
     rates = rates.assign(table=rates.get("table", ""))
+    rates = rates.groupby(["optimizer", "table", "ratio"], as_index=False)["excess"].mean()
     first = {}
     for place, own in rates.groupby(["optimizer", "table"]):
         failed = own.loc[own["excess"] > limit, "ratio"]
