@@ -152,7 +152,7 @@ def factors_to_failure(changes: pd.DataFrame, limit: float = BROKEN) -> pd.Serie
     """
     rates = changes[(changes["key"] == "learning_rate") & (changes["ratio"] > 1)]
     rates = rates.assign(table=rates.get("table", ""))
-    rates = rates.groupby(["optimizer", "table", "ratio"], as_index=False)["excess"].mean()
+    rates = rates.groupby(["optimizer", "table", "ratio"])["excess"].mean().reset_index()
     first = {}
     for place, own in rates.groupby(["optimizer", "table"]):
         failed = own.loc[own["excess"] > limit, "ratio"]
