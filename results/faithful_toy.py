@@ -1,0 +1,72 @@
+"""Numbers of the search for a small model that fails like a large one: ``python results/faithful_toy.py``.
+
+Reads ``screen.csv`` and ``changes.csv`` of ``faithful_toy/``, a row for each run, and draws ``screen.svg`` beside them.
+``python results/faithful_toy.py runs/faithful_toy`` first adds to them what was trained there, in ``screen`` and
+``changes``.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.curves import load
+from lab.analysis.rendering import layout
+from lab.analysis.sensitivity import LOST
+from lab.core import files
+from lab.data.corpus import Corpus
+from lab.data.text import StandardLibrary
+from lab.studies.faithful_toy import figures, yardstick
+from lab.studies.faithful_toy.screen import RESPONSES, effects, rows_of
+from lab.studies.faithful_toy.single_changes import KEYS, single_changes_of
+from lab.studies.real_runs.curves import read_real_runs
+
+FOLDER = Path(__file__).with_suffix("")
+LR = "learning_rate"
+COLUMNS = ["id", "intervention", "precision", "steps", "seq_len", "data.vocabulary", "model.depth", "model.width"]
+COLUMNS += ["optimizer.name", *KEYS.values(), "seed", "status", "final_val_loss", "loss_at_init", "loss_bigram"]
+
+
+def runs_of(name: str, trained: Path | None) -> pd.DataFrame:
+    """The committed runs, and those that were trained in a folder, which are then committed, too."""
+    table = FOLDER / f"{name}.csv"
+    runs = files.read_csv(table) if table.exists() else pd.DataFrame(columns=COLUMNS)
+    if trained:
+        new = load(trained / name).runs.reindex(columns=COLUMNS)
+        runs = pd.concat([runs[~runs["id"].isin(new["id"])], new]) if len(runs) else new
+        files.write_csv(table, runs.sort_values("id"), float_format="%.6g")
+    return runs.reset_index(drop=True)
+
+
+def unigram_loss(text: Corpus) -> float:
+    """The entropy of the tokens of the training part, nats."""
+    share = np.asarray(text.pair_counts().sum(axis=1), float).ravel()
+    share = share[share > 0] / share.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    unigram = {256: unigram_loss(StandardLibrary().open()), 2048: unigram_loss(StandardLibrary("bpe", 2048).open())}
+    rows = rows_of(runs_of("screen", folder), unigram)
+    print("loss of a unigram model, by vocabulary:", unigram)
+    print(rows.round(2).to_string())
+    for response in RESPONSES:
+        print(response, *(f"  {name}: {effect}" for name, effect in effects(rows, response).items()), sep="\n")
+    (FOLDER / "screen.svg").write_text(layout.svg(figures.screen(rows), "screen"), encoding="utf-8")
+    made = single_changes_of(runs_of("changes", folder))
+    print(
+        made.groupby(["optimizer", *yardstick.CHANGE])["excess"]
+        .agg(["mean", "min", "max", "size"])
+        .round(3)
+        .to_string()
+    )
+    marin = yardstick.changes_of(read_real_runs().changes)
+    for title, changes in {"all changes": marin, "without the learning rate": marin[marin["key"] != LR]}.items():
+        changes = changes.reset_index(drop=True)
+        said = yardstick.toy_scores(changes, made)
+        print(f"{title}: {said.notna().sum()} of {len(changes)}", yardstick.score(changes, made))
+        print("by chance as concordant:", yardstick.chance_of_concordance(changes, said))
+    factors = {"Marin": yardstick.factors_to_failure(marin), "here": yardstick.factors_to_failure(made, LOST)}
+    print("first failing multiple of the best rate:", (10 ** pd.DataFrame(factors)).dropna().round(1), sep="\n")
