@@ -33,6 +33,7 @@ from lab.core.shipped import sweeps
 from lab.model.config import ModelConfig
 from lab.probes.listener import ProbesConfig
 from lab.records import store
+from lab.report import shelf
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import committed, judge_claim
@@ -79,6 +80,39 @@ def test_claims_have_the_verdicts_and_the_effects_that_they_had(folder: str) -> 
             assert getattr(verdict, number) == pytest.approx(
                 math.nan if wanted is None else wanted, rel=1e-6, nan_ok=True
             )
+
+
+def named_probes(node: Any) -> set[str]:
+    """The probes that the row of a claim names."""
+    if isinstance(node, dict):
+        own = {node["probe"]} if isinstance(node.get("probe"), str) else set()
+        return own.union(*map(named_probes, node.values()))
+    return set().union(*map(named_probes, node)) if isinstance(node, list) else set()
+
+
+def probes_of_claims() -> dict[tuple[str, str], set[str]]:
+    """By sweep and claim the probes that its row names."""
+    found = {}
+    for path in sorted(shelf.HOME.glob("*/claims.yaml")):
+        for block in yaml.safe_load(path.read_text()):
+            for name, row in block["claims"].items():
+                if probes := named_probes(row):
+                    found[row.get("sweep", block.get("sweep")), name] = probes
+    return found
+
+
+def test_folders_keep_the_probes_that_their_claims_name() -> None:
+    """A claim on values that its folder has pruned would not be run, which nothing else says."""
+    kept = {
+        path.name: set[str]().union(
+            *(pq.read_table(file, columns=["probe"])["probe"].unique().to_pylist() for file in files)
+        )
+        for path in RESULTS.iterdir()
+        if (files := sorted(path.glob("metrics*.parquet")))
+    }
+    claims = probes_of_claims()
+    assert len(claims) > 20
+    assert {claim: lacking for claim, probes in claims.items() if (lacking := probes - kept.get(claim[0], set()))} == {}
 
 
 def of_the_lab(registry: Registry[Any]) -> list[str]:

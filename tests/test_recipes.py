@@ -48,6 +48,15 @@ def test_a_recipe_says_where_it_is_from_and_what_differs(name: str) -> None:
     assert all(isinstance(text, str) and text for text in told.values())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_a_run_that_can_be_trained(name: str) -> None:
+    """Its interventions and numbers exist, and go together."""
+    (tree,) = launch.compose_points([DATA, f"recipe={name}"])
+    config = run_config(tree)
+    assert columns(config)["recipe"] == name
+    Fleet([config])
+
+
 def test_no_recipe_is_the_default_and_leaves_no_trace() -> None:
     assert id_of("recipe=none") == id_of()
     assert "recipe" not in columns_of()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,8 @@ OF_UPDATES = (
 
 
 def test_every_link_is_in_a_recipe_and_every_probe_in_all() -> None:
-    assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == set(LINKS)
+    links = {name for name in LINKS if LINKS[name].__module__.startswith("lab.")}  # other tests register theirs
+    assert {link for name in files("optimizer") for link in recipe("optimizer", name)["chain"]} == links
     # others are of micro-batches, of low precision, or cost a pass over the weights
     assert sorted(recipe("probes", "all")["names"]) == sorted(
         {*PROBES}
@@ -162,3 +164,21 @@ def test_without_studies_a_run_trains_and_what_they_add_is_refused(tmp_path: Pat
     updates, *refusals = asked.stdout.splitlines()
     assert updates == "4"  # and one result before the first
     assert [refusal.split(";")[0] for refusal in refusals] == list(ADDED.values())
+
+
+# Files in which the formulas of interventions and links are written a second time, and those that others test.
+FORMULAS = ("test_intervention_formulas", "test_architecture_arms", "test_optimizer_formulas", "test_optimizer_arms")
+TESTED_ELSEWHERE = {
+    *("balance", "experts", "router_bias", "router_z"),  # tests/test_experts.py
+    *("fp16_gelu", "fp16_residual", "fp16_softmax"),  # tests/test_fp16.py
+    *("embedding_rmsnorm", "fixed_gains", "gain_lr", "kappa_transplant", "mu_centering", "pointwise_attention"),
+    *("qk_layernorm", "qk_layernorm_model", "sub_ln", "lr_factor", "shrink_embedding", "z_loss", "clip_adamw"),
+}
+
+
+def test_every_intervention_and_link_has_its_formula_in_a_test() -> None:
+    texts = " ".join(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8") for name in FORMULAS)
+    entries = {**{name: INTERVENTIONS[name] for name in INTERVENTIONS}, **{name: LINKS[name] for name in LINKS}}
+    ours = {name: entry for name, entry in entries.items() if entry.__module__.startswith("lab.")}
+    words = {*re.findall(r"\w+", texts)}
+    assert {name for name, entry in ours.items() if not {name, entry.__name__} & words} <= TESTED_ELSEWHERE
