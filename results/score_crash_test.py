@@ -187,7 +187,7 @@ def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery:
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---|' * len(tests)}"]
     order = judged_values(table, "lr_tolerance").sort_values(ascending=False, kind="stable").index
     for row in table.loc[order].to_dict("records"):
-        cells = [cell_text(row, test.name) for test in tests]
+        cells = [cell_text(row, test) for test in tests]
         lines.append(f"| `{row['recipe']}` | {published.get(row['recipe'], '')} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

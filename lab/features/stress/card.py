@@ -331,6 +331,7 @@ def _plain(line: Line) -> dict[str, Any]:
         "name": test.name,
         "title": test.title,
         "verdict": line.verdict,
+        "between": list(line.between),
         "value": interval.mean,
         "low": interval.low,
         "high": interval.high,

@@ -8,11 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, Setting
+from lab.analysis.statistics import Interval
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, Setting, StressTest
 from lab.analysis.stress.measures import Outcomes, outcomes
 from lab.analysis.text import listed
 from lab.core import shipped
-from lab.features.stress.lines import Line
+from lab.features.stress.lines import Line, possible_zones
 from lab.records.store import Records
 
 # Numbers of the published recipes, written by ``make results-readme``.
@@ -80,13 +81,18 @@ def published_verdicts(test: str) -> str:
     return f" Of {len(table)} published recipes, {listed(counts)}{', so it separates none of them' * separates_none}."
 
 
-def cell_text(row: Mapping[Hashable, Any], test: str) -> str:
-    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``, or ``not judged``."""
-    if row[f"{test}_verdict"] == NOT_JUDGED:
+def cell_text(row: Mapping[Hashable, Any], test: StressTest) -> str:
+    """A test of a row of numbers, for readers: ``at least 1.52 ± 0.20 passes``, or ``not judged``.
+
+    For an open one it says between which verdicts, ``0.96 ± 0.12 weak or fails``.
+    """
+    mean, low, high, verdict = (row[f"{test.name}{part}"] for part in ("", "_low", "_high", "_verdict"))
+    if verdict == NOT_JUDGED:
         return NOT_JUDGED
-    half = row[f"{test}_high"] - row[test]
-    bound = "at least " if row[f"{test}_bound"] else ""
-    return f"{bound}{round(row[test], 2) + 0.0:.2f} ± {half:.2f} {row[f'{test}_verdict']}"
+    if verdict == OPEN and not row[f"{test.name}_bound"]:
+        verdict = listed(possible_zones(test, Interval(mean, low, high, 0)), "or")
+    bound = "at least " if row[f"{test.name}_bound"] else ""
+    return f"{bound}{round(mean, 2) + 0.0:.2f} ± {high - mean:.2f} {verdict}"
 
 
 def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
@@ -110,7 +116,7 @@ def beside_published(recipe: str, lines: Sequence[Line]) -> pd.DataFrame:
             "recipe": f"▶ {row['recipe']}" if row["is_own"] else row["recipe"],
             "published": published.get(row["recipe"], ""),
         }
-        | {test.title: cell_text(row, test.name) for test in known}
+        | {test.title: cell_text(row, test) for test in known}
         for row in both.to_dict("records")
     ]
     return pd.DataFrame(rows)
