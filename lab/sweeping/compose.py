@@ -112,8 +112,9 @@ def expand(words: Sequence[Word], config_dir: Path | None = None) -> list[list[W
         RequestError: a key is swept over an interval or nothing, values cannot be read, or there are more than
             ``MAX_POINTS`` points.
     """
-    values = {word.key: _single_words(word, config_dir) for word in words}
-    if empty := next((key for key, singles in values.items() if not singles), ""):
+    # a word that adds a key stays, so that a later one may set it
+    values = {(word.key, word.override.is_add()): _single_words(word, config_dir) for word in words}
+    if empty := next((key for (key, _), singles in values.items() if not singles), ""):
         raise RequestError(f"{empty} is swept over nothing")
     if math.prod(map(len, values.values())) > MAX_POINTS:
         raise RequestError(f"a sweep may have {MAX_POINTS} points, and this one has more")
