@@ -24,6 +24,7 @@ from lab.studies.real_runs.curves import read_real_runs
 
 FOLDER = Path(__file__).with_suffix("")
 LR = "learning_rate"
+FIRST = ("adamw", "nadamw", "lion", "muon")  # optimizers that were trained before the others
 COLUMNS = ["id", "intervention", "precision", "steps", "seq_len", "data.vocabulary", "model.depth", "model.width"]
 COLUMNS += ["optimizer.name", *KEYS.values(), "seed", "status", "final_val_loss", "loss_at_init", "loss_bigram"]
 
@@ -32,7 +33,7 @@ def runs_of(name: str, trained: Path | None) -> pd.DataFrame:
     """The committed runs, and those that were trained in a folder, which are then committed, too."""
     table = FOLDER / f"{name}.csv"
     runs = files.read_csv(table) if table.exists() else pd.DataFrame(columns=COLUMNS)
-    if trained:
+    if trained and (trained / name).exists():
         new = load(trained / name).runs.reindex(columns=COLUMNS)
         runs = pd.concat([runs[~runs["id"].isin(new["id"])], new]) if len(runs) else new
         files.write_csv(table, runs.sort_values("id"), float_format="%.6g")
@@ -65,8 +66,9 @@ if __name__ == "__main__":
     marin = yardstick.changes_of(read_real_runs().changes)
     for title, changes in {"all changes": marin, "without the learning rate": marin[marin["key"] != LR]}.items():
         changes = changes.reset_index(drop=True)
-        said = yardstick.toy_scores(changes, made)
-        print(f"{title}: {said.notna().sum()} of {len(changes)}", yardstick.score(changes, made))
-        print("by chance as concordant:", yardstick.chance_of_concordance(changes, said))
+        for whose, toy in {"of four optimizers": made[made["optimizer"].isin(FIRST)], "of all": made}.items():
+            said = yardstick.toy_scores(changes, toy)
+            print(f"{title} {whose}: {said.notna().sum()} of {len(changes)}", yardstick.score(changes, toy))
+            print("by chance as concordant:", yardstick.chance_of_concordance(changes, said))
     factors = {"Marin": yardstick.factors_to_failure(marin), "here": yardstick.factors_to_failure(made, LOST)}
     print("first failing multiple of the best rate:", (10 ** pd.DataFrame(factors)).dropna().round(1), sep="\n")

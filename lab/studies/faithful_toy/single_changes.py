@@ -18,7 +18,8 @@ KEYS = {
     "warmup": "schedule.warmup",
     "weight_decay": "optimizer.weight_decay",
 }
-NAMES = {"adamw_coupled": "adamw", "NAdam": "nadamw"}  # of optimizers that Marin's tables call otherwise
+# Of optimizers that Marin's tables call otherwise.
+NAMES = {"adamw_coupled": "adamw", "NAdam": "nadamw", "MARS": "mars", "SOAP": "soap"}
 
 
 def single_changes_of(runs: pd.DataFrame) -> pd.DataFrame:
