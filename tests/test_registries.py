@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from lab.optim.optimizer import build_optimizer
 from lab.probes.listener import ProbesConfig
 from pieces import CONF, recipe
 from small import tree
+from test_without_studies import copy_lab
 
 FILLED = [entries for kind, entries in KINDS.items() if kind != "model"]  # custom models are users' own
 # Files that are an entry with other numbers.
@@ -155,8 +155,7 @@ for tree in added:
 
 @pytest.mark.slow
 def test_without_studies_a_run_trains_and_what_they_add_is_refused(tmp_path: Path) -> None:
-    without = shutil.ignore_patterns("studies", "__pycache__")
-    shutil.copytree(CONF.parent / "lab", tmp_path / "lab", ignore=without)
+    copy_lab(tmp_path, "studies")
     trees = [json.dumps(tree(*words)) for words in (["steps=3"], *([words] for words in ADDED))]
     asked = subprocess.run(
         [sys.executable, "-c", WITHOUT_STUDIES, *trees], cwd=tmp_path, capture_output=True, text=True, check=True

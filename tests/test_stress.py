@@ -694,7 +694,10 @@ def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch
     monkeypatch.setattr("lab.features.stress.lines.verdict_of", lambda *args, **named: FAILS)
     monkeypatch.setattr("lab.analysis.stress.measures.extension", lambda losses, battery: [])
     made = lab.stress(*TINY, tests=["lr_tolerance"], cures=["rezero", "score_softcap"], out="mine", seed=[0, 1])
-    assert [(cure.test.name, cure.change) for cure in made.cures or ()] == [("lr_x10", "score_softcap")]
+    assert [(cure.test.name, cure.change, bool(cure.reason)) for cure in made.cures or ()] == [
+        ("lr_x10", "score_softcap", False),
+        ("lr_x10", "rezero", True),  # which takes a sweep of its own
+    ]
     assert made.cure_line().startswith("Learning-rate tolerance is ")
 
 
@@ -1269,16 +1272,14 @@ def test_a_budget_counts_the_time_that_the_card_took(
     now = [0.0]
     train = CardBench.train
 
+    runs = pd.DataFrame({"id": [f"{Setting((), lr)}-{seed}" for lr in (0.03, 0.3) for seed in range(3)]})
+
     def take_time(bench: CardBench, settings: Sequence[Setting]) -> None:
         now[0] += 40
         train(bench, settings)
-
-    def read(folder: Path) -> store.Records:
-        runs = pd.DataFrame({"id": [f"{Setting((), lr)}-{seed}" for lr in (0.03, 0.3) for seed in range(3)]})
-        return store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
+        bench.bench.records = store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
 
     monkeypatch.setattr(CardBench, "train", take_time)
-    monkeypatch.setattr("lab.features.stress.bench.store.read", read)
     monkeypatch.setattr("lab.features.stress.bench.time.monotonic", lambda: now[0])
     arms = ["peri_ln", "adopt", "sub_ln"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from lab.analysis.contrasts import Contrast
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, holm, power_of
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Interval, holm, power_of
 
-ALPHA = 0.05
 POWER = 0.8
 MOST_SEEDS = 10_000
 
@@ -54,9 +53,9 @@ def power_of_difference(contrast: Contrast, wanted: float | None = None) -> str:
         return f"Fewer than {FEWEST_SEEDS} seeds that two arms share, so their differences have no interval."
     seeds, spread, unit = min(interval.n for interval in known), max(map(spread_of, known)), contrast.measure.unit
     steps = (spread * 1.02**power for power in range(1000))
-    found = next(step for step in steps if not spread or power_of(seeds, step, spread, ALPHA) >= POWER)
+    found = next(step for step in steps if not spread or power_of(seeds, step, spread, CHANGE_LEVEL) >= POWER)
     smaller = found / 2 if wanted is None else wanted
-    need = count_text(seeds_for(smaller, spread, ALPHA))
+    need = count_text(seeds_for(smaller, spread, CHANGE_LEVEL))
     return (
         f"Differences of the same seed spread by {spread:.2g} {unit}, so {seeds} seeds find one of {found:.2g} with "
         f"probability {POWER:.0%}; one of {smaller:.2g} takes {need} seeds."

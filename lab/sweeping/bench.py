@@ -32,7 +32,10 @@ class Bench:
 
     Attributes:
         ids: of the runs of each setting that was planned, in the order of its seeds.
+        records: of the folder, as they were after the last training.
     """
+
+    records: store.Records
 
     def __init__(self, request: Request, without: str = "there is no result,") -> None:
         self.request, self.without, self.composed = request, without, launch.compose(request)
@@ -73,7 +76,8 @@ class Bench:
             launch.refuse_own_code(failed, context)
             say(f"lab: {context}{next(iter(failed.values()))}", error=True)
             raise SystemExit(1)
-        return outcomes(store.read(self.folder), self.ids)
+        self.records = store.read(self.folder)
+        return outcomes(self.records, self.ids)
 
 
 def first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Setting, Tree], dict[Setting, str]]:

@@ -269,7 +269,7 @@ def _found_object(given: Any, package: str) -> _Found:
     home = vars(sys.modules.get(given.__module__, object))
     name = name if home.get(name) is given else next((key for key, value in home.items() if value is given), name)
     file = source_file(given)
-    if is_installed(file) and given.__module__ != "__main__":  # which a program that was begun by its name holds, too
+    if is_installed(file):
         parts = given.__module__.split(".")
         modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         module = next((path for path in modules if getattr(sys.modules.get(path), name, None) is given), modules[-1])

@@ -17,7 +17,6 @@ from lab.features.stress.cures import Cure
 from lab.features.stress.plan import Plan
 from lab.features.stress.progress import Progress
 from lab.features.stress.sizes import size_trend
-from lab.records import store
 from lab.sweeping.bench import Bench
 
 UNMEASURED = (
@@ -38,7 +37,7 @@ class CardBench:
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
         self.done = self.bench.train(settings, self.progress)
-        self.parameters = parameters(store.read(self.plan.folder).runs.set_index("id"))
+        self.parameters = parameters(self.bench.records.runs.set_index("id"))
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""
@@ -55,7 +54,7 @@ class CardBench:
         assert test.stressed
         looked_at = dict.fromkeys([*(place.setting(best) for place in test.places), Setting((), best)])
         mine = [setting for setting in looked_at if setting in self.bench.ids]
-        runs = store.read(self.plan.folder).runs.set_index("id")["wall_seconds"]
+        runs = self.bench.records.runs.set_index("id")["wall_seconds"]
         slots = len(getattr(self.bench.composed.launcher, "slots", [None]))
         cost = float(runs[[run for setting in mine for run in self.bench.ids[setting]]].sum()) / slots
         left = (self.plan.budget - (time.monotonic() - self.started)) / 2

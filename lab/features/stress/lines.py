@@ -167,8 +167,7 @@ def _line_of(test: StressTest, done: Outcomes, battery: Battery) -> Line | None:
         return None
     interval = pooled_interval(list(measured.seeds), test.spread)
     verdict = verdict_of(test, interval, is_bound=measured.is_bound, stuck=measured.stuck)
-    may_pass = verdict == PASSES or (verdict == OPEN and PASSES in possible_zones(test, interval))
-    if measured.caveat and may_pass:
+    if measured.caveat and verdict != FAILS and PASSES in possible_zones(test, interval):
         verdict = NOT_JUDGED
     seeds = tuple(int(str(seed)) for seed in measured.seeds.index)
     return Line(test, verdict, interval, measured.is_bound, measured.stuck, seeds, measured.capped, measured.caveat)

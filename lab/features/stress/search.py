@@ -42,10 +42,8 @@ def try_cures(bench: CardBench) -> list[Cure]:
     fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
-        name, lr_multiplier = (
-            " + ".join(change.name for change in changes),
-            math.prod(change.lr_multiplier for change in changes),
-        )
+        name = " + ".join(change.name for change in changes)
+        lr_multiplier = math.prod(change.lr_multiplier for change in changes)
         return trial_of(test, name, change_words(changes, own), best, seeds, lr_multiplier)
 
     lines = bench.card().lines
