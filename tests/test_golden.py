@@ -15,6 +15,7 @@ import yaml
 
 from committed import RESULTS
 from lab import RunConfig, run_config
+from lab.core import shelf
 from lab.core.registry import (
     BATCHES,
     BURSTS,
@@ -33,7 +34,6 @@ from lab.core.shipped import sweeps
 from lab.model.config import ModelConfig
 from lab.probes.listener import ProbesConfig
 from lab.records import store
-from lab.report import shelf
 from lab.studies.claims.evidence import read_evidence
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.verdicts import committed, judge_claim

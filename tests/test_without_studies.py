@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import shipped
-from lab.report import shelf
+from lab.core import shelf, shipped
 from lab.studies.claims.registry import study_of
 from sampling import some
 
@@ -19,7 +18,7 @@ HOME = Path(__file__).parents[1]
 COMMANDS = """
 import sys
 from lab import main
-from lab.report import shelf
+from lab.core import shelf
 assert not shelf.studies()
 for words in (
     ["report", "records"],
@@ -45,7 +44,8 @@ import sys
 import lab
 from lab import main
 from lab.analysis.drawing.registry import FIGURES
-from lab.report import build, shelf
+from lab.core import shelf
+from lab.report import build
 from lab.studies.claims.registry import CLAIMS, RULED
 gone = sys.argv[1]
 assert lab.__file__.startswith(sys.path[1])

@@ -294,7 +294,7 @@ def _selftest(arguments: list[str]) -> None:
 
 
 def _claims(arguments: list[str]) -> None:
-    from lab.report import shelf
+    from lab.core import shelf
 
     if not (found := shelf.modules("command")):
         raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lab.core.errors import RequestError, nearest
@@ -39,13 +37,6 @@ def load_plugins() -> None:
     """Import, once, the modules that installed packages name in ``lab.plugins``; they call ``lab.register``."""
     for point in points_of_others().select(group="lab.plugins"):
         _load(point)
-
-
-def load_plugins_of_studies() -> None:
-    """Import ``lab/studies/NAME/*plugin.py``, which register what a study adds; a folder that is gone adds nothing."""
-    home = Path(__file__).parents[1]
-    for path in sorted(home.glob("studies/*/*plugin.py")):
-        import_module(".".join((home.name, *path.relative_to(home).with_suffix("").parts)))
 
 
 def packages_of_others() -> set[str]:

@@ -1,7 +1,8 @@
 """The figures of reports, by name: those of any sweep, and those of studies; importing this module registers all."""
 
 from lab.analysis.drawing.registry import FIGURES as FIGURES
-from lab.report import loss_figures, probe_figures, shelf
+from lab.core import shelf
+from lab.report import loss_figures, probe_figures
 
 FIRST_FIGURES = (
     "logit_rounding",

@@ -24,12 +24,12 @@ from lab.analysis.laws import fits, optimum
 from lab.analysis.rendering import html, layout, style
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
-from lab.core import files, shipped
+from lab.core import files, shelf, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
 from lab.records import store
 from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
-from lab.report import shelf, tables
+from lab.report import judged, tables
 from lab.report.all_figures import FIGURES, FIRST_FIGURES
 from lab.report.findings import notes, undertrained
 from lab.report.power import power_of_difference, tested
@@ -130,8 +130,8 @@ def write_report(
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
     commands = _commands(paths) or store.commands(out)
-    judgement = shelf.judgement(study, out, commands)
-    reply = reply or answer(study, shelf.trained_sweeps(out, commands), judgement.word, judgement.text)
+    judgement = judged.judgement(study, out, commands)
+    reply = reply or answer(study, judged.trained_sweeps(out, commands), judgement.word, judgement.text)
     question = " ".join(questions(paths)) or reply.subject
     first, *others = [*_figures(study, out), Markup()]
     body = [

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lab.analysis.contrasts import read_measures
-from lab.report import shelf
+from lab.core import shelf
 
 OF_STUDIES = sorted(shelf.HOME.glob("*/measures.yaml"))
 MEASURES = [

@@ -17,12 +17,11 @@ from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS, zones
 from lab.analysis.text import arm_phrase, capitalized, count, first_to_last, format_value
-from lab.core import shipped
+from lab.core import shelf, shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.run_table import is_imported
-from lab.report import shelf
 from lab.report.measures import MEASURES
 
 SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence

@@ -21,6 +21,7 @@ import lab.probes.routing
 import lab.probes.updates
 import lab.records.trackers
 import lab.responses  # noqa: F401  (these fill the registries)
+from lab.core import shelf
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HookIntervention, WeightIntervention, changes_weights
 from lab.core.number_formats import MANTISSA_BITS
@@ -36,7 +37,6 @@ from lab.core.registry import (
     SCHEDULES,
     TRACKERS,
     Registry,
-    load_plugins_of_studies,
 )
 from lab.core.schema import UNRECORDED, PerRun, PerRunSeed, bounded, build, convert, one_of, seed, with_keys_now
 from lab.model.config import ModelConfig
@@ -48,7 +48,7 @@ from lab.probes.listener import ProbesConfig
 from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
 
-load_plugins_of_studies()
+shelf.modules("plugin")  # these fill the registries, too
 
 FEWEST_TARGETS = 1024  # of a short validation
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_claims_planted import arms_of
 
+from lab.core import shelf
 from lab.core.errors import RequestError
-from lab.report import shelf
 from lab.studies.claims.effects import Qualified
 from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.rows import read_claims

@@ -26,7 +26,7 @@ from lab.core import files
 from lab.core.schema import first_key
 from lab.records import store
 from lab.records.store import Records
-from lab.report.shelf import trained_sweeps
+from lab.report.judged import trained_sweeps
 
 # Quantities in which under-training counts as sensitivity, and their instability parts.
 SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}

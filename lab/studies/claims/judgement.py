@@ -11,7 +11,7 @@ from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Study
 from lab.analysis.text import capitalized
 from lab.core import shipped
-from lab.report.shelf import Judgement
+from lab.report.judged import Judgement
 from lab.studies.claims import scoreboard
 from lab.studies.claims.decision import CONTRADICTED, IN_PART, NO_EFFECT, REPRODUCED
 from lab.studies.claims.evidence import read_evidence

@@ -6,7 +6,7 @@ Claims on runs that are none of the lab's stand in the ``claims.py`` of their st
 
 from types import ModuleType
 
-from lab.report.shelf import HOME, modules
+from lab.core.shelf import HOME, modules
 from lab.studies.claims.rows import read_claims
 from lab.studies.claims.verdicts import Claim
 

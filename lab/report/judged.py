@@ -1,29 +1,16 @@
-"""The shelf: what reports use of the studies in ``lab/studies``, each found because its folder is there."""
+"""What claims of papers say of the runs of a folder, where the shelf of studies holds any."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import NamedTuple
 
 from markupsafe import Markup
 
 from lab.analysis.sensitivity import Study
-
-HOME = Path(__file__).parents[1] / "studies"
-
-
-def studies() -> list[ModuleType]:
-    """The packages of all studies, in the order of their names."""
-    return [import_module(f"lab.studies.{path.parent.name}") for path in sorted(HOME.glob("*/__init__.py"))]
-
-
-def modules(part: str, study: str = "*") -> list[ModuleType]:
-    """The modules, of one study or of all, whose names end with ``part``, such as ``figures`` or ``answer``."""
-    files = sorted(HOME.glob(f"{study}/*{part}.py"))
-    return [import_module(f"lab.studies.{path.parent.name}.{path.stem}") for path in files]
+from lab.core.shelf import modules
 
 
 class Judgement(NamedTuple):
