@@ -151,8 +151,8 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
 def first_looks(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:
     """The verdicts of cards of one minute beside those of five: a row for each recipe, test and half of the seeds.
 
-    A card of one minute has half the seeds of one of five, so each half of the seeds makes one. The spreads that they
-    share come from all records.
+    A card of one minute has half the seeds of one of five, so each half of the seeds of a curve makes one. The spreads
+    that they share come from all records.
 
     Returns:
         Columns ``recipe``, ``test``, ``first`` (verdict of one minute) and ``second`` (of five).
@@ -160,8 +160,9 @@ def first_looks(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataF
     rows, tests = [], battery.chosen([], 1)
     for recipe, done in by_recipe.items():
         whole = {line.test.name: line.verdict for line in lines_of(tests, done, battery)}
-        for half in (slice(None, 3), slice(3, None)):
-            some = {setting: table.sort_index().iloc[half] for setting, table in done.items()}
+        seeds = sorted(curve(done).columns)
+        for half in (seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]):
+            some = {setting: table[table.index.isin(half)] for setting, table in done.items()}
             for line in lines_of(tests, some, battery):
                 if line.test.name in whole and {line.verdict, whole[line.test.name]} != {NOT_JUDGED}:
                     verdicts = {"first": line.verdict, "second": whole[line.test.name]}

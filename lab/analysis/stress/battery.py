@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -97,6 +97,7 @@ class StressTest:
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
         minutes: of the shortest card that has it without being asked for; infinite if none has.
         needs: the intervention without which a recipe cannot take it; empty for none.
+        seeds: how many it needs; the shortest card, a first look, and a test without a number have those of the card.
         cured_as: the name of the test on whose runs its cures are tried; empty for its own.
     """
 
@@ -118,6 +119,7 @@ class StressTest:
     counts_stuck: bool = False
     minutes: float = bounded(1, infinite=True)
     needs: str = ""
+    seeds: int = 0
     cured_as: str = ""
 
     def __post_init__(self) -> None:
@@ -149,6 +151,14 @@ class StressTest:
     def places(self) -> list[Place]:
         """Where it looks besides the curve."""
         return [place for place in (self.reference, self.stressed) if place]
+
+    @property
+    def is_on_curve(self) -> bool:
+        """Whether it holds the recipe's own curve at a multiple of the best learning rate against the best loss."""
+        at_best, above = self.reference, self.stressed
+        if self.metric != "loss" or at_best is None or above is None or at_best.words or above.words:
+            return False
+        return at_best.times_best == 1 and not math.isnan(above.times_best)
 
     @property
     def needs_best(self) -> bool:
@@ -227,11 +237,16 @@ class Battery(NamedTuple):
             raise RequestError(f"--minutes takes {listed(map(str, self.seeds), 'or')}, not {minutes}")
         if unknown := [name for name in names if name not in self.tests]:
             raise RequestError(f"unknown test {unknown[0]!r}; {nearest(unknown[0], self.tests)}")
-        usual = [test for test in self.tests.values() if test.minutes <= minutes]
-        fitting = self._fitting([self.tests[name] for name in names] or usual, minutes)
+        known = {name: self._for_minutes(test, minutes) for name, test in self.tests.items()}
+        usual = [test for test in known.values() if test.minutes <= minutes]
+        fitting = self._fitting([known[name] for name in names] or usual, minutes)
         if missing := [name for name in names if name not in {test.name for test in fitting}]:
             named = [self.tests[name] for name in names]
-            enough = [more for more in self.seeds if len(self._fitting(named, more)) == len(named)]
+            enough = [
+                more
+                for more in self.seeds
+                if len(self._fitting([self._for_minutes(test, more) for test in named], more)) == len(named)
+            ]
             advice = f"--minutes {enough[0]} is enough" if enough else "take fewer tests"
             fits = f"{listed(test.name for test in fitting)} would" if fitting else "none of them would"
             raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits}; {advice}")
@@ -278,10 +293,14 @@ class Battery(NamedTuple):
             raise RequestError(f"unknown cure {unknown[0]!r}; {hint}; or a number of cures, all, or none")
         return [known[name] for name in dict.fromkeys(names)]
 
+    def _for_minutes(self, test: StressTest, minutes: int) -> StressTest:
+        """A test with the seeds that it needs; in the shortest card, a first look, it needs none of its own."""
+        return replace(test, seeds=0) if minutes == min(self.seeds) else test
+
     def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:
         left, fitting = 60.0 * minutes, []
         for test in tests:
-            cost = test.seconds * self.seeds[minutes]
+            cost = test.seconds * max(test.seeds, self.seeds[minutes])
             if cost <= left:
                 left -= cost
                 fitting.append(test)

@@ -13,7 +13,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.curves import idle_parameters
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
-from lab.analysis.sensitivity import capped
+from lab.analysis.sensitivity import capped, vertex
 from lab.analysis.statistics import Difference, Interval, Spread, spread_within
 from lab.analysis.stress.battery import LARGEST, Battery, Setting, StressTest
 from lab.core.windows import Numbers
@@ -114,14 +114,23 @@ def _last_rms(metrics: pd.DataFrame) -> pd.Series[float]:
 
 
 def curve(outcomes: Outcomes, words: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Losses of the recipe itself, or with these words: a row per learning rate, rising, and a column per seed."""
+    """Losses of the recipe itself, or with these words: a row per learning rate, rising, and a column per seed.
+
+    Seeds that only some learning rates have are left out.
+    """
     by_lr = {setting.lr: table["loss"] for setting, table in outcomes.items() if setting.words == words}
-    return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T
+    return pd.DataFrame({lr: by_lr[lr] for lr in sorted(by_lr)}).T.dropna(axis="columns")
 
 
 def best_lr(losses: pd.DataFrame) -> float:
     """The learning rate of a curve with the lowest mean loss over seeds; NaN without one."""
     return float(losses.index[int(losses.mean(axis=1).argmin())]) if len(losses) else math.nan
+
+
+def fitted_best_lrs(losses: pd.DataFrame) -> pd.Series[float]:
+    """By seed the best learning rate of a curve between its own, the vertex of a parabola (``sensitivity.vertex``)."""
+    lr = losses.index.to_numpy(dtype=float)
+    return pd.Series({seed: vertex(lr, loss.to_numpy(dtype=float)) for seed, loss in losses.items()})
 
 
 def beats_bigram(outcomes: Outcomes) -> bool:
@@ -182,18 +191,32 @@ def _reach(at: np.ndarray, loss: np.ndarray, limit: float) -> tuple[float, bool]
     return abs(float(at[before] + share * (at[after] - at[before]) - at[0])), True
 
 
-def extension(losses: pd.DataFrame, battery: Battery) -> list[float]:
-    """Learning rates by which the curve must be extended, a decade at each open end, until its loss has risen there."""
+def extension(test: StressTest, losses: pd.DataFrame, battery: Battery) -> list[float]:
+    """Learning rates by which the curve must be extended for a test, a decade at an end.
+
+    The tolerance needs a curve whose loss has risen at both ends, and a test at a multiple of the best learning rate
+    one that reaches this multiple of each seed's best one.
+    """
     low, high = battery.farthest
-    found = tolerances(losses).values()
     lrs = list(map(float, losses.index))
     steps = battery.curve[1] / battery.curve[0], battery.curve[-1] / battery.curve[-2]
+    if test.stressed:
+        is_closed_below, is_closed_above = True, bool((_stressed_lrs(test, losses) <= lrs[-1]).all())
+    else:
+        found = tolerances(losses).values()
+        is_closed_below, is_closed_above = (all(seed[end] for seed in found) for end in (1, 2))
     more = list[float]()
-    if not all(is_closed for _, is_closed, _ in found):
+    if not is_closed_below:
         more += [lrs[0] / 10, lrs[0] / 10 * steps[0]]
-    if not all(is_closed for _, _, is_closed in found):
+    if not is_closed_above:
         more += [lrs[-1] * 10 / steps[1], lrs[-1] * 10]
     return [lr for lr in (float(f"{lr:.6g}") for lr in more) if low <= lr <= high]
+
+
+def _stressed_lrs(test: StressTest, losses: pd.DataFrame) -> pd.Series[float]:
+    """By seed the multiple of its best learning rate at which a test looks."""
+    assert test.stressed
+    return fitted_best_lrs(losses) * test.stressed.times_best
 
 
 def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> list[Setting]:
@@ -205,28 +228,31 @@ def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> lis
         done: the runs that there are.
     """
     uses_curve = any(test.needs_best or not test.places for test in tests)
+    read_off = [test for test in tests if test.is_on_curve or not test.places]
     start = [Setting((), lr) for lr in battery.curve] if uses_curve else []
     if missing := [setting for setting in start if setting not in done]:
         return missing
     losses = curve(done)
     best = best_lr(losses)
-    settings = [place.setting(best) for test in tests for place in test.places]
-    if any(not test.places for test in tests):
-        settings += [Setting((), lr) for lr in extension(losses, battery)]
+    settings = [place.setting(best) for test in tests if test not in read_off for place in test.places]
+    settings += [Setting((), lr) for test in read_off for lr in extension(test, losses, battery)]
     return [setting for setting in dict.fromkeys(settings) if setting not in done]
 
 
 def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | None:
     """The measure of a test; None as long as some of its runs are missing."""
     losses = curve(done)
+    read_off = test.is_on_curve or not test.places
+    if (test.needs_best or read_off) and not len(losses):
+        return None
+    if read_off and any(Setting((), lr) not in done for lr in extension(test, losses, battery)):
+        return None
+    if test.is_on_curve:
+        return _rise(test, losses, done)
     if not test.places:
-        if not len(losses) or [lr for lr in extension(losses, battery) if Setting((), lr) not in done]:
-            return None
         found = tolerances(losses)
         is_bound = any(not (below and above) for _, below, above in found.values())
         return Measured(pd.Series({seed: decades for seed, (decades, *_) in found.items()}), is_bound)
-    if test.needs_best and not len(losses):
-        return None
     best = best_lr(losses)
     tables = [done.get(place.setting(best)) for place in test.places]
     if any(table is None for table in tables):
@@ -236,6 +262,23 @@ def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | No
     capped = int(np.logical_or.reduce([is_capped(table) for table in (*references, stressed)]).sum())
     caveat = caveat_of(references[0]) if references else ""
     return Measured(values.dropna(), False, int(is_stuck(stressed).sum()), capped * (test.metric == "loss"), caveat)
+
+
+def _rise(test: StressTest, losses: pd.DataFrame, done: Outcomes) -> Measured:
+    """The loss at a multiple of the best learning rate minus the lowest loss, both of a seed's own curve.
+
+    The best learning rate is that of the seed, so its uncertainty is in the interval over seeds. Between two learning
+    rates of the curve the loss is interpolated linearly in their logarithm.
+    """
+    at, tables = np.log10(losses.index.to_numpy(dtype=float)), [done[Setting((), float(lr))] for lr in losses.index]
+    lrs = {seed: math.log10(lr) for seed, lr in _stressed_lrs(test, losses).items()}
+
+    def at_multiple(values: pd.DataFrame) -> pd.Series[float]:
+        return pd.Series({seed: np.interp(lr, at, values[seed].astype(float)) for seed, lr in lrs.items()})
+
+    # a run on either side of the multiple counts
+    stuck, capped = (int((at_multiple(pd.DataFrame(map(told, tables))) > 0).sum()) for told in (is_stuck, is_capped))
+    return Measured(at_multiple(losses) - losses.min(), False, stuck, capped)
 
 
 def caveat_of(reference: pd.DataFrame) -> str:

@@ -39,7 +39,10 @@ def try_cures(bench: CardBench) -> list[Cure]:
     own = next(iter(compose_settings(request, [next(iter(own_runs))]).values()))[0]
     seeds = sorted(next(iter(own_runs.values())).index)
     few = (_seeds(seeds[: stages.screened]),) if len(seeds) > stages.screened else ()
-    fresh = (_seeds(range(seeds[-1] + 1, seeds[-1] + 1 + stages.fresh)),)
+    last = max(int(table.index.max()) for table in own_runs.values())
+
+    def fresh(test: StressTest) -> tuple[str, ...]:
+        return (_seeds(range(last + 1, last + 1 + max(stages.fresh, read_battery().tests[test.name].seeds))),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
         name = " + ".join(change.name for change in changes)
@@ -79,11 +82,16 @@ def try_cures(bench: CardBench) -> list[Cure]:
     judged = {name: judge_cures(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
 
     def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
-        trials = {name: [trial(by_test[name], tried, fresh) for tried in of_test] for name, of_test in changes.items()}
-        places = [place.setting(best).beside(fresh) for name in trials for place in by_test[name].places]
-        at_best = [] if math.isnan(best) else [Setting(fresh, best)]
+        seeds = {name: fresh(by_test[name]) for name in changes}
+        trials = {
+            name: [trial(by_test[name], tried, seeds[name]) for tried in of_test] for name, of_test in changes.items()
+        }
+        places = [place.setting(best).beside(seeds[name]) for name in trials for place in by_test[name].places]
+        at_best = [] if math.isnan(best) else [Setting(of_test, best) for of_test in seeds.values()]
         bench.train_missing([*places, *at_best, *_settings(trials)])
-        return {name: judge_cures(by_test[name], of_test, bench.done, best, fresh) for name, of_test in trials.items()}
+        return {
+            name: judge_cures(by_test[name], of_test, bench.done, best, seeds[name]) for name, of_test in trials.items()
+        }
 
     changes = {**board_changes(), **read_battery().changes}
     finals = {

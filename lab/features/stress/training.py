@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import CARD_FILE, Setting, read_battery
+from lab.analysis.stress.battery import CARD_FILE, Setting, StressTest, read_battery
 from lab.analysis.stress.measures import wanted
 from lab.core import files
 from lab.core.errors import RequestError
@@ -19,7 +19,7 @@ from lab.features.stress.progress import Progress
 from lab.features.stress.search import try_cures
 from lab.features.stress.sizes import settings_of_sizes
 from lab.records import store
-from lab.sweeping.bench import first_trees
+from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 
 
@@ -72,7 +72,7 @@ def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
 
 
 def possible_plan(plan: Plan) -> Plan:
-    """The plan without tests whose settings do not go with the recipe.
+    """The plan without tests whose settings do not go with the recipe, the others with as many seeds as they need.
 
     Raises:
         RequestError: the recipe itself is invalid, or no test is left.
@@ -102,7 +102,20 @@ def possible_plan(plan: Plan) -> Plan:
     if not left:
         raise RequestError(next(iter(reasons.values())))
     _say_what_is_probed(trees[usual])
-    return replace(plan, tests=left, left_out=reasons)
+    seeds = [tree["seed"] for tree in compose_settings(plan.request, [usual])[usual]]
+    return replace(plan, tests=[_with_seeds(test, seeds) for test in left], left_out=reasons)
+
+
+def _with_seeds(test: StressTest, seeds: Sequence[int]) -> StressTest:
+    """A test whose runs have the seeds of the card, and after them as many further ones as it needs."""
+    if test.seeds <= len(seeds):
+        return test
+    more = range(max(seeds) + 1, max(seeds) + 1 + test.seeds - len(seeds))
+    word = f"seed={','.join(map(str, [*seeds, *more]))}"
+    reference, stressed = (
+        place and place._replace(words=(*place.words, word)) for place in (test.reference, test.stressed)
+    )
+    return replace(test, reference=reference, stressed=stressed)
 
 
 def _has_experts(tree: Tree) -> bool:
