@@ -17,16 +17,18 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import judge
-from lab.analysis.statistics import Spread
+from lab.analysis.statistics import Interval, Spread
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Battery
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast
 from lab.features.stress.lines import lines_of
-from lab.features.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values
+from lab.features.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values, outcomes_by_recipe
 from lab.features.stress.sizes import FAILING, TOLERANCE, values_by_size
+from lab.records.store import Records
 
 UNSTABLE = "unstable"
+FEWEST = 4  # recipes that have an order
 SCORED = ("qk_layernorm", "logit_growth", "mup", "noise_scale", "rms_scaled_lr", "weight_decay", "leaderboard_sizes")
 
 
@@ -146,6 +148,54 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
             hits += interval.low <= 0 <= interval.high
         covered[name] = hits / draws
     return covered
+
+
+def by_width(records: Records, battery: Battery) -> dict[int, dict[str, Outcomes]]:
+    """The runs of each recipe by setting, at each width of the records."""
+    found = {}
+    for width, runs in records.runs.groupby("model.width"):
+        metrics = records.metrics[records.metrics["id"].isin(runs["id"])]
+        found[int(str(width))] = outcomes_by_recipe(Records(runs, metrics), battery)
+    return found
+
+
+def order_over_size(by_size: Mapping[int, Mapping[str, Outcomes]], battery: Battery) -> pd.DataFrame:
+    """Whether recipes have the same order at two widths: Spearman's rank correlation of their numbers in each test.
+
+    Only recipes that a test judges at both widths count. The interval is that of Bonett and Wright (2000, eq. 6), whose
+    error is ``sqrt((1 + r^2 / 2) / (n - 3))`` in the inverse hyperbolic tangent of the correlation.
+
+    Returns:
+        Columns ``test``, ``small`` and ``large`` (widths), ``order`` (an interval, None with fewer than ``FEWEST``
+        recipes) and ``recipes``, which were judged at both.
+    """
+    numbers = {
+        width: pd.DataFrame(
+            {
+                recipe: {
+                    line.test.name: line.interval.mean
+                    for line in lines_of(battery.on_cards, done, battery)
+                    if line.verdict != NOT_JUDGED
+                }
+                for recipe, done in by_recipe.items()
+            }
+        )
+        for width, by_recipe in sorted(by_size.items())
+    }
+    rows = []
+    for small, large in itertools.combinations(numbers, 2):
+        for test in numbers[small].index.intersection(numbers[large].index, sort=False):
+            both = pd.concat([numbers[small].loc[test], numbers[large].loc[test]], axis=1).dropna()
+            order = _rank_correlation(both) if len(both) >= FEWEST else None
+            rows.append({"test": test, "small": small, "large": large, "order": order, "recipes": len(both)})
+    return pd.DataFrame(rows)
+
+
+def _rank_correlation(both: pd.DataFrame) -> Interval:
+    r = float(scipy.stats.spearmanr(*both.to_numpy().T).statistic)
+    half = 1.96 * math.sqrt((1 + r**2 / 2) / (len(both) - 3))
+    low, high = np.tanh(np.arctanh(np.clip(r, -0.999, 0.999)) + np.array([-half, half]))
+    return Interval(r, float(low), float(high), len(both))
 
 
 def first_looks(by_recipe: Mapping[str, Outcomes], battery: Battery) -> pd.DataFrame:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +38,7 @@ from score_crash_test import (
 BATTERY = read_battery()
 SEEDS = range(10, 16)
 RESULTS = Path(__file__).parents[1] / "results"
+PAGE = RESULTS.parent / "docs" / "crash_test.md"
 
 
 def runs_of(recipe: str, excess: float, noise: float = 0.0) -> pd.DataFrame:
@@ -216,3 +219,17 @@ def test_pooled_intervals_hold_the_mean_even_if_some_recipes_spread_ten_times_as
     assert coverage(same, BATTERY, 3)["mx"] == pytest.approx(0.95, abs=0.03)
     mixed = by_recipe(**{"a" * n: (0.2, 0.02 if n > 3 else 0.2) for n in range(1, 13)})
     assert coverage(mixed, BATTERY, 3)["mx"] == pytest.approx(0.95, abs=0.03)
+
+
+def test_the_lines_of_the_page_compute_the_numbers_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = store.read(RESULTS / "stress" / "recipes")
+    of_llama = records._replace(runs=records.runs[records.runs["recipe"] == "llama"].copy())
+    (block,) = re.findall(r"```python\n(import numpy.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    done = outcomes_by_recipe(of_llama, BATTERY)["llama"]
+    monkeypatch.setattr("lab.analysis.load", lambda folder: of_llama)
+    made: dict[str, Any] = {}
+    exec(block, made)
+    for test in BATTERY.chosen([], 1):
+        measured = measure(test, done, BATTERY)
+        assert measured is not None
+        np.testing.assert_allclose(made[test.name].sort_index(), measured.seeds.sort_index(), atol=1e-4)

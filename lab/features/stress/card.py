@@ -17,7 +17,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
-from lab.analysis.stress.measures import Outcomes, best_lr, curve, pooled_sd
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, fitted_best_lrs, pooled_sd
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.core import files
 from lab.core.errors import RequestError, nearest
@@ -233,6 +233,7 @@ class Card:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SENTENCES.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
+            fitted=[format_value(lr) for lr in sorted(fitted_best_lrs(self.losses))],
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)
             or any(cure.capped for cure in self.cures or ()),
@@ -281,6 +282,7 @@ class Card:
             "headline": self.headline(),
             "is_judged": self.is_judged,
             "best_lr": best_lr(self.losses),
+            "fitted_best_lrs": {str(seed): lr for seed, lr in fitted_best_lrs(self.losses).items()},
             "best_loss": self.best_loss,
             "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
             "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},

@@ -1,0 +1,130 @@
+"""Does the crash test order pairs of runs of one paper, of which one was unstable and the other was not?
+
+``stress/pairs.csv`` has a row for each pair: two runs of one source, alike in size and data, that differ in one part of
+the recipe. ``python results/paper_pairs.py`` trains a card of either side, as far as it is missing; ``make
+results-readme`` writes what the functions below return.
+
+The rule was written before anything was trained. A pair counts if two readers, who did not know what the cards say,
+both find that its source reports one side as unstable (a divergence, spikes on which the authors acted or which they
+call an instability) and the other as not, and that both sides can be written here. Of either side the number is that
+of a card of one minute, with the seeds 20 to 22. A pair is ordered rightly if the unstable side has the worse number; a
+tie counts half. A side that ends no better than a bigram model at any learning rate is worse than one that does, and a
+pair of two such sides is left out. Pairs that change the same part are no independent trials, so the sign test is over
+the parts: of each, whether most of its pairs are ordered rightly. Three numbers are tried, so p is Holm's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import scipy  # its parts are loaded when they are used
+
+from lab.analysis.statistics import holm
+from lab.analysis.stress.battery import Battery, Setting
+from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure, outcomes
+from lab.features.stress.plan import Plan, read_plan
+from lab.features.stress.training import make_card
+from lab.records import store
+from lab.sweeping.bench import Bench, compose_settings
+
+PAIRS = Path(__file__).parent / "stress" / "pairs.csv"
+FOLDER = Path(__file__).parent / "stress" / "pairs"
+TESTS = ["lr_tolerance", "lr_x10"]
+FAILING = "failing learning rate"
+SIDES = ("stable", "unstable")
+
+
+def read_pairs() -> pd.DataFrame:
+    """The pairs on which two readers agree: ``name``, ``change``, and the overrides of either side."""
+    pairs = pd.read_csv(PAIRS)
+    return pairs[pairs["first_reading"] & pairs["second_reading"]].reset_index(drop=True)
+
+
+def plan_of(side: str) -> Plan:
+    """The card of a side of a pair, given its overrides."""
+    words = [*shlex.split(side), "seed=20,21,22", f"out={FOLDER}"]
+    return read_plan(words, "python results/paper_pairs.py", names=TESTS, cures="none")
+
+
+def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
+    """How badly a recipe stands each test, and the learning rate from which it fails: the higher, the worse.
+
+    Infinite for a recipe that ends no better than a bigram model at any learning rate.
+    """
+    if not beats_bigram(done):
+        return dict.fromkeys([*TESTS, FAILING], np.inf)
+    found = {name: measure(battery.tests[name], done, battery) for name in TESTS}
+    worse = {name: battery.tests[name].share(float(each.seeds.mean())) for name, each in found.items() if each}
+    losses = curve(done)
+    beyond = float(losses.index[-1]) * 10  # where the loss never rises so far, a decade above the last rate
+    failing = np.log10(pd.Series(failing_lrs(losses)).fillna(beyond))
+    return {**worse, FAILING: -float(failing.mean())}
+
+
+def measured(pairs: pd.DataFrame, battery: Battery) -> pd.DataFrame:
+    """The numbers of either side of each pair: a row for each pair and number.
+
+    Returns:
+        Columns ``name``, ``change``, ``number``, ``stable`` and ``unstable``, where the higher is the worse one.
+    """
+    by_side = {side: numbers_of(_outcomes_of(side), battery) for side in {*pairs["stable"], *pairs["unstable"]}}
+    return pd.DataFrame(
+        [
+            {
+                "name": pair["name"],
+                "change": pair["change"],
+                "number": number,
+                "stable": by_side[pair["stable"]][number],
+                "unstable": by_side[pair["unstable"]][number],
+            }
+            for pair in pairs.to_dict("records")
+            for number in [*TESTS, FAILING]
+        ]
+    )
+
+
+@cache
+def _records() -> store.Records:
+    return store.read(FOLDER)
+
+
+def _outcomes_of(side: str) -> Outcomes:
+    request = plan_of(side).request
+    settings = [Setting((), lr) for lr in sorted(_records().runs["optimizer.lr"].unique())]
+    bench = Bench(request)
+    bench.plan(compose_settings(request, settings), cautions=False)
+    return outcomes(_records(), bench.ids)
+
+
+def ordered(rows: pd.DataFrame) -> pd.DataFrame:
+    """How many pairs, and how many changed parts, each number orders rightly.
+
+    Args:
+        rows: as ``measured`` gives them.
+
+    Returns:
+        A row for each number: ``number``; ``right`` of ``pairs``; ``parts right`` of ``parts``, without ties; ``p`` of
+        a two-sided sign test over the parts, adjusted for all numbers (Holm).
+    """
+    rows = rows[~(np.isinf(rows["stable"]) & np.isinf(rows["unstable"]))]
+    told = np.sign(rows["unstable"] - rows["stable"])
+    scores = []
+    for number, of_number in rows.assign(told=told).groupby("number", sort=False):
+        by_part = of_number.groupby("change")["told"].mean()
+        right, wrong = int((by_part > 0).sum()), int((by_part < 0).sum())
+        pairs = {"right": float((of_number["told"] / 2 + 0.5).sum()), "pairs": len(of_number)}
+        scores.append({"number": number, **pairs, "parts right": right, "parts": right + wrong})
+    table = pd.DataFrame(scores)
+    ps = [
+        float(scipy.stats.binomtest(*counts).pvalue) for counts in table[["parts right", "parts"]].to_numpy().tolist()
+    ]
+    return table.assign(p=holm(ps))
+
+
+if __name__ == "__main__":
+    for side in dict.fromkeys(read_pairs()[[*SIDES]].to_numpy().ravel()):
+        make_card(plan_of(side))
