@@ -26,6 +26,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.statistics import holm
 from lab.analysis.stress.battery import Battery, Setting
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure, outcomes
+from lab.analysis.text import format_p, markdown_table
 from lab.features.stress.plan import Plan, read_plan
 from lab.features.stress.training import make_card
 from lab.records import store
@@ -123,6 +124,21 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
         float(scipy.stats.binomtest(*counts).pvalue) for counts in table[["parts right", "parts"]].to_numpy().tolist()
     ]
     return table.assign(p=holm(ps))
+
+
+def markdown(rows: pd.DataFrame, battery: Battery) -> str:
+    """How many pairs each number orders rightly, as a Markdown table."""
+    titles = {name: test.title for name, test in battery.tests.items()}
+    shown = [
+        {
+            "number": titles.get(score["number"], score["number"]),
+            "pairs ordered rightly": f"{score['right']:g} of {score['pairs']}",
+            "changed parts": f"{score['parts right']} of {score['parts']}",
+            "p (Holm)": format_p(score["p"]),
+        }
+        for score in ordered(rows).to_dict("records")
+    ]
+    return markdown_table(pd.DataFrame(shown))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import Interval, Spread
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Battery
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
+from lab.analysis.text import markdown_table
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast
 from lab.features.stress.lines import lines_of
@@ -160,10 +161,9 @@ def by_width(records: Records, battery: Battery) -> dict[int, dict[str, Outcomes
 
 
 def order_over_size(by_size: Mapping[int, Mapping[str, Outcomes]], battery: Battery) -> pd.DataFrame:
-    """Whether recipes have the same order at two widths: Spearman's rank correlation of their numbers in each test.
+    """Whether recipes have the same order at two widths: the rank correlation of their numbers in each test.
 
-    Only recipes that a test judges at both widths count. The interval is that of Bonett and Wright (2000, eq. 6), whose
-    error is ``sqrt((1 + r^2 / 2) / (n - 3))`` in the inverse hyperbolic tangent of the correlation.
+    Only recipes that a test judges at both widths count.
 
     Returns:
         Columns ``test``, ``small`` and ``large`` (widths), ``order`` (an interval, None with fewer than ``FEWEST``
@@ -186,12 +186,16 @@ def order_over_size(by_size: Mapping[int, Mapping[str, Outcomes]], battery: Batt
     for small, large in itertools.combinations(numbers, 2):
         for test in numbers[small].index.intersection(numbers[large].index, sort=False):
             both = pd.concat([numbers[small].loc[test], numbers[large].loc[test]], axis=1).dropna()
-            order = _rank_correlation(both) if len(both) >= FEWEST else None
+            order = rank_correlation(both) if len(both) >= FEWEST else None
             rows.append({"test": test, "small": small, "large": large, "order": order, "recipes": len(both)})
     return pd.DataFrame(rows)
 
 
-def _rank_correlation(both: pd.DataFrame) -> Interval:
+def rank_correlation(both: pd.DataFrame) -> Interval:
+    """Spearman's correlation of two columns, with the 95 % interval of Bonett and Wright (2000).
+
+    Its error is ``sqrt((1 + r^2 / 2) / (n - 3))`` in the inverse hyperbolic tangent of the correlation.
+    """
     r = float(scipy.stats.spearmanr(*both.to_numpy().T).statistic)
     half = 1.96 * math.sqrt((1 + r**2 / 2) / (len(both) - 3))
     low, high = np.tanh(np.arctanh(np.clip(r, -0.999, 0.999)) + np.array([-half, half]))
@@ -229,6 +233,16 @@ def first_looks_text(table: pd.DataFrame) -> str:
         f"in {is_same.sum()} of {len(table)} lines both have the same verdict, in {(~is_same & is_open).sum()} "
         f"the first is open where the second is not, and in {opposite} one passes and the other fails"
     )
+
+
+def order_markdown(table: pd.DataFrame, battery: Battery) -> str:
+    """Whether recipes keep their order over size, as a Markdown table: a row per test, a column per pair of widths."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in table.to_dict("records"):
+        test, order = battery.tests[row["test"]].title, row["order"]
+        told = f"{order:.2f}" if order else "too few"
+        rows.setdefault(test, {})[f"{row['small']} and {row['large']}"] = f"{told} of {row['recipes']}"
+    return markdown_table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("test").reset_index())
 
 
 def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+import paper_pairs
 import public_limits
 import transfer
 from lab.analysis.statistics import Spread, student_t
@@ -48,9 +49,12 @@ from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
+    by_width,
     coverage,
     first_looks,
     first_looks_text,
+    order_markdown,
+    order_over_size,
     recipes_markdown,
     reference_spreads,
     reference_table,
@@ -79,6 +83,8 @@ TRANSFER = re.compile(r"(<!-- transfer -->)(.*?)(<!-- end -->)", re.DOTALL)
 RECIPES = re.compile(r"(<!-- published recipes -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FIRST_LOOKS = re.compile(r"(<!-- first looks -->)(.*?)(<!-- end -->)", re.DOTALL)
+ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -288,6 +294,8 @@ def quote_crash_test(text: str) -> str:
     """The text of a page with the published recipes under the crash test, where it marks them."""
     text = RECIPES.sub(lambda found: f"{found[1]}{_crash_test_tables()[0]}{found[3]}", text)
     text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
+    text = ORDER.sub(lambda found: f"{found[1]}{_order_over_size()}\n{found[3]}", text)
+    text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
@@ -298,6 +306,23 @@ def _crash_test_tables() -> tuple[str, str]:
     battery, by_recipe = crash_test()
     table, published = reference_table(by_recipe, battery), published_outcomes()
     return recipes_markdown(table, published, battery), agreement_markdown(agreements(table, published, battery))
+
+
+@cache
+def _order_over_size() -> str:
+    """Whether the published recipes keep their order over widths, as a table in Markdown."""
+    battery, by_recipe = crash_test()
+    by_size = by_width(store.read(RESULTS / "stress" / "sizes"), battery)
+    ran = {recipe for of_width in by_size.values() for recipe in of_width}
+    by_size[32] = {recipe: done for recipe, done in by_recipe.items() if recipe in ran}
+    return order_markdown(order_over_size(by_size, battery), battery)
+
+
+@cache
+def _pairs_of_one_paper() -> str:
+    """How many pairs of runs of one paper each number orders rightly, as a table in Markdown."""
+    battery, _ = crash_test()
+    return paper_pairs.markdown(paper_pairs.measured(paper_pairs.read_pairs(), battery), battery)
 
 
 @cache

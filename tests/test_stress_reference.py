@@ -24,12 +24,16 @@ from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
 from lab.records.store import METRIC_COLUMNS
+from paper_pairs import ordered
 from score_crash_test import (
     agreements,
     bounds_scores,
     coverage,
     first_looks,
     first_looks_text,
+    order_markdown,
+    order_over_size,
+    rank_correlation,
     recipes_markdown,
     reference_spreads,
     reference_table,
@@ -151,6 +155,58 @@ def test_a_first_look_is_held_against_the_card_of_twice_the_seeds() -> None:
     said = first_looks_text(told)
     assert said.startswith("in 2 of 4 lines both have the same verdict, in 1 the first is open")
     assert said.endswith("and in 1 one passes and the other fails")
+
+
+def test_the_order_over_size_is_that_of_the_recipes_judged_at_both() -> None:
+    names = ["llama", "olmo2", "qwen3", "palm", "opt"]
+    rising, falling = (
+        dict(zip(names, [(0.1 * n, 0.0) for n in order], strict=True)) for order in (range(5), (4, 3, 2, 1, 0))
+    )
+    found = order_over_size({32: by_recipe(**rising), 64: by_recipe(**rising), 128: by_recipe(**falling)}, BATTERY)
+    told = found[found["test"] == "lr_x10"].set_index(["small", "large"])["order"]
+    assert told[32, 64].mean == pytest.approx(1.0)
+    assert told[32, 64].low > 0.9
+    assert told[64, 128].mean == pytest.approx(-1.0)
+    assert told[64, 128].high < -0.9
+    lost = by_recipe(**(rising | {"opt": (9.0, 0.0)}))
+    lost["opt"] = {setting: table.assign(loss=4.0) for setting, table in lost["opt"].items()}
+    of_four = order_over_size({32: lost, 64: by_recipe(**rising)}, BATTERY).set_index("test")["recipes"]
+    assert of_four["lr_x10"] == of_four["lr_tolerance"] == 4
+    assert of_four["mx"] == 2  # those that end better than a bigram model at ten times the best rate
+    few = order_over_size({32: by_recipe(llama=(0.1, 0.0)), 64: by_recipe(llama=(0.1, 0.0))}, BATTERY)
+    assert few["order"].isna().all()
+    assert "| too few of 1 |" in order_markdown(few, BATTERY)
+
+
+def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_says() -> None:
+    random, held = np.random.default_rng(0), list[bool]()
+    mixing = np.linalg.cholesky(np.array([[1, 0.7], [0.7, 1]]))
+    true = 6 / math.pi * math.asin(0.7 / 2)  # Spearman's of a normal with a correlation of 0.7
+    for _ in range(2000):
+        order = rank_correlation(pd.DataFrame(random.normal(size=(8, 2)) @ mixing.T))
+        held.append(order.low <= true <= order.high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.03)
+
+
+def test_pairs_of_one_part_are_one_trial_of_the_sign_test() -> None:
+    def rows(**worse: list[float]) -> pd.DataFrame:
+        """For each changed part by how much the unstable side is worse, in each of its pairs."""
+        return pd.DataFrame(
+            [
+                {"name": f"{part}-{n}", "change": part, "number": "lr_x10", "stable": 0.0, "unstable": by}
+                for part, of_part in worse.items()
+                for n, by in enumerate(of_part)
+            ]
+        )
+
+    (score,) = ordered(rows(a=[1.0, 2.0, -1.0], b=[1.0], c=[-1.0], d=[0.0])).to_dict("records")
+    assert (score["right"], score["pairs"]) == (2 + 1 + 0 + 0.5, 6)
+    assert (score["parts right"], score["parts"]) == (2, 3)
+    many = rows(**{f"part{n}": [1.0] for n in range(6)})
+    assert ordered(many)["p"].item() == pytest.approx(2 / 2**6)
+    lost = many.assign(stable=math.inf, unstable=math.inf)
+    both = pd.concat([many, lost.assign(name="lost", change="lost")])
+    assert ordered(both)["pairs"].item() == 6
 
 
 def test_a_page_says_how_many_published_recipes_stand_a_test() -> None:
