@@ -1,8 +1,8 @@
 """Does the crash test order pairs of runs of one paper, of which one was unstable and the other was not?
 
 ``stress/pairs.csv`` has a row for each pair: two runs of one source, alike in size and data, that differ in one part of
-the recipe. ``python results/paper_pairs.py`` trains a card of either side, as far as it is missing; ``make
-results-readme`` writes what the functions below return.
+the recipe. ``python results/paper_pairs.py`` trains what a card of either side takes, as far as it is missing, and
+writes ``stress/pairs_runs.csv``, a row for each run; ``make results-readme`` writes what the functions below return.
 
 The rule was written before anything was trained. A pair counts if two readers, who did not know what the cards say,
 both find that its source reports one side as unstable (a divergence, spikes on which the authors acted or which they
@@ -16,7 +16,6 @@ the parts: of each, whether most of its pairs are ordered rightly. Three numbers
 from __future__ import annotations
 
 import shlex
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +23,20 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import holm
-from lab.analysis.stress.battery import Battery, Setting
-from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure, outcomes
+from lab.analysis.stress.battery import Battery, Setting, read_battery
+from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure, wanted
 from lab.analysis.text import format_p, markdown_table
-from lab.features.stress.plan import Plan, read_plan
-from lab.features.stress.training import make_card
-from lab.records import store
-from lab.sweeping.bench import Bench, compose_settings
+from lab.core import files
+from lab.features.stress.bench import CardBench
+from lab.features.stress.plan import read_plan
+from lab.features.stress.progress import Progress
 
 PAIRS = Path(__file__).parent / "stress" / "pairs.csv"
-FOLDER = Path(__file__).parent / "stress" / "pairs"
+RUNS = Path(__file__).parent / "stress" / "pairs_runs.csv"
 TESTS = ["lr_tolerance", "lr_x10"]
 FAILING = "failing learning rate"
-SIDES = ("stable", "unstable")
+SIDES = ["stable", "unstable"]
+COLUMNS = ["loss", "loss_at_init", "loss_bigram"]
 
 
 def read_pairs() -> pd.DataFrame:
@@ -45,10 +45,22 @@ def read_pairs() -> pd.DataFrame:
     return pairs[pairs["first_reading"] & pairs["second_reading"]].reset_index(drop=True)
 
 
-def plan_of(side: str) -> Plan:
-    """The card of a side of a pair, given its overrides."""
-    words = [*shlex.split(side), "seed=20,21,22", f"out={FOLDER}"]
-    return read_plan(words, "python results/paper_pairs.py", names=TESTS, cures="none")
+def read_runs() -> dict[str, Outcomes]:
+    """The runs of each side by setting."""
+    return {
+        str(side): {Setting((), float(str(lr))): of_lr.set_index("seed") for lr, of_lr in of_side.groupby("lr")}
+        for side, of_side in pd.read_csv(RUNS).groupby("side")
+    }
+
+
+def trained(side: str) -> Outcomes:
+    """The runs of a card of one minute of a side, given its overrides."""
+    words = [*shlex.split(side), "seed=20,21,22", "out=runs/paper_pairs"]
+    plan = read_plan(words, "python results/paper_pairs.py", names=TESTS, cures="none")
+    bench = CardBench(plan, Progress(plan.recipe))
+    while settings := wanted(read_battery(), plan.tests, bench.done):
+        bench.train(settings)
+    return bench.done
 
 
 def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
@@ -66,13 +78,13 @@ def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
     return {**worse, FAILING: -float(failing.mean())}
 
 
-def measured(pairs: pd.DataFrame, battery: Battery) -> pd.DataFrame:
+def measured(battery: Battery) -> pd.DataFrame:
     """The numbers of either side of each pair: a row for each pair and number.
 
     Returns:
         Columns ``name``, ``change``, ``number``, ``stable`` and ``unstable``, where the higher is the worse one.
     """
-    by_side = {side: numbers_of(_outcomes_of(side), battery) for side in {*pairs["stable"], *pairs["unstable"]}}
+    by_side = {side: numbers_of(done, battery) for side, done in read_runs().items()}
     return pd.DataFrame(
         [
             {
@@ -82,23 +94,10 @@ def measured(pairs: pd.DataFrame, battery: Battery) -> pd.DataFrame:
                 "stable": by_side[pair["stable"]][number],
                 "unstable": by_side[pair["unstable"]][number],
             }
-            for pair in pairs.to_dict("records")
+            for pair in read_pairs().to_dict("records")
             for number in [*TESTS, FAILING]
         ]
     )
-
-
-@cache
-def _records() -> store.Records:
-    return store.read(FOLDER)
-
-
-def _outcomes_of(side: str) -> Outcomes:
-    request = plan_of(side).request
-    settings = [Setting((), lr) for lr in sorted(_records().runs["optimizer.lr"].unique())]
-    bench = Bench(request)
-    bench.plan(compose_settings(request, settings), cautions=False)
-    return outcomes(_records(), bench.ids)
 
 
 def ordered(rows: pd.DataFrame) -> pd.DataFrame:
@@ -142,5 +141,11 @@ def markdown(rows: pd.DataFrame, battery: Battery) -> str:
 
 
 if __name__ == "__main__":
-    for side in dict.fromkeys(read_pairs()[[*SIDES]].to_numpy().ravel()):
-        make_card(plan_of(side))
+    sides = dict.fromkeys(read_pairs()[SIDES].to_numpy().ravel())
+    rows = [
+        table[COLUMNS].assign(side=side, lr=setting.lr).reset_index()
+        for side in sides
+        for setting, table in trained(side).items()
+    ]
+    columns = ["side", "lr", "seed", *COLUMNS]
+    files.write_csv(RUNS, pd.concat(rows)[columns].sort_values(columns[:3]), float_format="%.6g")

@@ -322,7 +322,9 @@ def _order_over_size() -> str:
 def _pairs_of_one_paper() -> str:
     """How many pairs of runs of one paper each number orders rightly, as a table in Markdown."""
     battery, _ = crash_test()
-    return paper_pairs.markdown(paper_pairs.measured(paper_pairs.read_pairs(), battery), battery)
+    return paper_pairs.markdown(
+        paper_pairs.measured(paper_pairs.read_pairs(), paper_pairs.read_runs(), battery), battery
+    )
 
 
 @cache
