@@ -19,7 +19,14 @@ KEYS = {
     "weight_decay": "optimizer.weight_decay",
 }
 # Of optimizers that Marin's tables call otherwise.
-NAMES = {"adamw_coupled": "adamw", "NAdam": "nadamw", "MARS": "mars", "SOAP": "soap"}
+NAMES = {
+    "adamw_coupled": "adamw",
+    "NAdam": "nadamw",
+    "MARS": "mars",
+    "SOAP": "soap",
+    "Scion": "scion",
+    "AdamMini": "adam_mini",
+}
 
 
 def single_changes_of(runs: pd.DataFrame) -> pd.DataFrame:
