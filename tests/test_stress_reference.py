@@ -24,7 +24,7 @@ from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
 from lab.records.store import METRIC_COLUMNS
-from paper_pairs import ordered
+from paper_pairs import NULL, measured, ordered, read_pairs
 from score_crash_test import (
     agreements,
     bounds_scores,
@@ -189,24 +189,35 @@ def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_sa
 
 
 def test_pairs_of_one_part_are_one_trial_of_the_sign_test() -> None:
-    def rows(**worse: list[float]) -> pd.DataFrame:
-        """For each changed part by how much the unstable side is worse, in each of its pairs."""
+    def rows(adds: float = 0.0, **worse: list[float]) -> pd.DataFrame:
+        """By how much the unstable side is worse in each pair of each changed part, and what the null says of it."""
         return pd.DataFrame(
             [
-                {"name": f"{part}-{n}", "change": part, "number": "lr_x10", "stable": 0.0, "unstable": by}
+                {"source": part, "change": part, "number": number, "stable": 0.0, "unstable": by}
                 for part, of_part in worse.items()
-                for n, by in enumerate(of_part)
+                for each in of_part
+                for number, by in (("lr_x10", each), (NULL, adds))
             ]
         )
 
-    (score,) = ordered(rows(a=[1.0, 2.0, -1.0], b=[1.0], c=[-1.0], d=[0.0])).to_dict("records")
+    score = ordered(rows(a=[1.0, 2.0, -1.0], b=[1.0], c=[-1.0], d=[0.0])).set_index("number").loc["lr_x10"]
     assert (score["right"], score["pairs"]) == (2 + 1 + 0 + 0.5, 6)
-    assert (score["parts right"], score["parts"]) == (2, 3)
-    many = rows(**{f"part{n}": [1.0] for n in range(6)})
-    assert ordered(many)["p"].item() == pytest.approx(2 / 2**6)
-    lost = many.assign(stable=math.inf, unstable=math.inf)
-    both = pd.concat([many, lost.assign(name="lost", change="lost")])
-    assert ordered(both)["pairs"].item() == 6
+    assert (score["changes right"], score["changes"]) == (2, 3)
+    assert (score["alike right"], score["alike"]) == (3.5, 6)
+    many = {f"part{n}": [1.0] for n in range(6)}
+    both = pd.concat([rows(**many), rows(adds=1.0, other=[-1.0])])
+    scores = ordered(both).set_index("number")
+    assert scores["p"].to_list() == pytest.approx([2 * (1 + 7) / 2**7, 1.0])
+    assert scores.loc["lr_x10", ["alike right", "alike"]].to_list() == [6, 6]
+    assert scores.loc[NULL, ["right", "pairs"]].to_list() == [6 / 2 + 1, 7]
+
+
+def test_every_pair_that_counts_has_its_runs() -> None:
+    rows = measured(BATTERY)
+    assert set(rows["change"]) <= set(read_pairs()["change"])
+    assert not rows[["stable", "unstable"]].isna().any(axis=None)
+    of_number = rows[rows["number"] == NULL]
+    assert (of_number[["stable", "unstable"]] <= 0).all(axis=None)
 
 
 def test_a_page_says_how_many_published_recipes_stand_a_test() -> None:
