@@ -694,6 +694,25 @@ def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
     assert pair.pairs[1].difference.high - pair.pairs[1].difference.mean > sd  # 2.0 * sqrt(2) * sd / sqrt(3)
 
 
+def test_two_cards_say_from_which_rates_they_fail() -> None:
+    """A valley of 0.6 nats a decade has risen by 0.3 half a decade above its best rate, one of 0.3 a decade above."""
+    first, second = planted(valley(rise=0.6, spread=0.9)), planted(valley(rise=0.3, spread=0.9))
+    pair = side_by_side(first, second)
+    line = pair.failing_line()
+    assert line.startswith("a ends 0.3 nats above its best loss from a learning rate of 0.095 on, b from 0.3, ")
+    assert "a difference of -0.50 " in line
+    assert "may be none" not in line  # the seeds do not differ
+    assert line in pair.page()
+    assert line in pair.text()
+    assert pair.cards[0].failing_lrs == pytest.approx(dict.fromkeys(range(SEEDS), 0.03 * 10**0.5), rel=0.01)
+    some = {0.3: [2.1, 2.2, 2.6], 1.0: [2.9, 2.9, 2.9]}
+    unsure = side_by_side(planted(lambda lr: some.get(lr, [2.0] * SEEDS)), planted(valley(rise=0.4)))
+    assert "which may be none" in unsure.failing_line()
+    flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
+    assert side_by_side(flat, second).failing_line() == ""
+    assert side_by_side(planted(valley(rise=0.6, floor=3.0)), second).failing_line() == ""  # it is not judged
+
+
 def test_a_tolerance_that_is_a_lower_bound_never_stands_less() -> None:
     flat = planted(lambda lr: [2.0] * SEEDS, [0.0001, 0.0003, 0.001, *read_battery().curve, 3, 10, 30])
     pair = side_by_side(flat, planted(valley(rise=0.6)))
@@ -1613,7 +1632,7 @@ def test_two_cards_are_made_and_printed(
     assert [line.split("  [")[0] for line in strips_of_both] == [
         *("ten times the best LR  llama", "ten times the best LR  olmo2")
     ]
-    assert printed[6].split() == ["test", "difference", "p", "(Holm)", "tolerates", "more"]
+    assert printed[7].split() == ["test", "difference", "p", "(Holm)", "tolerates", "more"]
     assert "<svg" in pair._repr_html_()
 
 

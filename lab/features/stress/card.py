@@ -17,7 +17,7 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
-from lab.analysis.stress.measures import Outcomes, best_lr, curve, fitted_best_lrs, pooled_sd
+from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs, pooled_sd
 from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
 from lab.core import files
 from lab.core.errors import RequestError, nearest
@@ -88,6 +88,11 @@ class Card:
     def best_loss(self) -> float:
         """Lowest loss over learning rates of the mean over seeds, nats per token; NaN without losses."""
         return float(self.losses.mean(axis=1).min()) if len(self.losses) else math.nan
+
+    @property
+    def failing_lrs(self) -> dict[int, float]:
+        """By seed the learning rate from which it ends ``FAILS_ABOVE`` above its best loss; NaN where it never does."""
+        return failing_lrs(self.losses)
 
     @property
     def cure_table(self) -> pd.DataFrame:
@@ -233,7 +238,9 @@ class Card:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SENTENCES.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
-            fitted=[format_value(lr) for lr in sorted(fitted_best_lrs(self.losses))],
+            fitted=[f"{lr:.2g}" for lr in sorted(fitted_best_lrs(self.losses))],
+            failing=[f"{lr:.2g}" for lr in sorted(self.failing_lrs.values()) if lr > 0],
+            fails_above=FAILS_ABOVE,
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)
             or any(cure.capped for cure in self.cures or ()),
@@ -283,6 +290,7 @@ class Card:
             "is_judged": self.is_judged,
             "best_lr": best_lr(self.losses),
             "fitted_best_lrs": {str(seed): lr for seed, lr in fitted_best_lrs(self.losses).items()},
+            "failing_lrs": {str(seed): lr for seed, lr in self.failing_lrs.items()},
             "best_loss": self.best_loss,
             "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
             "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm
-from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_interval
+from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
+from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.features.stress.card import INTERVAL_LEVEL, SENTENCES, Card
 from lab.features.stress.lines import Line, strips
@@ -150,6 +150,23 @@ class CardPair:
             sentences.append(f"Not compared: {listed(others)}.")
         return " ".join(sentences) or "They have no test in common."
 
+    def failing_line(self) -> str:
+        """From which learning rates the two fail, and by how many decades these differ; empty where one never fails."""
+        first, second = (pd.Series(card.failing_lrs, dtype=float).map(math.log10) for card in self.cards)
+        differences = (first - second).dropna()
+        if not len(differences) or not all(card.is_judged for card in self.cards):
+            return ""
+        difference = student_t(differences)
+        return str(
+            SENTENCES.fails_from(
+                names=self.names,
+                lrs=[f"{10 ** each.mean():.2g}" for each in (first, second)],
+                decades=f"{difference:±+.2f}",
+                may_be_none=not difference.low * difference.high > 0,
+                fails_above=FAILS_ABOVE,
+            )
+        )
+
     def figure(self) -> Drawing:
         """The strips of all tests, those of the two recipes one below the other."""
         lines = [line for pair in self.pairs for line in pair[:2]]
@@ -182,6 +199,8 @@ class CardPair:
 
     def _body(self) -> Iterator[Markup]:
         yield html.paragraph(self.headline(), "lead")
+        if line := self.failing_line():
+            yield html.paragraph(line)
         if self.pairs:
             drawing = self.figure()
             yield html.figure(layout.svg(drawing, "cards"), drawing.caption, html.savers("cards"))
@@ -198,6 +217,7 @@ class CardPair:
         """Yield its lines for a terminal."""
         yield self.title
         yield self.headline()
+        yield from filter(None, [self.failing_line()])
         yield ""
         yield from strips(*self.strips())
         yield ""
@@ -221,6 +241,7 @@ class CardPair:
             "recipes": list(self.names),
             "command": self.command,
             "headline": self.headline(),
+            "failing": self.failing_line(),
             "tests": [self._plain(pair) for pair in self.pairs],
             "cards": [json.loads(card.as_json()) for card in self.cards],
         }
