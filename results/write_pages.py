@@ -85,6 +85,7 @@ AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-
 FIRST_LOOKS = re.compile(r"(<!-- first looks -->)(.*?)(<!-- end -->)", re.DOTALL)
 ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BY_RATE = re.compile(r"(<!-- pairs by failing rate -->)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -296,6 +297,7 @@ def quote_crash_test(text: str) -> str:
     text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
     text = ORDER.sub(lambda found: f"{found[1]}{_order_over_size()}\n{found[3]}", text)
     text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
+    text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by_failing_rate()}{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
@@ -319,12 +321,22 @@ def _order_over_size() -> str:
 
 
 @cache
+def _pairs() -> pd.DataFrame:
+    """The numbers of pairs of runs of one paper."""
+    battery, _ = crash_test()
+    return paper_pairs.measured(battery)
+
+
 def _pairs_of_one_paper() -> str:
     """How many pairs of runs of one paper each number orders rightly, as a table in Markdown."""
     battery, _ = crash_test()
-    return paper_pairs.markdown(
-        paper_pairs.measured(paper_pairs.read_pairs(), paper_pairs.read_runs(), battery), battery
-    )
+    return paper_pairs.markdown(_pairs(), battery)
+
+
+def _ordered_by_failing_rate() -> str:
+    """``43.5 of 54 pairs``."""
+    score = paper_pairs.ordered(_pairs()).set_index("number").loc[paper_pairs.FAILING]
+    return f"{score['right']:g} of {score['pairs']} pairs"
 
 
 @cache
