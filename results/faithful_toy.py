@@ -1,11 +1,12 @@
 """Numbers of the search for a small model that fails like a large one: ``python results/faithful_toy.py``.
 
-Reads ``screen.csv`` and ``changes.csv`` of ``faithful_toy/``, a row for each run, and draws ``screen.svg`` beside them.
-``python results/faithful_toy.py runs/faithful_toy`` first adds to them what was trained there, in ``screen`` and
-``changes``.
+Reads ``screen.csv``, ``beyond.csv`` and ``changes.csv`` of ``faithful_toy/``, a row for each run, and draws
+``screen.svg`` beside them. ``python results/faithful_toy.py runs/faithful_toy`` first adds to them what was trained
+there, in ``screen``, ``beyond`` and ``changes``.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,18 @@ LR = "learning_rate"
 FIRST = ("adamw", "nadamw", "lion", "muon")  # optimizers that were trained before the others
 COLUMNS = ["id", "intervention", "precision", "steps", "seq_len", "data.vocabulary", "model.depth", "model.width"]
 COLUMNS += ["optimizer.name", *KEYS.values(), "seed", "status", "final_val_loss", "loss_at_init", "loss_bigram"]
+BEYOND = ["steps", "batch_size", "schedule.name", "optimizer.chain"]  # what the runs beyond the screen vary
 
 
-def runs_of(name: str, trained: Path | None) -> pd.DataFrame:
-    """The committed runs, and those that were trained in a folder, which are then committed, too."""
+def runs_of(name: str, trained: Path | None, others: Sequence[str] = ()) -> pd.DataFrame:
+    """The committed runs, and those that were trained in a folder, which are then committed, too.
+
+    They have the columns that all tables have, and these others.
+    """
     table = FOLDER / f"{name}.csv"
     runs = files.read_csv(table) if table.exists() else pd.DataFrame(columns=COLUMNS)
     if trained and (trained / name).exists():
-        new = load(trained / name).runs.reindex(columns=COLUMNS)
+        new = load(trained / name).runs.reindex(columns=list(dict.fromkeys([*COLUMNS, *others])))
         runs = pd.concat([runs[~runs["id"].isin(new["id"])], new]) if len(runs) else new
         files.write_csv(table, runs.sort_values("id"), float_format="%.6g")
     return runs.reset_index(drop=True)
@@ -56,6 +61,10 @@ if __name__ == "__main__":
     for response in RESPONSES:
         print(response, *(f"  {name}: {effect}" for name, effect in effects(rows, response).items()), sep="\n")
     (FOLDER / "screen.svg").write_text(layout.svg(figures.screen(rows), "screen"), encoding="utf-8")
+    print("beyond the screen, nats per 0.15 decades:")
+    for setting, own in runs_of("beyond", folder, BEYOND).groupby(BEYOND):
+        ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
+        print(*setting, yardstick.steepness(*ladder), ladder.round(3).tolist())
     made = single_changes_of(runs_of("changes", folder))
     print(
         made.groupby(["optimizer", *yardstick.CHANGE])["excess"]
