@@ -18,6 +18,7 @@ one, and a number is worth something where that says nothing.
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 
@@ -81,8 +82,7 @@ def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
     found = {name: measure(battery.tests[name], done, battery) for name in TESTS}
     worse = {name: battery.tests[name].share(float(each.seeds.mean())) for name, each in found.items() if each}
     losses = curve(done)
-    beyond = float(losses.index[-1]) * 10  # where the loss never rises so far, a decade above the last rate
-    failing = np.log10(pd.Series(failing_lrs(losses)).fillna(beyond))
+    failing = np.log10(pd.Series(failing_lrs(losses)).fillna(battery.farthest[1]))  # where the loss never rises so far
     return {**worse, FAILING: -float(failing.mean())}
 
 
@@ -90,13 +90,14 @@ def measured(battery: Battery) -> pd.DataFrame:
     """The numbers of either side of each pair: a row for each pair and number, and for the null.
 
     Returns:
-        Columns ``source``, ``change``, ``number``, ``stable`` and ``unstable``, where the higher is the worse one.
+        Columns ``source``, ``change``, ``read`` (whether the first reader had its text), ``number``, ``stable`` and
+        ``unstable``, where the higher number is the worse one.
     """
     runs = pd.read_csv(RUNS)
     count = runs.groupby("side")["interventions"].first()
     worse = {side: numbers_of(done, battery) | {NULL: -float(count[side])} for side, done in read_runs(runs).items()}
     rows = [
-        {"source": pair["source"].partition(",")[0], "change": pair["change"], "number": number}
+        {"source": pair["source"].partition(",")[0], "change": pair["change"], "read": pair["read"], "number": number}
         | {side: worse[pair[side]][number] for side in SIDES}
         for pair in read_pairs().to_dict("records")
         for number in [*NUMBERS, NULL]
@@ -114,29 +115,53 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each number: ``number``; ``right`` of ``pairs``; ``changes right`` of ``changes`` and ``sources
         right`` of ``sources``, without ties; ``p`` of a two-sided sign test over the changed parts, adjusted for all
-        numbers but the null (Holm); and ``alike right`` of ``alike``, the pairs of which the null says nothing.
+        numbers (Holm), NaN for the null; ``alike right`` of ``alike``, the changed parts in those pairs of which the
+        null says nothing, with ``alike p``, not adjusted; and ``read right`` of ``read`` pairs whose source was read.
     """
-    told = np.sign(rows["unstable"] - rows["stable"]).rename("told")
+    told = np.sign(rows["unstable"] - rows["stable"])
     of_null = told[rows["number"] == NULL].to_numpy()
     scores = []
-    for number, of_number in rows.assign(told=told).groupby("number", sort=False):
-        alike = of_number["told"][of_null == 0]
-        score = {"number": number, "right": _right(of_number["told"]), "pairs": len(of_number)}
-        for name in ("change", "source"):
-            by_name = of_number.groupby(name)["told"].mean()
-            score |= {f"{name}s right": int((by_name > 0).sum()), f"{name}s": int((by_name != 0).sum())}
-        scores.append(score | {"alike right": _right(alike), "alike": len(alike)})
+    for number, own in rows.assign(told=told).groupby("number", sort=False):
+        parts, alike, sources = (
+            _signs(own, "change"),
+            _signs(own[of_null == 0], "change"),
+            _signs(own, "source"),
+        )
+        scores.append(
+            {
+                "number": number,
+                "right": _right(own["told"]),
+                "pairs": len(own),
+                "changes right": parts[0],
+                "changes": parts[1],
+                "p": _sign_p(parts) if number != NULL else math.nan,
+                "sources right": sources[0],
+                "sources": sources[1],
+                "alike right": alike[0],
+                "alike": alike[1],
+                "alike p": _sign_p(alike),
+                "read right": _right(own.loc[own["read"], "told"]),
+                "read": int(own["read"].sum()),
+            }
+        )
     table = pd.DataFrame(scores)
-    counts = table[["changes right", "changes"]].to_numpy().tolist()
-    ps = pd.Series([float(scipy.stats.binomtest(*of_number).pvalue) if of_number[1] else 1.0 for of_number in counts])
-    is_tried = table["number"] != NULL
-    ps[is_tried] = holm(ps[is_tried].tolist())
-    return table.assign(p=ps)
+    return table.assign(p=holm(table["p"].tolist()))
 
 
 def _right(told: pd.Series) -> float:
     """How many are ordered rightly; a tie counts half."""
     return float((told / 2 + 0.5).sum())
+
+
+def _signs(rows: pd.DataFrame, by: str) -> tuple[int, int]:
+    """Of how many groups most pairs are ordered rightly, and how many groups there are, without ties."""
+    means = rows.groupby(by)["told"].mean()
+    return int((means > 0).sum()), int((means != 0).sum())
+
+
+def _sign_p(signs: tuple[int, int]) -> float:
+    right, groups = signs
+    return float(scipy.stats.binomtest(right, groups).pvalue) if groups else math.nan
 
 
 def markdown(rows: pd.DataFrame, battery: Battery) -> str:
@@ -149,7 +174,10 @@ def markdown(rows: pd.DataFrame, battery: Battery) -> str:
             "changed parts": f"{score['changes right']} of {score['changes']}",
             "p (Holm)": format_p(score["p"]),
             "sources": f"{score['sources right']} of {score['sources']}",
-            "pairs with as many interventions": f"{score['alike right']:g} of {score['alike']}",
+            "pairs whose text was read": f"{score['read right']:g} of {score['read']}",
+            "changed parts, as many interventions": f"{score['alike right']} of {score['alike']}"
+            * (score["alike"] > 0),
+            "p": format_p(score["alike p"]),
         }
         for score in ordered(rows).to_dict("records")
     ]

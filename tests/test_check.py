@@ -609,10 +609,13 @@ def test_cards_that_cannot_be_compared_say_why(tmp_path: Path, run: Run) -> None
     for text in ("{}", '{"card_version": 9}', "[]"):
         (tmp_path / "bad.json").write_text(text)
         assert run("check", good, "--baseline", tmp_path / "bad.json")[0] == 2
-    for key in ("seed_numbers", "losses_at_best_lr"):  # as of a card that was made before it had them
-        (tmp_path / "bad.json").write_text(saved.read_text().replace(key, "others", 1))
-        code, out, _ = run("check", good, "--baseline", tmp_path / "bad.json")
-        assert (code, "does not name the seeds" in out) == (2, True)
+    (tmp_path / "bad.json").write_text(saved.read_text().replace('"card_version": 2', '"card_version": 1'))
+    code, out, _ = run("check", good, "--baseline", tmp_path / "bad.json")
+    assert (code, "save anew" in out) == (2, True)
+    del content["fitted_best_lrs"]  # as of a card that was made before it had them
+    (fewer / "card.json").write_text(json.dumps(content))
+    code, out, _ = run("check", fewer, "--baseline", saved)
+    assert (code, "is of an earlier lab" in out) == (2, True)
     assert run("check", write(tmp_path / "curves", list(cards())), "--baseline", saved)[0] == 2
 
 

@@ -97,7 +97,7 @@ class StressTest:
         counts_stuck: whether a stressed seed that is stuck or diverged fails the test.
         minutes: of the shortest card that has it without being asked for; infinite if none has.
         needs: the intervention without which a recipe cannot take it; empty for none.
-        seeds: how many it needs; the shortest card, a first look, and a test without a number have those of the card.
+        seeds: the fewest that it takes on cards of five minutes or more; 0 for those of the card.
         cured_as: the name of the test on whose runs its cures are tried; empty for its own.
     """
 
@@ -159,6 +159,11 @@ class StressTest:
         if self.metric != "loss" or at_best is None or above is None or at_best.words or above.words:
             return False
         return at_best.times_best == 1 and not math.isnan(above.times_best)
+
+    @property
+    def reads_curve(self) -> bool:
+        """Whether its number is read off the recipe's own curve, so that it trains no runs besides."""
+        return self.is_on_curve or not self.places
 
     @property
     def needs_best(self) -> bool:

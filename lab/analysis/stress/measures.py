@@ -194,14 +194,17 @@ def _reach(at: np.ndarray, loss: np.ndarray, limit: float) -> tuple[float, bool]
 def extension(test: StressTest, losses: pd.DataFrame, battery: Battery) -> list[float]:
     """Learning rates by which the curve must be extended for a test, a decade at an end.
 
-    The tolerance needs a curve whose loss has risen at both ends, and a test at a multiple of the best learning rate
-    one that reaches this multiple of each seed's best one.
+    The tolerance needs a curve whose loss has risen at both ends. A test at a multiple of the best learning rate needs
+    one that reaches from below each seed's best one to this multiple of it, a multiple farther if need be.
     """
     low, high = battery.farthest
     lrs = list(map(float, losses.index))
     steps = battery.curve[1] / battery.curve[0], battery.curve[-1] / battery.curve[-2]
     if test.stressed:
-        is_closed_below, is_closed_above = True, bool((_stressed_lrs(test, losses) <= lrs[-1]).all())
+        high = max(high * test.stressed.times_best, high)
+        best, stressed = fitted_best_lrs(losses), _stressed_lrs(test, losses)
+        is_closed_below = bool((best > lrs[0]).all() and (stressed >= lrs[0]).all())
+        is_closed_above = bool((np.maximum(best, stressed) <= lrs[-1]).all())
     else:
         found = tolerances(losses).values()
         is_closed_below, is_closed_above = (all(seed[end] for seed in found) for end in (1, 2))
@@ -228,24 +231,22 @@ def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> lis
         done: the runs that there are.
     """
     uses_curve = any(test.needs_best or not test.places for test in tests)
-    read_off = [test for test in tests if test.is_on_curve or not test.places]
     start = [Setting((), lr) for lr in battery.curve] if uses_curve else []
     if missing := [setting for setting in start if setting not in done]:
         return missing
     losses = curve(done)
     best = best_lr(losses)
-    settings = [place.setting(best) for test in tests if test not in read_off for place in test.places]
-    settings += [Setting((), lr) for test in read_off for lr in extension(test, losses, battery)]
+    settings = [place.setting(best) for test in tests if not test.reads_curve for place in test.places]
+    settings += [Setting((), lr) for test in tests if test.reads_curve for lr in extension(test, losses, battery)]
     return [setting for setting in dict.fromkeys(settings) if setting not in done]
 
 
 def measure(test: StressTest, done: Outcomes, battery: Battery) -> Measured | None:
     """The measure of a test; None as long as some of its runs are missing."""
     losses = curve(done)
-    read_off = test.is_on_curve or not test.places
-    if (test.needs_best or read_off) and not len(losses):
+    if (test.needs_best or test.reads_curve) and not len(losses):
         return None
-    if read_off and any(Setting((), lr) not in done for lr in extension(test, losses, battery)):
+    if test.reads_curve and any(Setting((), lr) not in done for lr in extension(test, losses, battery)):
         return None
     if test.is_on_curve:
         return _rise(test, losses, done)

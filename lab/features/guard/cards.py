@@ -31,7 +31,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
-VERSION = 1
+VERSION = 2  # since ten times the best learning rate is read off the curve
 FAILING = (FAILS, WEAK, OPEN)  # verdicts on which a check without a baseline may fail, the worst first
 BEST_LOSS = "loss at the best learning rate"
 TEN_TIMES = "loss at ten times the baseline's best learning rate"
@@ -111,7 +111,7 @@ def read_card(path: Path) -> CardBaseline:
     """Read the numbers of a card, from its folder or from a baseline.
 
     Raises:
-        RequestError: the file is missing, damaged or of another version, or the card was made before it named seeds.
+        RequestError: the file is missing, damaged or of another version, or the card of an earlier lab.
     """
     try:
         content = files.read_json(path / CARD_FILE if path.is_dir() else path, dict)
@@ -120,6 +120,8 @@ def read_card(path: Path) -> CardBaseline:
     except ValueError:
         raise RequestError(DAMAGED.format(path=path)) from None
     if path.is_dir():
+        if "fitted_best_lrs" not in content:
+            raise RequestError(f"{path / CARD_FILE} is of an earlier lab; {content.get('command')} makes it anew")
         runs = store.read(path).runs
         facts = {name: sorted(runs[column].dropna().astype(str).unique()) for name, column in FACTS.items()}
         sets = [{*names.split("+")} for names in runs["intervention"].fillna("").astype(str)]
@@ -127,8 +129,6 @@ def read_card(path: Path) -> CardBaseline:
         content["made"] = {"commands": list(store.commands(path)), **facts, INTERVENTIONS: own}
     elif content.get("card_version") != VERSION:
         raise RequestError(f"{path} is no baseline of a card of version {VERSION}; remove it and save anew")
-    if not all("seed_numbers" in test for test in content.get("tests", ())) or "losses_at_best_lr" not in content:
-        raise RequestError(f"{path} does not name the seeds of its numbers; {content.get('command')} makes it anew")
     try:
         return card_from_json(path, content)
     except (ValueError, KeyError, TypeError, AttributeError):

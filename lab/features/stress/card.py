@@ -95,6 +95,16 @@ class Card:
         return failing_lrs(self.losses)
 
     @property
+    def fails_from(self) -> str:
+        """``from a learning rate of 0.1 to 0.12 on (in 5 of 6 seeds)``, or ``at no learning rate up to 1``."""
+        known = sorted(lr for lr in self.failing_lrs.values() if lr > 0)
+        if not known:
+            return f"at no learning rate up to {self.losses.index[-1]:g}"
+        ends = " to ".join(dict.fromkeys([f"{known[0]:.2g}", f"{known[-1]:.2g}"]))
+        seeds = len(self.failing_lrs)
+        return f"from a learning rate of {ends} on{f' (in {len(known)} of {seeds} seeds)' * (len(known) < seeds)}"
+
+    @property
     def cure_table(self) -> pd.DataFrame:
         """A row for each change that was tried on a test."""
         rows = [
@@ -239,7 +249,7 @@ class Card:
         notes = SENTENCES.notes(
             best=format_value(best_lr(self.losses)) if len(self.losses) else "",
             fitted=[f"{lr:.2g}" for lr in sorted(fitted_best_lrs(self.losses))],
-            failing=[f"{lr:.2g}" for lr in sorted(self.failing_lrs.values()) if lr > 0],
+            fails_from=self.fails_from if len(self.losses) else "",
             fails_above=FAILS_ABOVE,
             is_bound=any(line.is_bound for line in self.lines),
             is_capped=any(line.capped and line.shown_values for line in self.lines)

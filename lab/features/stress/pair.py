@@ -151,17 +151,16 @@ class CardPair:
         return " ".join(sentences) or "They have no test in common."
 
     def failing_line(self) -> str:
-        """From which learning rates the two fail, and by how many decades these differ; empty where one never fails."""
-        first, second = (pd.Series(card.failing_lrs, dtype=float).map(math.log10) for card in self.cards)
-        differences = (first - second).dropna()
-        if not len(differences) or not all(card.is_judged for card in self.cards):
+        """From which learning rates the two fail, and by how many decades these differ; empty if one is not judged."""
+        if not all(card.is_judged and len(card.losses) for card in self.cards):
             return ""
-        difference = student_t(differences)
+        first, second = (pd.Series(card.failing_lrs, dtype=float).map(math.log10) for card in self.cards)
+        difference = student_t((first - second).dropna())
         return str(
             SENTENCES.fails_from(
                 names=self.names,
-                lrs=[f"{10 ** each.mean():.2g}" for each in (first, second)],
-                decades=f"{difference:±+.2f}",
+                from_which=[card.fails_from for card in self.cards],
+                decades=f"{difference:±+.2f}" if difference.n else "",
                 may_be_none=not difference.low * difference.high > 0,
                 fails_above=FAILS_ABOVE,
             )
@@ -241,7 +240,6 @@ class CardPair:
             "recipes": list(self.names),
             "command": self.command,
             "headline": self.headline(),
-            "failing": self.failing_line(),
             "tests": [self._plain(pair) for pair in self.pairs],
             "cards": [json.loads(card.as_json()) for card in self.cards],
         }

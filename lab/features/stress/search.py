@@ -42,7 +42,7 @@ def try_cures(bench: CardBench) -> list[Cure]:
     last = max(int(table.index.max()) for table in own_runs.values())
 
     def fresh(test: StressTest) -> tuple[str, ...]:
-        return (_seeds(range(last + 1, last + 1 + max(stages.fresh, read_battery().tests[test.name].seeds))),)
+        return (_seeds(range(last + 1, last + 1 + max(stages.fresh, test.seeds))),)
 
     def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
         name = " + ".join(change.name for change in changes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import CARD_FILE, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest, read_battery
 from lab.analysis.stress.measures import wanted
 from lab.core import files
 from lab.core.errors import RequestError
@@ -112,10 +112,11 @@ def _with_seeds(test: StressTest, seeds: Sequence[int]) -> StressTest:
         return test
     more = range(max(seeds) + 1, max(seeds) + 1 + test.seeds - len(seeds))
     word = f"seed={','.join(map(str, [*seeds, *more]))}"
-    reference, stressed = (
-        place and place._replace(words=(*place.words, word)) for place in (test.reference, test.stressed)
-    )
-    return replace(test, reference=reference, stressed=stressed)
+
+    def with_seeds(place: Place | None) -> Place | None:
+        return place._replace(words=(*place.words, word)) if place else None
+
+    return replace(test, reference=with_seeds(test.reference), stressed=with_seeds(test.stressed))
 
 
 def _has_experts(tree: Tree) -> bool:
