@@ -28,6 +28,7 @@ from paper_pairs import NULL, RUNS, measured, ordered, read_pairs
 from score_crash_test import (
     agreements,
     bounds_scores,
+    by_width,
     coverage,
     first_looks,
     first_looks_text,
@@ -176,6 +177,15 @@ def test_the_order_over_size_is_that_of_the_recipes_judged_at_both() -> None:
     few = order_over_size({32: by_recipe(llama=(0.1, 0.0)), 64: by_recipe(llama=(0.1, 0.0))}, BATTERY)
     assert few["order"].isna().all()
     assert "| too few of 1 |" in order_markdown(few, BATTERY)
+
+
+def test_runs_of_two_widths_are_told_apart() -> None:
+    both = [runs_of("llama", excess).assign(**{"model.width": width}) for width, excess in ((32, 0.1), (64, 0.4))]
+    runs = pd.concat([of_width.assign(id=of_width["id"] + f"-{n}") for n, of_width in enumerate(both)])
+    metrics = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in METRIC_COLUMNS.items()})
+    found = by_width(Records(runs.reset_index(drop=True), metrics), BATTERY)
+    losses = {width: of_width["llama"][Setting((), 0.3)]["loss"].mean() for width, of_width in found.items()}
+    assert losses == pytest.approx({32: 2.3, 64: 2.6})
 
 
 def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_says() -> None:
