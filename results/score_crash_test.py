@@ -242,7 +242,7 @@ def order_markdown(table: pd.DataFrame, battery: Battery) -> str:
         test, order = battery.tests[row["test"]].title, row["order"]
         told = f"{order:.2f}" if order else "too few"
         rows.setdefault(test, {})[f"{row['small']} and {row['large']}"] = f"{told} of {row['recipes']}"
-    return markdown_table(pd.DataFrame.from_dict(rows, orient="index").rename_axis("test").reset_index())
+    return markdown_table(pd.DataFrame.from_dict(rows, orient="index").fillna("").rename_axis("test").reset_index())
 
 
 def recipes_markdown(table: pd.DataFrame, published: Mapping[str, str], battery: Battery) -> str:

@@ -337,7 +337,7 @@ def _pairs_of_one_paper() -> str:
 def _ordered_by_failing_rate() -> str:
     """``43.5 of 54 pairs``."""
     score = paper_pairs.ordered(_pairs()).set_index("number").loc[paper_pairs.FAILING]
-    return f"{score['right']:g} of {score['pairs']} pairs"
+    return f"{score['right']:g} of {score['pairs']:g} pairs"
 
 
 @cache
