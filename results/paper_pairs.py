@@ -175,9 +175,9 @@ def markdown(rows: pd.DataFrame, battery: Battery) -> str:
             "p (Holm)": format_p(score["p"]),
             "sources": f"{score['sources right']} of {score['sources']}",
             "pairs whose text was read": f"{score['read right']:g} of {score['read']}",
-            "changed parts, as many interventions": f"{score['alike right']} of {score['alike']}"
+            "changed parts on which the last row is silent": f"{score['alike right']} of {score['alike']}"
             * (score["alike"] > 0),
-            "p": format_p(score["alike p"]),
+            "p (not adjusted)": format_p(score["alike p"]),
         }
         for score in ordered(rows).to_dict("records")
     ]
