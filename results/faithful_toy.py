@@ -28,7 +28,13 @@ LR = "learning_rate"
 FIRST = ("adamw", "nadamw", "lion", "muon")  # optimizers that were trained before the others
 COLUMNS = ["id", "intervention", "precision", "steps", "seq_len", "data.vocabulary", "model.depth", "model.width"]
 COLUMNS += ["optimizer.name", *KEYS.values(), "seed", "status", "final_val_loss", "loss_at_init", "loss_bigram"]
-BEYOND = ["steps", "batch_size", "schedule.name", "optimizer.chain"]  # what the runs beyond the screen vary
+BEYOND = [
+    "model.width",
+    "steps",
+    "batch_size",
+    "schedule.name",
+    "optimizer.chain",
+]  # what the runs beyond the screen vary
 
 
 def runs_of(name: str, trained: Path | None, others: Sequence[str] = ()) -> pd.DataFrame:
