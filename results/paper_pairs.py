@@ -27,8 +27,8 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import holm
-from lab.analysis.stress.battery import Battery, Setting, read_battery
-from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure, wanted
+from lab.analysis.stress.battery import Battery, Setting
+from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure
 from lab.analysis.text import format_p, markdown_table
 from lab.core import files
 from lab.features.stress.bench import CardBench
@@ -64,9 +64,12 @@ def trained(side: str) -> pd.DataFrame:
     """The runs of a card of one minute of a side, given its overrides, trained as far as they are missing."""
     words = [*shlex.split(side), "seed=20,21,22", "out=runs/paper_pairs"]
     plan = read_plan(words, "python results/paper_pairs.py", names=TESTS, cures="none")
-    bench = CardBench(plan, Progress(plan.recipe))
-    while settings := wanted(read_battery(), plan.tests, bench.done):
-        bench.train(settings)
+    progress = Progress(plan.recipe)
+    try:
+        bench = CardBench(plan, progress)
+        bench.train_tests()
+    finally:
+        progress.end()
     (tree, *_) = compose_settings(plan.request, [first := next(iter(bench.done))])[first]
     own = {"side": side, "interventions": len(tree["intervention"])}
     return pd.concat([table[COLUMNS].assign(**own, lr=at.lr).reset_index() for at, table in bench.done.items()])

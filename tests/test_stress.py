@@ -795,7 +795,7 @@ def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch
 @pytest.mark.usefixtures("here")
 def test_runs_that_two_settings_share_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [Setting((), 0.1), Setting(("precision=fp32",), 0.1)]
-    monkeypatch.setattr("lab.features.stress.training.wanted", lambda battery, tests, done: [] if done else shared)
+    monkeypatch.setattr("lab.features.stress.bench.wanted", lambda battery, tests, done: [] if done else shared)
     lab.stress(*TINY, tests=["depth"], out="mine", seed=[0, 1])
     assert len(store.read(Path("mine")).runs) == 2
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.analysis.curves import parameters
 from lab.analysis.stress.battery import Setting, StressTest, read_battery
-from lab.analysis.stress.measures import Outcomes
+from lab.analysis.stress.measures import Outcomes, wanted
 from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
 from lab.features.stress.plan import Plan
@@ -38,6 +38,12 @@ class CardBench:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
         self.done = self.bench.train(settings, self.progress)
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
+
+    def train_tests(self) -> None:
+        """Train what is missing of the tests of the plan, round after round, and show those that have ended."""
+        while settings := wanted(read_battery(), self.plan.tests, self.done):
+            self.train(settings)
+            self.progress.add(self.card().lines)
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest, read_battery
-from lab.analysis.stress.measures import wanted
+from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -37,9 +36,7 @@ def _card_of_possible_tests(plan: Plan) -> Card:
     progress = Progress(plan.recipe)
     try:
         bench = CardBench(plan, progress)
-        while settings := wanted(read_battery(), plan.tests, bench.done):
-            bench.train(settings)
-            progress.add(bench.card().lines)
+        bench.train_tests()
         if plan.sizes:
             progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
