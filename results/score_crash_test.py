@@ -153,11 +153,10 @@ def coverage(by_recipe: Mapping[str, Outcomes], battery: Battery, seeds: int, dr
 
 def by_width(records: Records, battery: Battery) -> dict[int, dict[str, Outcomes]]:
     """The runs of each recipe by setting, at each width of the records."""
-    found = {}
-    for width, runs in records.runs.groupby("model.width"):
-        metrics = records.metrics[records.metrics["id"].isin(runs["id"])]
-        found[int(str(width))] = outcomes_by_recipe(Records(runs, metrics), battery)
-    return found
+    return {
+        int(str(width)): outcomes_by_recipe(records._replace(runs=runs), battery)
+        for width, runs in records.runs.groupby("model.width")
+    }
 
 
 def order_over_size(by_size: Mapping[int, Mapping[str, Outcomes]], battery: Battery) -> pd.DataFrame:

@@ -268,10 +268,10 @@ def published_runs() -> Iterator[str]:
 CARDS = """# The cards of the published recipes
 
 `make results-readme` writes this page from the records in `recipes`: what a card of five minutes says of each recipe,
-trained at this size with the seeds 10 to 15, and 10 to 33 in MXFP8. A strip is drawn in zones: passes (`.`), weak (`:`)
-and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and what
-they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the card anew, with
-figures.
+trained at this size with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes
+(`.`), weak (`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests
+mean, and what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the
+card anew, with figures.
 """
 
 

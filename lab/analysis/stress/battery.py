@@ -242,16 +242,11 @@ class Battery(NamedTuple):
             raise RequestError(f"--minutes takes {listed(map(str, self.seeds), 'or')}, not {minutes}")
         if unknown := [name for name in names if name not in self.tests]:
             raise RequestError(f"unknown test {unknown[0]!r}; {nearest(unknown[0], self.tests)}")
-        known = {name: self._for_minutes(test, minutes) for name, test in self.tests.items()}
-        usual = [test for test in known.values() if test.minutes <= minutes]
-        fitting = self._fitting([known[name] for name in names] or usual, minutes)
+        usual = [test for test in self.tests.values() if test.minutes <= minutes]
+        fitting = self._fitting([self.tests[name] for name in names] or usual, minutes)
         if missing := [name for name in names if name not in {test.name for test in fitting}]:
             named = [self.tests[name] for name in names]
-            enough = [
-                more
-                for more in self.seeds
-                if len(self._fitting([self._for_minutes(test, more) for test in named], more)) == len(named)
-            ]
+            enough = [more for more in self.seeds if len(self._fitting(named, more)) == len(named)]
             advice = f"--minutes {enough[0]} is enough" if enough else "take fewer tests"
             fits = f"{listed(test.name for test in fitting)} would" if fitting else "none of them would"
             raise RequestError(f"{missing[0]} does not fit into {minutes} min; {fits}; {advice}")
@@ -298,12 +293,11 @@ class Battery(NamedTuple):
             raise RequestError(f"unknown cure {unknown[0]!r}; {hint}; or a number of cures, all, or none")
         return [known[name] for name in dict.fromkeys(names)]
 
-    def _for_minutes(self, test: StressTest, minutes: int) -> StressTest:
-        """A test with the seeds that it needs; in the shortest card, a first look, it needs none of its own."""
-        return replace(test, seeds=0) if minutes == min(self.seeds) else test
-
     def _fitting(self, tests: Iterable[StressTest], minutes: int) -> list[StressTest]:
+        """The tests that fit; in the shortest card, a first look, none needs seeds of its own."""
         left, fitting = 60.0 * minutes, []
+        if minutes == min(self.seeds):
+            tests = [replace(test, seeds=0) for test in tests]
         for test in tests:
             cost = test.seconds * max(test.seeds, self.seeds[minutes])
             if cost <= left:

@@ -202,7 +202,8 @@ def extension(test: StressTest, losses: pd.DataFrame, battery: Battery) -> list[
     steps = battery.curve[1] / battery.curve[0], battery.curve[-1] / battery.curve[-2]
     if test.stressed:
         high = max(high * test.stressed.times_best, high)
-        best, stressed = fitted_best_lrs(losses), _stressed_lrs(test, losses)
+        best = fitted_best_lrs(losses)
+        stressed = best * test.stressed.times_best
         is_closed_below = bool((best > lrs[0]).all() and (stressed >= lrs[0]).all())
         is_closed_above = bool((np.maximum(best, stressed) <= lrs[-1]).all())
     else:
@@ -214,12 +215,6 @@ def extension(test: StressTest, losses: pd.DataFrame, battery: Battery) -> list[
     if not is_closed_above:
         more += [lrs[-1] * 10 / steps[1], lrs[-1] * 10]
     return [lr for lr in (float(f"{lr:.6g}") for lr in more) if low <= lr <= high]
-
-
-def _stressed_lrs(test: StressTest, losses: pd.DataFrame) -> pd.Series[float]:
-    """By seed the multiple of its best learning rate at which a test looks."""
-    assert test.stressed
-    return fitted_best_lrs(losses) * test.stressed.times_best
 
 
 def wanted(battery: Battery, tests: Sequence[StressTest], done: Outcomes) -> list[Setting]:
@@ -271,8 +266,9 @@ def _rise(test: StressTest, losses: pd.DataFrame, done: Outcomes) -> Measured:
     The best learning rate is that of the seed, so its uncertainty is in the interval over seeds. Between two learning
     rates of the curve the loss is interpolated linearly in their logarithm.
     """
+    assert test.stressed
     at, tables = np.log10(losses.index.to_numpy(dtype=float)), [done[Setting((), float(lr))] for lr in losses.index]
-    lrs = {seed: math.log10(lr) for seed, lr in _stressed_lrs(test, losses).items()}
+    lrs = (fitted_best_lrs(losses) * test.stressed.times_best).map(math.log10)
 
     def at_multiple(values: pd.DataFrame) -> pd.Series[float]:
         return pd.Series({seed: np.interp(lr, at, values[seed].astype(float)) for seed, lr in lrs.items()})
