@@ -28,13 +28,7 @@ LR = "learning_rate"
 FIRST = ("adamw", "nadamw", "lion", "muon")  # optimizers that were trained before the others
 COLUMNS = ["id", "intervention", "precision", "steps", "seq_len", "data.vocabulary", "model.depth", "model.width"]
 COLUMNS += ["optimizer.name", *KEYS.values(), "seed", "status", "final_val_loss", "loss_at_init", "loss_bigram"]
-BEYOND = [
-    "model.width",
-    "steps",
-    "batch_size",
-    "schedule.name",
-    "optimizer.chain",
-]  # what the runs beyond the screen vary
+BEYOND = ["batch_size", "schedule.name", "optimizer.chain"]  # what else the runs beyond the screen vary
 
 
 def runs_of(name: str, trained: Path | None, others: Sequence[str] = ()) -> pd.DataFrame:
@@ -45,7 +39,7 @@ def runs_of(name: str, trained: Path | None, others: Sequence[str] = ()) -> pd.D
     table = FOLDER / f"{name}.csv"
     runs = files.read_csv(table) if table.exists() else pd.DataFrame(columns=COLUMNS)
     if trained and (trained / name).exists():
-        new = load(trained / name).runs.reindex(columns=list(dict.fromkeys([*COLUMNS, *others])))
+        new = load(trained / name).runs.reindex(columns=[*COLUMNS, *others])
         runs = pd.concat([runs[~runs["id"].isin(new["id"])], new]) if len(runs) else new
         files.write_csv(table, runs.sort_values("id"), float_format="%.6g")
     return runs.reset_index(drop=True)
@@ -68,7 +62,7 @@ if __name__ == "__main__":
         print(response, *(f"  {name}: {effect}" for name, effect in effects(rows, response).items()), sep="\n")
     (FOLDER / "screen.svg").write_text(layout.svg(figures.screen(rows), "screen"), encoding="utf-8")
     print("beyond the screen, nats per 0.15 decades:")
-    for setting, own in runs_of("beyond", folder, BEYOND).groupby(BEYOND):
+    for setting, own in runs_of("beyond", folder, BEYOND).groupby(["model.width", "steps", *BEYOND]):
         ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
         print(*setting, yardstick.steepness(*ladder), ladder.round(3).tolist())
     made = single_changes_of(runs_of("changes", folder))
