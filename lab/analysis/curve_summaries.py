@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossing import failing
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST, PARTS, regret, vertex
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossing import crossing
+from lab.analysis.crossings import crossing
 from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant, without_single_changes
 from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.crossing import crossing, failing
+from lab.analysis.crossings import crossing, failing
 from lab.analysis.curves import idle_parameters
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes

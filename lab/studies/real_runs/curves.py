@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossing import failing
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST
 from lab.core import files, shipped
 

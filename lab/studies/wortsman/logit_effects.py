@@ -10,7 +10,7 @@ from operator import mul
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossing import crossing
+from lab.analysis.crossings import crossing
 from lab.analysis.logit_rounding import rounded_runs
 from lab.analysis.probe_values import late, near, peak
 from lab.analysis.sensitivity import LOST

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lab.analysis.crossing import Crossing, crossing, failing, over_seeds, rate_text
+from lab.analysis.crossings import Crossing, crossing, failing, over_seeds, rate_text
 
 LADDER = 1e-3 * 10 ** (0.15 * np.arange(16))
 ladders = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=12, unique=True)
