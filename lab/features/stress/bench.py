@@ -16,9 +16,10 @@ from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
 from lab.features.stress.plan import Plan
 from lab.features.stress.progress import Progress
-from lab.features.stress.sizes import size_trend
+from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.sweeping.bench import Bench
 
+STOPPED = "a signal stopped it before all runs had ended"
 UNMEASURED = (
     "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
 )
@@ -65,6 +66,32 @@ class CardBench:
         cost = float(runs[[run for setting in mine for run in self.bench.ids[setting]]].sum()) / slots
         left = (self.plan.budget - (time.monotonic() - self.started)) / 2
         return max(int(left / tests / cost), 0) if cost > 0 else math.inf
+
+    def stopped_card(self) -> Card:
+        """The card of the tests whose runs have all ended before a signal; it names the others as missing.
+
+        Raises:
+            RequestError: no run has ended.
+        """
+        self.done, battery, plan = self.bench.so_far(), read_battery(), self.plan
+        self.parameters = parameters(self.bench.records.runs.set_index("id"))
+        ended = [test for test in plan.tests if not wanted(battery, [test], self.done)]
+        missing = [test.title for test in plan.tests if test not in ended]
+        if missing_curve := any(Setting((), lr) not in self.done for lr in battery.curve):
+            self.done = {
+                place.setting(math.nan): self.done[place.setting(math.nan)] for test in ended for place in test.places
+            }
+        sizes = plan.sizes
+        if sizes and (missing_curve or any(each not in self.done for each in settings_of_sizes(self.done, sizes))):
+            missing, sizes = [*missing, "the headroom at other sizes"], []
+        if plan.cures != "none":
+            missing = [*missing, "the search for cures"]
+        left_out = {**plan.left_out, **dict.fromkeys(missing, STOPPED)}
+        self.plan = replace(plan, tests=ended, sizes=sizes, left_out=left_out)
+        sentence = (
+            f"Stopped by a signal when {len(ended)} of {len(plan.tests)} tests had ended; the same command goes on."
+        )
+        return replace(self.card(), stopped=sentence)
 
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""
