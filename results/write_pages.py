@@ -18,6 +18,7 @@ import pandas as pd
 
 import paper_pairs
 import public_limits
+import score_recorder
 import transfer
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
@@ -63,6 +64,7 @@ from score_crash_test import (
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
+RECORDER = HOME / "docs" / "record_your_run.md"
 VERDICTS, README = RESULTS / "verdicts.json", RESULTS / "README.md"
 # The tables of `lab claims --markdown` in the README of the results.
 TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
@@ -85,7 +87,8 @@ AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-
 FIRST_LOOKS = re.compile(r"(<!-- first looks -->)(.*?)(<!-- end -->)", re.DOTALL)
 ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-BY_RATE = re.compile(r"(<!-- pairs by failing rate -->)(.*?)(<!-- end -->)", re.DOTALL)
+BY_RATE = re.compile(r"(<!-- pairs by (failing rate|the standard fix) -->)(.*?)(<!-- end -->)", re.DOTALL)
+BESIDE = re.compile(r"(<!-- pairs beside the standard fix -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -171,14 +174,18 @@ def public_effects() -> dict[str, str]:
     found = {row.rule.name: effect_text(*row.decision.shown[:3]) for row in ruled.judge_all("public runs")}
     law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
     found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
-    scores = public_limits.held_out().set_index("left out")
-    found["width_of_the_lab"] = f"{scores.loc['all but the lab', 'half width']:.2f}"
+    found["law_n"] = str(law.exponent(public_limits.LAW[0]).n)
+    for source, name in {"the lab": "way_of_the_lab", "Step Law": "way_of_public_runs"}.items():
+        found[name] = effect_text(*public_limits.way_fallen(source)[:3])
+    found["diverged_loss"] = f"{public_limits.diverged_loss():.2f}"
+    for name, ends in public_limits.allowed().items():
+        found[f"allowed_{name.replace(' ', '_')}"] = "{:+.2f} to {:+.2f}".format(*ends)
     curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
     steps = np.log10(curves["failing_lr"] / curves["edge_lr"]) / STEP
-    rise = student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)
-    found["rise_of_the_lab"] = effect_text(*rise[:3])
-    named = {"error_of_the_lab": "all but the lab", "error_by_size": "all but the lab, by size alone"}
-    return found | {name: f"{scores.loc[left_out, 'too high']:.2f}" for name, left_out in named.items()}
+    found["rise_of_the_lab"] = effect_text(*student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)[:3])
+    for (width, steps_n), rate in public_limits.costly_rates().stack().items():
+        found[f"costly_at_{width}_{steps_n}"] = f"{rate:.3f}"
+    return found
 
 
 @cache
@@ -298,7 +305,8 @@ def quote_crash_test(text: str) -> str:
     text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
     text = ORDER.sub(lambda found: f"{found[1]}{_order_over_size()}\n{found[3]}", text)
     text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
-    text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by_failing_rate()}{found[3]}", text)
+    text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by(found[2])}{found[4]}", text)
+    text = BESIDE.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.remark(_pairs()))}\n{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
@@ -334,17 +342,22 @@ def _pairs_of_one_paper() -> str:
     return paper_pairs.markdown(_pairs(), battery)
 
 
-def _ordered_by_failing_rate() -> str:
-    """``43.5 of 54 pairs``."""
-    score = paper_pairs.ordered(_pairs()).set_index("number").loc[paper_pairs.FAILING]
+def _ordered_by(name: str) -> str:
+    """``43.5 of 54 pairs``, by the failing rate or by the standard fix."""
+    number = paper_pairs.FAILING if name == "failing rate" else paper_pairs.UNFIXED
+    score = paper_pairs.ordered(_pairs()).set_index("number").loc[number]
     return f"{score['right']:g} of {score['pairs']:g} pairs"
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 @cache
 def _first_looks() -> str:
     """How well cards of one minute agree with those of five, over the published recipes."""
     battery, by_recipe = crash_test()
-    return "\n".join(textwrap.wrap(first_looks_text(first_looks(by_recipe, battery)), 120))
+    return _wrapped(first_looks_text(first_looks(by_recipe, battery)))
 
 
 @cache
@@ -366,6 +379,7 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     for page in QUOTING:
         text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
+    yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()
