@@ -299,7 +299,7 @@ def carry_out(request: Request) -> None:
     planned = plan(composed, request, by_any_probes=True)
     print_estimate(planned, request)
     if composed.refine:
-        say(_cost_of_refining(composed, planned))
+        say(_cost_of_refining(composed, planned, request))
 
 
 def print_estimate(plan: SweepPlan, request: Request) -> None:
@@ -328,7 +328,7 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     if composed.refine is None:
         train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
         return
-    _warn(_cost_of_refining(composed, planned))
+    _warn(_cost_of_refining(composed, planned, request))
     elsewhere = train_missing(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
     asked, composer = refinement.lrs_of(composed.points), Composer(request.config_dir, request.files)
     trained = dict(zip(planned.ids, composed.points, strict=True))
@@ -347,23 +347,23 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     _gather_and_report(planned, len(elsewhere), is_single=False)
 
 
-def _cost_of_refining(composed: Composed, planned: SweepPlan) -> str:
+def _cost_of_refining(composed: Composed, planned: SweepPlan, request: Request) -> str:
     """What refining may cost at most, in a line.
 
     Raises:
-        RequestError: there is nothing to refine, or only a part of the runs.
+        RequestError: there is no curve to refine, or a shard has only a part of it.
     """
     from lab.sweeping.planner import training_flops
 
-    if len(planned.mine) < len(planned.requested):
+    if request.shard != "1/1":
         raise RequestError("--refine looks at all seeds of a curve, so it takes no shard=")
     of_key = {refinement.key_of(point): run for run, point in zip(planned.ids, composed.points, strict=True)}
     runs, config_of = refinement.MOST * len(refinement.lrs_of(composed.points)), {p.id: p.config for p in planned.mine}
     flops = refinement.MOST * sum(training_flops(config_of[run]) for run in of_key.values())
     times = flops / sum(map(training_flops, config_of.values()))
     return (
-        f"refining to {composed.refine:g} decades trains at most {refinement.MOST} learning rates more for each curve: "
-        f"{runs} runs, {flops:.2g} FLOPs, {times:.1f} times what was asked for"
+        f"refining to {composed.refine:g} decades trains at most {refinement.MOST} learning rates more for each curve, "
+        f"{runs} runs in all with {flops:.2g} FLOPs, {times:.1f} times those of the rates asked for"
     )
 
 
