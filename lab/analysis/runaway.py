@@ -142,9 +142,15 @@ class Rate(NamedTuple):
 def rates(records: Records, points: pd.DataFrame) -> list[Rate]:
     """The rates of every curve, over its seeds; those that no curve passes included, as bounds."""
     found = []
-    for (curve, quantity), seeds in crossings(records, points).groupby(["curve", "quantity"], sort=False):
+    for _, seeds in crossings(records, points).groupby(["curve", "quantity"], sort=False):
         first, passed = seeds.iloc[0], list(seeds["crossing"])
         slope = student_t(each.slope for each in passed if math.isfinite(each.slope))
-        names = (str(first["arm"]), int(first["size"]), int(first["parameters"]), int(curve), str(quantity))
+        names = (
+            str(first["arm"]),
+            int(first["size"]),
+            int(first["parameters"]),
+            int(first["curve"]),
+            str(first["quantity"]),
+        )
         found.append(Rate(*names, over_seeds(passed), slope, passed))
     return found
