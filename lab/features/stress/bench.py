@@ -67,31 +67,29 @@ class CardBench:
         left = (self.plan.budget - (time.monotonic() - self.started)) / 2
         return max(int(left / tests / cost), 0) if cost > 0 else math.inf
 
-    def stopped_card(self) -> Card:
-        """The card of the tests whose runs have all ended before a signal; it names the others as missing.
-
-        Raises:
-            RequestError: no run has ended.
-        """
-        self.done, battery, plan = self.bench.so_far(), read_battery(), self.plan
+    def take_up(self) -> None:
+        """Take up what is recorded of the settings that were planned."""
+        self.done = self.bench.so_far()
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
+
+    def stopped_card(self) -> Card:
+        """The card of the tests all of whose runs had ended before a signal; it names the others as missing."""
+        self.take_up()
+        battery, plan, sizes = read_battery(), self.plan, self.plan.sizes
         ended = [test for test in plan.tests if not wanted(battery, [test], self.done)]
         missing = [test.title for test in plan.tests if test not in ended]
-        if missing_curve := any(Setting((), lr) not in self.done for lr in battery.curve):
-            self.done = {
-                place.setting(math.nan): self.done[place.setting(math.nan)] for test in ended for place in test.places
-            }
-        sizes = plan.sizes
-        if sizes and (missing_curve or any(each not in self.done for each in settings_of_sizes(self.done, sizes))):
+        is_whole = all(Setting((), lr) in self.done for lr in battery.curve)
+        if not is_whole:  # part of a curve has no best learning rate
+            places = {place.setting(math.nan) for test in ended for place in test.places}
+            self.done = {setting: table for setting, table in self.done.items() if setting in places}
+        if sizes and not (is_whole and {*settings_of_sizes(self.done, sizes)} <= {*self.done}):
             missing, sizes = [*missing, "the headroom at other sizes"], []
         if plan.cures != "none":
             missing = [*missing, "the search for cures"]
         left_out = {**plan.left_out, **dict.fromkeys(missing, STOPPED)}
         self.plan = replace(plan, tests=ended, sizes=sizes, left_out=left_out)
-        sentence = (
-            f"Stopped by a signal when {len(ended)} of {len(plan.tests)} tests had ended; the same command goes on."
-        )
-        return replace(self.card(), stopped=sentence)
+        counts = f"{len(ended)} of {len(plan.tests)} tests"
+        return replace(self.card(), stopped=f"Stopped by a signal after {counts}; the same command goes on.")
 
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""
