@@ -2,12 +2,14 @@
 
 ``python results/public_limits.py`` prints the second: each sweep and each size is left out in turn, and foretold. It
 also prints what the lab's own brackets allow, how far runs fall on the step on which they first fail, and from which
-learning rate short and long runs of the lab are costly (``fine_ladders.csv``).
+learning rate short and long runs of the lab are costly. These are in ``fine_ladders.csv``, which ``python
+results/public_limits.py runs/fine_ladders`` makes of what was trained there.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,11 +21,13 @@ import pandas as pd
 import scipy
 
 import real_runs
+from lab.analysis.curves import load
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.laws.fits import Crossing
 from lab.analysis.sensitivity import LOST
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
+from lab.core import files
 from lab.features.numbers.limits import PUBLIC_RUNS, Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
@@ -166,8 +170,7 @@ def public_content() -> dict[str, Any]:
 def held_out() -> pd.DataFrame:
     """How well curves are foretold by the law fitted to other curves; a row for each part that is left out.
 
-    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others; and all but the lab's
-    own curves, which are foretold by these alone, by size and tokens and by size alone.
+    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others.
 
     Columns: ``left out``; ``curves``; ``inside``, the share whose bracket meets the 95 % interval; ``error``, the mean
     distance in decades from the law to their brackets, and ``too high``, the same with its sign; ``half width`` of the
@@ -185,10 +188,6 @@ def held_out() -> pd.DataFrame:
         asked = [{"optimizer": name, **{key: float(row[key]) for key in LAW}} for _, row in own.iterrows()]
         if name != "adamw":
             rows.append(_score(f"{name}, by the others", [limit.at(each) for each in asked], own))
-    small = table["source"] == "the lab"
-    long = table[small & (table["tokens"] == table.loc[small, "tokens"].max())]
-    for name, law in {"": law_of(table[small], LAW), ", by size alone": law_of(long, LAW[:1])}.items():
-        rows.append(_score(f"all but the lab{name}", foretold(law, table[~small]), table[~small]))
     return pd.DataFrame(rows)
 
 
@@ -274,6 +273,9 @@ def costly_rates() -> pd.DataFrame:
 
 
 if __name__ == "__main__":
+    for folder in map(Path, sys.argv[1:]):
+        ladders = load(folder).runs[["id", "model.width", "steps", "seed", "optimizer.lr", "status", "final_val_loss"]]
+        files.write_csv(FINE_LADDERS, ladders.sort_values([*ladders.columns[1:5]]), float_format="%.6g")
     print(held_out().round(3).to_string(index=False))
     print("what the lab's brackets allow, decades:", allowed())
     print("public runs that diverged end at", diverged_loss())

@@ -20,6 +20,7 @@ import paper_pairs
 import public_limits
 import score_recorder
 import transfer
+from lab.analysis.events.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
@@ -46,6 +47,7 @@ from lab.studies.claims.scoreboard import ScoreboardRow
 from lab.studies.claims.verdicts import effects_of
 from lab.studies.real_runs.claims import STEP
 from lab.studies.real_runs.curves import broken_by_arm
+from lab.studies.spikes.own_spikes import changes, removable
 from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
@@ -174,6 +176,9 @@ def public_effects() -> dict[str, str]:
     found = {row.rule.name: effect_text(*row.decision.shown[:3]) for row in ruled.judge_all("public runs")}
     law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
     found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
+    sizes = public_limits.curves_of_sources(public_limits.ADAMW).groupby(["source", "params"])[["params", "tokens"]]
+    logs = np.log10(sizes.mean())
+    found["law_correlation"] = f"{logs['params'].corr(logs['tokens']):.2f}"
     found["law_n"] = str(law.exponent(public_limits.LAW[0]).n)
     for source, name in {"the lab": "way_of_the_lab", "Step Law": "way_of_public_runs"}.items():
         found[name] = effect_text(*public_limits.way_fallen(source)[:3])
@@ -185,6 +190,22 @@ def public_effects() -> dict[str, str]:
     found["rise_of_the_lab"] = effect_text(*student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)[:3])
     for (width, steps_n), rate in public_limits.costly_rates().stack().items():
         found[f"costly_at_{width}_{steps_n}"] = f"{rate:.3f}"
+    return found
+
+
+def spike_effects() -> dict[str, str]:
+    """What stands beside effects of claims on spikes: how much lower large batches start, and how long a spike waits."""
+    planted = store.read(RESULTS / "adam_theory")
+    losses = planted.metrics[planted.metrics["probe"] == HELD_OUT].sort_values("step").astype({"id": str})
+    before = losses[(losses["step"] > 0) & (losses["step"] <= losses["id"].map(first_onsets(planted)))]
+    usual = before.groupby("id")["value"].agg(lambda values: values.iloc[-BEFORE:].median())
+    batches = planted.runs.set_index("id")["batch_size"].reindex(usual.index)
+    found = {"base_falls_with_batch": f"{-np.polyfit(np.log10(batches), usual, 1)[0]:.2f}"}
+    causes = store.read(RESULTS / "spike_causes")
+    halved = changes(causes)[lambda table: table["change"] == "lr"]
+    for updates in (20, 100):
+        found[f"quiet_{updates}"] = f"{(halved['wait'] > halved['back'] + updates).sum()} of {len(halved)}"
+        found[f"quiet_by_chance_{updates}"] = f"{100 * removable(causes, updates):.0f} %"
     return found
 
 
@@ -375,7 +396,8 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
     yield README, quote_public_runs(text)
-    effects, tally = quotable(rows) | public_effects(), next(scoreboard.tallies(rows))
+    above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
+    effects, tally = quotable(rows) | above | public_effects() | spike_effects(), next(scoreboard.tallies(rows))
     for page in QUOTING:
         text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))

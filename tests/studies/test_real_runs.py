@@ -245,14 +245,36 @@ def test_the_committed_numbers_decide_most_claims() -> None:
     assert all(math.isfinite(row.decision.shown.mean) for row in judged().values())
 
 
-def test_the_labs_curves_foretell_public_runs_by_size_and_tokens_but_not_by_size_alone() -> None:
+def test_the_law_of_other_curves_foretells_those_that_were_left_out() -> None:
     scores = public_limits.held_out().set_index("left out")
-    assert abs(scores.loc["all but the lab", "too high"]) < 0.15
-    assert scores.loc["all but the lab, by size alone", "too high"] < -0.5
     of_sweeps = scores.loc[["Step Law", "Marin", "the lab"]]
     assert (of_sweeps["error"] < 0.1).all()
     assert not scores.loc[~scores.index.str.contains("others"), "costly among clear"].any()
     assert (scores["best among beyond"] <= 0.2).all()
+
+
+def brackets_about_the_law(step: float, height: float) -> pd.DataFrame:
+    """Brackets so many decades wide, in whose middles a law that is this much higher than that of all curves lies."""
+    curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
+    law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
+    middle = np.log10([each.middle for each in public_limits.foretold(law, curves)]) + height
+    return curves.assign(low=10 ** (middle - step / 2), high=10 ** (middle + step / 2))
+
+
+def test_wide_brackets_of_small_curves_allow_many_forecasts_of_large_ones() -> None:
+    assert public_limits.allowed_by(brackets_about_the_law(1e-6, 0.2)) == pytest.approx((0.2, 0.2), abs=1e-3)
+    narrow, wide = (public_limits.allowed_by(brackets_about_the_law(step, 0.0)) for step in (0.1, 0.5))
+    assert wide[0] < narrow[0] < 0 < narrow[1] < wide[1]
+    assert wide[1] == pytest.approx(5 * narrow[1], rel=1e-6)
+    low, high = public_limits.allowed()["by nats"]
+    assert low < -0.5
+    assert high > 0.5
+
+
+def test_public_runs_fall_further_on_the_step_on_which_they_first_fail() -> None:
+    public, small = (public_limits.way_fallen(source) for source in ("Step Law", "the lab"))
+    assert (public.n, small.n) == (12, 9)
+    assert small.high < 0.5 < 0.8 < public.low
 
 
 def test_documents_have_the_tables_that_the_numbers_make() -> None:
