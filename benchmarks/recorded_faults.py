@@ -70,7 +70,7 @@ def design() -> Iterator[Planted]:
                 model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
                 yield Planted(
                     *(name, is_fault, model, optimizer, 10 * number + repeat, at, turn % fault_loops.BLOCKS),
-                    *(1 if turn % 4 == 0 else 10, DESIGN["steps"]),
+                    *(1 if turn % 4 == 0 and model in DESIGN["every_step"] else 10, DESIGN["steps"]),
                 )
 
 
