@@ -10,7 +10,7 @@ from typing import Any
 import public_limits
 from lab.analysis.laws.brackets import PowerLaw
 from lab.core import shipped
-from lab.features.numbers.limits import FILE, Limit
+from lab.features.predict.limits import FILE, Limit
 
 KINDS: Mapping[str, Callable[..., Limit]] = {
     "failing_rate": public_limits.failing_rate,

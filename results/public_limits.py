@@ -17,7 +17,7 @@ import pandas as pd
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.laws.fits import Crossing
 from lab.analysis.text import count
-from lab.features.numbers.limits import Limit
+from lab.features.predict.limits import Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of

@@ -27,11 +27,11 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
-from lab.features.numbers import numbers
-from lab.features.numbers.answer import answer_of, base_rate, factors_text, limit_text, yours
-from lab.features.numbers.limits import FILE as LIMITS
-from lab.features.numbers.limits import PUBLIC
-from lab.features.numbers.numbers import published_runs as known_runs
+from lab.features.predict import numbers
+from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
+from lab.features.predict.limits import FILE as LIMITS
+from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import published_runs as known_runs
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE

@@ -20,10 +20,10 @@ from lab.__main__ import main
 from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.laws.fits import Crossing
 from lab.core.errors import RequestError
-from lab.features.numbers import limits, numbers
-from lab.features.numbers.answer import answer_of, base_rate, limit_text, remarks, yours
-from lab.features.numbers.limits import Limit, read_limits
-from lab.features.numbers.numbers import (
+from lab.features.predict import limits, numbers
+from lab.features.predict.by_numbers import answer_of, base_rate, limit_text, remarks, yours
+from lab.features.predict.limits import Limit, read_limits
+from lab.features.predict.numbers import (
     Published,
     Row,
     contradicting,
@@ -69,7 +69,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     offsets = {"adamw": (0.0, 0.0), "lion": (-1.0, 0.1), "muon": (0.301, 0.1)}
     falling = Limit("AdamW", (2e4, 4e8), (400, 400), tried=(1e-3, 1.0), law=law, offsets=offsets)
     known = {**read_limits(), "failing_lr": falling}
-    monkeypatch.setattr("lab.features.numbers.numbers.read_limits", lambda: known)
+    monkeypatch.setattr("lab.features.predict.numbers.read_limits", lambda: known)
 
 
 @pytest.mark.usefixtures("planted")
@@ -167,7 +167,7 @@ def test_the_first_line_says_how_many_risks_were_judged_what_was_found_and_what_
 
 
 def test_a_first_line_without_any_risk_names_a_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.features.numbers.numbers.risks", list)
+    monkeypatch.setattr("lab.features.predict.numbers.risks", list)
     assert re.match("No risk could be judged.*unstable", headline("params=300M", "lr=1e-9"))
 
 
@@ -266,7 +266,7 @@ def test_a_number_is_read_as_people_write_it_and_shown_in_their_words(text: str)
 
 def test_what_broke_no_run_counts_all_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"adamw": {"epsilon 1e-8": [0, 2], "epsilon 1e-6": [0, 3], "lr x 2": [1, 4], "lr x 0.5": [0, 4]}}
-    monkeypatch.setattr("lab.features.numbers.numbers.public", lambda: {"changes": changes})
+    monkeypatch.setattr("lab.features.predict.numbers.public", lambda: {"changes": changes})
     broke, none = numbers.changes_of("adamw")
     assert broke.endswith("of adamw: lr x 2 (1 of 4).")
     assert none.endswith(": epsilon (of 5).")

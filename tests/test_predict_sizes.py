@@ -18,9 +18,9 @@ from lab.analysis.laws.fits import with_ends
 from lab.analysis.sensitivity import WINDOW, Study, Window
 from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
-from lab.features.numbers.limits import read_limits
 from lab.features.predict import at_size, sizes
 from lab.features.predict.forecasts import GRADIENT, LOGIT
+from lab.features.predict.limits import read_limits
 from lab.report.answer import Answer
 from sweeping import OutputOf
 

@@ -266,8 +266,8 @@ def _predict(arguments: list[str]) -> None:
 
 def _predict_at(records: Records, window: Window | None, given: argparse.Namespace) -> None:
     from lab.analysis.curves import named_axis
-    from lab.features.numbers.limits import read_limits
     from lab.features.predict import answer, at_size
+    from lab.features.predict.limits import read_limits
     from lab.report.answer import give
 
     size, lr = _positive("--size", given.size), _positive("--lr", given.lr)
@@ -431,7 +431,7 @@ def _of_feature(name: str) -> Callable[[list[str]], None]:
 
 def _stress(arguments: list[str]) -> None:
     by_numbers = any(word.partition("=")[0] == "--params" for word in arguments)
-    _of_feature("numbers" if by_numbers else "stress")(arguments)
+    _of_feature("predict" if by_numbers else "stress")(arguments)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.numbers.answer import answer_of
-from lab.features.numbers.numbers import read_numbers
+from lab.features.predict.by_numbers import answer_of
+from lab.features.predict.numbers import read_numbers
 from lab.report.answer import give
 from lab.sweeping.request import command_line, options_and_overrides
 

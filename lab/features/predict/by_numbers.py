@@ -12,8 +12,8 @@ from lab.analysis.laws.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval
 from lab.analysis.text import capitalized, count, first_to_last, listed
-from lab.features.numbers import numbers
-from lab.features.numbers.numbers import BEYOND, NOT_JUDGED, OPEN, UNSTABLE, Numbers, Published, Row, short, text_of
+from lab.features.predict import numbers
+from lab.features.predict.numbers import BEYOND, NOT_JUDGED, OPEN, UNSTABLE, Numbers, Published, Row, short, text_of
 from lab.report.answer import Answer, Section
 
 OF_RISK = ("name", "title", "number", "trouble", "fails", "published", "log", "columns", "test")  # in JSON as they are

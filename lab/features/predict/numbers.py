@@ -14,7 +14,7 @@ from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.text import count, format_value, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
-from lab.features.numbers.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
+from lab.features.predict.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
 from lab.records.columns import spelled_out
 
 BEYOND, OPEN, NOT_BEYOND, NOT_JUDGED = "beyond", "open", "not beyond", "not judged"
