@@ -28,7 +28,7 @@ from lab.analysis.sensitivity import LOST
 from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 from lab.core import files
-from lab.features.numbers.limits import PUBLIC_RUNS, Limit
+from lab.features.predict.limits import Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of
@@ -140,7 +140,7 @@ def _limit(table: pd.DataFrame, runs: str, tried: tuple[float, float] | None = N
     tried = tried or (table["best_lr"].min(), table["highest_lr"].max())
     sizes = float(table["params"].min()), float(table["params"].max())
     steps = round(table["steps"].min()), round(table["steps"].max())
-    return Limit(PUBLIC_RUNS, runs, 1, sizes, steps, tried=(float(tried[0]), float(tried[1])), **found)
+    return Limit(runs, sizes, steps, (float(tried[0]), float(tried[1])), **found)
 
 
 def public_content() -> dict[str, Any]:

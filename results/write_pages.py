@@ -29,11 +29,11 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
-from lab.features.numbers import numbers
-from lab.features.numbers.answer import answer_of, factors_text, limit_text, remarks, verdicts_text, yours
-from lab.features.numbers.limits import FILE as LIMITS
-from lab.features.numbers.limits import PUBLIC
-from lab.features.numbers.numbers import read_numbers
+from lab.features.predict import numbers
+from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
+from lab.features.predict.limits import FILE as LIMITS
+from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import published_runs as known_runs
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
@@ -246,7 +246,7 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     lines = [f"{name}: {{sd: {spread.sd:.4g}, freedom: {spread.freedom}}}" for name, spread in spreads.items()]
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
-    yield LIMITS, limits_text(RESULTS)
+    yield LIMITS, limits_text()
     yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
@@ -255,42 +255,40 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab stress --params` says of four published runs, with what was published
-of each beside it. The limits were measured on models of the lab's of up to 394 thousand parameters, and on public runs
-of up to 537 million. Nothing was fitted to the runs below, and four of them test nothing. All of them lie two to six
-factors of two below the rate from which runs diverge early, and two of them failed nevertheless. So at these sizes,
-more than thirty times those that ran, the lab calls nothing clear. What a verdict means, and what no small model can
-tell, is on the page [Your numbers](../docs/your_numbers.md).
+`make results-readme` writes this page: what `lab stress --params` says of published runs of large models, with what was
+published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
+parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
+run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
+[Your numbers](../docs/your_numbers.md).
 """
 
 
 def published_runs() -> Iterator[str]:
     """Yield the page of published runs by their numbers, in Markdown."""
     yield PUBLISHED_RUNS
-    runs = shipped.load(RESULTS / "published_runs.yaml")
-    asked = {name: read_numbers(run["numbers"]) for name, run in runs.items()}
+    yield f"{base_rate(known_runs())}\n"
     rows = [
         {
-            "run": name,
+            "run": run.name,
             "learning rate": yours(row).removeprefix("lr="),
             "limit at its size": limit_text(row),
             "factors of two to it": factors_text(row.factors_of_two),
-            "verdict": row.verdict,
-            "published": runs[name]["published"],
+            "finding": row.verdict,
+            "was": f"{run.outcome}: {run.published}",
         }
-        for name, given in asked.items()
-        for row in numbers.rows(given)
-        if row.risk.limit == "failing_lr"
+        for run in known_runs()
+        for row in numbers.rows(run.numbers)
+        if row.risk.number == "lr" and row.risk.limit.startswith("failing_lr")
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
-    for name, given in asked.items():
-        run, size, *others = runs[name], *runs[name]["numbers"]
-        yield f"## {name}\n"
+    for run in known_runs():
+        answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
+        size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
+        yield f"## {run.name}\n"
         yield f"```sh\nlab stress --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
-        yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
-        yield "\n".join([*(f"- {remark}" for remark in remarks(given)), ""])
-        yield verdicts_text(numbers.rows(given)) + "\n"
-        yield markdown_table(answer_of(given, "").table) + "\n"
+        yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."
+        yield f"- The lab, without this run: {answer.headline}\n"
+        yield markdown_table(answer.table) + "\n"
 
 
 CARDS = """# The cards of the published recipes

@@ -8,7 +8,7 @@ import pandas as pd
 from lab.analysis.rendering import layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count
-from lab.features.numbers.limits import TOKENS_PER_PARAMETER, read_limits
+from lab.features.predict.limits import TOKENS_PER_PARAMETER, read_limits
 from lab.studies.real_runs.curves import RealRuns, failing_brackets
 
 SOURCES = ("the lab", "Marin", "Step Law")
