@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
-from lab.analysis.events.log_reader import FEWEST, LOSS, Row, of_rewards
+from lab.analysis.events.log_names import LOSS, of_rewards
+from lab.analysis.events.log_reader import FEWEST, Row
 from lab.analysis.logit_rounding import rounding_cost
 from lab.core.windows import NORMAL, Numbers
 

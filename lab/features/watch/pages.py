@@ -32,6 +32,7 @@ def page(
     events: Mapping[str, Sequence[Event]],
     causes: Mapping[Event, str] = MappingProxyType({}),
     compared: str | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """The page of a run: the alarms of each step, what to look at next, and the measurements of the run.
 
@@ -40,6 +41,7 @@ def page(
         events: the alarms of all runs, by name.
         causes: the causes of loss spikes, if there is a replay.
         compared: the address of the page that compares it with its replay.
+        notes: on how the log was read.
     """
     by_step: dict[int, list[Event]] = {}
     for event in events[log.name]:
@@ -53,6 +55,8 @@ def page(
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
+    if notes:
+        sections.append(html.section("How the log was read", html.bullets(notes)))
     alarms = len(events[log.name])
     return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
+from lab.analysis.events.log_names import OR, Given
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
+from lab.core.errors import RequestError
 from lab.features.watch.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
+
+# A measurement that is known in this share of the rows is logged in all.
+MOST_KNOWN = 0.95
 
 
 class Found(NamedTuple):
@@ -28,7 +36,7 @@ class Found(NamedTuple):
 def find_alarms(
     path: Path,
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
 ) -> Found:
     """Find the alarms of a results folder or of logs; for the arguments see ``watch``.
@@ -47,7 +55,34 @@ def find_alarms(
     ]
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
+    for log in logs:
+        _ask(log, events[log.name])
     return Found(logs, notes, events)
+
+
+def _ask(log: Log, events: list[Event]) -> None:
+    """Ask which of two names is meant, if they would give another verdict.
+
+    Raises:
+        RequestError: a loss or a reward that may be meant as well raises alarms where the other does not, or none.
+    """
+    for choice, value_n in log.columns.items():
+        if OR not in choice:
+            continue
+        column = choice.partition("=")[0]
+        known = np.flatnonzero(~np.isnan(value_n))
+        last = int(known[-1]) + 1 if len(known) else 0
+        is_whole = len(known) >= MOST_KNOWN * last  # what is missing after its last row was logged, then, and is NaN
+        kept_n = ~np.isnan(value_n) | (is_whole & (np.arange(len(value_n)) >= last))
+        columns = {name: each_n[kept_n] for name, each_n in {**log.columns, column: value_n}.items()}
+        others = detect(log._replace(step_n=log.step_n[kept_n], columns=columns))
+        if bool(others) != bool(events):
+            taken, _, meant = choice.partition(OR)
+            found, lost = (taken, meant) if events else (meant, taken)
+            raise RequestError(
+                f"{log.name}: alarms if {found} is meant, none if {lost} is; "
+                f"--columns {shlex.quote(found)} or --columns {shlex.quote(lost)} decides"
+            )
 
 
 def watch(
@@ -55,7 +90,7 @@ def watch(
     *,
     replays: Sequence[Path] = (),
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
@@ -117,7 +152,8 @@ def watch(
             beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
             if str(path) != STANDARD_INPUT:
                 link = beside.name if beside else None
-                files.write_text(page, pages.page(log, events, causes, link), within=folder.parent)
+                of_log = [note for note in notes if not path.is_dir() or note.startswith(log.name)]
+                files.write_text(page, pages.page(log, events, causes, link, of_log), within=folder.parent)
             if beside and str(path) != STANDARD_INPUT:
                 text = answer_of(two_logs.compared([log, *find_twins(log, logs, twins)])).html()
                 files.write_text(beside, text, within=folder.parent)
