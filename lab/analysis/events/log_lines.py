@@ -36,16 +36,24 @@ SINGLE_QUOTES, DOUBLE_QUOTES = (
     "\u2018\u2019\u201a\u201b\u2032\uff07",
     ("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb\u300c\u300d\u300e\u300f\uff02"),
 )
+DASHES, INVISIBLE = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u00ad\u200b\u200c\u200d\u2060\ufeff"
 TYPESET = str.maketrans(
-    {"\u2212": "-"} | dict.fromkeys("│┃║", "|") | dict.fromkeys(SINGLE_QUOTES, "'") | dict.fromkeys(DOUBLE_QUOTES, '"')
+    dict.fromkeys("│┃║", "|")
+    | dict.fromkeys(SINGLE_QUOTES, "'")
+    | dict.fromkeys(DOUBLE_QUOTES, '"')
+    | dict.fromkeys(DASHES, "-")
+    | dict.fromkeys(INVISIBLE, "")
 )
+POWER_OF_TEN = re.compile(r"(?<=\d)\s*[\u00d7\u00b7]\s*10\^?(?=[-+]?\d)")
 WRAPPED = re.compile(
-    r"(?:<tf\.Tensor[^>]*numpy=|(?<![A-Za-z_])(?:[A-Za-z_]\w*\.)*(?:b?float\d*|u?int\d+|tensor|array|scalar|decimal)\()"
+    r"(?:<tf\.Tensor[^>]*numpy=|(?<![\w.])(?:[A-Za-z_][\w.]*?)?(?:float\d*|int\d+|tensor|array|scalar|decimal)\()"
     r"[\s'\"\[(]*([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))[\s'\"\])]*(?:,(?:[^()]|\([^()]*\))*)?[)>]",
     re.IGNORECASE,
 )
 NAN_OF_C = re.compile(r"(?<![\w.])([-+]?)1\.#(IND|QNAN|SNAN|INF)\w*|(?<=nan)\((?:ind|snan)\)", re.IGNORECASE)
 BOLD = re.compile(r"(\*\*|__|`)(?=\S)(.+?)(?<=\S)\1")
+
+SLANTED = re.compile(r"^([*_])(\S.*)\1$")  # a cell of Markdown
 
 NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d.])|\d+,\d+(?:[eE][-+]?\d+)?(?![\w.]|,\d)"
@@ -57,13 +65,17 @@ ROUNDED = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))([kKMB])")
 THOUSANDS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 WITH_COMMA = re.compile(r"[-+]?\d+,\d+(?:e[-+]?\d+)?", re.IGNORECASE)
 ZERO = re.compile(r"[-+]?0*\.(0{2,})")  # printed with two digits or more, to which it was rounded
-# Up to four words and what separates them from the number; a word that says so; and one that says where it was.
+# Up to four words, but no value of another word, and what separates them from the number; a word that says so; one that
+# says where it was; and words behind a number.
 WORD_BEFORE = re.compile(
-    r"([A-Za-z_][\w./@\-]*(?:\(\w+\))?(?:[ \t]+[A-Za-z_(][\w./@()\-]*){0,3})(?:[\"'\s:=>~(]|\s-(?=\s)|-(?=>))*$"
+    r"(?:(?<=[:=])[^\s:=]+[ \t]+)?([A-Za-z_][\w./@\-]*(?:\(\w+\))?(?:[ \t]+[A-Za-z_(][\w./@()\-]*){0,3})"
+    r"(?:[\"'\s:=>~(]|\s-(?=\s|$)|-(?=>))*$"
 )
-VERB = re.compile(r"(?:\s+(?:is|was|are|equals|of|now|at))+$", re.IGNORECASE)
+VERB = re.compile(
+    r"(?:\s+(?:is|was|are|has|have|equals|of|now|at|to|reached|fell|rose|dropped|became|around|about))+$", re.IGNORECASE
+)
 WHERE = re.compile(r"(.*\S)\s+(?:at|after|in|for|on)\s+(\S.*)", re.IGNORECASE)
-HANGING = re.compile(r"\s(?:at|after|in|for|on)$", re.IGNORECASE)
+HANGING = re.compile(r"(?:^|\s)(?:at|after|in|for|on)$", re.IGNORECASE)
 WORDS_AFTER = re.compile(r"\s+([A-Za-z_][\w/.]*(?: [A-Za-z_][\w/.]*){0,2})\s*(?=[,|;)\]}]|\s-\s|$)")
 WORD_AFTER = re.compile(r"\s+([A-Za-z]+)")
 SEPARATORS = re.compile(r"[|,;{}\[\]\t]")
@@ -71,11 +83,11 @@ BLANKS = " '\"(:="
 UNNAMED = re.compile(r"[\s:=\]})>-]*")
 # Steps of all steps, such as ``400/3000``, but no date or path; and a name before it that means a pass over the data.
 COUNT = r"\d{1,3}(?:,\d{3})+|\d+\.\d+[kKMB]|\d+[kKMB]?"
-PROGRESS = re.compile(rf"(?<![\w.,/-])({COUNT})\s*/\s*({COUNT})(?![\w/:]|[.,-]\d)")
+PROGRESS = re.compile(rf"(?<![\w.,/-])({COUNT})\s*/\s*({COUNT})(?![\w/]|[:.,-]\d)")
 PASS = re.compile(r"epochs?\W*$|\bep\W*$", re.IGNORECASE)
 # A line of two numbers, and one that begins with a number, which is no date and no time.
 PAIR = re.compile(r"\s*(\d+)(?:\s+|\s*[,;:|]\s*)([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf))\s*", re.I)
-LEADING = re.compile(r"\s*[\[(#]?\s*(\d{1,9})[\])]?(?:\s*[:|,;]?\s+|\s*[:|,;-]\s*(?=[A-Za-z]))(?![/:])")
+LEADING = re.compile(r"\s*[\[(#]?\s*(\d{1,9})[\])]?(?:\s*[:|,;.]?\s+|\s*[:|,;-]\s*(?=[A-Za-z]))(?![/:])")
 HELD_OUT_WORD = re.compile(rf"(?<![\w./-])(?:{'|'.join(HELD_OUT - {'best', 'held'})})(?![\w./-])", re.IGNORECASE)
 # Lines of tables that hold no cells; and words that belong to the next one in a name.
 RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
@@ -91,7 +103,8 @@ def plain_line(line: str) -> str:
     if "\x1b" in line:
         line = ESCAPES.sub("", line)
     if not line.isascii():
-        line = unicodedata.normalize("NFKC", line.translate(TYPESET)).lstrip("\ufeff")
+        line = unicodedata.normalize("NFKC", line.translate(TYPESET)).translate(TYPESET)
+        line = POWER_OF_TEN.sub("e", line)
     if "(" in line or "numpy=" in line:
         line = WRAPPED.sub(r"\1", line)
     if "#" in line or "nan(" in line:
@@ -102,15 +115,10 @@ def plain_line(line: str) -> str:
 def number(value: object, *, has_decimal_comma: bool = False) -> float | None:
     """The number in a text or a JSON value, infinite if it is too large for a float; None if there is none.
 
-    ``1,450`` is a thousand and more, unless numbers beside it show that decimals follow the comma. A zero that was
-    rounded to its digits is no zero, but as small as such a number is on average.
+    ``1,450`` is a thousand and more, unless numbers beside it show that decimals follow the comma.
     """
     try:
-        if isinstance(value, bool):
-            return None
-        found = float(value)  # type: ignore[arg-type]
-        is_rounded = found == 0 and isinstance(value, str) and (zero := ZERO.fullmatch(value.strip()))
-        return 0.25 * 10.0 ** -len(zero[1]) if is_rounded and zero else found
+        return None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
     except TypeError:
@@ -124,9 +132,10 @@ def number(value: object, *, has_decimal_comma: bool = False) -> float | None:
         return None if (plain := without_commas(word)) == word else float(plain)
 
 
-def is_rounded_to_zero(value: object) -> bool:
-    """Whether a number was printed as zero with so many digits that it need not be zero."""
-    return isinstance(value, str) and ZERO.fullmatch(value.strip()) is not None
+def size_of_zero(value: object) -> float:
+    """How large a number is on average that was printed as a zero of two decimals or more; 0 for any other."""
+    zero = ZERO.fullmatch(value.strip()) if isinstance(value, str) else None
+    return 0.25 * 10.0 ** -len(zero[1]) if zero else 0.0
 
 
 def fields_of(line: str) -> Fields:
@@ -178,10 +187,10 @@ def _pairs(line: str) -> dict[str, Any]:
 
 def _name_before(gap: str, *, is_first: bool) -> str:
     """The name at the end of a text between two numbers, or in a cell of its own before it: ``| loss | 3.5``."""
-    first, *cells = SEPARATORS.split(gap)
-    if cells and not cells[-1].strip(BLANKS):  # what follows the number before, as in ``3.5 avg loss,``, names that
-        cells = [cell for cell in (first if is_first else "", *cells) if cell.strip(BLANKS)]
-    word = WORD_BEFORE.search([first, *cells][-1]) if cells or is_first or first == gap else None
+    cells = SEPARATORS.split(gap.rstrip("[( "))
+    if len(cells) > 1 and not cells[-1].strip(BLANKS):  # what follows a number, as in ``3.5 avg loss,``, names that
+        cells = [cell for cell in cells[0 if is_first else 1 :] if cell.strip(BLANKS)]
+    word = WORD_BEFORE.search(cells[-1]) if cells else None
     return VERB.sub("", word[1]) if word else ""
 
 
@@ -252,7 +261,7 @@ class Table(NamedTuple):
         cells = (
             line.split(self.separator) if '"' not in line else next(csv.reader([line], delimiter=self.separator), [])
         )
-        return list(map(str.strip, cells)) if self.separator == "|" else cells
+        return [SLANTED.sub(r"\2", cell.strip()) for cell in cells] if self.separator == "|" else cells
 
     def is_first_row(self, line: str) -> bool:
         """Whether a line below that of the names holds numbers."""
@@ -302,6 +311,7 @@ def table_of(header: str, line: str) -> Table | None:
         tables = [table for table in tables if len(table.names) > 1 and table.has(STEP, LOSS, HELD_OUT_LOSS, REWARD)]
     for table in tables:
         are_words = all(name.isprintable() and number(name) is None for name in table.names)
+        are_words = are_words and not any(map(PROGRESS.fullmatch, table.names))
         if are_words and table.is_first_row(line):
             return table
     return None

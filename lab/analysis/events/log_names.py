@@ -31,6 +31,7 @@ MICRO_BATCH = "micro_batch_norm_"
 OR = " or "
 # What a person says of a log: names of columns, or a pattern whose groups are columns.
 Given = Mapping[str, str] | re.Pattern[str]
+UNIT_OF_NAME = re.compile(r"\s\((?:k|%|nats|nats/token)\)$")
 MOST_NAMES = 10_000  # different names; a log with more holds no measurements
 MOST_OTHERS = 3  # names that are shown of those that might have been taken
 
@@ -38,7 +39,7 @@ MOST_OTHERS = 3  # names that are shown of those that might have been taken
 @lru_cache(maxsize=MOST_NAMES)
 def plain_name(name: str) -> str:
     """``train/CrossEntropyLoss -> train_cross_entropy_loss``."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", UNIT_OF_NAME.sub("", name.strip()))
     return re.sub(r"[^0-9a-z_]+", "_", words.lower()).rstrip("_")
 
 
@@ -223,8 +224,7 @@ def missing_column(column: str, names: Iterable[object], given: Mapping[str, str
         return f"has no column {given[column]!r}; {nearest(given[column], known)}"
     plural = {STEP: "steps", LOSS: "losses"}[column]
     shown = ", ".join(known[:12]) + (f" and {len(known) - 12} more" if len(known) > 12 else "")
-    held_out = next(
-        (name for name in known if {*plain_name(name).split("_")} & (HELD_OUT - {"best", "held"})), "COLUMN"
-    )
-    example = f"{column}={held_out if held_out.isprintable() and ' ' not in held_out else repr(held_out)}"
+    likely = ({"loss"}, HELD_OUT - {"best", "held"}, {"value"})
+    name = next((name for words in likely for name in known if words & {*plain_name(name).split("_")}), "COLUMN")
+    example = f"{column}={name if ' ' not in name else repr(name)}"
     return f"has no column of {plural} among {shown or 'none'}; --columns {example} names it"

@@ -20,14 +20,15 @@ from lab.analysis.events.log_lines import (
     HELD_OUT_WORD,
     IS_HELD_OUT,
     RULE,
+    SECOND,
     WITH_COMMA,
     Fields,
     Table,
     fields_of,
-    is_rounded_to_zero,
     listed_numbers,
     number,
     plain_line,
+    size_of_zero,
     table_of,
 )
 from lab.analysis.events.log_names import (
@@ -297,7 +298,7 @@ class LogReader:
         apart = {name for name in self.names if not any(name in fields for fields in lines)} if self.steps else set()
         names = [name for name in self.names if any(name in fields for fields in of_rows) or self._recurs(name)]
         known = [name for name in names if is_of_rewards(name) or not (is_some_loss(name) or _is(STEP, name))]
-        dim = [name for name in known if self._is_dim(name)]
+        dim = [name for name in known if self._is_dim(name) and not _is(REWARD, name)]
         chosen = usual_columns([*(name for name in known if name not in dim), losses[0]], self.given)
         self.columns = chosen | {LOSS: losses[0]} | (dict.fromkeys([STEP], self.steps[0]) if self.steps else {})
         if self.columns.get(HELD_OUT_LOSS) == losses[0]:
@@ -375,7 +376,7 @@ class LogReader:
     def _is_dim(self, name: str) -> bool:
         """Whether all numbers were printed as zero, with too few digits to say whether they are."""
         texts = [fields[name] for _, fields in self.waiting if name in fields]
-        return bool(texts) and all(map(is_rounded_to_zero, texts))
+        return bool(texts) and all(map(size_of_zero, texts))
 
     def _has_decimal_comma(self, name: str) -> bool:
         """Whether decimals follow a comma: each number has one, so none is too small for thousands."""
@@ -395,7 +396,8 @@ class LogReader:
         self.has_held_out = len(told) >= FEWEST
         losses = self._candidates(LOSS, lambda name: name in beside or self._varies(name))
         losses = losses or [name for name in self._candidates(LOSS, bool) if len(self._values(name)) >= RARE * FEWEST]
-        if losses and plain_name(losses[0]) == "second_number" and 2 * len(self._values(losses[0])) < self.lines:
+        is_pair = bool(losses) and losses[0] == SECOND
+        if is_pair and (self.runs or 2 * len(self._values(SECOND)) < self.lines):  # names above say what they are
             return []
         if losses and rank_of(LOSS, losses[0]) == ADVERSARIAL_RANK and len(losses) < 2:
             return []
@@ -431,7 +433,7 @@ class LogReader:
         """The names of a column that recur, the best first."""
         if column in self.given:
             return [name for name in self.names if self.given[column] in (name, plain_name(name))][:1]
-        names = [name for name in fits(column, self.names) if column == STEP or not self._is_dim(name)]
+        names = [name for name in fits(column, self.names) if column in (STEP, REWARD) or not self._is_dim(name)]
         found = {name: len(self._values(name)) for name in names if is_one(name)}
         often = max(found.values(), default=0) / RARE
         return [
@@ -473,7 +475,9 @@ class LogReader:
         return "bits" if bits and abs(float(np.median(bits)) / math.log(2) - 1) < 0.02 else "nats"
 
     def _number(self, fields: Fields, name: str) -> float | None:
-        return number(fields.get(name), has_decimal_comma=name in self.with_comma)
+        value = number(fields.get(name), has_decimal_comma=name in self.with_comma)
+        is_small = value == 0 and name != self.columns.get(REWARD)  # a reward may well be 0
+        return size_of_zero(fields[name]) if is_small else value
 
     def _rows(self, fields: Fields, run: str) -> Iterator[Row]:
         values = dict[str, float]()
