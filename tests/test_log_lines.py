@@ -32,6 +32,7 @@ BESIDE = [
     "{s}: loss {x}",
     "[{s}] loss={x} loss_time=9.0 loss_scale=64",
     "#{s} loss [{x}]",
+    '{{"level": "info", "message": "step {s}: loss {x}"}}',
     "step\uff1a{s}\uff0closs\uff1a{x}",
     "{{\u2018step\u2019: {s}, \u201closs\u201d: {x}, 'lr': 4e\u201305}}",
     "step {s} loss tensor({x}, device='cuda:0', grad_fn=<MeanBackward0>)",
@@ -145,10 +146,12 @@ def test_losses_without_a_total_are_judged_each_under_its_name(form: str, names:
 
 
 @pytest.mark.parametrize("form", ["(epoch: {e}, iters: {i}) loss: {x}", "Epoch {e}\n  [{i}/100] loss {x}"])
-def test_a_pass_and_its_iterations_together_are_the_step(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("validation", ["", "valid iters: 3 loss: 5\nvalid iters: 5 loss: 5\n"])
+def test_a_pass_and_its_iterations_together_are_the_step(form: str, validation: str, tmp_path: Path) -> None:
     """Also where the loss jumps at the beginning of a pass, so that it does not go on."""
     losses = [3.0 + 0.01 * n for n in range(20)] + [9.0] * 10
-    text = "".join(form.format(e=n // 10, i=10 * (n % 10) + 10, x=loss) + "\n" for n, loss in enumerate(losses))
+    lines = [form.format(e=n // 10, i=10 * (n % 10) + 10, x=loss) + "\n" for n, loss in enumerate(losses)]
+    text = "".join(line + (validation if n % 10 == 9 else "") for n, line in enumerate(lines))
     assert rows_of(read(tmp_path, text)) == [(10 * n + 10, loss) for n, loss in enumerate(losses)]
 
 
@@ -244,8 +247,17 @@ def test_times_are_no_rewards_and_a_missing_reward_is_said(tmp_path: Path) -> No
     logs = read(tmp_path, text)
     assert "reward" not in logs.runs[0].columns
     assert "no reward was found (--columns reward=COLUMN)" in logs.notes[0]
-    for other in ("reward_time", "time/reward", "perf/reward", "rewards/chosen", "reward_std", "non_score_reward"):
+    for other in (
+        "reward_time",
+        "time/reward",
+        "perf/reward",
+        "rewards/chosen",
+        "reward_std",
+        "non_score_reward",
+        "score",
+    ):
         assert "reward" not in usual_columns(["step", "loss", other], {})
+    assert usual_columns(["episode", "loss", "score"], {})["reward"] == "score"
 
 
 @pytest.mark.parametrize(

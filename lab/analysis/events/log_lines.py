@@ -27,6 +27,7 @@ from lab.records.table_files import flat, mapping_of, without_commas
 EXTREMES = ("__MIN", "__MAX")
 IS_HELD_OUT = ""  # the name of a field that lines of held-out losses have
 FIRST, SECOND = "first number", "second number"  # names of numbers that begin lines without a name
+LONGEST_MESSAGE = 300  # characters of a text among the values of an object that may hold measurements
 FEWEST_LISTED = 3  # numbers after a name that are those of as many rows
 
 # What is put right before a line is read: colours, characters of typesetting and of boxes, and how Python and C write
@@ -90,6 +91,7 @@ PAIR = re.compile(r"\s*(\d+)(?:\s+|\s*[,;:|]\s*)([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+
 LEADING = re.compile(r"\s*[\[(#]?\s*(\d{1,9})[\])]?(?:\s*[:|,;.]?\s+|\s*[:|,;-]\s*(?=[A-Za-z]))(?![/:])")
 HELD_OUT_WORD = re.compile(rf"(?<![\w./-])(?:{'|'.join(HELD_OUT - {'best', 'held'})})(?![\w./-])", re.IGNORECASE)
 # Lines of tables that hold no cells; and words that belong to the next one in a name.
+WITH_NUMBER = re.compile(r"[:=]\s*[-+]?\.?\d")
 RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
 _ADJECTIVES = (HELD_OUT | OF_WHOLE | AVERAGES | {"grad", "gradient", "learning", "total"}) - {*NAMES[STEP]}
 BOUND = re.compile(rf"\b({'|'.join(sorted(_ADJECTIVES))}) (?=\S)", re.IGNORECASE)
@@ -223,6 +225,9 @@ def with_words(fields: Fields, before: str = "") -> Fields:
                 more[name] = next(iter(progress.values()))
             elif number(bare := plain_line(value).strip("[] ")) is not None and bare != value:
                 more[name] = bare
+            elif len(value) < LONGEST_MESSAGE and NUMBER.search(value):  # {"message": "step 5 loss 3.5"}
+                pairs = _pairs(value)
+                more |= {each: pairs[each] for each in pairs if each not in fields and _is_known(each)}
             if value.strip().lower() in HELD_OUT:
                 more[IS_HELD_OUT] = True
     return {**fields, **more} if more else fields
@@ -311,7 +316,7 @@ def table_of(header: str, line: str) -> Table | None:
         tables = [table for table in tables if len(table.names) > 1 and table.has(STEP, LOSS, HELD_OUT_LOSS, REWARD)]
     for table in tables:
         are_words = all(name.isprintable() and number(name) is None for name in table.names)
-        are_words = are_words and not any(map(PROGRESS.fullmatch, table.names))
+        are_words = are_words and not any(PROGRESS.fullmatch(name) or WITH_NUMBER.search(name) for name in table.names)
         if are_words and table.is_first_row(line):
             return table
     return None

@@ -20,6 +20,7 @@ WHOLE_NAMES, LAST_NAMES, PASSES, HELD_OUT, OF_WHOLE, OF_REWARD, OTHERS, AVERAGES
     frozenset(_WORDS[kind])
     for kind in ("whole", "last", "passes", "held_out", "of_whole", "of_reward", "others", "averages", "adversarial")
 )
+SCORES, OF_POLICIES = frozenset(_WORDS["scores"]), frozenset(_WORDS["of_policies"])
 # How well names fit: those that end with a usual one; averages and parts of a loss; losses of adversarial training;
 # where lines hold ``400/3000`` without a name; and names that come last.
 ENDING, SECOND, PART, ADVERSARIAL_RANK, PROGRESS_RANK, LAST = 100, 100, 200, 400, 500, 600
@@ -110,8 +111,14 @@ def fits(column: str, names: Iterable[str]) -> list[str]:
     return [name for *_, name in sorted(ranks)]
 
 
-def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, str]:
-    """The name of each column that is present: as ``given``, or else the one that fits best."""
+def usual_columns(
+    names: Iterable[str], given: Mapping[str, str], of_log: Iterable[str] | None = None
+) -> dict[str, str]:
+    """The name of each column that is present: as ``given``, or else the one that fits best.
+
+    Scores and returns beside a loss are rewards only in reinforcement learning, as other names of the log, ``of_log``,
+    say; by default these are the ``names``.
+    """
     names = list(names)
     found = dict[str, str]()
     for column in NAMES:
@@ -120,6 +127,14 @@ def usual_columns(names: Iterable[str], given: Mapping[str, str]) -> dict[str, s
             fitting = [name for name in names if given[column] in (name, plain_name(name))]
         if fitting:
             found[column] = fitting[0]
+    words = {word for name in of_log or names for word in plain_name(name).split("_")}
+    if (
+        plain_name(found.get(REWARD, "")) in SCORES
+        and LOSS in found
+        and REWARD not in given
+        and not words & OF_POLICIES
+    ):
+        del found[REWARD]
     if LOSS not in found and REWARD in found:
         found[LOSS] = found[REWARD]  # rows of reinforcement learning need no loss
     has_experts = "router_balance" in found or plain_name(found.get(LOSS, "")) == "lm_loss"

@@ -299,7 +299,7 @@ class LogReader:
         names = [name for name in self.names if any(name in fields for fields in of_rows) or self._recurs(name)]
         known = [name for name in names if is_of_rewards(name) or not (is_some_loss(name) or _is(STEP, name))]
         dim = [name for name in known if self._is_dim(name) and not _is(REWARD, name)]
-        chosen = usual_columns([*(name for name in known if name not in dim), losses[0]], self.given)
+        chosen = usual_columns([*(name for name in known if name not in dim), losses[0]], self.given, self.names)
         self.columns = chosen | {LOSS: losses[0]} | (dict.fromkeys([STEP], self.steps[0]) if self.steps else {})
         if self.columns.get(HELD_OUT_LOSS) == losses[0]:
             del self.columns[HELD_OUT_LOSS]
@@ -358,7 +358,10 @@ class LogReader:
         return len(alike) >= FEWEST and sum(alike) >= 0.8 * len(alike)
 
     def _comes_before(self, name: str, clock: Container[str]) -> bool:
-        """Whether lines with a name come before those of their step: the first of them does."""
+        """Whether there are as many lines with a name as steps, and they come before those of their step."""
+        steps = sum(any(step in clock for step in fields) for _, fields in self.waiting)
+        if 2 * len(self._values(name)) < steps:
+            return False
         first = next(fields for _, fields in self.waiting if name in fields or any(step in clock for step in fields))
         return name in first
 
@@ -420,6 +423,7 @@ class LogReader:
             if column in self.given or not chosen or self.losses or CERTAIN & {*plain_name(chosen).split("_")}:
                 continue
             others = [name for name in names[column] if name != chosen and (rank_of(column, name) or 0) < 2 * ENDING]
+            others = [name for name in others if 2 * len(self._values(name)) > len(self._values(chosen))]
             alike = [name for name in others if _unit_of(name) == _unit_of(chosen)]
             found |= {f"{column}={chosen}{OR}{column}={name}": name for name in alike}
         return found
@@ -463,7 +467,7 @@ class LogReader:
         changes = sum(a != b for a, b in itertools.pairwise(values))
         if name == FIRST and sum(a > b for a, b in itertools.pairwise(values)) > len(values) / 10:
             return False
-        return changes > (len(values) / 2 if is_progress(name) else 0) and whole >= 0.9 * len(values)
+        return changes > (len(values) / 2 if is_progress(name) or name == FIRST else 0) and whole >= 0.9 * len(values)
 
     def _unit_of_loss(self) -> str:
         """The unit of the loss, by its name, or by a perplexity beside it."""
@@ -495,7 +499,9 @@ class LogReader:
             self.now = int(now)
         if self.steps:
             is_clock = step is not None and 0 <= step <= LARGEST_STEP and step == int(step)
-            if step is not None and is_clock:
+            if step is not None and is_clock and is_held_out and self.pass_name:
+                is_clock = False  # their iterations are not those of training
+            elif step is not None and is_clock:
                 yield from self._go_to(int(step))
             elif step is not None and values:
                 self.dropped[f"rows whose step is no whole number, such as {text}"] += 1
