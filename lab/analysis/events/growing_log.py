@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from lab.analysis.events.event_logs import RunReader
+from lab.analysis.events.log_names import Given
 from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
-from lab.analysis.events.logs import history_of, reader_of_runs
+from lab.analysis.events.logs import history_of, names_given, reader_of_runs
 from lab.core import files
 from lab.core.errors import RequestError
 
@@ -19,7 +20,6 @@ PIECE = 2**20  # bytes that are read at once
 HEAD = 4096  # bytes by which a file is recognized
 EVENTS = 10_000  # events that are read at once
 ENDS = re.compile(rb"[\r\n]")
-Given = Mapping[str, str]
 
 
 class GrowingLog(Protocol):
@@ -51,7 +51,7 @@ def open_log(path: Path, given: Given) -> GrowingLog:
             Git LFS.
     """
     if reader := reader_of_runs(path):
-        return GrowingRuns(path, given, reader)
+        return GrowingRuns(path, names_given(given, path), reader)
     if path.is_dir() or not path.exists():
         raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files or MLflow's; {path} is none")
     if path.suffix == files.COMPRESSED:
@@ -176,7 +176,7 @@ class GrowingState(GrowingLog):
 class GrowingRuns(GrowingLog):
     """A folder of TensorBoard's event files, or of MLflow's measurements; or one such file."""
 
-    def __init__(self, path: Path, given: Given, reader: type[RunReader]) -> None:
+    def __init__(self, path: Path, given: Mapping[str, str], reader: type[RunReader]) -> None:
         self.path, self.given, self.reader = path, given, reader
         self.readers = dict[str, RunReader]()
         self.last = dict[str, int]()  # of each run, before this process read on

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.log_reader import NAMES, STEP
+from lab.analysis.events.log_names import NAMES, STEP
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.windows import Numbers

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.analysis.events.levels import read_levels
-from lab.analysis.events.log_reader import given_columns
+from lab.analysis.events.log_names import Given, given_columns, given_pattern
 from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -49,7 +49,11 @@ def watch(given: argparse.Namespace) -> int:
             f"another run of its steps, and lab compare {first} {second} shows what lies between two logs"
         )
     path = given.folders[0]
-    columns = given_columns(given.columns) if given.columns else {}
+    columns: Given = given_columns(given.columns) if given.columns else {}
+    if given.pattern:
+        if given.columns:
+            raise RequestError("--pattern names the columns itself, so it goes without --columns")
+        columns = given_pattern(given.pattern)
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
     levels = {}
     if given.thresholds:

@@ -40,6 +40,7 @@ def page(
     causes: Mapping[Event, str] = MappingProxyType({}),
     compared: str | None = None,
     recorded: Report | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """The page of a run: the alarms of each step, what to look at next, and the measurements of the run.
 
@@ -49,6 +50,7 @@ def page(
         causes: the causes of loss spikes, if there is a replay.
         compared: the address of the page that compares it with its replay.
         recorded: what it says if it is a recording; the page leads with its first finding.
+        notes: on how the log was read.
     """
     by_step: dict[int, list[Event]] = {}
     for event in events[log.name]:
@@ -72,6 +74,8 @@ def page(
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
+    if notes:
+        sections.append(html.section("How the log was read", html.bullets(notes)))
     alarms = len(findings) + sum(not any(found.explains(event) for found in findings) for event in events[log.name])
     return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
+from lab.analysis.events.log_names import OR, Given
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
+from lab.core.errors import RequestError
 from lab.features.watch.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 
 # Kinds of alarms that are judged in recordings by part of the model and against the other parts.
@@ -21,6 +26,8 @@ JUDGED = (
     *("gradient_spike", "norm_not_finite", "norm_drift", "logit_growth", "update_rms", "epsilon_ratio", "loss_scale"),
     *("router_collapse", "router_balance", "router_logits", "nothing_learned", "reward_fall", "kl_growth"),
 )
+# A measurement that is known in this share of the rows is logged in all.
+MOST_KNOWN = 0.95
 
 
 class Found(NamedTuple):
@@ -34,7 +41,7 @@ class Found(NamedTuple):
 def find_alarms(
     path: Path,
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
 ) -> Found:
     """Find the alarms of a results folder or of logs; for the arguments see ``watch``.
@@ -56,6 +63,9 @@ def find_alarms(
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
     if is_recorded:
         events = {name: list(unjudged(of_log)) for name, of_log in events.items()}
+    else:
+        for log in logs:
+            _ask(log, events[log.name])
     return Found(logs, notes, events)
 
 
@@ -66,12 +76,37 @@ def unjudged(events: Iterable[Event]) -> Iterator[Event]:
             yield event._replace(lead=None)
 
 
+def _ask(log: Log, events: list[Event]) -> None:
+    """Ask which of two names is meant, if they would give another verdict.
+
+    Raises:
+        RequestError: a loss or a reward that may be meant as well raises alarms where the other does not, or none.
+    """
+    for choice, value_n in log.columns.items():
+        if OR not in choice:
+            continue
+        column = choice.partition("=")[0]
+        known = np.flatnonzero(~np.isnan(value_n))
+        last = int(known[-1]) + 1 if len(known) else 0
+        is_whole = len(known) >= MOST_KNOWN * last  # what is missing after its last row was logged, then, and is NaN
+        kept_n = ~np.isnan(value_n) | (is_whole & (np.arange(len(value_n)) >= last))
+        columns = {name: each_n[kept_n] for name, each_n in {**log.columns, column: value_n}.items()}
+        others = detect(log._replace(step_n=log.step_n[kept_n], columns=columns))
+        if bool(others) != bool(events):
+            taken, _, meant = choice.partition(OR)
+            found, lost = (taken, meant) if events else (meant, taken)
+            raise RequestError(
+                f"{log.name}: alarms if {found} is meant, none if {lost} is; "
+                f"--columns {shlex.quote(found)} or --columns {shlex.quote(lost)} decides"
+            )
+
+
 def watch(
     path: Path,
     *,
     replays: Sequence[Path] = (),
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
@@ -145,7 +180,8 @@ def watch(
             beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
             if str(path) != STANDARD_INPUT:
                 link = beside.name if beside else None
-                files.write_text(page, pages.page(log, events, causes, link, recorded), within=folder.parent)
+                of_log = [note for note in notes if not path.is_dir() or note.startswith(log.name)]
+                files.write_text(page, pages.page(log, events, causes, link, recorded, of_log), within=folder.parent)
             if beside and str(path) != STANDARD_INPUT:
                 text = answer_of(two_logs.compared([log, *find_twins(log, logs, twins)])).html()
                 files.write_text(beside, text, within=folder.parent)
