@@ -86,24 +86,12 @@ class LocalLauncher(Launcher):
             SystemExit: a signal asked to stop before all jobs were done.
         """
         from lab.core import machine
-        from lab.core.printing import say
         from lab.sweeping.launch import run_local_job
-        from lab.sweeping.local_jobs import STOP_WITHIN, run_jobs
+        from lab.sweeping.local_jobs import run_jobs, saying_so
 
         arguments = ((self.task, list(overrides)) for overrides in job_overrides)
-        is_said = False
         with machine.catching_sigterm() as is_signalled:
-
-            def stop_requested() -> bool:
-                nonlocal is_said
-                if is_signalled() and not is_said:
-                    is_said = True
-                    saves = (
-                        f"running jobs save checkpoints, within {STOP_WITHIN:.0f} s; runs that have ended are recorded"
-                    )
-                    say(f"lab: stopping: {saves}", error=True)
-                return is_signalled()
-
+            stop_requested = saying_so(is_signalled)
             ends = run_jobs(run_local_job, arguments, self.slots, timeout=self.timeout, stop_requested=stop_requested)
             if stop_requested() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
                 raise SystemExit(machine.EXIT_PREEMPTED)

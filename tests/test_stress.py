@@ -715,6 +715,17 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     assert pair.page().count("<figure>") == 1
 
 
+def test_the_p_of_two_tests_is_adjusted_for_both() -> None:
+    first, second = card(planted(valley(rise=0.2))), card(planted(valley(rise=0.3)))
+    alone = [
+        card_pair(replace(first, lines=[line]), second, "").pairs[0].p for line in first.lines
+    ]  # each as if it were the only test
+    small, large = sorted(alone)
+    assert 0 < small < large < 0.5
+    both = sorted(pair.p for pair in card_pair(first, second, "").pairs)
+    assert both == pytest.approx([2 * small, max(2 * small, large)])
+
+
 def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
     pair = side_by_side(planted(valley(rise=0.24)), planted(valley(rise=0.26)))
     assert pair.headline().startswith("No difference found: learning-rate tolerance (")

@@ -291,9 +291,7 @@ def _selftest(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.core import shelf
 
-    if not (found := shelf.modules("command")):
-        raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")
-    found[0].judge_claims(OptionParser("claims").read(arguments))
+    shelf.claims("command", "lab claims").judge_claims(OptionParser("claims").read(arguments))
 
 
 def _export(arguments: list[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.printing import say
 
 POLL_SECONDS = 0.1
 # A job that is to stop gets SIGTERM at once, again every so many seconds, since one that has just started may have
@@ -161,6 +162,21 @@ def run_jobs(
         while running:  # after an error or Ctrl-C
             for job in _wait(running, timeout, stop=True):
                 running.remove(job)
+
+
+def saying_so(stop_requested: Callable[[], bool]) -> Callable[[], bool]:
+    """The same function, which prints what a stop saves when it is first true."""
+    is_said = False
+
+    def requested() -> bool:
+        nonlocal is_said
+        if stop_requested() and not is_said:
+            is_said = True
+            saves = f"running jobs save checkpoints, within {STOP_WITHIN:.0f} s; runs that have ended are recorded"
+            say(f"lab: stopping: {saves}", error=True)
+        return stop_requested()
+
+    return requested
 
 
 def _wait(running: Sequence[_RunningJob], timeout: float, *, stop: bool) -> list[_RunningJob]:
