@@ -55,14 +55,20 @@ def unigram_loss(text: Corpus) -> float:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     unigram = {256: unigram_loss(StandardLibrary().open()), 2048: unigram_loss(StandardLibrary("bpe", 2048).open())}
-    rows = rows_of(runs_of("screen", folder), unigram)
+    screen = runs_of("screen", folder)
+    rows = rows_of(screen, unigram)
     print("loss of a unigram model, by vocabulary:", unigram)
     print(rows.round(2).to_string())
     for response in RESPONSES:
         print(response, *(f"  {name}: {effect}" for name, effect in effects(rows, response).items()), sep="\n")
     (FOLDER / "screen.svg").write_text(layout.svg(figures.screen(rows), "screen"), encoding="utf-8")
     print("beyond the screen, nats per 0.15 decades, and as a share of the way to a unigram model:")
-    for setting, own in runs_of("beyond", folder, BEYOND).groupby(["model.width", "steps", *BEYOND, "seed"]):
+    beyond = runs_of("beyond", folder, BEYOND)
+    same = [*COLUMNS[1:9], *KEYS.values(), "seed"]
+    same.remove(KEYS[LR])
+    for setting, own in beyond.groupby(["model.width", "steps", *BEYOND, "seed"]):
+        of_screen = (screen[same].astype(str) == own[same].astype(str).iloc[0]).all(axis=1)
+        own = pd.concat([own, screen[of_screen]])
         ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
         fine = np.log10(ladder[0, 2:] / ladder[0, :-2]) < 1.1 * yardstick.STEP  # two steps of the ladder are as wide
         rises = [yardstick.steepness(*ladder), *(ladder[1, 2:] - ladder[1, :-2])[fine]]

@@ -188,10 +188,11 @@ def remark(rows: pd.DataFrame) -> str:
     own = rows[rows["number"] == FAILING]
     many = own[~own["source"].str.startswith(FEW_RUNS)]
     right = _right(np.sign(many["unstable"] - many["stable"]))
+    alone, of_fix, pairs = score["alone"], score["fix alone"], len(own)
     return (
-        f"Only the failing rate is right in {score['alone']:g} pairs, and only the standard fix in {score['fix alone']:g} "
-        f"(p {format_p(score['alone p'])}). {linked(own)} of the {len(own)} pairs hang together by the changed part, or "
-        f"by first author and year, so they are far fewer than {len(own)} trials. Without the {len(own) - len(many)} "
+        f"Where one is right and the other is not, it is the failing rate in {alone:g} pairs and the standard fix in "
+        f"{of_fix:g} (p {format_p(score['alone p'])}). {linked(own)} of the {pairs} pairs hang together by the changed "
+        f"part, or by first author and year, so there are far fewer trials. Without the {pairs - len(many)} "
         f"pairs of ST-MoE the failing rate orders {right:g} of {len(many)}."
     )
 

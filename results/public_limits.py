@@ -216,7 +216,8 @@ def diverged_loss() -> float:
 def way_fallen(source: str) -> Interval:
     """On the step to the first failing rate, the share of the way from the best loss to a unigram model's.
 
-    That model's loss stands for where runs of large models end that diverge. Means over the batches of a size and budget.
+    Large models that diverge end about there; for them the loss at which they ended stands for it. Means over the
+    batches of a size and budget.
     """
     curves = curves_of_sources({source: ["adamw"]}).dropna(subset=["failing_lr"])
     room = (UNIGRAM if source == "the lab" else diverged_loss()) - curves["best_loss"]
@@ -268,7 +269,7 @@ def costly_rates() -> pd.DataFrame:
     for (width, steps), curve in runs.groupby(["model.width", "steps"]):
         losses = curve.groupby("optimizer.lr")["final_val_loss"].mean()
         above = losses[losses.index >= losses.idxmin()] - losses.min()
-        found[width, steps] = 10 ** np.interp(LOST, above, np.log10(above.index))
+        found[width, steps] = 10 ** np.interp(LOST, above, np.log10(above.index), right=math.nan)
     return pd.Series(found).unstack()
 
 
@@ -281,5 +282,5 @@ if __name__ == "__main__":
     print("public runs that diverged end at", diverged_loss())
     for source in ("Step Law", "the lab"):
         fallen = way_fallen(source)
-        print("share of the way that the first failing step falls:", source, fallen, min(fallen.values), max(fallen.values))
+        print("share of the way that the first failing step falls:", source, fallen, sorted(fallen.values))
     print("costly rate, by width and steps:", costly_rates().round(4), sep="\n")

@@ -241,8 +241,11 @@ def markdown(table: pd.DataFrame) -> str:
             f"{bad['found']:.0%} | {bad['false']:.1f} |"
         )
     quantities = [(name, row) for name, row in own.iterrows() if not str(name).startswith(("lab", *OTHERS))]
-    told = [", ".join(f"`{name}`" for name, row in quantities if holds(row)) or "none" for holds in (earns, may_earn)]
-    return "\n".join([*lines, "", f"Quantities that earn an alarm: {told[0]}. Their intervals leave it open for: {told[1]}."])
+    earned, open_for = (
+        ", ".join(f"`{name}`" for name, row in quantities if holds(row)) or "none" for holds in (earns, may_earn)
+    )
+    told = f"Quantities that earn an alarm: {earned}. The intervals leave it open for: {open_for}."
+    return "\n".join([*lines, "", told])
 
 
 if __name__ == "__main__":

@@ -194,13 +194,14 @@ def public_effects() -> dict[str, str]:
 
 
 def spike_effects() -> dict[str, str]:
-    """What stands beside effects of claims on spikes: how much lower large batches start, and how long a spike waits."""
+    """What qualifies claims on spikes: how much lower large batches start, and for how long a spike does not return."""
     planted = store.read(RESULTS / "adam_theory")
     losses = planted.metrics[planted.metrics["probe"] == HELD_OUT].sort_values("step").astype({"id": str})
     before = losses[(losses["step"] > 0) & (losses["step"] <= losses["id"].map(first_onsets(planted)))]
     usual = before.groupby("id")["value"].agg(lambda values: values.iloc[-BEFORE:].median())
-    batches = planted.runs.set_index("id")["batch_size"].reindex(usual.index)
-    found = {"base_falls_with_batch": f"{-np.polyfit(np.log10(batches), usual, 1)[0]:.2f}"}
+    runs = planted.runs[planted.runs["optimizer.eps"] == planted.runs["optimizer.eps"].min()]  # the usual one
+    batches = np.log10(runs.set_index("id")["batch_size"])
+    found = {"base_falls_with_batch": f"{-np.polyfit(batches, usual.reindex(batches.index), 1)[0]:.2f}"}
     causes = store.read(RESULTS / "spike_causes")
     halved = changes(causes)[lambda table: table["change"] == "lr"]
     for updates in (20, 100):

@@ -15,7 +15,7 @@ import pytest
 
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
-from lab.analysis import findings, study, tables
+from lab.analysis import findings, study
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.studies.claims import ruled, scoreboard

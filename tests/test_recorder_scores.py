@@ -43,5 +43,5 @@ def test_the_page_has_the_table_of_the_committed_scores() -> None:
     page = score_recorder.HOME / "docs" / "record_your_run.md"
     text = page.read_text(encoding="utf-8")
     assert score_recorder.quote(text) == text
-    open_for = text.partition("Their intervals leave it open for: ")[2].partition(".")[0]
+    open_for = text.partition("The intervals leave it open for: ")[2].partition(".")[0]
     assert {"`update_ratio`", "`grad_norm`"} == set(open_for.split(", "))
