@@ -117,6 +117,21 @@ def spelled_out(cell: Any) -> Any:
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
 
 
+def positive(option: str, given: str | None) -> float | None:
+    """The number above 0 that an option gives, if it was given; ``7B`` is one.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        number = float(spelled_out(given)) if given else None
+    except ValueError:
+        number = math.nan
+    if number is not None and not 0 < number < math.inf:
+        raise RequestError(f"{option} is a number above 0, not {given}")
+    return number
+
+
 # 2^-8, 10**4, 3 x 10^{-4}
 POWER = re.compile(
     r"(?:([-+]?\d+(?:\.\d*)?) ?(?:[*x\u00d7\u00b7]|\\cdot|\\times) ?)?(2|10)(?:\^|\*\*)(?:\{([-+]?\d+)\}|([-+]?\d+))"

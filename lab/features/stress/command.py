@@ -31,8 +31,6 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: with status 1 when a run failed.
     """
     given, words = request.options_and_overrides("stress", arguments)
-    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
-        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
