@@ -58,7 +58,7 @@ ABOVE = [
 def read(tmp_path: Path, text: str, suffix: str = "log") -> Logs:
     path = tmp_path / f"train.{suffix}"
     path.write_text(text)
-    return read_logs(path)
+    return read_logs(path, with_parts=True)
 
 
 def rows_of(logs: Logs) -> list[tuple[int, float]]:
@@ -143,6 +143,8 @@ def test_losses_without_a_total_are_judged_each_under_its_name(form: str, names:
     assert set(found) == {f"train.log {name}" for name in names}
     assert found[f"train.log {names[1]}"].columns["loss"].tolist() == [loss for _, loss in ROWS]
     assert "without a total, each judged by itself" in logs.notes[0]
+    with pytest.raises(RequestError, match="several losses and no total"):  # as for lab import
+        read_logs(tmp_path / "train.log")
 
 
 @pytest.mark.parametrize("form", ["(epoch: {e}, iters: {i}) loss: {x}", "Epoch {e}\n  [{i}/100] loss {x}"])

@@ -99,12 +99,13 @@ def _measurements(log: Path) -> dict[str, pd.Series]:
     """The measurements in a log of text, by step."""
     import pandas as pd
 
+    from lab.analysis.events.log_names import OR
     from lab.analysis.events.logs import read_logs
 
     *others, run = read_logs(log).runs
     if others:
         raise RequestError(f"{log} holds {len(others) + 1} runs; give each a file")
-    return {name: pd.Series(values, run.step_n) for name, values in run.columns.items()}
+    return {name: pd.Series(values, run.step_n) for name, values in run.columns.items() if OR not in name}
 
 
 def _report(arguments: list[str]) -> None:

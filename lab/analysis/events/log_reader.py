@@ -57,6 +57,7 @@ from lab.analysis.events.log_names import (
     rank_of,
     usual_columns,
 )
+from lab.analysis.text import listed
 from lab.core import files
 
 LARGEST_STEP = 2**53  # floats beyond it skip integers
@@ -74,7 +75,7 @@ WAITING = 500  # lines with numbers after which the columns are chosen
 # What a reader knows of a file once it has chosen columns, and what else the next line needs.
 KNOWN = ("steps", "apart", "ahead", "pass_name", "is_held_out", "losses", "with_comma", "others")
 CHOSEN = ("columns", "unit", "step", "in_one_line", "has_held_out", "rank", *KNOWN)
-STATE = (*CHOSEN, "held", "now", "raw", "before", "offsets", "parts", "waits_for_loss", "unsure")
+STATE = (*CHOSEN, "held", "now", "raw", "before", "offsets", "parts", "is_lost", "waits_for_loss", "unsure")
 
 ENDS = re.compile(r"[\r\n]")
 RANK = re.compile(r"(?:(?<![a-z])(?:local_|global_)?rank\W{0,3}|\[default)(\d+)", re.IGNORECASE)
@@ -126,6 +127,7 @@ class LogReader:
         self.parts = dict[str, list[float]]()  # other losses: the step and value of the last one; empty once it was NaN
         self.others = list[str]()  # names that might have been taken for a column
         self.with_comma = list[str]()  # names of numbers whose decimals follow a comma
+        self.is_lost = False  # whether the last loss was not finite
         self.waits_for_loss = True  # whether this pass has no finite loss yet
         self.unsure = list[Row]()  # rows of progress bars that say nan before the first loss of a pass
         self.runs: Table | None = None  # the table of another kind that the log may be
@@ -548,12 +550,14 @@ class LogReader:
 
     def _parts_of_row(self, fields: Fields, run: str, values: Mapping[str, float]) -> Iterator[Row]:
         """Of several losses without a total those but the first; and parts of a sound one, once they were NaN."""
+        if LOSS in values:
+            self.is_lost = not math.isfinite(values[LOSS])
         for name in self.losses[1:]:
             if (loss := self._number(fields, name)) is not None:
                 yield Row(f"{run} {name}", self.step, {LOSS: self._in_nats(loss)})
         for name, last in self.parts.items():
             loss = self._number(fields, name)
-            if loss is None or not math.isfinite(values.get(LOSS, 0.0)):
+            if loss is None or self.is_lost:
                 continue
             if last and not math.isfinite(loss):
                 if last[0] >= 0:
@@ -589,6 +593,8 @@ class LogReader:
 
     def fault(self) -> str:
         """The reason why the lines held no row."""
+        if self.losses:
+            return f"has several losses and no total, {listed(self.losses)}, which lab watch judges one by one"
         if self.columns:
             return "has no row with a step and a loss"
         if not self.first and not self.names:

@@ -48,7 +48,9 @@ class Logs(NamedTuple):
     notes: list[str]
 
 
-def read_logs(path: Path, mantissa_bits: int | None = None, columns: Given | None = None) -> Logs:
+def read_logs(
+    path: Path, mantissa_bits: int | None = None, columns: Given | None = None, *, with_parts: bool = False
+) -> Logs:
     """Read the runs of a results folder, a log of another program, or a folder of logs, of event files, or of MLflow.
 
     A log may be compressed by gzip, or come from standard input, ``-``.
@@ -58,6 +60,7 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Given | Non
         mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
             of bf16 for other logs.
         columns: the names of the columns ``step``, ``loss`` and so on, if they are unusual, or a pattern of lines.
+        with_parts: whether losses without a total, and parts of one that were NaN, are runs of their own.
 
     Raises:
         RequestError: there is no such file or folder, it holds no runs, or no measurement in it recurs.
@@ -68,14 +71,14 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Given | Non
     if reader := reader_of_runs(path):
         return _runs(path, reader, names_given(given, path), bits)
     if path.is_dir():
-        return _folder(path, given, bits)
+        return _folder(path, given, bits, with_parts)
     if str(path) == STANDARD_INPUT:
-        return _log(Path("standard input"), sys.stdin.buffer, given, bits)
+        return _log(Path("standard input"), sys.stdin.buffer, given, bits, with_parts)
     try:
         with files.open_file(path) as file:
             if path.stat().st_size > files.LARGEST_FILE:
                 raise RequestError(TOO_LARGE.format(path))
-            return _log(path, file, given, bits)
+            return _log(path, file, given, bits, with_parts)
     except FileNotFoundError:
         raise RequestError(f"no results folder or log {path}") from None
     except (OSError, EOFError) as error:
@@ -118,7 +121,7 @@ def is_results_folder(path: Path) -> bool:
     return path.is_dir() and any((path / part).exists() for part in PARTS_OF_RECORDS)
 
 
-def _folder(path: Path, given: Given, bits: int) -> Logs:
+def _folder(path: Path, given: Given, bits: int, with_parts: bool) -> Logs:
     """The logs in a folder; its other files are named in a note."""
 
     def is_log(file: Path) -> bool:
@@ -131,7 +134,7 @@ def _folder(path: Path, given: Given, bits: int) -> Logs:
     logs, refusals = Logs([], []), list[str]()
     for file in found:
         try:
-            more = read_logs(file, bits, given)
+            more = read_logs(file, bits, given, with_parts=with_parts)
         except RequestError as refusal:
             refusals.append(f"not read: {refusal!s}")
             continue
@@ -142,7 +145,7 @@ def _folder(path: Path, given: Given, bits: int) -> Logs:
     return Logs(logs.runs, [*logs.notes, *refusals])
 
 
-def _log(path: Path, file: BinaryIO, given: Given, bits: int) -> Logs:
+def _log(path: Path, file: BinaryIO, given: Given, bits: int, with_parts: bool) -> Logs:
     """The runs in a file.
 
     Raises:
@@ -150,7 +153,8 @@ def _log(path: Path, file: BinaryIO, given: Given, bits: int) -> Logs:
         OSError: it cannot be read.
     """
     reader = LogReader(given)
-    logs = _logs(path.name, _rows(reader, files.unpacked(path, file), path), bits)
+    rows = _rows(reader, files.unpacked(path, file), path)
+    logs = _logs(path.name, (row for row in rows if with_parts or not row.run.startswith(" ")), bits)
     if not logs.runs:
         raise RequestError(f"{path} {reader.fault()}")
     dropped = [f"{path.name}: left out {count} {reason}" for reason, count in reader.dropped.items()]

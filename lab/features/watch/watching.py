@@ -49,7 +49,7 @@ def find_alarms(
     Raises:
         RequestError: the path cannot be read.
     """
-    logs, notes = read_logs(path, mantissa_bits, columns)
+    logs, notes = read_logs(path, mantissa_bits, columns, with_parts=True)
     is_recorded = is_recording(path)
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
     notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
