@@ -78,7 +78,7 @@ def _import(arguments: list[str]) -> None:
     if source.is_dir():
         found = run_folders.read_run_folder(source, _measurements, given.loss)
         read = run_table.records_of(found.table, named, source.resolve().name, found.measured)
-        read.mapping.extend(("not read", why) for why in found.unread)
+        read.mapping.extend(found.remarks)
     else:
         read = run_table.records_of(table_files.read_table(tables[0]), named, source.name)
     command = shlex.join(["lab", "import", *arguments])

@@ -28,7 +28,15 @@ def sensitivities(study: Study) -> pd.DataFrame:
         ``best_lr`` and ``eta_div``, the smallest unstable learning rate, each as the least and the greatest of the
         seeds that have one, with the number of these seeds; ``n``, the seeds of the intervals. Where no run ended
         better than the bigram model, there is no ``eta_div``.
+
+    Raises:
+        TypeError: records are no study.
     """
+    if not isinstance(study, Study):
+        raise TypeError(
+            f"sensitivities takes a Study, which study(FOLDER) makes of a results folder and from_frame(TABLE) of a "
+            f"table, and no {type(study).__name__}"
+        )
     numbers = _flat(study.curves.drop(columns=["best_lr", "eta_div"]))
     for name in ("best_lr", "eta_div"):
         is_undefined = _untrained(study) & (name == "eta_div")
