@@ -97,6 +97,17 @@ def test_a_curve_says_where_runs_begin_to_fail() -> None:
     assert 4e-3 < curve.tolerated_lr < 8e-3
 
 
+def test_a_cliff_has_the_same_bracket_at_half_of_the_way_and_a_slope_has_not() -> None:
+    lr = np.array([1e-3, 2e-3, 4e-3, 8e-3])
+    cliff, slope = (curve_of(lr, np.array(losses), 7.0) for losses in ([3.1, 3.0, 3.1, 6.9], [3.1, 3.0, 3.5, 5.5]))
+    assert (cliff.failing_lr, cliff.half_edge_lr, cliff.half_lr) == (8e-3, 4e-3, 8e-3)
+    assert (slope.failing_lr, slope.half_lr) == (4e-3, 8e-3)
+    assert math.isnan(curve_of(lr, np.array([3.1, 3.0, 3.1, 6.9])).half_lr)
+    curves = read_real_runs().curves
+    failed = curves[(curves["source"] == STEP_LAW) & curves["failing_lr"].notna()]
+    assert (failed["half_lr"] == failed["failing_lr"]).mean() > 0.95
+
+
 def test_what_did_not_fail_has_no_failing_rate_and_an_optimum_at_the_end_is_not_inside() -> None:
     curve = curve_of(np.array([1e-3, 2e-3, 4e-3]), np.array([3.4, 3.2, 3.0]))
     assert math.isnan(curve.failing_lr)
