@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import load, points
-from lab.studies.real_runs.curves import HOME, curves_of
+from lab.studies.real_runs.curves import HOME, UNIGRAM, curves_of
 
 SEQUENCE = 2048  # tokens of a sequence of Step Law
 RESULTS = Path(__file__).parent
@@ -34,6 +34,7 @@ def step_law(path: Path) -> pd.DataFrame:
             "batch": table["batch_sequences"] * SEQUENCE,
             "lr": table["lr"].map(lambda lr: float(f"{2 ** (round(2 * np.log2(lr)) / 2):.4g}")),
             "loss": table["loss_smooth"],
+            "loss_unigram": UNIGRAM["Step Law"],
         }
     )
     return curves_of(runs)
@@ -48,7 +49,8 @@ def own(name: str) -> pd.DataFrame:
     (batch,) = set(records.runs["batch_size"] * records.runs["seq_len"])
     (steps,) = set(records.runs["steps"])
     runs = runs.assign(arm=np.where(normed, "adamw, qk-norm", "adamw"))
-    means = runs.groupby(["arm", "size", "lr"], as_index=False)["loss"].mean().rename(columns={"size": "parameters"})
+    means = runs.groupby(["arm", "size", "lr"], as_index=False)[["loss", "loss_unigram"]].mean()
+    means = means.rename(columns={"size": "parameters"})
     return means.assign(source="the lab", tokens=batch * steps, batch=batch)
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
+from lab.analysis.recordings.origins import first_rows, risen
 
 import lab
 from lab.analysis.events.trend import loss_spikes
-from lab.analysis.recordings.origins import first_rows, risen
 from lab.core.schema import batches_of_bursts
 from lab.records import store
 from lab.records.store import Records

@@ -47,7 +47,7 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "crossings", "logit_rounding", "rendering", "batch_fits"},
     {"sensitivity", "grouping"},
-    {"drawing", "events", "batch_sizes", "curve_summaries"},
+    {"drawing", "events", "batch_sizes", "curve_summaries", "runaway"},
     {"laws", "guard", "recordings", "stress", "contrasts"},
     {"changes"},
 ]

@@ -17,9 +17,10 @@ from lab import main
 from lab.analysis.events import detect
 from lab.analysis.events.log_names import given_columns, usual_columns
 from lab.analysis.events.log_reader import LogReader
-from lab.analysis.events.logs import SUFFIXES, read_logs
+from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from lab.records import trackers
+from lab.records.run_folders import LOGS
 from sweeping import OutputOf
 from test_watch import bump, calm
 
@@ -503,7 +504,7 @@ def test_an_entropy_of_a_part_of_the_model_is_not_that_of_a_policy(name: str) ->
     assert usual_columns(["step", "loss", name, "policy/entropy"], {})["entropy"] == "policy/entropy"
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", LOGS)
 @pytest.mark.parametrize("content", [b"", b"\n\n", bytes(range(256)) * 40, b"{" * 500, b"\xff\xfe" * 300])
 def test_a_file_of_any_format_that_is_no_log_is_refused_in_a_line(tmp_path: Path, suffix: str, content: bytes) -> None:
     """A reader of another package may raise errors of its own, which are no refusals."""

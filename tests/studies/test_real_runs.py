@@ -89,6 +89,17 @@ def verdict(name: str, runs: RealRuns | pd.DataFrame) -> str:
     return judge_rule(RULE[name]._replace(lab=""), runs, {}).decision.verdict
 
 
+def test_a_cliff_has_the_same_bracket_at_half_of_the_way_and_a_slope_has_not() -> None:
+    lr = np.array([1e-3, 2e-3, 4e-3, 8e-3])
+    cliff, slope = (curve_of(lr, np.array(losses), 7.0) for losses in ([3.1, 3.0, 3.1, 6.9], [3.1, 3.0, 3.5, 5.5]))
+    assert (cliff.failing_lr, cliff.half_edge_lr, cliff.half_lr) == (8e-3, 4e-3, 8e-3)
+    assert (slope.failing_lr, slope.half_lr) == (4e-3, 8e-3)
+    assert math.isnan(curve_of(lr, np.array([3.1, 3.0, 3.1, 6.9])).half_lr)
+    curves = read_real_runs().curves
+    failed = curves[(curves["source"] == STEP_LAW) & curves["failing_lr"].notna()]
+    assert (failed["half_lr"] == failed["failing_lr"]).mean() > 0.95
+
+
 def test_a_run_that_exploded_counts_as_no_more_than_a_uniform_guess() -> None:
     runs = marin(lambda *_: False).changes
     table = runs[["optimizer", "size", "chinchilla", "parameters", "tokens", "changed_key", "value", "is_base"]].assign(
