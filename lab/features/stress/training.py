@@ -86,6 +86,24 @@ def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
     return first.folder.parent / f"{first.folder.name}-and-{second.folder.name}{suffix}"
 
 
+def try_own_code(plan: Plan) -> str:
+    """Try the user's own model and optimizer in a few steps that leave nothing; returns a line on what works.
+
+    Raises:
+        RequestError: they cannot be trained in a fleet, or the recipe is invalid.
+    """
+    from lab.training.building import build_model, count_parameters  # slow to load
+    from lab.training.config import run_config
+
+    usual = Setting((), USUAL_BEST)
+    trees, refusals = first_trees(plan.request, [usual])
+    if usual in refusals:
+        raise RequestError(refusals[usual])
+    _say_what_is_probed(trees[usual])
+    parameters, _ = count_parameters(build_model(run_config(trees[usual]), 1))
+    return f"{plan.recipe} works: it trains in fleets, with {parameters:,} parameters. Nothing was recorded."
+
+
 def possible_plan(plan: Plan) -> Plan:
     """The plan without tests whose settings do not go with the recipe, the others with as many seeds as they need.
 
