@@ -73,8 +73,7 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     """
     with machine.catching_sigterm():
         first, second = map(possible_plan, plans)  # before one of them is trained
-        cards = [_card_of_possible_tests(plan) for plan in (first, second)]
-    pair = card_pair(*cards, first.request.command)
+        pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
     files.write_text(pair_file(plans, ".html"), pair.page())
     files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
     return pair
