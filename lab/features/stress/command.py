@@ -18,7 +18,7 @@ from lab.features.stress.lines import strips
 from lab.features.stress.pair import CardPair
 from lab.features.stress.plan import USUAL_BEST, Plan, read_plans
 from lab.features.stress.progress import coloured
-from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
+from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan, try_own_code
 from lab.sweeping import launch, own_code, request
 from lab.sweeping.bench import Bench, compose_settings
 
@@ -48,6 +48,11 @@ def run(arguments: Sequence[str]) -> None:
         budget=_seconds(given.budget) if given.budget else math.inf,
         options=["--config-dir", given.config_dir] if given.config_dir else [],
     )
+    if given.check:
+        if not plans[0].own_model and len(plans) == 1:
+            raise RequestError("--check tries code of your own, which --model FILE.py:NAME or --optimizer names")
+        say(try_own_code(plans[0]))
+        return
     if given.dry_run:
         for plan in plans:
             dry_run(plan)

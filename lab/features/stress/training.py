@@ -73,8 +73,7 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     """
     with machine.catching_sigterm():
         first, second = map(possible_plan, plans)  # before one of them is trained
-        cards = [_card_of_possible_tests(plan) for plan in (first, second)]
-    pair = card_pair(*cards, first.request.command)
+        pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
     files.write_text(pair_file(plans, ".html"), pair.page())
     files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
     return pair
@@ -84,6 +83,24 @@ def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
     """The file of two cards side by side: ``runs/stress/olmo2-and-llama.html``."""
     first, second = plans
     return first.folder.parent / f"{first.folder.name}-and-{second.folder.name}{suffix}"
+
+
+def try_own_code(plan: Plan) -> str:
+    """Try the user's own model and optimizer in a few steps that leave nothing; returns a line on what works.
+
+    Raises:
+        RequestError: they cannot be trained in a fleet, or the recipe is invalid.
+    """
+    from lab.training.building import build_model, count_parameters  # slow to load
+    from lab.training.config import run_config
+
+    usual = Setting((), USUAL_BEST)
+    trees, refusals = first_trees(plan.request, [usual])
+    if usual in refusals:
+        raise RequestError(refusals[usual])
+    _say_what_is_probed(trees[usual])
+    parameters, _ = count_parameters(build_model(run_config(trees[usual]), 1))
+    return f"{plan.recipe} works: it trains in fleets, with {parameters:,} parameters. Nothing was recorded."
 
 
 def possible_plan(plan: Plan) -> Plan:
