@@ -267,6 +267,16 @@ def test_every_kind_has_words_and_every_quantity_a_kind_of_them() -> None:
     assert all({"said", "next"} <= cause.keys() for cause in causes().values())
 
 
+def test_only_what_was_recorded_and_did_not_move_is_said_to_be_as_before(tmp_path: Path) -> None:
+    fault = times(1, loss=1.5)
+    out = tmp_path / "probes.jsonl"
+    assert findings(planted(out, fault))[0].as_before == ["the learning rate", "the weights"]
+    without = both(fault, sets(None, "lr", at=0))
+    assert findings(planted(out, without))[0].as_before == ["the weights"]
+    assert "The weights are as before" in sentence(findings(out)[0])
+    assert findings(planted(out, times(100, "lr", loss=1.5)))[0].as_before == []
+
+
 def test_checks_are_named_by_what_became_of_them(tmp_path: Path) -> None:
     out = planted(tmp_path / "probes.jsonl", times(100, "lr"), every=5)
     checks = diagnose(read_recording(out)).checks
