@@ -238,7 +238,7 @@ def test_of_what_moved_at_once_the_farthest_is_named_first(tmp_path: Path) -> No
         times(1, loss=1.5, at=AT + 2),
     )
     (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert found.parts == ["block2", "block3"]
+    assert (found.kind, found.parts) == ("instability", ["block2", "block3"])
     assert [move.place for move in found.moves[:2]] == ["block2", "block3"]
 
 

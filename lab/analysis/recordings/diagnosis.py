@@ -131,6 +131,9 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
         and (move.change < 0) == bool(quantities()[name].get("falls"))
     ]
     first = min([anchor, *(sign.row for sign in before)])
+    at_first = [sign for sign in before if sign.row == first and sign.kind in ("gradients", "optimizer")]
+    if first < anchor and len({part for sign in at_first for part in sign.parts}) > 1:
+        before = [sign._replace(kind="instability") if sign in at_first else sign for sign in before]
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
         found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
