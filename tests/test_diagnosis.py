@@ -44,7 +44,7 @@ def planted(
     seed: int = 0,
     steps: int = STEPS,
 ) -> Path:
-    """A recording in which a fault changes the rows from ``AT`` on; the fault of the first row is told its step, too."""
+    """A recording in which a fault changes the rows from ``AT`` on."""
     random = np.random.default_rng(seed)
     rows: list[Row] = [{"recorder": "0", "every": every, "not_found": []}]
     for step in range(steps):
@@ -238,8 +238,14 @@ def test_of_what_moved_at_once_the_farthest_is_named_first(tmp_path: Path) -> No
         times(1, loss=1.5, at=AT + 2),
     )
     (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert (found.kind, found.parts) == ("instability", ["block2", "block3"])
+    assert (found.kind, found.parts) == ("optimizer", ["block2", "block3"])
     assert [move.place for move in found.moves[:2]] == ["block2", "block3"]
+
+
+def test_gradients_of_several_parts_before_the_loss_are_an_instability(tmp_path: Path) -> None:
+    fault = both(times(4, "grad_rms/block0", "grad_rms/block1", at=AT - 10), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.parts) == ("instability", ["block0", "block1"])
 
 
 def test_a_spike_between_two_recorded_rows_leaves_the_cause_open(tmp_path: Path) -> None:

@@ -131,9 +131,6 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
         and (move.change < 0) == bool(quantities()[name].get("falls"))
     ]
     first = min([anchor, *(sign.row for sign in before)])
-    at_first = [sign for sign in before if sign.row == first and sign.kind in ("gradients", "optimizer")]
-    if first < anchor and len({part for sign in at_first for part in sign.parts}) > 1:
-        before = [sign._replace(kind="instability") if sign in at_first else sign for sign in before]
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
         found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
@@ -154,14 +151,16 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
     since = int(read.step_m[row - 1]) if row else None
     parts = _parts(read, chosen, kind)
-    if kind == "gradients" and not parts:
-        kind = "data"
     weights = [name for sign in chosen for name in sign.weights]
     step = int(read.step_m[row])
     last = int(read.step_m[rows.stop - 1])
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
+    if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
+        kind = "instability"
+    elif kind == "gradients" and not parts:
+        kind = "data"
     moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
     as_before = [
         what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved

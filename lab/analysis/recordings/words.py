@@ -138,8 +138,7 @@ def _first_row(finding: Finding) -> int:
 
 def _decides(finding: Finding, move: Move) -> bool:
     kind = quantities().get(move.quantity, {"kind": "rate"}).get("kind")
-    kinds = ("gradients", "optimizer") if finding.kind == "instability" else (finding.kind,)
-    return kind in kinds or move.quantity == "loss_scale"
+    return kind == ("gradients" if finding.kind == "instability" else finding.kind) or move.quantity == "loss_scale"
 
 
 def _interval(finding: Finding) -> str:
