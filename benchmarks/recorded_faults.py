@@ -16,11 +16,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fault_loops
+import pandas as pd
 import torch
 import yaml
 
+from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.diagnosis import diagnose
+from lab.analysis.recordings.recording import read_recording
+from lab.features.watch.watching import find_alarms
+
 HERE = Path(__file__).parent
 DESIGN: dict[str, Any] = yaml.safe_load((HERE / "recorded_faults.yaml").read_text(encoding="utf-8"))
+TABLE, PAGE = HERE / "recorded_faults.csv", HERE / "RECORDED_FAULTS.md"
+HEAD = """# Where did it begin? Faults planted in recorded loops
+
+Written by `python benchmarks/recorded_faults.py`. Each run is a small training loop with a recorder: a language model,
+one of Hugging Face's transformers, a mixture of experts or a vision transformer, with AdamW, Muon or Lion. In some a
+fault is planted at a step, and others are healthy, with the variety that healthy training has. `recorded_faults.yaml`
+has the design, what counts as right, and which half of the faults, which model and which optimizer were held out while
+rules were made; it was committed before any recording was judged.
+"""
 EMBEDDING = {"vision": "other"}  # the part that holds it
 
 
@@ -107,13 +122,103 @@ def rates(planted: Planted) -> list[int]:
     return [planted.finest] if planted.finest == 5 else [every for every in DESIGN["every"] if every >= planted.finest]
 
 
+def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
+    """A row of the table: what is said of a recording, and whether it is right by the rule of the design."""
+    (log,), events = read_logs(recording).runs, find_alarms(recording).events
+    findings = diagnose(read_recording(recording)).findings
+    unexplained = [event for event in events[log.name] if not any(found.explains(event) for found in findings)]
+    first = findings[0] if findings else None
+    row = planted._asdict() | {
+        "every": every,
+        "split": "tuning" if planted.is_of_tuning else "held out",
+        "counted": planted.is_fault,
+        "kind": first.kind if first else "",
+        "parts": " ".join(first.parts) if first else "",
+        "since": first.since if first else None,
+        "step": first.step if first else None,
+        "alarms": len(findings) + len(unexplained),
+    }
+    if not planted.is_fault:
+        return row | {"right": row["alarms"] == 0}
+    fault = DESIGN["faults"][planted.name]
+    lasts = range(planted.at, planted.at + fault.get("lasts", planted.steps))
+    row["counted"] = any(step % every == 0 for step in lasts if step < planted.steps)
+    if first is None:
+        return row | {"right_kind": False, "right_part": False, "right_step": False, "right": False}
+    part = EMBEDDING.get(planted.model, fault["part"]) if fault["part"] == "embedding" else fault["part"]
+    wanted = {"block": [f"block{planted.block}"], "all": []}.get(part, [part])
+    since = -1 if first.since is None else first.since
+    right = {
+        "right_kind": first.kind in fault["kinds"],
+        "right_part": first.parts == wanted,
+        "right_step": planted.at <= first.step and since < planted.at + every,
+    }
+    return row | right | {"right": all(right.values())}
+
+
 def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
+    rows = list[dict[str, Any]]()
     for planted in design():
-        if part == "all" or planted.is_of_tuning:
-            recording = recorded(planted, folder)
-            for every in rates(planted):
-                thinned(recording, every, folder / f"every{every}" / planted.file)
+        if part == "tuning" and not planted.is_of_tuning:
+            continue
+        recording = recorded(planted, folder)
+        for every in rates(planted):
+            rows.append(judged(planted, every, thinned(recording, every, folder / f"every{every}" / planted.file)))
+    table = pd.DataFrame(rows).drop(columns=["finest", "steps"])
+    if part == "tuning":
+        wrong = table[(table["counted"] | ~table["is_fault"]) & ~table["right"].astype(bool)]
+        print(wrong.to_string(index=False) if len(wrong) else "all right")
+        return
+    table.to_csv(TABLE, index=False)
+    PAGE.write_text(page(table), encoding="utf-8")
+
+
+def page(table: pd.DataFrame) -> str:
+    """The page: shares right by split and rate, then each fault and each healthy habit."""
+    faults, healthy = table[table["is_fault"] & table["counted"]], table[~table["is_fault"]]
+    lines = [
+        "| recordings | every | right kind, part and step | kind | part | step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for split, of_split in faults.groupby("split"):
+        for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
+            shares = " | ".join(_share(of_rate[f"right{what}"]) for what in ("", "_kind", "_part", "_step"))
+            lines.append(f"| {split} | {every} | {shares} |")
+    lines += ["", "| healthy recordings | every | without an alarm |", "|---|---:|---:|"]
+    for split, of_split in healthy.groupby("split"):
+        for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
+            lines.append(f"| {split} | {every} | {_share(of_rate['right'])} |")
+    lines += ["", "| fault | what is planted | split | right | otherwise said |", "|---|---|---|---:|---|"]
+    for (name, split), of_fault in faults.groupby(["name", "split"], sort=False):
+        wrong = of_fault[~of_fault["right"].astype(bool)]
+        said = sorted({f"{row.kind} {row.parts}".strip() or "nothing" for row in wrong.itertuples()})
+        lines.append(f"| `{name}` | {_what(name)} | {split} | {_share(of_fault['right'])} | {', '.join(said)} |")
+    alarmed = healthy[healthy["alarms"] > 0]
+    names = sorted(
+        {
+            f"`{row.name_}` ({row.model}, {row.optimizer})"
+            for row in alarmed.rename(columns={"name": "name_"}).itertuples()
+        }
+    )
+    left_out = table[table["is_fault"] & ~table["counted"]]
+    silent = int((left_out["alarms"] == 0).sum())
+    lines += [
+        "",
+        f"Healthy runs with an alarm: {', '.join(names) or 'none'}.",
+        "",
+        f"Of {len(left_out)} more recordings no row is of a step of the fault, so they are not counted; of {silent} "
+        "nothing is said.",
+    ]
+    return "\n".join([HEAD, *lines, ""])
+
+
+def _share(right: pd.Series[Any]) -> str:
+    return f"{int(right.astype(bool).sum())} of {len(right)}"
+
+
+def _what(name: str) -> str:
+    return str(getattr(fault_loops, name).__doc__).strip().rstrip(".")
 
 
 if __name__ == "__main__":

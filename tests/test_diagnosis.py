@@ -44,7 +44,7 @@ def planted(
     seed: int = 0,
     steps: int = STEPS,
 ) -> Path:
-    """A recording in which a fault changes the rows from ``AT`` on; the fault of the first row is told its step, too."""
+    """A recording in which a fault changes the rows from ``AT`` on."""
     random = np.random.default_rng(seed)
     rows: list[Row] = [{"recorder": "0", "every": every, "not_found": []}]
     for step in range(steps):
@@ -238,8 +238,14 @@ def test_of_what_moved_at_once_the_farthest_is_named_first(tmp_path: Path) -> No
         times(1, loss=1.5, at=AT + 2),
     )
     (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert found.parts == ["block2", "block3"]
+    assert (found.kind, found.parts) == ("optimizer", ["block2", "block3"])
     assert [move.place for move in found.moves[:2]] == ["block2", "block3"]
+
+
+def test_gradients_of_several_parts_before_the_loss_are_an_instability(tmp_path: Path) -> None:
+    fault = both(times(4, "grad_rms/block0", "grad_rms/block1", at=AT - 10), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.parts) == ("instability", ["block0", "block1"])
 
 
 def test_a_spike_between_two_recorded_rows_leaves_the_cause_open(tmp_path: Path) -> None:
@@ -265,6 +271,16 @@ def test_two_events_that_lie_apart_are_two_findings(tmp_path: Path) -> None:
 def test_every_kind_has_words_and_every_quantity_a_kind_of_them() -> None:
     assert {known["kind"] for known in quantities().values() if "kind" in known} <= causes().keys()
     assert all({"said", "next"} <= cause.keys() for cause in causes().values())
+
+
+def test_only_what_was_recorded_and_did_not_move_is_said_to_be_as_before(tmp_path: Path) -> None:
+    fault = times(1, loss=1.5)
+    out = tmp_path / "probes.jsonl"
+    assert findings(planted(out, fault))[0].as_before == ["the learning rate", "the weights"]
+    without = both(fault, sets(None, "lr", at=0))
+    assert findings(planted(out, without))[0].as_before == ["the weights"]
+    assert "The weights are as before" in sentence(findings(out)[0])
+    assert findings(planted(out, times(100, "lr", loss=1.5)))[0].as_before == []
 
 
 def test_checks_are_named_by_what_became_of_them(tmp_path: Path) -> None:

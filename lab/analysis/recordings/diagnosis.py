@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,9 @@ LOSS = "loss"
 
 
 @cache
-def causes() -> Mapping[str, Mapping[str, str]]:
+def causes() -> Mapping[str, Mapping[str, Any]]:
     """What is said of each kind of cause, in their order within a step; see the file."""
-    table: Mapping[str, Mapping[str, str]] = shipped.load(Path(__file__).with_name("causes.yaml"))
+    table: Mapping[str, Mapping[str, Any]] = shipped.load(Path(__file__).with_name("causes.yaml"))
     return table
 
 
@@ -46,6 +46,7 @@ class Finding(NamedTuple):
         weights: names of single ones, where they are known.
         loss_step: at which the loss rose; None if it did not.
         last: the step at which the event was seen last.
+        as_before: what was recorded and had not moved when it was seen first, so that it is no cause.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Finding(NamedTuple):
     weights: list[str]
     loss_step: int | None
     last: int
+    as_before: list[str]
 
     def explains(self, event: Event) -> bool:
         """Whether an alarm of the loss belongs to this event."""
@@ -149,15 +151,21 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
     since = int(read.step_m[row - 1]) if row else None
     parts = _parts(read, chosen, kind)
-    if kind == "gradients" and not parts:
-        kind = "data"
     weights = [name for sign in chosen for name in sign.weights]
     step = int(read.step_m[row])
     last = int(read.step_m[rows.stop - 1])
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
-    return Finding(kind, parts, since, step, [*deciding, *rest], weights, loss_step, last)
+    if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
+        kind = "instability"
+    elif kind == "gradients" and not parts:
+        kind = "data"
+    moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
+    as_before = [
+        what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved
+    ]
+    return Finding(kind, parts, since, step, [*deciding, *rest], weights, loss_step, last, as_before)
 
 
 def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:

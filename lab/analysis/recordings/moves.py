@@ -13,7 +13,7 @@ from lab.core.windows import NORMAL, Numbers
 
 # What is usual is the median of so many measurements before. A measurement has moved if its logarithm differs from that
 # by so many scaled median absolute deviations of the ``PAST`` differences before it, by so many times the largest of
-# these but one, which may be an event of its own, and by this factor at least.
+# these, and by this factor at least. Rows of earlier moves do not count, unless there were several.
 USUAL, PAST = 5, 50
 DEVIATIONS, TIMES_LARGEST, LEAST_FACTOR = 8.0, 2.0, 1.25
 # Of few differences the largest says little, so it counts as if it were this much larger over their number.
@@ -56,7 +56,7 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
     usual_n = _usual(log_n)
     size_n = np.abs(log_n - usual_n)
     calm_n = np.isfinite(size_n)
-    least, at = math.log(LEAST_FACTOR), 0
+    least, at, earlier = math.log(LEAST_FACTOR), 0, list[int]()
     for n in np.flatnonzero(size_n > least).tolist():
         if n < at:
             continue
@@ -64,7 +64,10 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
         if not len(past):
             continue
         noise = NORMAL * float(np.median(past))
-        largest = float(np.sort(past)[-1 if len(past) < USUAL else -2])
+        largest = float(past.max())
+        recent = [size_n[m] for m in earlier if n - m <= PAST]
+        if len(recent) > 1:  # what moves again and again is noise
+            largest = max(largest, min(recent))
         tolerance = max(DEVIATIONS * noise, TIMES_LARGEST * (1 + UNCERTAINTY / len(past)) * largest, least)
         if size_n[n] <= tolerance:
             continue
@@ -78,8 +81,9 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
             *(quantity, place, int(row_n[n]), last, math.exp(farthest), math.exp(usual_n[n])),
             float(size_n[n]) / noise if noise else math.inf,
         )
-        at = max(end, n + 1)
-        calm_n[n + 1 : at] = False
+        earlier.append(n)
+        at = end + (USUAL // 2 + 1) * (end - n > USUAL // 2)  # the median is that of the move until then
+        calm_n[n:at] = False
 
 
 def _usual(log_n: Numbers) -> Numbers:

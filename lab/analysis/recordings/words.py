@@ -15,7 +15,7 @@ from lab.analysis.recordings.reaching import Reach, reaches
 from lab.analysis.recordings.recording import Recording, read_recording
 from lab.analysis.recordings.signs import quantities
 from lab.analysis.statistics import Interval
-from lab.analysis.text import capitalized, listed, number
+from lab.analysis.text import capitalized, finite, listed, number
 from lab.core.errors import RequestError
 
 MOST, MOST_WEIGHTS = 3, 2  # further moves, and weights, that a line names
@@ -57,7 +57,7 @@ def report(path: Path, levels: Mapping[str, Level]) -> Report:
     unknown = [
         of for of, known in quantities().items() if of not in levels and "level" not in known and recording.places(of)
     ]
-    found = [(f"{name} {sentence(finding)}", _plain_finding(finding)) for finding in findings]
+    found = [(f"{name} {sentence(finding)}", _plain_finding(finding, recording)) for finding in findings]
     lines = [line for line, _ in found]
     lines += [f"{name}: not found in the model: {what}" for what in recording.header.get("not_found", [])]
     lines += [f"{name}: {_reach(reach)}" for reach in coming]
@@ -72,7 +72,7 @@ def report(path: Path, levels: Mapping[str, Level]) -> Report:
         "not_found": recording.header.get("not_found", []),
         "findings": [values for _, values in found],
         "checks": checks,
-        "reaches": [_plain(reach) for reach in coming],
+        "reaches": [_plain(reach._asdict()) for reach in coming],
         "no_level": unknown,
     }
     return Report(findings, found, lines, plain, recording)
@@ -123,9 +123,13 @@ def what_moved(finding: Finding) -> str:
         shown = [_where(move) for move in others[:MOST]]
         more = len(others) - len(shown)
         text += f". With it or later: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}"
-    if "excludes" in cause and not is_from_start:
-        text += f". {cause['excludes'].removesuffix('.')}"
+    if finding.as_before and not is_from_start:
+        text += f". {capitalized(listed(finding.as_before))} {'is' if _is_one(finding) else 'are'} as before"
     return text
+
+
+def _is_one(finding: Finding) -> bool:
+    return len(finding.as_before) == 1 and not finding.as_before[0].endswith("s")
 
 
 def _first_row(finding: Finding) -> int:
@@ -134,7 +138,7 @@ def _first_row(finding: Finding) -> int:
 
 def _decides(finding: Finding, move: Move) -> bool:
     kind = quantities().get(move.quantity, {"kind": "rate"}).get("kind")
-    return kind == finding.kind or move.quantity == "loss_scale"
+    return kind == ("gradients" if finding.kind == "instability" else finding.kind) or move.quantity == "loss_scale"
 
 
 def _interval(finding: Finding) -> str:
@@ -180,8 +184,19 @@ def _reach(reach: Reach) -> str:
     return f"{now}; at its present trend it reaches the level {level} at step {when}"
 
 
-def _plain_finding(finding: Finding) -> dict[str, Any]:
+def _plain_finding(finding: Finding, recording: Recording) -> dict[str, Any]:
     """A finding as values for JSON."""
+    moves = [
+        {
+            "quantity": move.quantity,
+            "place": move.place,
+            "step": int(recording.step_m[move.row]),
+            "value": move.value,
+            "usual": move.usual,
+            "deviations": move.deviations,
+        }
+        for move in finding.moves
+    ]
     return {
         "step": finding.step,
         "since": finding.since,
@@ -189,15 +204,11 @@ def _plain_finding(finding: Finding) -> dict[str, Any]:
         "parts": finding.parts,
         "weights": finding.weights,
         "loss_step": finding.loss_step,
-        "moves": [_plain(move) for move in finding.moves],
+        "moves": list(map(_plain, moves)),
         "text": capitalized(what_moved(finding)),
         "next": next_look(finding),
     }
 
 
-def _plain(entry: Move | Reach) -> dict[str, Any]:
-    """An entry as values for JSON."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in entry._asdict().items()
-    }
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: finite(value) for name, value in values.items()}
