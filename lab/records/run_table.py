@@ -457,7 +457,7 @@ def _with_settings_of_names(table: pd.DataFrame, columns: Columns) -> tuple[pd.D
         if _names_a_run(str(name)) and is_word(table[name]) and table[name].notna().all():
             found = settings_in(list(map(str, table[name])))
             pairs = pd.DataFrame([pairs for pairs, _ in found], table.index)
-            keys = [key for key in pairs if key not in table and (pairs[key].notna().all() or key == "seed")]
+            keys = [str(key) for key in pairs if key not in table and (pairs[key].notna().all() or key == "seed")]
             if columns.lr is None and "lr" in table and "lr" in pairs and not is_peak(table["lr"], pairs["lr"]):
                 pairs, keys = pairs.rename(columns={"lr": PEAK}), [*keys, PEAK]
             if {*keys} & {*missing, PEAK}:
