@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet.
+    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet; ``refine``, see ``--refine``.
 
     Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
     and fewer where cores or GPUs would otherwise be idle.
@@ -25,6 +25,7 @@ class FleetSweeperConf:
 
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
+    refine: float | None = None
 
 
 @dataclass
@@ -86,10 +87,11 @@ class LocalLauncher(Launcher):
         """
         from lab.core import machine
         from lab.sweeping.launch import run_local_job
-        from lab.sweeping.local_jobs import run_jobs
+        from lab.sweeping.local_jobs import run_jobs, saying_so
 
         arguments = ((self.task, list(overrides)) for overrides in job_overrides)
-        with machine.catching_sigterm() as stop_requested:
+        with machine.catching_sigterm() as is_signalled:
+            stop_requested = saying_so(is_signalled)
             ends = run_jobs(run_local_job, arguments, self.slots, timeout=self.timeout, stop_requested=stop_requested)
             if stop_requested() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
                 raise SystemExit(machine.EXIT_PREEMPTED)

@@ -40,7 +40,7 @@ def step_law(path: Path) -> pd.DataFrame:
 
 
 def own(name: str) -> pd.DataFrame:
-    """The curves of the lab's own models in a folder of results, with and without a norm of queries and keys."""
+    """The lab's own models in a folder of results, with and without a norm of queries and keys: means over seeds."""
     records = load(RESULTS / name)
     runs = points(records.runs)
     cards = records.runs.set_index("id").loc[runs["id"]]
@@ -49,7 +49,7 @@ def own(name: str) -> pd.DataFrame:
     (steps,) = set(records.runs["steps"])
     runs = runs.assign(arm=np.where(normed, "adamw, qk-norm", "adamw"))
     means = runs.groupby(["arm", "size", "lr"], as_index=False)["loss"].mean().rename(columns={"size": "parameters"})
-    return curves_of(means.assign(source="the lab", tokens=batch * steps, batch=batch))
+    return means.assign(source="the lab", tokens=batch * steps, batch=batch)
 
 
 def output_embedding(path: Path) -> pd.DataFrame:
@@ -71,7 +71,7 @@ def output_embedding(path: Path) -> pd.DataFrame:
 
 def main(steplaw: str, embedding: str, marin: str) -> None:
     """Write the three tables."""
-    curves = pd.concat([step_law(Path(steplaw)), *map(own, OWN)])
+    curves = pd.concat([step_law(Path(steplaw)), *(curves_of(own(name)) for name in OWN)])
     form = {"index": False, "float_format": "%.6g", "lineterminator": "\n"}
     curves.to_csv(HOME / "curves.csv", **form)
     output_embedding(Path(embedding)).to_csv(HOME / "output_embedding.csv", **form)

@@ -39,11 +39,12 @@ from lab.analysis.stress.measures import (
     tolerances,
     wanted,
 )
+from lab.core import machine
 from lab.core.errors import RequestError
 from lab.features.stress import cures as cures_room
 from lab.features.stress import search
 from lab.features.stress.bench import CardBench
-from lab.features.stress.card import Card, card_of
+from lab.features.stress.card import Card, card_of, read_card
 from lab.features.stress.command import print_card
 from lab.features.stress.cures import (
     NOT_TRIED,
@@ -64,7 +65,7 @@ from lab.features.stress.progress import Progress, coloured
 from lab.features.stress.reference import beside_published
 from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
-from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
+from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.records import store
 from lab.sweeping import own_code
 from lab.sweeping.bench import compose_settings
@@ -712,6 +713,17 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     assert [test["stands_more"] for test in content["tests"]] == ["a", "a"]
     assert [made["recipe"] for made in content["cards"]] == ["a", "b"]
     assert pair.page().count("<figure>") == 1
+
+
+def test_the_p_of_two_tests_is_adjusted_for_both() -> None:
+    first, second = card(planted(valley(rise=0.2))), card(planted(valley(rise=0.3)))
+    alone = [
+        card_pair(replace(first, lines=[line]), second, "").pairs[0].p for line in first.lines
+    ]  # each as if it were the only test
+    small, large = sorted(alone)
+    assert 0 < small < large < 0.5
+    both = sorted(pair.p for pair in card_pair(first, second, "").pairs)
+    assert both == pytest.approx([2 * small, max(2 * small, large)])
 
 
 def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
@@ -1780,3 +1792,47 @@ def test_without_a_terminal_each_test_is_told_once_when_it_ends(capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == list(second)
     progress.end()
     assert list(progress.lines) == ["lr_tolerance", "lr_x10"]
+
+
+@pytest.mark.parametrize(
+    ("at", "ended", "missing"),
+    [
+        ("", [], ["ten times the best LR", "learning-rate tolerance", "MXFP8 at ten times the best LR"]),
+        ("precision=", ["lr_x10", "lr_tolerance"], ["MXFP8 at ten times the best LR"]),
+        ("intervention=", ["lr_x10", "lr_tolerance", "mx"], []),
+    ],
+)
+def test_a_signal_leaves_a_card_of_what_has_ended(
+    at: str, ended: list[str], missing: list[str], plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes as the runs of the curve, of a test or of a cure are trained."""
+    plant(with_changes(0.5))
+    train, written = CardBench.train, dict[str, str]()
+
+    def stopped(bench: CardBench, settings: Sequence[Setting]) -> None:
+        if stopping := any(at in " ".join(setting.words) for setting in settings):
+            settings = [setting for setting in settings if not at or at not in " ".join(setting.words)][:2]
+        train(bench, settings)
+        if stopping:
+            raise SystemExit(machine.EXIT_PREEMPTED)
+
+    monkeypatch.setattr(CardBench, "train", stopped)
+    monkeypatch.setattr(CardBench, "take_up", lambda bench: None)
+    monkeypatch.setattr("lab.features.stress.training.store.find", lambda folder: True)
+    monkeypatch.setattr(
+        "lab.features.stress.training.files.write_text", lambda path, text: written.update({path.name: text})
+    )
+    names = ["lr_x10", "lr_tolerance", "mx"]
+    with pytest.raises(Stopped) as end:
+        make_card(read_plan(TINY, "lab stress", names=names, cures="peri_ln"))
+    card, told = end.value.card, json.loads(written["card.json"])
+    assert end.value.code == 75
+    assert {line.test.name for line in card.lines} == {*ended} == {test["name"] for test in told["tests"]}
+    assert [*card.left_out] == [*missing, "the search for cures"] == [*told["left_out"]]
+    assert f"Stopped by a signal after {len(ended)} of 3 tests" in card.headline()
+    for title in missing:
+        assert any(line.startswith(f"Not run: {title}") for line in card.text())
+    (Path(told["folder"]) / "card.json").parent.mkdir(parents=True, exist_ok=True)
+    (Path(told["folder"]) / "card.json").write_text(written["card.json"])
+    assert read_card(Path(told["folder"])).headline() == card.headline()
+    assert "nan" not in " ".join(card.text())

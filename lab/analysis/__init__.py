@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
+    from lab.analysis.crossings import crossing as crossing
+    from lab.analysis.crossings import over_seeds as over_seeds
     from lab.analysis.curves import load as load
     from lab.analysis.curves import points as points
     from lab.analysis.sensitivity import Study as Study
@@ -25,17 +27,17 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.notebook import leaderboard as leaderboard
     from lab.notebook import recipes as recipes
     from lab.notebook import show as show
+    from lab.notebook import verdicts as verdicts
     from lab.notebook import watch as watch
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
-    from lab.studies.claims.scoreboard import verdicts as verdicts
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
-    "lab.studies.claims.scoreboard": ("verdicts",),
+    "lab.analysis.crossings": ("crossing", "over_seeds"),
     "lab.analysis.curves": ("load", "points"),
-    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
+    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "verdicts", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",

@@ -267,10 +267,8 @@ def _predict(arguments: list[str]) -> None:
 
 def _predict_at(records: Records, window: Window | None, given: argparse.Namespace) -> None:
     from lab.analysis.curves import named_axis
-    from lab.features.numbers.limits import read_limits
-    from lab.features.numbers.numbers import levels_that_disagree, risks
     from lab.features.predict import answer, at_size
-    from lab.features.predict.forecasts import LOGIT
+    from lab.features.predict.limits import read_limits
     from lab.report.answer import give
 
     size, lr = _positive("--size", given.size), _positive("--lr", given.lr)
@@ -278,10 +276,7 @@ def _predict_at(records: Records, window: Window | None, given: argparse.Namespa
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
     found = at_size.forecasts_at(records, size, lr, window)
     public = read_limits()["failing_lr"].at({"params": size})
-    of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
-    disagreement, notes = levels_that_disagree(of_logits), answer.said_of_experts(records)
-    if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
-        notes = [f"The limit of attention logits is not one to act on: {disagreement}.", *notes]
+    notes = answer.said_of_experts(records)
     give(at_size.answer_of(found, size, lr, named_axis(records.runs), public, notes), given)
 
 
@@ -297,9 +292,7 @@ def _selftest(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.core import shelf
 
-    if not (found := shelf.modules("command")):
-        raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")
-    found[0].judge_claims(OptionParser("claims").read(arguments))
+    shelf.claims("command", "lab claims").judge_claims(OptionParser("claims").read(arguments))
 
 
 def _export(arguments: list[str]) -> None:
@@ -437,7 +430,7 @@ def _of_feature(name: str) -> Callable[[list[str]], None]:
 
 def _stress(arguments: list[str]) -> None:
     by_numbers = any(word.partition("=")[0] == "--params" for word in arguments)
-    _of_feature("numbers" if by_numbers else "stress")(arguments)
+    _of_feature("predict" if by_numbers else "stress")(arguments)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pandas as pd
 import yaml
@@ -21,8 +22,10 @@ from lab.records.table_files import flat, json_rows
 
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")
-LOGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt", ".out")  # the first counts, of one run
-STRUCTURED = LOGS[:5]
+# Logs by the end of their names, which that of a compression may follow; the first counts, of one run.
+OBJECTS, TABLES, TEXTS = (".jsonl", ".ndjson", ".json"), (".csv", ".tsv"), (".log", ".txt", ".out", ".err")
+STATE, PARQUET = ".json", ".parquet"
+LOGS = (*OBJECTS, *TABLES, PARQUET, *TEXTS)
 POINTER = 200  # bytes, of which a pointer of Git LFS has fewer
 
 Series = Mapping[str, "pd.Series[float]"]
@@ -104,22 +107,24 @@ def _log_runs(folder: Path, read_log: ReadLog, unread: list[str]) -> Iterator[tu
     places: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.suffix in LOGS and path.name not in CONFIGS and not any(part[0] == "." for part in inside.parts):
+        if log_suffix(path) in LOGS and path.name not in CONFIGS and not any(part[0] == "." for part in inside.parts):
             places.setdefault(path.parent, []).append(path)
     for place, logs in places.items():
-        config = _settings_beside(place)
-        is_run = bool(config) or (len(logs) == 1 and place != folder)
-        for log in sorted(logs, key=lambda path: LOGS.index(path.suffix)):
+        config, found = _settings_beside(place), list[tuple[Path, Series, dict[str, Any]]]()
+        for log in sorted(logs, key=lambda path: LOGS.index(log_suffix(path))):
             try:
                 series, own = _read(log, read_log)
-            except (RequestError, OSError, ValueError) as fault:
+            except (RequestError, OSError, EOFError, ValueError) as fault:
                 unread.append(f"{log.relative_to(folder)}: {' '.join(str(fault).split())}")
                 continue
             if series:
-                name = (place if is_run else log.with_suffix("")).relative_to(folder).as_posix()
-                yield name, _Run(series, own | config)
-                if is_run:
+                found.append((log, series, own))
+                if config:
                     break
+        is_run = bool(config) or (len(found) == 1 and place != folder)
+        for log, series, own in found:
+            alone = log.with_name(log.name.removesuffix(files.COMPRESSED)).with_suffix("")
+            yield (place if is_run else alone).relative_to(folder).as_posix(), _Run(series, own | config)
 
 
 def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
@@ -127,16 +132,26 @@ def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
     with files.open_file(log) as file:
         if files.is_lfs_pointer(file.read(POINTER)):
             raise ValueError(f"it {files.LFS_POINTER}")
-    text = files.read_bytes(log).decode("utf-8-sig") if log.suffix in STRUCTURED else ""
-    if log.suffix in (".csv", ".tsv"):
+        file.seek(0)
+        suffix = log_suffix(log)
+        content = b"" if suffix in TEXTS else content_of(files.unpacked(log, file), log)
+    text = "" if suffix == PARQUET else content.decode("utf-8-sig")
+    found: list[dict[str, Any]]
+    if suffix == PARQUET:
+        found = [dict(flat(row)) for row in parquet_rows(content, log)]
+    elif suffix in TABLES:
         table = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=text.partition("\n")[0].count))
         found = [{str(name): cell for name, cell in cells.items() if isinstance(cell, str) and cell} for cells in table]
     else:
         found = [dict(flat(row)) for row in json_rows(text)]
     rows = [{name: number_or_word(value) for name, value in row.items()} for row in found]
-    if not rows:
+    if not rows and suffix != PARQUET:
         return read_log(log), {}
-    steps = next((name for usual in USUAL_NAMES["steps"] for name in rows[-1] if end_of(name) == usual), None)
+    steps = next(
+        (name for usual in USUAL_NAMES["steps"] for name in (rows[-1] if rows else ()) if end_of(name) == usual), None
+    )
+    if suffix == PARQUET and not steps:  # most tables are data
+        return {}, {}
     values: dict[str, dict[int, float]] = {}
     config: dict[str, Any] = {}
     step = 0
@@ -148,6 +163,39 @@ def _read(log: Path, read_log: ReadLog) -> tuple[Series, dict[str, Any]]:
             elif isinstance(value, float | int) and name != steps:
                 values.setdefault(name, {})[step] = float(value)
     return {name: pd.Series(of_name).sort_index() for name, of_name in values.items()}, config
+
+
+def log_suffix(path: Path) -> str:
+    """The end of a log's name by which its form is known, without that of its compression."""
+    return Path(path.name.removesuffix(files.COMPRESSED)).suffix.lower()
+
+
+def content_of(file: BinaryIO, path: Path) -> bytes:
+    """The content of an open log.
+
+    Raises:
+        OSError, EOFError: it cannot be read, or is too large.
+    """
+    content = file.read(files.LARGEST_FILE + 1)
+    if len(content) > files.LARGEST_FILE:
+        raise OSError(errno.EFBIG, f"larger than {files.LARGEST_FILE // files.MIB} MiB", str(path))
+    return content
+
+
+def parquet_rows(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log in Parquet, without what is null.
+
+    Raises:
+        RequestError: it is empty, damaged, or no table.
+    """
+    if not content:
+        raise RequestError(f"{path} is empty")
+    if files.is_lfs_pointer(content):
+        raise RequestError(f"{path} {files.LFS_POINTER}")
+    try:
+        yield from files.table_rows(content, path.name)
+    except (OSError, ValueError) as fault:
+        raise RequestError(f"{path} cannot be read as Parquet: {str(fault).splitlines()[0]}") from None
 
 
 def _settings_beside(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogRe
 from lab.analysis.events.logs import history_of, names_given, reader_of_runs
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records.run_folders import PARQUET, STATE, log_suffix
 
 PIECE = 2**20  # bytes that are read at once
 HEAD = 4096  # bytes by which a file is recognized
@@ -56,10 +57,17 @@ def open_log(path: Path, given: Given) -> GrowingLog:
         raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files or MLflow's; {path} is none")
     if path.suffix == files.COMPRESSED:
         raise RequestError(f"--follow takes a log that grows; {path} is compressed, and lab watch {path} reads it")
+    if log_suffix(path) == PARQUET:
+        raise RequestError(
+            f"--follow takes a log that grows; {path} is a table that is written once, and lab watch {path} reads it"
+        )
     with contextlib.suppress(OSError), files.open_file(path) as file:
-        if files.is_lfs_pointer(file.read(HEAD)):
+        head = file.read(HEAD)
+        if files.is_lfs_pointer(head):
             raise RequestError(f"{path} {files.LFS_POINTER}")
-    return GrowingState(path, given) if path.suffix == ".json" else GrowingLines(path, given)
+        if b"\0" in head:
+            raise RequestError(f"{path} is binary")
+    return GrowingState(path, given) if path.suffix == STATE else GrowingLines(path, given)
 
 
 class GrowingLines(GrowingLog):

@@ -21,6 +21,7 @@ from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.records.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
 from lab.records.table_files import flat, json_rows
 
 # Probes of the lab by the column that they fill with their largest value over the model.
@@ -32,8 +33,6 @@ PROBES = {
 }
 
 
-# Files of a folder that may be logs, also if they are compressed.
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
 PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
 STANDARD_INPUT = "-"
 PIECE = 2**16  # bytes that are read at once
@@ -126,7 +125,7 @@ def _folder(path: Path, given: Given, bits: int, with_parts: bool) -> Logs:
     """The logs in a folder; its other files are named in a note."""
 
     def is_log(file: Path) -> bool:
-        return file.is_file() and Path(file.name.removesuffix(files.COMPRESSED)).suffix in SUFFIXES
+        return file.is_file() and log_suffix(file) in LOGS
 
     found = [file for file in sorted(path.iterdir()) if is_log(file) or is_event_file(file)]
     if not found:  # the newest checkpoint of Transformers holds the history of all
@@ -163,11 +162,16 @@ def _log(path: Path, file: BinaryIO, given: Given, bits: int, with_parts: bool) 
 
 
 def _rows(reader: LogReader, file: Any, path: Path) -> Iterator[Row]:
-    history = history_of(path) if path.suffix == ".json" else []
+    history: Iterable[Fields] = []
+    if path.suffix == STATE:
+        history = history_of(path)
+    is_table = log_suffix(path) == PARQUET
+    if is_table:
+        history = (dict(flat(row, "/")) for row in parquet_rows(content_of(file, path), path))
     for fields in history:
         yield from reader.add(fields)
     read = 0
-    for text in () if history else _texts(file, path):
+    for text in () if is_table or history else _texts(file, path):
         yield from reader.read_lines(text)
         read += len(text)
         if read > LONGEST_PREAMBLE and not reader.columns:

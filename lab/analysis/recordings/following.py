@@ -1,4 +1,4 @@
-"""Follows a recording that grows: where each loss spike began, told once by a process."""
+"""Follows a recording that grows: what left its usual values, told once by a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GrowingRecording:
         """Yield a line, and values for JSON, for what is new since the last call.
 
         Args:
-            spikes: the loss spikes so far. Where one began is told once the model was measured after it.
+            spikes: the loss spikes so far.
 
         Raises:
             RequestError: the file cannot be read.
@@ -34,6 +34,6 @@ class GrowingRecording:
         self.size = size
         found = report(self.path, spikes, self.levels)
         for line, plain in found.found:
-            if plain["step"] not in self.told and plain["step"] <= found.last:
+            if plain["step"] not in self.told:
                 self.told.add(plain["step"])
                 yield line, plain

@@ -177,7 +177,9 @@ def answer_of(
         if any(map(_foretells_failing, found)) and not math.isnan(public.middle)
         else ""
     )
-    parts = [*tables, of_public, _outside(found, lr), *notes]
+    has_logit_limit = any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found)
+    of_logits = fits.ABOUT["logit_limit"] if has_logit_limit else ""
+    parts = [*tables, of_public, _outside(found, lr), of_logits, *notes]
     return Answer(f"At {place}, {beyond}", parts, data=[_plain(row, size, lr, public) for row in found])
 
 

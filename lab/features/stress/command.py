@@ -20,7 +20,7 @@ from lab.features.stress.lines import strips
 from lab.features.stress.pair import CardPair
 from lab.features.stress.plan import USUAL_BEST, Plan, read_plans
 from lab.features.stress.progress import coloured
-from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
+from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.sweeping import launch, own_code, request
 from lab.sweeping.bench import Bench, compose_settings
 
@@ -57,11 +57,19 @@ def run(arguments: Sequence[str]) -> None:
             dry_run(plan)
         return
     machine.clean_process_context()  # where jobs are forked, torch is loaded while this process composes
-    card = make_card(*plans) if len(plans) == 1 else make_pair(plans)
-    if given.json:
+    try:
+        card = make_card(*plans) if len(plans) == 1 else make_pair(plans)
+    except Stopped as end:
+        _print(end.card, end.card.folder / "card.html", as_json=given.json)
+        raise
+    _print(card, plans[0].folder / "card.html" if len(plans) == 1 else pair_file(plans, ".html"), as_json=given.json)
+
+
+def _print(card: Card | CardPair, page: Path, *, as_json: bool) -> None:
+    if as_json:
         say(card.as_json())
     else:
-        print_card(card, plans[0].folder / "card.html" if len(plans) == 1 else pair_file(plans, ".html"))
+        print_card(card, page)
 
 
 def _seconds(text: str) -> float:

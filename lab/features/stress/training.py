@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest
-from lab.core import files
+from lab.core import files, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.features.stress.bench import CardBench
@@ -22,30 +22,46 @@ from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 
 
+class Stopped(SystemExit):
+    """A signal stopped a crash test before all tests had ended; with the card of those that had."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__(machine.EXIT_PREEMPTED)
+        self.card = card
+
+
 def make_card(plan: Plan) -> Card:
     """Train what is missing and make the card, with its page and its JSON beside the records.
 
     Raises:
         RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+        Stopped: a signal asked to stop; the card of the tests that had ended is written.
         SystemExit: with status 1 when a run failed otherwise.
     """
-    return _card_of_possible_tests(possible_plan(plan))
+    with machine.catching_sigterm():
+        return _card_of_possible_tests(possible_plan(plan))
 
 
 def _card_of_possible_tests(plan: Plan) -> Card:
     progress = Progress(plan.recipe)
+    bench = CardBench(plan, progress)
     try:
-        bench = CardBench(plan, progress)
         bench.train_tests()
         if plan.sizes:
             progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
         card = bench.card(None if plan.cures == "none" else try_cures(bench))
+    except SystemExit as end:
+        if end.code != machine.EXIT_PREEMPTED or not store.find(plan.folder):
+            raise
+        card = bench.stopped_card()
     finally:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
     files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
+    if card.stopped:
+        raise Stopped(card)
     return card
 
 
@@ -55,8 +71,10 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     Raises:
         RequestError, SystemExit: as ``make_card``.
     """
-    first, second = map(possible_plan, plans)  # before one of them is trained
-    pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
+    with machine.catching_sigterm():
+        first, second = map(possible_plan, plans)  # before one of them is trained
+        cards = [_card_of_possible_tests(plan) for plan in (first, second)]
+    pair = card_pair(*cards, first.request.command)
     files.write_text(pair_file(plans, ".html"), pair.page())
     files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
     return pair

@@ -57,7 +57,7 @@ def watch(given: argparse.Namespace) -> int:
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
     levels = {}
     if given.thresholds:
-        from lab.analysis.recordings.origins import quantities
+        from lab.analysis.recordings.signs import quantities
 
         levels = read_levels(Path(given.thresholds), quantities())
     if given.on_alarm and not given.follow:
@@ -83,6 +83,8 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
     from lab.analysis.events.following import Alarm
     from lab.analysis.recordings.following import GrowingRecording
+    from lab.analysis.recordings.recording import is_recording
+    from lab.features.watch.watching import JUDGED
 
     raised, is_waiting = 0, False
     spikes: list[Event] = []
@@ -94,6 +96,8 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
                 for found in follower.poll():
                     is_new = True
                     if isinstance(found, Alarm):
+                        if found.event.kind in JUDGED and is_recording(follower.path):
+                            continue
                         raised += 1
                         spikes += [found.event] if found.event.kind == "spike" else []
                         _raise(found, command, as_json=as_json)
@@ -101,6 +105,7 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
                         say(found, error=as_json)
                 for line, plain in recording.poll(spikes):
                     is_new = True
+                    raised += 1
                     say(json.dumps(plain | {"text": line}) if as_json else line)
                 if not is_new:
                     if not follower.runs and not is_waiting:

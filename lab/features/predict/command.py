@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.numbers.answer import answer_of
-from lab.features.numbers.numbers import LOOK, STOP, read_numbers
+from lab.features.predict.by_numbers import answer_of
+from lab.features.predict.numbers import read_numbers
 from lab.report.answer import give
 from lab.sweeping.request import command_line, options_and_overrides
 
@@ -23,8 +23,8 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: with status 1 if ``--fail-on`` fails.
     """
     given, words = options_and_overrides("stress", arguments)
-    if given.fail_on not in (None, LOOK, STOP):
-        raise RequestError(f"--fail-on takes {LOOK} or {STOP}, not {given.fail_on!r}")
+    if given.fail_on not in (None, "stop"):
+        raise RequestError(f"--fail-on takes stop, which means a number beyond its limit, not {given.fail_on!r}")
     others = ("model", "optimizer", "minutes", "tests", "cures", "arms", "budget", "dry_run", "config_dir")
     if unfit := next((name for name in others if getattr(given, name)), ""):
         raise RequestError(f"--params trains nothing, so --{unfit.replace('_', '-')} does not go with it")
@@ -34,5 +34,5 @@ def run(arguments: Sequence[str]) -> None:
     if given.thresholds:
         files.write_output(Path(given.thresholds), json.dumps(found.data["thresholds"], indent=1) + "\n")
     give(found, given)
-    if given.fail_on and found.data["decision"].word in (STOP, given.fail_on):
+    if given.fail_on and found.data["is_beyond"]:
         raise SystemExit(1)
