@@ -138,7 +138,7 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
             rows.append(row | {"what": what_happened(log, event), "look next at": next_look(log, event, events)})
             drawings[event.step] = partial(event_figure, log, event)
     if is_recording(Path(path)):
-        notes += report(Path(path), [event for of_log in events.values() for event in of_log], {}).lines
+        notes += report(Path(path), {}).lines
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 

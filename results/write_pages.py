@@ -256,8 +256,8 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab stress --params` says of published runs of large models, with what was
-published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
+`make results-readme` writes this page: what `lab predict --params` says of published runs of large models, with what
+was published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
 parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
 run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
 [Your numbers](../docs/your_numbers.md).
@@ -286,7 +286,7 @@ def published_runs() -> Iterator[str]:
         answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
         size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
         yield f"## {run.name}\n"
-        yield f"```sh\nlab stress --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
+        yield f"```sh\nlab predict --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
         yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."
         yield f"- The lab, without this run: {answer.headline}\n"
         yield markdown_table(answer.table) + "\n"

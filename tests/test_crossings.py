@@ -123,4 +123,4 @@ def test_one_seed_that_never_crosses_leaves_the_interval_open():
     assert (rate.low, rate.high) == (0.01, math.inf)
     assert math.isnan(rate.mean)
     assert rate_text(rate) == "> 0.01"
-    assert rate_text(over_seeds(seeds[:3])).startswith("0.032 [")
+    assert rate_text(over_seeds(seeds[:3])).startswith("0.0316 [")

@@ -54,7 +54,7 @@ ANALYSIS_FLOORS = [
 # Packages that only pass names on, when first asked for; they may name what is of any package but the studies.
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
-COMMANDS = {f"lab.features.{name}.command" for name in ("board", "numbers", "stress", "watch")}
+COMMANDS = {f"lab.features.{name}.command" for name in ("board", "predict", "stress", "watch")}
 COMMANDS |= {"lab.__main__", "lab.cli", "lab.studies.claims.command"}
 ALLOWED = {
     "print": {

@@ -36,7 +36,7 @@ from lab.features.predict.numbers import (
 
 HOME = Path(__file__).parents[1]
 PAGE = (HOME / "docs" / "your_numbers.md").read_text(encoding="utf-8")
-COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^lab stress.*", PAGE, re.MULTILINE)]
+COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^lab predict.*", PAGE, re.MULTILINE)]
 FORMATS = yaml.safe_load(limits.FILE.with_name("risks.yaml").read_text())["numbers"]["precision"]["kind"]
 LARGE = ("params=7e9", "lr=3e-4", "beta2=.95", "eps=1e-8", "batch=4M", "precision=bf16", "qk_norm=no")
 
@@ -274,9 +274,19 @@ def test_what_broke_no_run_counts_all_its_runs(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("lr", "code"), [("0.1", 1), ("1e-2", 0), ("1e-3", 0)])
 def test_programs_get_an_exit_code(lr: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["stress", "--params", "300M", f"lr={lr}", "qk_norm=no", "--fail-on", "stop", "--json"]
+    words = ["predict", "--params", "300M", f"lr={lr}", "qk_norm=no", "--fail-on", "stop", "--json"]
     assert main(words) == code
     assert json.loads(capsys.readouterr().out)["is_beyond"] == bool(code)
+
+
+@pytest.mark.parametrize(("lr", "code"), [("0.1", 1), ("1e-3", 0)])
+def test_the_words_of_before_still_work_and_say_so(lr: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--params=300M", f"lr={lr}", "qk_norm=no", "--fail-on", "stop"]
+    assert main(["stress", *words]) == code
+    former = capsys.readouterr()
+    assert main(["predict", *words]) == code
+    assert former.out == capsys.readouterr().out
+    assert former.err == "lab: lab stress --params is lab predict --params now\n"
 
 
 def test_a_page_says_which_single_changes_broke_runs_of_the_optimizer() -> None:
@@ -431,7 +441,7 @@ def test_the_commands_of_the_page(
 
 def test_the_same_from_python() -> None:
     page = lab.numbers("7B", lr=3e-4, qk_norm="no")
-    assert page.command == "lab stress --params 7B lr=0.0003 qk_norm=no"
+    assert page.command == "lab predict --params 7B lr=0.0003 qk_norm=no"
     assert (
         page.table["risk"].tolist()
         == answer_of(read_numbers(["params=7e9", "lr=3e-4", "qk_norm=no"]), "").table["risk"].tolist()

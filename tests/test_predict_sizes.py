@@ -157,7 +157,7 @@ def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None
 
 def test_a_table_of_one_size_is_led_to_what_public_runs_do() -> None:
     records = from_frame(table(which=SIZES[:1]), initial_loss=9).records
-    with pytest.raises(RequestError, match=r"lab stress --params 7B lr=0.002 qk_norm=no"):
+    with pytest.raises(RequestError, match=r"lab predict --params 7B lr=0.002 qk_norm=no"):
         at_size.forecasts_at(records, 7e9, 2e-3)
 
 

@@ -175,11 +175,11 @@ def test_the_numbers_of_the_readme_are_those_of_the_committed_quickstart() -> No
 
 
 def test_the_terminal_shows_the_committed_quickstart() -> None:
-    """A new run has the same numbers wherever its text and its bits are the same; halfway the small models are done."""
+    """A new run has the same numbers wherever its text and its bits are the same. Halfway it has two of three seeds."""
     drawn = unescape((HOME / "docs" / "terminal.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
     assert "$ lab sweep quickstart<" in drawn
     points = study([RESULTS / "quickstart"]).points
-    small = points[points["size"] == points["size"].min()]
+    small = points[(points["size"] == points["size"].min()) & (points["seed"].astype(int) < 2)]
     for arm, losses in small.groupby("arm"):
         row = re.sub(r"<.*?>", "", next(line for line in drawn.split("<text") if f"width 32  {arm}" in line))
         shown = re.findall(r"\d\.\d+", row.partition(str(arm))[2])

@@ -67,6 +67,7 @@ from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
 from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.records import store
+from lab.records.plans import FleetProgress
 from lab.sweeping import own_code
 from lab.sweeping.bench import compose_settings
 from lab.sweeping.launch import Composed
@@ -1136,16 +1137,46 @@ def test_without_a_terminal_there_is_a_line_of_progress_a_minute(
     clock = iter([0.0, 30.0, 61.0, 62.0, 120.0, 130.0, 4000.0])  # of the start, then of readings
     monkeypatch.setattr("lab.features.stress.progress.time.monotonic", lambda: next(clock))
     progress = Progress("llama")
+    progress.begin(rounds=1, later=0.5)
     for _ in range(2):
         progress.show({}, 0.25, 20.0)
     progress.stage = "cures"
+    progress.begin(rounds=0, later=0.0)
     for _ in range(4):  # of another round, whose time begins anew
-        progress.show({}, 0.0, 1.0)
+        progress.show({0: FleetProgress(1, 9, 1.0, 1.0, 0.0, [], [], None, cpu=0.04)}, 0.0, 1.0)
     assert capsys.readouterr().err.splitlines() == [
-        "lab: llama: tests, 1:01 elapsed, 1:00 left of this round",
-        "lab: llama: cures, 2:10 elapsed",
-        "lab: llama: cures, 1:06:40 elapsed",
+        "lab: llama: tests, round 1 of 2, 1:01 elapsed, 1:40 left",
+        "lab: llama: cures, round 2 of 2, 2:10 elapsed, busy machine: 4 % of a core",
+        "lab: llama: cures, round 2 of 2, 1:06:40 elapsed, busy machine: 4 % of a core",
     ]
+
+
+def test_time_left_is_that_of_all_rounds_at_the_pace_of_the_last_minute() -> None:
+    progress = Progress("llama")
+    progress.begin(rounds=2, later=3.0)
+    left = [progress.left(second / 1000, float(second)) for second in range(0, 201, 10)]  # a thousand seconds a round
+    assert left[0] is None
+    assert left[-1] == pytest.approx(800 + 3000)
+    slower = [progress.left(0.2 + second / 4000, 200.0 + second) for second in range(10, 101, 10)]
+    assert slower[-1] == pytest.approx((1 - 0.225 + 3) * 4000)  # what came before the last minute does not count
+    progress.begin(rounds=1, later=1.0)
+    assert progress.left(0.0, 1.0) is None
+    assert progress.left(0.5, 100.0) == pytest.approx((100 - 1) / 0.5 * 1.5)
+
+
+def test_a_round_is_followed_by_those_of_other_tests_and_sizes(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[Losses], None]
+) -> None:
+    plant(with_changes(0.5))
+    told, train = list[tuple[int, float]](), CardBench.train
+    monkeypatch.setattr(Progress, "begin", lambda progress, rounds, later: told.append((rounds, later)))
+    monkeypatch.setattr(
+        CardBench, "train", lambda bench, settings: (bench.foretell(settings), train(bench, settings))[1]
+    )
+    make_card(read_plan(TINY, "lab stress", names=["lr_x10", "depth"], cures="none"))
+    assert [rounds for rounds, _ in told] == [1, 0]
+    assert 0.5 < told[0][1] < 8  # deeper runs at one rate take longer than those of the curve do at one
+    assert told[1][1] == 0
 
 
 def test_two_sizes_of_a_recipe_are_put_side_by_side(here: Path) -> None:

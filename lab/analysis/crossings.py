@@ -172,7 +172,7 @@ def rate_text(rate: Interval) -> str:
     """``0.037 [0.031, 0.043]``, or ``> 0.3`` where it lies outside what was tried; of what ``over_seeds`` found."""
     if math.isnan(rate.mean):
         return bracket_text(rate.low, rate.high)
-    return f"{rate:[].2g}"
+    return f"{rate:[].3g}"
 
 
 def bracket_text(low: float, high: float) -> str:

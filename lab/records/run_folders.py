@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.core.windows import NORMAL
 from lab.records import event_files
 from lab.records.columns import USUAL_NAMES, column_of, end_of
 from lab.records.run_names import number_or_word, settings_in
@@ -26,6 +29,9 @@ CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/
 OBJECTS, TABLES, TEXTS = (".jsonl", ".ndjson", ".json"), (".csv", ".tsv"), (".log", ".txt", ".out", ".err")
 STATE, PARQUET = ".json", ".parquet"
 LOGS = (*OBJECTS, *TABLES, PARQUET, *TEXTS)
+SURE = 0.01  # standard error of a final loss, in the unit of the losses
+MOST_LAST = 8  # times as many losses a log has as its final loss is the median of, or more
+FEWEST_LAST = 10  # losses from which noise is estimated
 POINTER = 200  # bytes, of which a pointer of Git LFS has fewer
 
 Series = Mapping[str, "pd.Series[float]"]
@@ -33,11 +39,11 @@ ReadLog = Callable[[Path], Series]
 
 
 class RunTable(NamedTuple):
-    """A table with a row per run, named by its path; which of its columns were measured; and files that are no logs."""
+    """A table with a row per run, named by its path; which of its columns were measured; and remarks, in pairs."""
 
     table: pd.DataFrame
     measured: frozenset[str]
-    unread: list[str]
+    remarks: list[tuple[str, str]]
 
 
 class _Run(NamedTuple):
@@ -51,9 +57,10 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
     """Read all runs below a folder: each folder with event files, or with settings beside a log; else each log.
 
     Columns are settings; the final value of each measurement, though the largest of one that is called a learning
-    rate; ``initial_loss``, the one of the first step, if that was logged; ``step``, the last one; and ``folder``, the
-    path without settings. Settings come from TensorBoard's page of hyper-parameters, which may have a folder of its own
-    below the run's; from files beside the log; or else from the path, as in ``clip/lr=0.01,seed=1``.
+    rate, and of the loss see ``final_loss``; ``initial_loss``, the one of the first step, if that was logged; ``step``,
+    the last one; and ``folder``, the path without settings. Settings come from TensorBoard's page of hyper-parameters,
+    which may have a folder of its own below the run's; from files beside the log; or else from the path, as in
+    ``clip/lr=0.01,seed=1``.
 
     Args:
         folder: searched with all folders below it.
@@ -81,13 +88,18 @@ def read_run_folder(folder: Path, read_log: ReadLog, loss: str | None = None) ->
     if not rows:
         raise RequestError(f"no event files with scalars and no logs below {folder}{'; '.join(['', *unread[:1]])}")
     table = pd.DataFrame.from_dict(rows, orient="index")
-    tag = column_of(table, "loss", loss)
+    tag = str(column_of(table, "loss", loss))
     for name in rows:
         if tag not in rows[name]:
             raise RequestError(f"run {name} has no values of {tag}")
-    if column_of(table, "initial_loss", None) is None and all(logs[name][str(tag)].index[0] <= 1 for name in rows):
-        table["initial_loss"] = [float(logs[name][str(tag)].iloc[0]) for name in rows]
-    return RunTable(table, frozenset(measured), unread)
+    lasts = {name: final_loss(logs[name][tag]) for name in rows if tag in logs[name]}
+    table[tag] = [lasts[name][0] if name in lasts else rows[name][tag] for name in rows]
+    if column_of(table, "initial_loss", None) is None and all(logs[name][tag].index[0] <= 1 for name in rows):
+        table["initial_loss"] = [float(logs[name][tag].iloc[0]) for name in rows]
+    remarks = [("not read", why) for why in unread]
+    if (most := max((count for _, count in lasts.values()), default=1)) > 1:
+        remarks.append(("final losses", f"medians of the last rows of a log, up to {most} as their noise asks"))
+    return RunTable(table, frozenset(measured), remarks)
 
 
 def _event_runs(folder: Path) -> Iterator[tuple[str, _Run]]:
@@ -216,6 +228,22 @@ def _settings_beside(folder: Path) -> dict[str, Any]:
             content = {key: number_or_word(value) for key, is_set, value in words if is_set}
         settings |= dict(flat(content)) if isinstance(content, dict) else {}
     return {name: number_or_word(value) for name, value in settings.items()}  # YAML takes 1e-3 for a word
+
+
+def final_loss(losses: pd.Series[float]) -> tuple[float, int]:
+    """The median of as many of the last losses of a log as noise asks for, at most an eighth of it, and their number.
+
+    So many bring the standard error of their mean down to ``SURE``. The noise is how far a row lies from the line
+    through its neighbours, by the median over the last fifth of the log, so that neither a descent nor a spike counts.
+    A log that ends in a loss that is not finite, or with few rows, ends at its last loss.
+    """
+    last = losses.to_numpy(float)[-max(len(losses) // 5, FEWEST_LAST) :]
+    is_long = len(losses) >= 2 * FEWEST_LAST and bool(np.isfinite(last).all())
+    noise = NORMAL * float(np.median(np.abs(np.diff(last, 2)))) / math.sqrt(6) if is_long else 0.0
+    rows = (
+        min(math.ceil((noise / SURE) ** 2), len(losses) // MOST_LAST) // 2 * 2 + 1
+    )  # an odd number has a row as median
+    return float(np.median(last[-rows:])), rows
 
 
 def _is_lr(tag: str) -> bool:

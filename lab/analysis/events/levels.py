@@ -43,7 +43,7 @@ def read_levels(path: Path, measured: Iterable[str] = ()) -> dict[str, Level]:
         RequestError: the file cannot be read, or an entry names no column of logs or no level.
     """
     if not path.is_file():
-        raise RequestError(f"no thresholds {path}; lab stress --params 7e9 lr=3e-4 --thresholds FILE writes some")
+        raise RequestError(f"no thresholds {path}; lab predict --params 7e9 lr=3e-4 --thresholds FILE writes some")
     try:
         content = files.read_json(path, dict)
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -73,14 +73,9 @@ class Diagnosis(NamedTuple):
     checks: dict[str, str]
 
 
-def diagnose(recording: Recording, spikes: Iterable[Event] = ()) -> Diagnosis:
-    """What left its usual values in a recording, and where each such event began.
-
-    Args:
-        recording: the recording.
-        spikes: loss spikes that its losses show, besides the rises that are found here.
-    """
-    read = Readings(recording, spikes)
+def diagnose(recording: Recording) -> Diagnosis:
+    """What left its usual values in a recording, and where each such event began."""
+    read = Readings(recording)
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in CHECKS.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
@@ -92,7 +87,7 @@ def diagnose(recording: Recording, spikes: Iterable[Event] = ()) -> Diagnosis:
         for name, (_, column) in CHECKS.items()
         if read.has(column) or not quantities().get(column, {}).get("extra")
     }
-    outcomes[LOSS] = "alarm" if read.loss_steps else "passed"
+    outcomes[LOSS] = "alarm" if read.rises else "passed"
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
@@ -110,7 +105,7 @@ def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list
     """The rows that begin and end each event, and its signs; what is less than ``MERGE`` rows apart is one event."""
     last = len(read.step_m) - 1
     rows = sorted(
-        {sign.row for sign in signs} | {min(int(np.searchsorted(read.step_m, step)), last) for step in read.loss_steps}
+        {sign.row for sign in signs} | {min(int(np.searchsorted(read.step_m, rise.first)), last) for rise in read.rises}
     )
     ends = [row for row, later in zip(rows, [*rows[1:], MERGE + last + 1], strict=False) if later - row >= MERGE]
     begin = 0
@@ -123,21 +118,23 @@ def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list
 def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     """The finding of an event: of its signs, and of the moves that lasted up to its first row, the first ones."""
     anchor, at_anchor = rows.start, [sign for sign in signs if sign.row == rows.start]
-    step = read.loss_before(anchor)
+    rise = read.rise_before(anchor)
     before = [
         Sign(quantities()[name]["kind"], move.row, [place] * bool(place), [move])
         for (name, place), moves in read.moves.items()
         for move in ([] if at_anchor else moves)
         if move.row <= anchor <= move.end
         and anchor - move.row < MERGE
-        and (read.step_m[move.row] < step if step is not None else move.row < anchor)
+        and (read.step_m[move.row] < rise.first if rise else move.row < anchor)
         and (move.change < 0) == bool(quantities()[name].get("falls"))
     ]
     first = min([anchor, *(sign.row for sign in before)])
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
-    if step is not None and first == anchor:
+    if rise and first == anchor:
         found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
-        found.append(Sign("data" if step <= read.step_m[anchor] else "unseen", first))
+        found.append(Sign("data" if rise.last >= read.step_m[anchor] else "unseen", first))
+    elif not found:  # the loss rose after the last row
+        found = [Sign("unseen", first)]
     return _finding(read, found, range(first, rows.stop))
 
 
@@ -159,7 +156,7 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     last = int(read.step_m[rows.stop - 1])
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
-    loss_step = next((at for at in read.loss_steps if (-1 if since is None else since) < at <= last), None)
+    loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
     return Finding(kind, parts, since, step, [*deciding, *rest], weights, loss_step, last)
 
 

@@ -13,7 +13,7 @@ from lab.core.windows import NORMAL, Numbers
 
 # What is usual is the median of so many measurements before. A measurement has moved if its logarithm differs from that
 # by so many scaled median absolute deviations of the ``PAST`` differences before it, by so many times the largest of
-# these, and by this factor at least.
+# these but one, which may be an event of its own, and by this factor at least.
 USUAL, PAST = 5, 50
 DEVIATIONS, TIMES_LARGEST, LEAST_FACTOR = 8.0, 2.0, 1.25
 # Of few differences the largest says little, so it counts as if it were this much larger over their number.
@@ -64,7 +64,8 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
         if not len(past):
             continue
         noise = NORMAL * float(np.median(past))
-        tolerance = max(DEVIATIONS * noise, TIMES_LARGEST * (1 + UNCERTAINTY / len(past)) * float(past.max()), least)
+        largest = float(np.sort(past)[-1 if len(past) < USUAL else -2])
+        tolerance = max(DEVIATIONS * noise, TIMES_LARGEST * (1 + UNCERTAINTY / len(past)) * largest, least)
         if size_n[n] <= tolerance:
             continue
         away_n = np.abs(log_n[n:] - usual_n[n]) > max(DEVIATIONS * noise, least)
@@ -78,7 +79,7 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
             float(size_n[n]) / noise if noise else math.inf,
         )
         at = max(end, n + 1)
-        calm_n[n:at] = False
+        calm_n[n + 1 : at] = False
 
 
 def _usual(log_n: Numbers) -> Numbers:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.events.detectors import Event
+from lab.analysis.events.trend import loss_spikes
 from lab.analysis.recordings.moves import Move, moves_of
 from lab.analysis.recordings.recording import Recording
 from lab.core import shipped
@@ -22,13 +22,13 @@ RATE_JUMP = 3.0
 UNLIKE = 4.0
 # Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
 BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
-# A block's weights change apart from those of the others if the logarithm does by so much more, and by so many times the
+# A block's weights change apart from the others if their logarithm changes by so much more, and by so many times the
 # spread of the others.
 APART, SPREADS = 0.7, 8.0
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
-# The same batch comes again and again if bends of the loss over so many steps are smaller by this factor than before.
+# The same batch comes again and again if the loss bends less by this factor over so many steps than ever before.
 REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
@@ -62,10 +62,17 @@ class Sign(NamedTuple):
     weights: Sequence[str] = ()
 
 
-class Readings:
-    """A recording, its moves, and the steps at which its loss rose."""
+class Rise(NamedTuple):
+    """The first and the last step at which the loss lies above what it was."""
 
-    def __init__(self, recording: Recording, spikes: Iterable[Event]) -> None:
+    first: int
+    last: int
+
+
+class Readings:
+    """A recording, its moves, and the rises of its loss."""
+
+    def __init__(self, recording: Recording) -> None:
         self.recording, self.step_m = recording, recording.step_m
         self.places = sorted({place for _, place in recording.columns if place})
         self.blocks = [place for place in self.places if place.startswith("block")]
@@ -75,12 +82,7 @@ class Readings:
             for place in recording.places(name)
             if "kind" in known and "share" not in known
         }
-        with np.errstate(over="ignore"):
-            rises = [move for move in moves_of("loss", "", np.exp(recording.loss_n)) if move.value > move.usual]
-        self.loss_steps = sorted(
-            {int(recording.loss_step_n[move.row]) for move in rises}
-            | {spike.step for spike in spikes if spike.kind == "spike"}
-        )
+        self.rises = _rises_of_loss(recording)
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -99,10 +101,10 @@ class Readings:
         """Steps since the recorded row before."""
         return int(self.step_m[row] - self.step_m[row - 1])
 
-    def loss_before(self, row: int) -> int | None:
-        """The step after the row before at which the loss rose, up to this row; None if it did not."""
+    def rise_before(self, row: int) -> Rise | None:
+        """The rise of the loss that began after the row before and up to this row; None if there is none."""
         since = self.step_m[row - 1] if row else -1
-        return next((step for step in self.loss_steps if since < step <= self.step_m[row]), None)
+        return next((rise for rise in self.rises if since < rise.first <= self.step_m[row]), None)
 
     def named(self, what: str) -> dict[int, dict[str, list[str]]]:
         """By row and part the names of weights of which something is so."""
@@ -111,6 +113,17 @@ class Readings:
             for row, names in of_rows.items() if name == what else ():
                 found.setdefault(row, {})[place] = names
         return dict(sorted(found.items()))
+
+
+def _rises_of_loss(recording: Recording) -> list[Rise]:
+    """The loss spikes, from the first step to that of the ending."""
+    step_n = recording.loss_step_n
+    spans = loss_spikes(step_n, recording.loss_n)
+    ends = [None if span.ending in ("stuck", "diverged") else span.end for span in spans]
+    return [
+        Rise(int(step_n[span.first]), int(step_n[-1 if end is None else end]))
+        for span, end in zip(spans, ends, strict=True)
+    ]
 
 
 def rate_jumps(read: Readings) -> Iterator[Sign]:
@@ -188,11 +201,11 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
-    """Weights that changed by more than the updates between two rows can explain, or apart from those of other blocks."""
-    log_pm = {}
+    """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
+    log_pm = dict[str, Numbers]()
     for place in read.recording.places("param_rms"):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            log_pm[place] = np.log(read.column("param_rms", place))
+        rms_m = read.column("param_rms", place)
+        log_pm[place] = np.log(np.where(np.isfinite(rms_m) & (rms_m > 0), rms_m, math.nan))
     change_pm = {place: np.diff(log_m) for place, log_m in log_pm.items()}
     for place, change_m in change_pm.items():
         others_pm = np.array([change_pm[block] for block in read.blocks if block != place and block in change_pm])
@@ -225,8 +238,8 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
         parts = [place] if place else []
         for move in read.moves.get((name, place), []) if "alarm" in known else ():
             away = -move.change if known.get("falls") else move.change
-            step = read.loss_before(move.row)
-            is_learned = step is not None and step < read.step_m[move.row] - LEARNED_STEPS
+            rise = read.rise_before(move.row)
+            is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             if away > math.log(known["alarm"]) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()

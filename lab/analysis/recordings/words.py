@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
 from lab.analysis.recordings.diagnosis import Finding, causes, diagnose
 from lab.analysis.recordings.moves import Move
@@ -42,8 +41,8 @@ class Report(NamedTuple):
     recording: Recording
 
 
-def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> Report:
-    """What a recording says of where something began, the loss spikes among these events included, and of what comes.
+def report(path: Path, levels: Mapping[str, Level]) -> Report:
+    """What a recording says of where something began, and of what comes.
 
     Raises:
         RequestError: the file cannot be read.
@@ -53,7 +52,7 @@ def report(path: Path, events: Sequence[Event], levels: Mapping[str, Level]) -> 
     except (OSError, EOFError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a recording: {error}") from None
     name = path.name
-    findings, checks = diagnose(recording, [event for event in events if event.kind == "spike"])
+    findings, checks = diagnose(recording)
     coming = reaches(recording, levels)
     unknown = [
         of for of, known in quantities().items() if of not in levels and "level" not in known and recording.places(of)

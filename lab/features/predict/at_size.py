@@ -70,7 +70,7 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     """
     if run_table.is_imported(records):
         if not (found := list(_of_table(records, size, window or WINDOW))):
-            public = f"lab stress --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
+            public = f"lab predict --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(
                 f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by; {public} "
                 "says what public runs do at this size"

@@ -11,10 +11,10 @@ import pandas as pd
 
 from lab.analysis.curves import parameters
 from lab.analysis.stress.battery import Setting, StressTest, read_battery
-from lab.analysis.stress.measures import Outcomes, wanted
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, wanted
 from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
-from lab.features.stress.plan import Plan
+from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
 from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.sweeping.bench import Bench
@@ -34,11 +34,28 @@ class CardBench:
         self.done: Outcomes = {}
         self.parameters = pd.Series(dtype=float)  # without embeddings, by run
         self.started = time.monotonic()
+        self.seeds = next((word.text.count(",") + 1 for word in plan.request.words if word.key == "seed"), 1)
 
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
+        self.foretell(settings)
         self.done = self.bench.train(settings, self.progress)
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
+
+    def foretell(self, settings: Sequence[Setting]) -> None:
+        """Tell the display how much comes after a round with these settings, but for cures, which nobody knows yet."""
+        best = best_lr(curve(self.done))
+        probable = self.plan.settings(USUAL_BEST if math.isnan(best) else best)
+        later = [setting for setting in probable if setting not in self.done and setting not in settings]
+        rounds = len({setting.words in self.plan.sizes for setting in later})  # of the tests, and of other sizes
+        self.progress.begin(rounds, sum(map(self._work, later)) / sum(map(self._work, settings)))
+
+    def _work(self, setting: Setting) -> float:
+        """FLOPs of the runs of a setting; those of the recipe's own where they are not known."""
+        seeds = next((word for word in setting.words if word.startswith("seed=")), "")
+        words = tuple(word for word in setting.words if word != seeds)
+        flops = self.plan.flops
+        return flops.get(words, flops.get((), 1.0)) * (seeds.count(",") + 1 if seeds else self.seeds)
 
     def train_tests(self) -> None:
         """Train what is missing of the tests of the plan, round after round, and show those that have ended."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lab.analysis.stress.battery import Setting, read_battery
-from lab.analysis.stress.measures import wanted
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -33,8 +31,6 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: with status 1 when a run failed.
     """
     given, words = request.options_and_overrides("stress", arguments)
-    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
-        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
@@ -83,10 +79,7 @@ def _seconds(text: str) -> float:
 def dry_run(plan: Plan) -> None:
     """Print what the crash test would cost, if the best learning rate is the usual one."""
     plan = possible_plan(plan)
-    settings = wanted(read_battery(), plan.tests, {})
-    settings += [place.setting(USUAL_BEST) for test in plan.tests for place in test.places]
-    settings += [Setting(words, lr) for words in plan.sizes for lr in read_battery().curve]
-    planned = Bench(plan.request).plan(compose_settings(plan.request, list(dict.fromkeys(settings))), cautions=False)
+    planned = Bench(plan.request).plan(compose_settings(plan.request, plan.settings()), cautions=False)
     best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
     say(f"{plan.recipe}, {best}:")
     launch.print_estimate(planned, plan.request)

@@ -92,6 +92,9 @@ def possible_plan(plan: Plan) -> Plan:
     Raises:
         RequestError: the recipe itself is invalid, or no test is left.
     """
+    from lab.sweeping.planner import training_flops  # slow to load
+    from lab.training.config import run_config
+
     usual = Setting((), USUAL_BEST)
     places = {test: [place.setting(USUAL_BEST) for place in test.places] for test in plan.tests}
     settings = [usual, *(setting for of_test in places.values() for setting in of_test)]
@@ -118,7 +121,9 @@ def possible_plan(plan: Plan) -> Plan:
         raise RequestError(next(iter(reasons.values())))
     _say_what_is_probed(trees[usual])
     seeds = [tree["seed"] for tree in compose_settings(plan.request, [usual])[usual]]
-    return replace(plan, tests=[_with_seeds(test, seeds) for test in left], left_out=reasons)
+    flops = {setting.words: training_flops(run_config(tree)) for setting, tree in trees.items()}
+    tests = [_with_seeds(test, seeds) for test in left]
+    return replace(plan, tests=tests, left_out=reasons, flops=flops)
 
 
 def _with_seeds(test: StressTest, seeds: Sequence[int]) -> StressTest:

@@ -20,7 +20,6 @@ from lab.core.printing import say
 from lab.core.usage import OptionParser
 
 if TYPE_CHECKING:
-    from lab.analysis.events.detectors import Event
     from lab.analysis.events.following import Alarm, Follower
     from lab.analysis.events.levels import Level
 
@@ -87,7 +86,6 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
     from lab.features.watch.watching import JUDGED
 
     raised, is_waiting = 0, False
-    spikes: list[Event] = []
     recording = GrowingRecording(follower.path, levels)
     try:
         with closing(follower), _interrupted_by_sigterm():
@@ -99,11 +97,10 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
                         if found.event.kind in JUDGED and is_recording(follower.path):
                             continue
                         raised += 1
-                        spikes += [found.event] if found.event.kind == "spike" else []
                         _raise(found, command, as_json=as_json)
                     else:
                         say(found, error=as_json)
-                for line, plain in recording.poll(spikes):
+                for line, plain in recording.poll():
                     is_new = True
                     raised += 1
                     say(json.dumps(plain | {"text": line}) if as_json else line)

@@ -142,7 +142,7 @@ def watch(
         from lab.analysis.recordings.diagnosis import causes as causes_of_recordings
         from lab.analysis.recordings.words import report
 
-        recorded = report(path, [event for _, event in alarms], levels)
+        recorded = report(path, levels)
     findings = recorded.findings if recorded else []
     explained = {event: finding for _, event in alarms for finding in findings if finding.explains(event)}
     number = len(findings) + sum(event not in explained for _, event in alarms)
