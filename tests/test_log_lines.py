@@ -151,7 +151,7 @@ def test_losses_without_a_total_are_judged_each_under_its_name(form: str, names:
 @pytest.mark.parametrize("validation", ["", "valid iters: 3 loss: 5\nvalid iters: 5 loss: 5\n"])
 def test_a_pass_and_its_iterations_together_are_the_step(form: str, validation: str, tmp_path: Path) -> None:
     """Also where the loss jumps at the beginning of a pass, so that it does not go on."""
-    losses = [3.0 + 0.01 * n for n in range(20)] + [9.0] * 10
+    losses = [3.0 + 0.01 * n for n in range(10)] + [9.0] * 10
     lines = [form.format(e=n // 10, i=10 * (n % 10) + 10, x=loss) + "\n" for n, loss in enumerate(losses)]
     text = "".join(line + (validation if n % 10 == 9 else "") for n, line in enumerate(lines))
     assert rows_of(read(tmp_path, text)) == [(10 * n + 10, loss) for n, loss in enumerate(losses)]

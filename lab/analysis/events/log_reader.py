@@ -113,7 +113,7 @@ class LogReader:
         self.table: Table | None = None
         self.header = ""  # the line before, which may be one of names
         self.step = -1  # of the rows to come
-        self.steps = list[str]()  # names of the step, of which each line has one
+        self.steps = list[str]()  # the name of the step, if there is one
         self.in_one_line = False  # whether the step stands in the lines of losses, and not in one before them
         self.apart = list[str]()  # columns that stand in lines of their own
         self.ahead = list[str]()  # those among them that come before the line of their step
@@ -284,7 +284,7 @@ class LogReader:
             if losses[0] in fields and not (self.has_held_out and IS_HELD_OUT in fields)
         ]
         steps = self._steps(steps, losses[0], with_loss)
-        self.steps = [*steps[:1], *(step for step in steps[1:] if self._is_same_clock(steps[0], step))]
+        self.steps = steps[:1]
         self.in_one_line = bool(steps) and 2 * sum(steps[0] in fields for fields in with_loss) > len(with_loss)
         self.is_held_out = sum(IS_HELD_OUT in fields for fields in with_loss) > len(with_loss) / 2
         self._choose(losses)
@@ -342,22 +342,6 @@ class LogReader:
         if steps and is_progress(steps[0]):  # of bars of training and evaluation, the one beside the loss
             steps.sort(key=lambda step: -often[step])
         return sorted(steps, key=lambda step: 2 * often[step] <= len(with_loss))
-
-    def _is_same_clock(self, step: str, other: str) -> bool:
-        """Whether lines that lack the step have it under another name, as ``rollout 5`` beside ``step 5``."""
-        if any(step in fields and other in fields for _, fields in self.waiting):
-            return False
-        both = [(step in fields, number(fields.get(step, fields.get(other)))) for _, fields in self.waiting]
-        both = [(is_step, value) for is_step, value in both if value is not None]
-        near, before, after = list[set[float | None]](), None, None
-        for is_step, value in both:
-            before = value if is_step else before
-            near.append({before})
-        for place in reversed(range(len(both))):
-            after = both[place][1] if both[place][0] else after
-            near[place].add(after)
-        alike = [value in known for (is_step, value), known in zip(both, near, strict=True) if not is_step]
-        return len(alike) >= FEWEST and sum(alike) >= 0.8 * len(alike)
 
     def _comes_before(self, name: str, clock: Container[str]) -> bool:
         """Whether there are as many lines with a name as steps, and they come before those of their step."""
