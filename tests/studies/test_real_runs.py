@@ -21,7 +21,7 @@ from lab.studies.claims.registry import CLAIMS
 from lab.studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge_rule
 from lab.studies.real_runs import figures
 from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
-from lab.studies.real_runs.curves import RealRuns, changes_of, curves_of, rates_of, read_real_runs
+from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
 from sweeping import OutputOf
 
 HOME = Path(__file__).parents[2]
