@@ -256,7 +256,7 @@ def contradicting(row: Row, numbers: Numbers, known: Sequence[Published]) -> Pub
     none of its own numbers was beyond a limit; if there are such runs to which the risk applies, one of them.
     """
     is_beyond = row.verdict == BEYOND
-    alike, others = [], []
+    alike, others = list[Published](), list[Published]()
     for run in known:
         if is_beyond and run.outcome == STABLE and run.verdicts.get(row.risk.name) == BEYOND:
             alike.append(run)

@@ -57,14 +57,14 @@ def page(
         by_step.setdefault(event.step, []).append(event)
     sections = [Markup(LINK).format(compared)] if compared else []
     findings = recorded.findings if recorded else []
-    for number, finding in enumerate(findings[:MOST_FIGURES]):
-        drawing = finding_figure(recorded.recording, finding)
-        sections += [
-            html.paragraph(f"Step {finding.step}: {what_moved(finding)}.", "plain" if number else "lead"),
-            html.paragraph(f"Look next at {next_in_recording(finding)}."),
-            html.figure(layout.svg(drawing, f"finding{number}"), drawing.caption),
-        ]
     if recorded:
+        for number, finding in enumerate(findings[:MOST_FIGURES]):
+            panel = finding_figure(recorded.recording, finding)
+            sections += [
+                html.paragraph(f"Step {finding.step}: {what_moved(finding)}.", "plain" if number else "lead"),
+                html.paragraph(f"Look next at {next_in_recording(finding)}."),
+                html.figure(layout.svg(panel, f"finding{number}"), panel.caption),
+            ]
         sections.append(html.paragraph(f"{checked(recorded.plain['checks'])}.", "facts"))
     for number, (step, together) in enumerate(by_step.items()):
         happened = [
