@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -146,7 +146,7 @@ def rates(records: Records, points: pd.DataFrame, names: Iterable[str] | None = 
     for _, seeds in crossings(records, points, names).groupby(["curve", "quantity"], sort=False):
         passed = list(seeds["crossing"])
         slope = student_t(each.slope for each in passed if math.isfinite(each.slope))
-        first: Any = seeds.iloc[0]
-        names = first["arm"], first["size"], first["parameters"], first["curve"], first["quantity"]
-        found.append(Rate(*names, over_seeds(passed), slope, passed))
+        first = seeds.iloc[0]
+        numbers = int(first["size"]), int(first["parameters"]), int(first["curve"])
+        found.append(Rate(str(first["arm"]), *numbers, str(first["quantity"]), over_seeds(passed), slope, passed))
     return found
