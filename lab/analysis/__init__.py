@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
+    from lab.analysis import runaway as runaway
     from lab.analysis.crossings import crossing as crossing
     from lab.analysis.crossings import over_seeds as over_seeds
     from lab.analysis.curves import load as load
@@ -57,6 +58,7 @@ _PUBLIC_MODULES = {
     "forecast": "lab.features.predict",
     "guard": "lab.analysis.guard",
     "probe_values": "lab.analysis.probe_values",
+    "runaway": "lab.analysis.runaway",
     "tables": "lab.report.tables",
 }
 __all__ = [*_MODULE_OF, *_PUBLIC_MODULES]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,6 @@ from lab.records.store import Records
 
 FAILS_AT = 0.5  # of the way from the best loss to that of a unigram model, from which a learning rate fails
 HALF, COSTLY = "half of the way", f"{LOST:g} nats up"
-ABOUT_FAILING = {
-    HALF: "the loss is half of the way from the best one to that of a unigram model, about where runs that diverge end",
-    COSTLY: f"the loss is {LOST:g} nats above the best one, the paper's measure",
-}
 TAKES: Mapping[str, Callable[[Records, str], pd.Series]] = {"largest": log_largest, "last": log_last}
 
 
@@ -148,19 +144,9 @@ def rates(records: Records, points: pd.DataFrame, names: Iterable[str] | None = 
     """The rates of every curve, over its seeds; where none crosses, a bound. Arguments are those of ``crossings``."""
     found = []
     for _, seeds in crossings(records, points, names).groupby(["curve", "quantity"], sort=False):
-        first: Any = seeds.iloc[0]
         passed = list(seeds["crossing"])
         slope = student_t(each.slope for each in passed if math.isfinite(each.slope))
-        found.append(
-            Rate(
-                first["arm"],
-                first["size"],
-                first["parameters"],
-                first["curve"],
-                first["quantity"],
-                rate=over_seeds(passed),
-                slope=slope,
-                seeds=passed,
-            )
-        )
+        first = seeds.iloc[0]
+        numbers = int(first["size"]), int(first["parameters"]), int(first["curve"])
+        found.append(Rate(str(first["arm"]), *numbers, str(first["quantity"]), over_seeds(passed), slope, passed))
     return found

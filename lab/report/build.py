@@ -22,7 +22,7 @@ from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.laws import fits, optimum
 from lab.analysis.rendering import html, layout, style
-from lab.analysis.runaway import ABOUT_FAILING, COSTLY, HALF, read_runaways
+from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
 from lab.core import files, shelf, shipped
@@ -333,8 +333,8 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
     if len(failing := tables.failing_rates(study)):
         levels = "; ".join(f"{each.title} {each.level:g} ({each.means})" for each in read_runaways().values())
-        about = NOTES["failing"].format(way=ABOUT_FAILING[HALF], nats=ABOUT_FAILING[COSTLY], levels=levels)
-        parts = html.table(failing), _csv(out, "crossings_by_seed"), html.paragraph(about, "note")
+        about = html.paragraph(NOTES["failing"].format(levels=levels), "note")
+        parts = html.table(failing), _csv(out, "crossings_by_seed"), about
         yield html.section(FAILING, *parts, folded=folded)
     yield from _optima(study)
     title, about = "Final loss", NOTES["losses"]
