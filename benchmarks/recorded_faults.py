@@ -150,7 +150,7 @@ def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
     since = -1 if first.since is None else first.since
     right = {
         "right_kind": first.kind in fault["kinds"],
-        "right_part": first.parts == wanted,
+        "right_part": first.parts == wanted or (fault["part"] == "all" and len(first.parts) >= 3),
         "right_step": planted.at <= first.step and since < planted.at + every,
     }
     return row | right | {"right": all(right.values())}

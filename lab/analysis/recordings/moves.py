@@ -43,8 +43,8 @@ class Move(NamedTuple):
 
     @property
     def change(self) -> float:
-        """The logarithm of the factor by which it changed."""
-        return math.log(self.value / self.usual)
+        """The logarithm of the factor by which it changed; infinite if it was zero, or is not known."""
+        return math.log(self.value / self.usual) if self.usual > 0 and self.value > 0 else math.inf
 
 
 def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
