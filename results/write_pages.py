@@ -72,7 +72,7 @@ VERDICTS, README = RESULTS / "verdicts.json", RESULTS / "README.md"
 TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote claims or the board.
 QUOTING = (
-    *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
+    *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
     *(f"lab/studies/{study}/README.md" for study in BY_STUDY),
 )
