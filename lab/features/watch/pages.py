@@ -52,11 +52,16 @@ def page(
         recorded: what it says if it is a recording; the page leads with its first finding.
         notes: on how the log was read.
     """
+    findings = recorded.findings if recorded else []
+
+    def advice(event: Event) -> str:
+        known = next((finding for finding in findings if finding.explains(event)), None)
+        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
+
     by_step: dict[int, list[Event]] = {}
     for event in events[log.name]:
         by_step.setdefault(event.step, []).append(event)
     sections = [Markup(LINK).format(compared)] if compared else []
-    findings = recorded.findings if recorded else []
     if recorded:
         for number, finding in enumerate(findings[:MOST_FIGURES]):
             panel = finding_figure(recorded.recording, finding)
@@ -67,10 +72,8 @@ def page(
             ]
         sections.append(html.paragraph(f"{checked(recorded.plain['checks'])}.", "facts"))
     for number, (step, together) in enumerate(by_step.items()):
-        happened = [
-            (what_happened(log, event), next_look(log, event, events, causes.get(event, ""))) for event in together
-        ]
-        text = html.bullets([f"{capitalized(what)}. Look next at {advice}." for what, advice in happened])
+        happened = [(what_happened(log, event), advice(event)) for event in together]
+        text = html.bullets([f"{capitalized(what)}. Look next at {next_one}." for what, next_one in happened])
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))

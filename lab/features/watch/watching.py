@@ -139,7 +139,7 @@ def watch(
     causes, departed = _causes(logs, events, twins)
     recorded = None
     if is_recording(path):
-        from lab.analysis.recordings.diagnosis import causes as causes_of_recordings
+        from lab.analysis.recordings.words import next_look as next_in_recording
         from lab.analysis.recordings.words import report
 
         recorded = report(path, levels)
@@ -151,11 +151,7 @@ def watch(
 
     def next_of(log: Log, event: Event) -> str:
         known = explained.get(event)
-        return (
-            causes_of_recordings()[known.kind]["next"]
-            if known
-            else next_look(log, event, events, causes.get(event, ""))
-        )
+        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
 
     if as_json:
         plain = [
