@@ -50,7 +50,7 @@ IDLE_ROWS = 20
 # In reinforcement learning, alarms of falls by at least this share of the usual value, and of rises to this multiple.
 FALLING = {"reward_fall": 0.2, "entropy_fall": 0.5}
 RISING = {"kl_growth": 2.0, "gradient_spike": 2.0}
-SPIKE = "spike"
+SPIKE, LAST_WORDS = "spike", "last_words"
 UNRECOVERED = ("stuck", "diverged")  # endings of a loss that did not come back
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
@@ -81,6 +81,7 @@ class Log(NamedTuple):
         note: where losses count as NaN though the log does not say so, and why; empty if nowhere.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
         went_back: of an attempt that goes on from a checkpoint; None for others.
+        last_words: with which the program says after the last row that it stops; see ``says_the_end``.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Log(NamedTuple):
     note: str = ""
     mantissa_bits: float = BF16
     went_back: WentBack | None = None
+    last_words: str = ""
 
     @property
     def has_loss(self) -> bool:
@@ -152,7 +154,9 @@ def detect(
         if column in log.columns
     }
     spans |= dict(_of_rewards(log)) | {"nothing_learned": list(nothing_learned(log))}
-    lost_n = ~np.isfinite(log.columns["loss"])
+    lost_n, last = ~np.isfinite(log.columns["loss"]), len(log.step_n) - 1
+    if log.last_words:
+        spans[LAST_WORDS] = [Span(last, last, float(log.columns["loss"][last]), "diverged", last)]
     overflows = spans.get("norm_not_finite", [])
     spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
     rows = {row for span in overflows for row in range(span.first, span.last + 1)}
@@ -443,4 +447,5 @@ WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "entropy_fall": ("entropy", None),
     "kl_growth": ("kl", None),
     "nothing_learned": ("loss", None),
+    LAST_WORDS: ("loss", None),
 }

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.events.last_words import says_the_end
 from lab.analysis.text import listed
 from lab.core import files, shipped
 from lab.core.errors import RequestError, nearest
@@ -82,16 +83,22 @@ HELD_OUT_WORD = re.compile(rf"(?<![\w./-])(?:{'|'.join(HELD_OUT - {'best', 'held
 RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
 VERTICAL = str.maketrans(dict.fromkeys("│┃║", "|"))
 IS_HELD_OUT = ""  # the name of a field that lines of held-out losses have
+LAST_WORDS = "last words"  # and of one that holds a line with which the program says that it stops
+LONGEST_WORDS = 200  # letters of such a line
 
 Fields = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """Measurements of a step of a run, by column; those that were not logged are absent, and NaN is a logged value."""
+    """Measurements of a step of a run, by column; those that were not logged are absent, and NaN is a logged value.
+
+    Or none, but a line of ``last_words`` after that step; see ``says_the_end``.
+    """
 
     run: str
     step: int
     values: dict[str, float]
+    last_words: str = ""
 
 
 def number(value: object) -> float | None:
@@ -381,6 +388,8 @@ class LogReader:
         if RULE.fullmatch(line) or not line:
             return []
         self.first, self.lines = self.first or line, self.lines + 1
+        if says_the_end(line):
+            return self.add({LAST_WORDS: line.strip()[:LONGEST_WORDS]})
         if self.table is None or not (self.columns or self.table.has_loss):
             self.table = self._begun_table(line) or self.table
             self.header = line
@@ -539,6 +548,8 @@ class LogReader:
         return "bits" if bits and abs(float(np.median(bits)) / math.log(2) - 1) < 0.02 else "nats"
 
     def _rows(self, fields: Fields, run: str) -> Iterator[Row]:
+        if LAST_WORDS in fields and self.step >= 0:
+            yield Row(run, self.step, {}, fields[LAST_WORDS])
         values = dict[str, float]()
         for column, name in self.columns.items():
             if column != STEP and (value := number(fields.get(name))) is not None:
@@ -585,6 +596,8 @@ class LogReader:
             return "is empty"
         if files.is_lfs_pointer(self.first.encode()):
             return files.LFS_POINTER
+        if said := [fields[LAST_WORDS] for _, fields in self.waiting if LAST_WORDS in fields]:
+            return f"has fewer than {FEWEST} rows with a loss, and the program says: {said[-1]!r}"
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:
             return missing_column(wanted[0], self.names, self.given)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.analysis.events.collapse import FEWEST, Departure, departure
-from lab.analysis.events.detectors import SPIKE, UNRECOVERED, Event, Log, detect
+from lab.analysis.events.detectors import LAST_WORDS, SPIKE, UNRECOVERED, Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
 from lab.analysis.statistics import Interval
@@ -102,8 +102,9 @@ def compared(logs: Sequence[Log], notes: Sequence[str] = (), margin: float | Non
 
 
 def _lost_at(events: Sequence[Event]) -> int | None:
-    """The step of the first loss spike from which a log did not recover."""
-    return next((event.step for event in events if event.kind == SPIKE and event.ending in UNRECOVERED), None)
+    """The step from which a log did not recover, that of a loss spike or of the program's last words."""
+    kinds = (SPIKE, LAST_WORDS)
+    return next((event.step for event in events if event.kind in kinds and event.ending in UNRECOVERED), None)
 
 
 class Siblings(NamedTuple):
