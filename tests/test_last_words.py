@@ -33,7 +33,7 @@ def test_a_setting_a_skipped_update_and_other_ends_do_not(line: str) -> None:
 def rows(first: int, end: int, noise: float = 0.01) -> list[str]:
     """Rows of a loss that falls, in the manner of MAE's trainer."""
     return [
-        f"Epoch: [3]  [{step:3d}/900]  lr: 0.0004  loss: {2 + 3 * math.exp(-step / 1500) + noise * (step % 7):.4f} (5.3)"
+        f"Epoch: [3]  [{step:3d}/900]  lr: 0.0004  loss: {2 + 3 * math.exp(-step / 1500) + noise * (step % 7):.4f}"
         for step in range(first, end, 20)
     ]
 

@@ -325,6 +325,9 @@ def made_log(
     columns = {column: value_n for column, value_n in values.items() if column not in derived_from}
     if ROUTER_Z in values and ROUTER_LOGIT not in values:
         columns[ROUTER_LOGIT] = np.sqrt(np.clip(values[ROUTER_Z], 0, None))
+    shares = [columns[name] for name in ("all_right", "all_wrong") if name in columns]
+    if shares and "zero_variance" not in columns:
+        columns["zero_variance"] = np.sum(shares, axis=0)
     if "entropy" in columns:  # some trainers log it with the sign of a loss
         columns["entropy"] = np.abs(columns["entropy"])
     if all(column in held_out for column in HELD_OUT):
@@ -334,7 +337,7 @@ def made_log(
     level_n = _output_logits(values, len(step_n))
     if not np.isnan(level_n).all():
         columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
-    return Log(name, step_n, columns, "", mantissa_bits)
+    return Log(name, step_n, columns, "", mantissa_bits, held_out=held_out)
 
 
 def _output_logits(values: Mapping[str, Numbers], rows: int) -> Numbers:

@@ -42,7 +42,9 @@ RARE = 5  # and one that occurs in so many times fewer than another is a summary
 ENDING, SECOND, PART, LAST, PROGRESS_RANK = 100, 100, 200, 400, 500
 # Two of these measurements, or the first alone, are those of reinforcement learning.
 REWARD = "reward"
-OF_REWARDS = (REWARD, "kl", "entropy")
+OF_REWARDS = (REWARD, "kl", "update_kl", "entropy")
+# What is followed besides where these are logged.
+OF_SAMPLES = ("zero_variance", "response_length", "truncated", "clip_fraction")
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
@@ -192,7 +194,8 @@ def of_rewards(columns: Container[str]) -> bool:
 
 def described(columns: Mapping[str, str], unit: str = "nats") -> str:
     """Which names were taken for the loss and other measurements, and in which unit the loss is."""
-    others = [f"{column} '{columns[column]}'" for column in ("grad_norm", "lr", *OF_REWARDS) if column in columns]
+    named = ("grad_norm", "lr", *OF_REWARDS, *(OF_SAMPLES if of_rewards(columns) else ()))
+    others = [f"{column} '{columns[column]}'" for column in named if column in columns]
     units = f" in {unit}" if unit == "nats" else f" in {unit}, converted to nats"
     if columns[LOSS] == columns.get(REWARD):
         return ", ".join(["no loss, of reinforcement learning", *others])

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from lab.analysis.events.detectors import KINDS, LABELS, WATCHED, Event, Log, column_of
+from lab.analysis.events.reinforcement import DEPARTURES
 from lab.analysis.rendering import html, layout, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import capitalized
@@ -67,8 +68,7 @@ def file_name(name: str) -> str:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
-    kinds = ("reward_fall", "entropy_fall", "kl_growth") if log.is_of_rewards else (event.kind,)
-    for kind in kinds:
+    for kind in (*DEPARTURES, event.kind) if log.is_of_rewards else (event.kind,):
         if kind in WATCHED and column_of(kind) in log.columns:
             columns.setdefault(column_of(kind), LABELS[kind]["axis"])
     if log.is_of_rewards:

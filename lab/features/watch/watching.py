@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lab.analysis.events.detectors import Event, Log, detect
+import numpy as np
+import pandas as pd
+
+from lab.analysis.events.detectors import LABELS, Event, Log, column_of, detect
+from lab.analysis.events.held_out_losses import turn
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
+from lab.analysis.events.reinforcement import DEPARTURES, departures
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
@@ -45,9 +50,24 @@ def find_alarms(
         for column in levels
         if column not in log.columns and not is_recording(path)  # of which the report says it
     ]
+    notes += [remark for log in logs for remark in remarks(log)]
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
     return Found(logs, notes, events)
+
+
+def remarks(log: Log) -> Iterator[str]:
+    """What is no alarm but worth knowing: a held-out loss that has turned, and what moves while the policy learns."""
+    held_out = log.held_out.get("val_loss", pd.Series(dtype=float))
+    if found := turn(held_out, pd.Series(log.columns["loss"], log.step_n)):
+        rises = f"is lowest at step {found.step}, {found.lowest:.3g}, and has risen to {found.last:.3g} since"
+        yield f"{log.name}: the evaluation loss {rises}, while the training loss falls: the run overfits from there on"
+    for kind, _, learned in departures(log.step_n, log.columns) if log.is_of_rewards else ():
+        verb, farthest = ("falls", np.nanmin) if DEPARTURES[kind].falls else ("rises", np.nanmax)
+        for span in learned:
+            end = float(farthest(log.columns[column_of(kind)][span.first : span.last + 1]))
+            move = f"{LABELS[kind]['moves']} {verb} from {span.usual:.3g} to {end:.3g} while the reward rises"
+            yield f"{log.name}: from step {log.step_n[span.first]} on the {move}, so the policy has learned"
 
 
 def watch(
