@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.events.detectors import KINDS, LABELS, WATCHED, Event, Log, column_of
+from lab.analysis.events.reinforcement import DEPARTURES
 from lab.analysis.recordings.diagnosis import Finding
 from lab.analysis.recordings.recording import Recording
 from lab.analysis.recordings.signs import quantities
@@ -93,8 +94,7 @@ def file_name(name: str) -> str:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
-    kinds = ("reward_fall", "entropy_fall", "kl_growth") if log.is_of_rewards else (event.kind,)
-    for kind in kinds:
+    for kind in (*DEPARTURES, event.kind) if log.is_of_rewards else (event.kind,):
         if kind in WATCHED and column_of(kind) in log.columns:
             columns.setdefault(column_of(kind), LABELS[kind]["axis"])
     if log.is_of_rewards:
