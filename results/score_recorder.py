@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
-from lab.analysis.recordings.origins import first_rows, risen
 
 import lab
 from lab.analysis.events.trend import loss_spikes
