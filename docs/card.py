@@ -1,4 +1,4 @@
-"""Draw docs/card.svg, the card of GLM-130B of the page on crash tests, from the committed records: ``python docs/card.py``."""
+"""Draw docs/card.svg, GLM-130B's card of the page on crash tests, from committed records: ``python docs/card.py``."""
 
 from pathlib import Path
 

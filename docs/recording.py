@@ -1,13 +1,16 @@
-"""Train a tiny Transformer with a recorder until it spikes: ``python docs/recording.py``.
+"""Train a tiny Transformer with a recorder: ``python docs/recording.py [fault]``.
 
-Keeps the steps around two of its spikes in docs/recording.jsonl, draws them into docs/recording.svg, and prints what
-``lab watch`` says of them. Targets are letters at random, each followed by the echo of the one
+Until it spikes: keeps the steps around two of its spikes in docs/recording.jsonl, draws them into docs/recording.svg,
+and prints what ``lab watch`` says of them. With ``fault``: plants one at a sound learning rate, and writes what is said
+of it and its panel into the page. Targets are letters at random, each followed by the echo of the one
 three before it, on which tiny models spike by themselves at a learning rate that is too high.
 """
 
 import json
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 import matplotlib
 import torch
@@ -17,7 +20,9 @@ from torch import Tensor, nn
 
 import lab
 from lab.analysis.recordings.recording import Recording, read_recording
-from lab.analysis.rendering import style
+from lab.analysis.recordings.words import report
+from lab.analysis.rendering import layout, style
+from lab.features.watch.pages import finding_figure
 
 HOME = Path(__file__).parents[1]
 LETTERS, DISTANCE, WIDTH, BLOCKS, HEADS = 16, 3, 32, 3, 2
@@ -27,6 +32,8 @@ SHOWN = {
     "moment_ratio": "gradient over\nsecond moment",
     "block_rms": "RMS of the\nresidual stream",
 }
+PAGE, MARKS = HOME / "docs" / "record_your_run.md", ("<!-- planted fault -->", "<!-- end of planted fault -->")
+FAULT_STEPS, FAULT_AT, FAULT_LR, FACTOR = 200, 150, 1e-3, 30
 KEPT, FIRST, LAST = 1000, 1040, 1300  # the steps that are kept and shown
 
 
@@ -57,13 +64,17 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def train(out: Path) -> None:
+def train(out: Path, steps: int = STEPS, lr: float = LR, fault_at: int | None = None) -> None:
+    """Train, and if there is to be a fault, make one matrix of the second block 30 times as large at its step."""
     torch.manual_seed(SEED)
     model = Model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.5, 0.99), weight_decay=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.5, 0.99), weight_decay=0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM_UP))
     recorder = lab.record(model, optimizer, every=EVERY, out=out)
-    for _ in range(STEPS):
+    for step in range(steps):
+        if step == fault_at:
+            with torch.no_grad():
+                model.blocks[1].mlp[2].weight.mul_(FACTOR)
         letters = torch.randint(LETTERS, (8, 17 + DISTANCE))
         tokens = torch.stack([letters[:, DISTANCE:], LETTERS + letters[:, :-DISTANCE]], -1).flatten(1)[:, :33]
         loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
@@ -98,8 +109,26 @@ def draw(recording: Recording, losses: dict[int, float]) -> Figure:
     return figure
 
 
+def plant() -> None:
+    """Plant a fault, and write what is said of it into the page, with its panel."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "probes.jsonl"
+        train(out, FAULT_STEPS, FAULT_LR, FAULT_AT)
+        said = report(out, {})
+    (line, _), *_ = said.found
+    drawing = finding_figure(said.recording, said.findings[0])
+    (HOME / "docs" / "planted_fault.svg").write_text(layout.svg(drawing, "fault"), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(MARKS[0])
+    words = fill(line, 120, break_long_words=False, break_on_hyphens=False)
+    told = f"{MARKS[0]}\n```text\n{words}\n```\n{MARKS[1]}"
+    PAGE.write_text(f"{before}{told}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["fault"]:
+        sys.exit(plant())
     kept = HOME / "docs" / "recording.jsonl"
     with TemporaryDirectory() as folder:
         out = Path(folder) / "probes.jsonl"

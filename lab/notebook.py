@@ -124,21 +124,25 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
         RequestError: the path cannot be read, or no loss recurs in it.
     """
     from lab.analysis.recordings.recording import is_recording
+    from lab.analysis.recordings.words import next_look as next_in_recording
     from lab.analysis.recordings.words import report
     from lab.features.watch.pages import event_figure
     from lab.features.watch.watching import find_alarms
     from lab.features.watch.words import next_look, what_happened
 
     logs, notes, events = find_alarms(Path(path), columns=columns)
+    recorded = report(Path(path), {}) if is_recording(Path(path)) else None
+    findings = recorded.findings if recorded else []
     rows: list[dict[str, object]] = []
     drawings: dict[int, Callable[[], Drawing]] = {}
     for log in logs:
         for event in events[log.name]:
             row = {name: getattr(event, name) for name in ("run", "step", "kind", "ending")}
-            rows.append(row | {"what": what_happened(log, event), "look next at": next_look(log, event, events)})
+            known = next((finding for finding in findings if finding.explains(event)), None)
+            advice = next_in_recording(known) if known else next_look(log, event, events)
+            rows.append(row | {"what": what_happened(log, event), "look next at": advice})
             drawings[event.step] = partial(event_figure, log, event)
-    if is_recording(Path(path)):
-        notes += report(Path(path), {}).lines
+    notes += recorded.lines if recorded else []
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 

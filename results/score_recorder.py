@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
-from lab.analysis.recordings.origins import first_rows, risen
 
 import lab
 from lab.analysis.events.trend import loss_spikes
 from lab.core.schema import batches_of_bursts
+from lab.core.windows import MERGE, before
 from lab.records import store
 from lab.records.store import Records
 
@@ -47,6 +47,9 @@ SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# A measurement has risen if its logarithm lies above the median of the 100 before it by this many scaled median
+# absolute deviations of these, and by this factor at least.
+DEVIATIONS, LEAST_RISE = 8.0, 1.25
 START = 500  # the step from which spikes of a model's own count
 WARNING, LATE = 100, 5  # an alarm belongs to a spike if it comes so many steps before it at most, or so many after it
 # A quantity would earn an alarm if it led so many of a model's own spikes, with so few false alarms in 10,000 steps: a
@@ -134,6 +137,20 @@ def scores(kind: str, runs: list[Run]) -> Iterator[tuple[Any, ...]]:
     for tool, alarms_of in OTHERS.items():
         if find_spec(tool.split()[0]):
             yield kind, tool, *score(runs, [alarms_of(run.columns["train_loss"]) for run in runs])
+
+
+def risen(value_m: Any, *, falls: bool) -> Any:
+    """Where measurements have risen, or fallen; NaN and what is not positive has not."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_m = np.where(value_m > 0, np.log(value_m), math.nan) * (-1 if falls else 1)
+        median_m, deviation_m = before(log_m)
+        return log_m > median_m + np.maximum(DEVIATIONS * deviation_m, math.log(LEAST_RISE))
+
+
+def first_rows(risen_m: Any) -> list[int]:
+    """The rows at which rises begin; rows closer than ``MERGE`` belong to one."""
+    rows = np.flatnonzero(risen_m)
+    return [int(row) for row in rows[np.diff(rows, prepend=-MERGE) >= MERGE]]
 
 
 def score(runs: Iterable[Run], alarms: Iterable[Iterable[int]]) -> tuple[float, ...]:

@@ -577,6 +577,54 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
     assert [count > 0 for count in counts] == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_gradient_that_is_not_finite_is_named_before_clipping_spreads_it(clip: bool, tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=out)
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    name, weight = next((name, weight) for name, weight in model.named_parameters() if "layers.1" in name)
+    weight.grad.view(-1)[0] = math.nan
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    recorder.step(loss)
+    (row,) = written(out)[1:]
+    assert {key: value for key, value in row.items() if key.startswith("gradient_not")} == {
+        "gradient_not_finite/block1": [name]
+    }
+    assert len(row.get("update_not_finite/block0", [])) > 0 if clip else "update_not_finite/block0" not in row
+
+
+def test_gradients_that_are_exactly_zero_are_named(tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    name, dead = next((name, weight) for name, weight in model.named_parameters() if "layers.1" in name)
+    dead.register_hook(torch.zeros_like)
+    (first, *_) = run(model, out)
+    assert {key: value for key, value in first.items() if key.startswith("gradient_")} == {
+        "gradient_zero/block1": [name]
+    }
+
+
+def test_what_a_loop_adds_is_recorded_where_it_is_measured(tmp_path: Path) -> None:
+    model, out, calls = built(), tmp_path / "probes.jsonl", list[int]()
+
+    def reward() -> Tensor:
+        calls.append(len(calls))
+        return torch.tensor(0.5 + len(calls))
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=2, out=out, extra={"reward": reward})
+    for step in range(4):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+    recorder.close()
+    assert [row.get("reward") for row in written(out)[1:]] == [1.5, None, 2.5, None]
+
+
 def test_an_evaluation_in_between_is_not_measured(tmp_path: Path) -> None:
     rows = []
     for is_evaluated in (False, True):
@@ -860,6 +908,9 @@ def test_the_lab_reads_what_was_recorded(tmp_path: Path) -> None:
         ({"model": nn.GELU()}, "no weight"),
         ({"every": 0}, "every=0"),
         ({"out": "absent/probes.jsonl"}, "absent"),
+        ({"extra": {"reward": 0.5}}, "reward"),
+        ({"extra": {"loss": float}}, "loss"),
+        ({"extra": {"kl/actor": float}}, "kl/actor"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, tmp_path: Path) -> None:

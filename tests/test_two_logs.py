@@ -182,6 +182,31 @@ def test_logs_of_reinforcement_learning_are_compared_by_their_rewards(
         assert "nats" not in text
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "start", "compare"),
+    [
+        (4.39, 10.9, 0, False),
+        (8.99, 10.82, 1, False),
+        (5.55, 11.7, 10, False),
+        (10.82, 10.9, 0, True),
+        (9.5, 10.4, 10, True),
+    ],
+)
+def test_losses_per_token_of_two_vocabularies_do_not_compare(
+    first: float, second: float, start: int, compare: bool, tmp_path: Path, output_of: OutputOf
+) -> None:
+    """The first losses of a log that begins with training are near the logarithm of the size of its vocabulary."""
+    for name, loss, seed in (("a", first, 0), ("b", second, 1)):
+        noise_n = np.random.default_rng(seed).normal(0, 0.02, 60)
+        rows = zip(start + 10 * np.arange(60), loss * (0.3 + 0.7 * np.exp(-np.arange(60) / 15)) + noise_n, strict=True)
+        (tmp_path / f"{name}.log").write_text("".join(f"step {step} loss {each:.4f}\n" for step, each in rows))
+    said = " ".join(output_of("compare", str(tmp_path / "a.log"), str(tmp_path / "b.log")).split())
+    assert ("nats per token do not compare, bits per byte of the same text do" in said) == (not compare)
+    assert ("B is worse" in said) == compare
+    if start == 0 and not compare:
+        assert re.search(r"4.39 of A and 10.9 of B, are near ln 8\d and ln 5\d,000", said)
+
+
 def test_of_two_logs_the_one_that_is_lost_is_worse(tmp_path: Path, output_of: OutputOf) -> None:
     """Also where too few rows are left for a verdict on the gap; two that are lost are not told apart by that."""
     losses = {

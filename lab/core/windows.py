@@ -50,3 +50,18 @@ def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
     """
     padded = np.concatenate([np.full(WINDOW, math.nan), value_n])[:-1]
     return window_statistics(sliding_window_view(padded, WINDOW))
+
+
+def has_risen(before_n: Numbers, after_n: Numbers, rows: int = 10) -> bool:
+    """Whether the median of the last ``rows`` of some measurements exceeds that of the last ones before them.
+
+    By three standard errors, of the noise from row to row. What is not finite does not count.
+    """
+    before_n, after_n = (each_n[np.isfinite(each_n)] for each_n in (before_n, after_n))
+    if not len(before_n) or not len(after_n):
+        return False
+    change_n = np.diff(np.concatenate([before_n, after_n]))
+    noise = NORMAL * float(np.median(np.abs(change_n - np.median(change_n)))) / math.sqrt(2)
+    before_n, after_n = before_n[-rows:], after_n[-rows:]
+    error = noise * math.sqrt(math.pi / 2 * (1 / len(before_n) + 1 / len(after_n)))
+    return bool(np.median(after_n) - np.median(before_n) > 3 * error)

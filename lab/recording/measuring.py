@@ -189,7 +189,7 @@ class Measurement:
         hidden = next((x for x in _tensors([args, kwargs]) if x.ndim == 3), None)
         self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
         if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
-            self.tally.add(Key("input_rms"), activations.block_rms(hidden.float()[None]))
+            self.tally.add(Key("input_square"), activations.block_rms(hidden.float()[None]) ** 2)
 
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:

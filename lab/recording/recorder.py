@@ -207,6 +207,7 @@ def _columns(
     for column, of in (("grad_norm", "unclipped"), ("grad_norm_clipped", "grad_rms")):
         squares = [number.value**2 * sizes[key.piece] for key, number in known.items() if key.name == of]
         columns |= {column: math.sqrt(math.fsum(squares))} if squares else {}
+    found["input_rms"] = {place: math.sqrt(square) for place, square in found.pop("input_square", {}).items()}
     found = {name: of for name, of in found.items() if of and name != "unclipped" and name not in experts}
     columns |= {name: of_whole(name, of) for name, of in found.items()}
     columns |= {f"{name}/{place}": number for name, of in found.items() for place, number in of.items() if place}
@@ -217,18 +218,20 @@ def _columns(
 def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
     """By ``WHAT/PART`` the names of weights whose gradient or update is exactly zero, or whose numbers are not finite.
 
-    Gradients are those before clipping, where they are known.
+    Gradients are those before clipping, unless all of these are finite.
     """
+    spoiled = any(key.name == "unclipped" and not math.isfinite(value) for key, (value, _) in known.items())
     found = defaultdict[str, list[str]](list)
     for key, (value, weight) in known.items():
         what = {"unclipped": "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
             key.name
         )
-        if what is None or weight <= 0 or (key.name == "grad_rms" and key._replace(name="unclipped") in known):
+        if what is None or weight <= 0:
             continue
-        if not math.isfinite(value):
+        is_first = key.name != "grad_rms" or key._replace(name="unclipped") not in known
+        if not math.isfinite(value) and (is_first or not spoiled):
             found[f"{what}_not_finite/{key.where}"].append(key.piece)
-        elif value == 0 and what != "weight":
+        elif value == 0 and what != "weight" and is_first:
             found[f"{what}_zero/{key.where}"].append(key.piece)
     return dict(found)
 

@@ -77,11 +77,13 @@ class Table(NamedTuple):
         step_n: the steps, in rising order.
         columns: measurements ``[n]`` by name, NaN where one is missing.
         has_loss_n: where a loss was logged, since a loss that is NaN is logged, too.
+        last_words: with which the program said after the last row that it stops; see ``says_the_end``.
     """
 
     step_n: Steps
     columns: Mapping[str, Numbers]
     has_loss_n: NDArray[np.bool_]
+    last_words: str = ""
 
     def rows(self, chosen_n: NDArray[np.bool_]) -> Table:
         """Some of the rows."""
@@ -122,7 +124,7 @@ def _merged(before: Table, part: Table) -> Table:
             spread_n = _spread(step_n, table.step_n, value_n)
             columns[name] = np.where(np.isnan(spread_n), columns[name], spread_n)
     has_loss_n = np.isin(step_n, np.union1d(before.step_n[before.has_loss_n], part.step_n[part.has_loss_n]))
-    return Table(step_n, columns, has_loss_n)
+    return Table(step_n, columns, has_loss_n, part.last_words)
 
 
 class Parts:
@@ -130,12 +132,17 @@ class Parts:
 
     def __init__(self) -> None:
         self.parts = [defaultdict[str, Column](Column)]
+        self.last_words = [""]  # of each part
         self.last, self.losses = -1, 0  # step of the last loss, and their number
 
     def add(self, row: Row) -> None:
+        self.last_words[-1] = row.last_words or self.last_words[-1]
         if LOSS in row.values:
             if row.step < self.last:
                 self.parts.append(defaultdict(Column))
+                self.last_words.append("")
+            elif trains_on(row, self.last):
+                self.last_words[-1] = ""
             self.last, self.losses = row.step, self.losses + 1
         for column, value in row.values.items():
             self.parts[-1][column].add(row.step, value)
@@ -145,7 +152,8 @@ class Parts:
         starts = [part[LOSS].steps[:FEWEST] for part in self.parts]
         begin_anew = all(len(steps) == FEWEST and steps[0] <= starts[0][-1] for steps in starts[:-1])
         if begin_anew or len(self.parts) - 1 <= max(1, UNSORTED * self.losses):
-            return [table_of(part) for part in self.parts if LOSS in part], []
+            both = zip(self.parts, self.last_words, strict=True)
+            return [table_of(part)._replace(last_words=words) for part, words in both if LOSS in part], []
         whole = defaultdict[str, Column](Column)
         for part in self.parts:
             for column, values in part.items():
@@ -153,7 +161,12 @@ class Parts:
                 whole[column].values.extend(values.values)
         table = table_of(whole)
         kept = f"the last row of each kept: {int(table.has_loss_n.sum())} of {self.losses} rows"
-        return [table], [f"{name}: sorted by step, {kept}"]
+        return [table._replace(last_words=self.last_words[-1])], [f"{name}: sorted by step, {kept}"]
+
+
+def trains_on(row: Row, last: int) -> bool:
+    """Whether a row shows that training went on after the last step, whatever the program said before."""
+    return row.step > last and math.isfinite(row.values.get(LOSS, math.nan))
 
 
 def logs_of_run(name: str, run: Parts, bits: float) -> tuple[list[Log], list[str]]:
@@ -259,7 +272,8 @@ def log_of(name: str, table: Table, bits: float, back: WentBack | None = None) -
     others = {column: value_n for column, value_n in table.columns.items() if column != LOSS}
     rows = table._replace(columns={LOSS: loss_n, **others}).rows(is_row_n)
     held_out = {column: table.known(column) for column in HELD_OUT if column in table.columns}
-    return made_log(name, rows.step_n, rows.columns, bits, held_out)._replace(note=why, went_back=back)
+    made = made_log(name, rows.step_n, rows.columns, bits, held_out)
+    return made._replace(note=why, went_back=back, last_words=table.last_words)
 
 
 def _losses(table: Table) -> tuple[Numbers, NDArray[np.bool_], str]:
@@ -313,6 +327,9 @@ def made_log(
     columns = {column: value_n for column, value_n in values.items() if column not in derived_from}
     if ROUTER_Z in values and ROUTER_LOGIT not in values:
         columns[ROUTER_LOGIT] = np.sqrt(np.clip(values[ROUTER_Z], 0, None))
+    shares = [columns[name] for name in ("all_right", "all_wrong") if name in columns]
+    if shares and "zero_variance" not in columns:
+        columns["zero_variance"] = np.sum(shares, axis=0)
     if "entropy" in columns:  # some trainers log it with the sign of a loss
         columns["entropy"] = np.abs(columns["entropy"])
     if all(column in held_out for column in HELD_OUT):
@@ -322,7 +339,7 @@ def made_log(
     level_n = _output_logits(values, len(step_n))
     if not np.isnan(level_n).all():
         columns |= {"output_logit": level_n, "logit_rounding": rounding_cost(level_n, mantissa_bits)}
-    return Log(name, step_n, columns, "", mantissa_bits)
+    return Log(name, step_n, columns, "", mantissa_bits, held_out=held_out)
 
 
 def _output_logits(values: Mapping[str, Numbers], rows: int) -> Numbers:

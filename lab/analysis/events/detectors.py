@@ -9,28 +9,28 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from lab.analysis.events.flagged import lasting_medians, runs
 from lab.analysis.events.levels import LEVEL, Level
 from lab.analysis.events.log_names import of_rewards
-from lab.analysis.events.trend import LEAST_RISE, Span, loss_spikes, rises
+from lab.analysis.events.reinforcement import DEPARTURES, departures
+from lab.analysis.events.trend import FEWEST_ROWS, LEAST_RISE, Span, loss_spikes
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
-from lab.core.windows import FEWEST, MERGE, NORMAL, Numbers, before
+from lab.core.windows import FEWEST, MERGE, Numbers, before, has_risen
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.
 # Among the first rows it exceeds the largest so far by as much; the very first, so many, are not judged.
 GRADIENT_RISE, MEMORY, FIRST_NORMS = 5.0, 0.99, 5
 # A gradient norm that is not finite in so many rows in a row is no skipped step, if it was logged in earlier rows.
 LASTING = 3
-# A gradient norm drifts if the median of so many rows stays above the smallest such median before it by this factor,
-# over as many rows.
-DRIFT_ROWS, DRIFT = 50, 4.0
-# A reward falls slowly where such a median has lost half of the largest one, and so many times the noise of a row.
-SLOW_NOISE = 3.0
+# A gradient norm drifts if the median of many rows stays above the smallest such median before it by this factor.
+DRIFT = 4.0
 # An update or a logit has grown if it exceeds the median of the measurements before it by this factor.
 UPDATE_RISE, LOGIT_RISE = 2.0, 4.0
 # Above one, epsilon exceeds the gradient, or the curvature along the update exceeds the limit of stability.
@@ -47,10 +47,9 @@ COLLAPSED_LOAD, BALANCE_RISE = 3.0, 1.5
 LEAD, NORM_LEAD = 100, 2.5
 # Fewer rows in which nothing changes do not say that nothing is learned.
 IDLE_ROWS = 20
-# In reinforcement learning, alarms of falls by at least this share of the usual value, and of rises to this multiple.
-FALLING = {"reward_fall": 0.2, "entropy_fall": 0.5}
-RISING = {"kl_growth": 2.0, "gradient_spike": 2.0}
-SPIKE = "spike"
+# A rise of the last rows of a short log takes so many nats.
+LEAST_LAST = 0.3
+SPIKE, LAST_WORDS = "spike", "last_words"
 UNRECOVERED = ("stuck", "diverged")  # endings of a loss that did not come back
 
 # Of each kind of alarm its ``name``, the ``axis`` of its values, and what to look at ``next``.
@@ -81,6 +80,8 @@ class Log(NamedTuple):
         note: where losses count as NaN though the log does not say so, and why; empty if nowhere.
         mantissa_bits: stored mantissa bits of the format that rounds output logits.
         went_back: of an attempt that goes on from a checkpoint; None for others.
+        last_words: with which the program says after the last row that it stops; see ``says_the_end``.
+        held_out: held-out losses by column, at steps of their own.
     """
 
     name: str
@@ -89,6 +90,8 @@ class Log(NamedTuple):
     note: str = ""
     mantissa_bits: float = BF16
     went_back: WentBack | None = None
+    last_words: str = ""
+    held_out: Mapping[str, pd.Series] = MappingProxyType({})
 
     @property
     def has_loss(self) -> bool:
@@ -138,7 +141,8 @@ def detect(
         spikes: its loss spikes, if they were found already; by default those of ``loss_spikes``.
         levels: of columns, beyond which an alarm is wanted as well.
     """
-    losses = loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes
+    losses = list(loss_spikes(log.step_n, log.columns["loss"]) if spikes is None else spikes)
+    losses = losses or list(last_rise(log))
     if log.is_of_rewards:  # the loss is a means of a gradient, and tells nothing as long as it is a number
         losses = [span for span in losses if not math.isfinite(log.columns["loss"][span.first])]
     spans = {
@@ -147,12 +151,15 @@ def detect(
         if column in log.columns and (find or kind == SPIKE)
     }
     spans |= {
-        f"{LEVEL}{column}": list(_runs(level.passed(log.columns[column]), level.value))
+        f"{LEVEL}{column}": list(runs(level.passed(log.columns[column]), level.value))
         for column, level in levels.items()
         if column in log.columns
     }
-    spans |= dict(_of_rewards(log)) | {"nothing_learned": list(nothing_learned(log))}
-    lost_n = ~np.isfinite(log.columns["loss"])
+    spans |= {kind: found for kind, found, _ in departures(log.step_n, log.columns)} if log.is_of_rewards else {}
+    spans["nothing_learned"] = list(nothing_learned(log))
+    lost_n, last = ~np.isfinite(log.columns["loss"]), len(log.step_n) - 1
+    if log.last_words:
+        spans[LAST_WORDS] = [Span(last, last, float(log.columns["loss"][last]), "diverged", last)]
     overflows = spans.get("norm_not_finite", [])
     spans["norm_not_finite"] = [span for span in overflows if not lost_n[: span.first + 1].any()]
     rows = {row for span in overflows for row in range(span.first, span.last + 1)}
@@ -172,51 +179,28 @@ def detect(
     return [event for _, event in sorted(events, key=lambda pair: (pair[0], pair[1].kind))]
 
 
-def _of_rewards(log: Log) -> Iterator[tuple[str, list[Span]]]:
-    """Departures of a log of reinforcement learning from its trends, those that are large.
+def last_rise(log: Log) -> Iterator[Span]:
+    """The rise of the last rows of a log too short for a trend, if the gradient norm explodes with the loss.
 
-    The reward and the entropy fall. The KL divergence and the gradient norm rise; they vary by orders of magnitude, so
-    their trend is that of a logarithm, of what is small of the value.
+    The loss rises in each of them, by ``LEAST_LAST`` and a fourth of what it had fallen, and by more than ever before;
+    the norm exceeds ``GRADIENT_RISE`` times the median of the rows before.
     """
-    for kind, (column, _) in (KINDS | WATCHED).items() if log.is_of_rewards else ():
-        if kind not in (*FALLING, *RISING) or column not in log.columns:
-            continue
-        value_n = log.columns[column]
-        size = float(np.nanmedian(np.abs(value_n))) or 1.0
-        if kind in FALLING:
-            found = rises(log.step_n, -value_n, may_grow=kind == "entropy_fall")
-            spans = [span._replace(usual=-span.usual) for span in found]
-        else:
-            found = rises(log.step_n, np.arcsinh(value_n / size), may_grow=True)
-            spans = [span._replace(usual=size * math.sinh(span.usual)) for span in found]
-        spans = [_without_loss(span) for span in spans if _is_large(kind, value_n, span)]
-        yield kind, spans or (list(_slow_fall(value_n)) if kind == "reward_fall" else [])
-
-
-def _is_large(kind: str, value_n: Numbers, span: Span) -> bool:
-    """Whether a fall takes a share of the usual value, or a rise is a multiple of it."""
-    during_n = value_n[span.first : span.last + 1]
-    if kind in FALLING:
-        return bool(span.usual - np.nanmin(during_n) >= FALLING[kind] * abs(span.usual))
-    return bool(np.nanmax(during_n) >= RISING[kind] * span.usual)
-
-
-def _slow_fall(reward_n: Numbers) -> Iterator[Span]:
-    """A reward that falls too slowly for its trend: medians over ``DRIFT_ROWS`` stay below half of the largest."""
-    known_n = np.flatnonzero(np.isfinite(reward_n))
-
-    def below(median_n: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
-        best_n = np.maximum.accumulate(median_n)
-        noise = NORMAL * float(np.median(np.abs(np.diff(reward_n[known_n]))))
-        return median_n < best_n - np.maximum(np.abs(best_n) / 2, SLOW_NOISE * noise), best_n
-
-    for span in _lasting_medians(reward_n, below):
-        yield span._replace(ending="stuck" if span.last == known_n[-1] else "recovered", end=span.last)
-
-
-def _without_loss(span: Span) -> Span:
-    """A span whose ending says nothing of a loss at initialization."""
-    return span._replace(ending="stuck") if span.ending in ("diverged", "anew") else span
+    loss_n, norm_n = log.columns["loss"], log.columns.get("grad_norm", np.empty(0))
+    if not FIRST_NORMS <= len(loss_n) < FEWEST_ROWS or not len(norm_n) or not np.isfinite(loss_n).all():
+        return
+    change_n = np.diff(loss_n)
+    falls = np.flatnonzero(change_n <= 0)
+    low = int(falls[-1]) + 1 if len(falls) else 0
+    rise, fall = float(loss_n[-1] - loss_n[low]), float(loss_n[: low + 1].max() - loss_n[low])
+    before = float(np.nanmedian(norm_n[max(0, low - FIRST_NORMS) : low + 1])) if np.isfinite(norm_n[low]) else math.nan
+    is_large = rise > max(LEAST_LAST, fall / 4, 2 * float(change_n[:low].max(initial=0.0)))
+    if (
+        low >= LASTING
+        and low + 1 < len(loss_n) - 1
+        and is_large
+        and np.nanmax(norm_n[low + 1 :]) > GRADIENT_RISE * before
+    ):
+        yield Span(low + 1, len(loss_n) - 1, float(loss_n[low]))
 
 
 def nothing_learned(log: Log) -> Iterator[Span]:
@@ -240,17 +224,28 @@ def _first_idle(log: Log) -> int:
 def constants(log: Log, first: int = 0) -> dict[str, float]:
     """What shows from a row on, by never changing, that nothing is learned.
 
-    A norm or rate of 0 may be rounded if the loss falls; in reinforcement learning it need not.
+    A norm or rate of 0 may be rounded if the loss falls; in reinforcement learning it need not. But there the loss is 0
+    by design where each sample is used once, so it shows nothing beside a gradient, or if the reward rises.
     """
     loss_n = log.columns["loss"][first:]
     earlier, later = np.array_split(loss_n, 2)[0], np.array_split(loss_n, 2)[-1]
     falls = float(np.median(earlier) - np.median(later)) > LEAST_RISE and not log.is_of_rewards
     found = {"loss" if log.has_loss else "reward": float(loss_n[0])} if (loss_n == loss_n[0]).all() else {}
+    if log.is_of_rewards and log.has_loss and _has_gradient(log, first):
+        found = {}
     for name in () if falls else ("grad_norm", "lr", "advantage"):
         known_n = log.columns[name][first:] if name in log.columns else np.ones(1)
         known_n = known_n[~np.isnan(known_n)]
         found |= {name: 0.0} if len(known_n) and not known_n.any() else {}
     return found
+
+
+def _has_gradient(log: Log, first: int) -> bool:
+    """Whether something is learned from a row on, by the gradient norm, or without one by the reward."""
+    if "grad_norm" in log.columns:
+        return bool((np.nan_to_num(log.columns["grad_norm"][first:]) != 0).any())
+    halves = np.array_split(log.columns["reward"][first:], 2) if "reward" in log.columns else [np.empty(0)] * 2
+    return has_risen(*halves)
 
 
 def label_of(kind: str) -> str:
@@ -265,7 +260,8 @@ def column_of(kind: str) -> str:
 
 def _event(log: Log, kind: str, span: Span, warnings: list[int]) -> Event:
     values = log.columns[column_of(kind)][span.first : span.last + 1]
-    is_below = kind in FALLING or (kind.startswith(LEVEL) and np.nanmax(values) < span.usual)
+    falls = DEPARTURES[kind].falls if kind in DEPARTURES else kind.startswith(LEVEL)
+    is_below = falls and not np.nanmax(values) > span.usual
     farthest = np.nanmin if is_below else np.nanmax
     largest = float(farthest(values)) if np.isfinite(values).any() else math.nan
     early = [row for row in warnings if span.first - LEAD <= row < span.first]
@@ -338,24 +334,7 @@ def norm_drift(norm_n: Numbers) -> Iterator[Span]:
         least_n = np.minimum.accumulate(median_n)
         return median_n > DRIFT * least_n, least_n
 
-    yield from _lasting_medians(norm_n, above)
-
-
-def _lasting_medians(
-    value_n: Numbers, beyond: Callable[[Numbers], tuple[NDArray[np.bool_], Numbers]]
-) -> Iterator[Span]:
-    """Where medians over ``DRIFT_ROWS`` finite rows stay beyond the usual one for as many rows again.
-
-    ``beyond`` says of the medians which of them are, and what is usual at each.
-    """
-    known_n = np.flatnonzero(np.isfinite(value_n))
-    if len(known_n) < 2 * DRIFT_ROWS:
-        return
-    median_n = np.median(sliding_window_view(value_n[known_n], DRIFT_ROWS), axis=1)
-    for span in _runs(*beyond(median_n)):
-        if span.last - span.first >= DRIFT_ROWS:
-            first, last = (int(known_n[row + DRIFT_ROWS - 1]) for row in (span.first, span.last))
-            yield Span(first, last, span.usual)
+    yield from lasting_medians(norm_n, above)
 
 
 def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
@@ -364,30 +343,19 @@ def _rises(factor: float) -> Callable[[Numbers], Iterator[Span]]:
     def find(value_n: Numbers) -> Iterator[Span]:
         median_n, _ = before(value_n)
         with np.errstate(invalid="ignore"):
-            return _runs(value_n > factor * median_n, median_n)
+            return runs(value_n > factor * median_n, median_n)
 
     return find
 
 
 def _above(limit: float) -> Callable[[Numbers], Iterator[Span]]:
     """A detector of values above a limit."""
-    return lambda value_n: _runs(Level(limit, is_above=True).passed(value_n), limit)
+    return lambda value_n: runs(Level(limit, is_above=True).passed(value_n), limit)
 
 
 def _lasts(is_flagged: Callable[[Numbers], NDArray[np.bool_]], usual: float) -> Callable[[Numbers], Iterator[Span]]:
     """A detector of values that are flagged ``HELD`` times in a row or more."""
     return lambda value_n: _held(value_n, is_flagged(value_n), usual)
-
-
-def _runs(flagged_n: NDArray[np.bool_], usual_n: Numbers | float) -> Iterator[Span]:
-    """Events of flagged rows, those closer than ``MERGE`` together, and what is usual at the first row of each."""
-    row, usual_n = 0, np.broadcast_to(usual_n, flagged_n.shape)
-    while len(ahead := np.flatnonzero(flagged_n[row:])):
-        first = last = row + int(ahead[0])
-        while len(near := np.flatnonzero(flagged_n[last + 1 : last + MERGE])):
-            last += 1 + int(near[-1])
-        yield Span(first, last, float(usual_n[first]))
-        row = last + 1
 
 
 def loss_scale_floor(scale_n: Numbers) -> Iterator[Span]:
@@ -417,7 +385,7 @@ def _held(value_n: Numbers, flagged_n: NDArray[np.bool_], usual_n: Numbers | flo
     """Measurements that are flagged ``HELD`` times in a row or more, whatever rows lie between them."""
     known_n = np.flatnonzero(~np.isnan(value_n))
     lasting_n = scipy.ndimage.binary_opening(flagged_n[known_n], structure=np.ones(HELD))
-    for span in _runs(lasting_n, np.broadcast_to(usual_n, value_n.shape)[known_n]):
+    for span in runs(lasting_n, np.broadcast_to(usual_n, value_n.shape)[known_n]):
         yield Span(int(known_n[span.first]), int(known_n[span.last]), span.usual)
 
 
@@ -439,8 +407,7 @@ WATCHED: dict[str, tuple[str, Callable[[Numbers], Iterator[Span]] | None]] = {
     "router_collapse": ("expert_load_max", _lasts(lambda load_n: load_n > COLLAPSED_LOAD, 1.0)),
     "router_balance": ("router_balance", unbalanced),
     "router_logits": ("router_logit_max", _rises(LOGIT_RISE)),
-    "reward_fall": ("reward", None),  # and so are these, by the trend
-    "entropy_fall": ("entropy", None),
-    "kl_growth": ("kl", None),
+    **{kind: (each.column, None) for kind, each in DEPARTURES.items() if kind not in KINDS},
     "nothing_learned": ("loss", None),
+    LAST_WORDS: ("loss", None),
 }

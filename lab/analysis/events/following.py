@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.attempts import Column, is_near, log_of, table_of
+from lab.analysis.events.attempts import Column, is_near, log_of, table_of, trains_on
 from lab.analysis.events.detectors import LEAD, Event, Log, detect, norm_leads
 from lab.analysis.events.growing_log import open_log
 from lab.analysis.events.levels import Level
@@ -57,6 +57,7 @@ class _Run:
         self.warnings = list[int]()  # steps of the last alarms of other kinds
         self.again: int | None = None  # the first step that was written again
         self.is_renewed = False  # whether the next rows are in another file
+        self.last_words = ""  # with which the program said after the last row that it stops
 
     def add(self, rows: Iterable[Row]) -> Iterator[tuple[NDArray[np.int64], Numbers]]:
         """Keep measurements; yields the losses among them in pieces of increasing steps, for the trend."""
@@ -67,6 +68,7 @@ class _Run:
                 goes_on = is_near(np.array(known.values), np.array([logged.values[LOSS]]))
                 self.offset = 2 * self.last - known.steps[-2] - logged.step if goes_on else 0
             row = logged._replace(step=logged.step + self.offset)
+            self.last_words = row.last_words or ("" if trains_on(row, self.last) else self.last_words)
             for name, value in row.values.items():
                 column = self.columns[name]
                 column.rewind(row.step)
@@ -194,7 +196,7 @@ class Follower:
             yield f"{shown}: step {run.again} and others are written again; the last value of each counts"
         if LOSS not in run.columns:
             return
-        log = log_of(shown, table_of(run.columns), self.bits)
+        log = log_of(shown, table_of(run.columns)._replace(last_words=run.last_words), self.bits)
         for column in run.columns.values():
             column.trim(TAIL)
         since = log.step_n[max(0, len(log.step_n) - (run.rows - known) - LATE)]

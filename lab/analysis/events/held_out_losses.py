@@ -1,21 +1,30 @@
-"""Two held-out losses that part: that of the corpus as it is falls, and that of clean text does not.
+"""What held-out losses show: that one has turned, since the run learns its text by heart, or that two of them part.
 
-A corpus may have an artefact that a model can predict, such as escape characters (Zhang et al. 2022, chronicles). Then
-its loss falls, and so does the loss on held-out text of the same corpus, but the model learns nothing that holds
-elsewhere. Only held-out text without the artefact shows it.
+They part where the loss of the corpus as it is falls, and that of clean text does not. A corpus may have an artefact
+that a model can predict, such as escape characters (Zhang et al. 2022, chronicles). Then its loss falls, and so does
+the loss on held-out text of the same corpus, but the model learns nothing that holds elsewhere. Only held-out text
+without the artefact shows it.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
+
+from lab.core.windows import NORMAL, has_risen
 
 # Evaluations of a line through each of the two losses; and how many in a row must find them parted.
 WINDOW, HELD = 20, 5
 # The corpus's own loss falls by at least so many nats over the window, and by so many standard errors of the line. The
 # clean one does not if, by as many standard errors, its fall is below this share of that.
 LEAST_FALL, ERRORS, SHARE = 0.05, 4.0, 0.25
+# A held-out loss has turned if it rises from its lowest value by this share of it, and by so many times its noise. Of a
+# few evaluations, at least two after the lowest, each must be higher than the one before, and by more.
+LEAST_TURN, TURN_NOISE, FEW, LEAST_OF_FEW = 0.01, 6.0, 8, 0.03
 
 
 def parting(own: pd.Series, clean: pd.Series) -> pd.Series:
@@ -54,3 +63,30 @@ def _falls(losses: pd.Series) -> tuple[pd.Series, pd.Series, pd.Series]:
     fall, error = (pd.Series((WINDOW - 1) * each, rows).reindex(losses.index) for each in (-slope_n, error_n))
     lowest = losses.rolling(HELD).mean().cummin()
     return fall, error, lowest.shift(WINDOW) - lowest
+
+
+class Turn(NamedTuple):
+    """The step of the lowest held-out loss, that loss, and the one at the end."""
+
+    step: int
+    lowest: float
+    last: float
+
+
+def turn(held_out: pd.Series, training: pd.Series) -> Turn | None:
+    """Where a held-out loss has turned while the training loss falls; None if it has not. Both are indexed by step."""
+    known = held_out[np.isfinite(held_out)]
+    row = int(known.to_numpy().argmin()) if len(known) else 0
+    step, lowest, later_n = int(known.index[row]) if len(known) else 0, float(known.min()), known.to_numpy()[row + 1 :]
+    if len(later_n) < 2:
+        return None
+    if len(known) < FEW:
+        has_turned = bool((np.diff(later_n) > 0).all()) and later_n[-1] - lowest > LEAST_OF_FEW * abs(lowest)
+    else:
+        noise = NORMAL * float(np.median(np.abs(np.diff(known, 2)))) / math.sqrt(6)
+        earlier, last = (float(np.median(half_n)) for half_n in np.array_split(later_n, 2))
+        least = max(LEAST_TURN * abs(lowest), TURN_NOISE * noise)
+        has_turned = len(later_n) > 2 and earlier < last and float(np.median(later_n[-3:])) - lowest > least
+    before, after = training[training.index <= step], training[training.index > step]
+    falls = has_risen(-before.to_numpy(), -after.to_numpy(), rows=max(1, min(10, len(after) // 3)))
+    return Turn(step, lowest, float(later_n[-1])) if has_turned and falls else None

@@ -25,7 +25,9 @@ SCORES, OF_POLICIES = frozenset(_WORDS["scores"]), frozenset(_WORDS["of_policies
 # where lines hold ``400/3000`` without a name; and names that come last.
 ENDING, SECOND, PART, ADVERSARIAL_RANK, PROGRESS_RANK, LAST = 100, 100, 200, 400, 500, 600
 # Two of these measurements, or the first alone, are those of reinforcement learning.
-OF_REWARDS = (REWARD, "kl", "entropy")
+OF_REWARDS = (REWARD, "kl", "update_kl", "entropy")
+# What is followed besides where these are logged.
+OF_SAMPLES = ("zero_variance", "response_length", "truncated", "clip_fraction")
 # Columns of this name and a number are gradient norms of the micro-batches of a step.
 MICRO_BATCH = "micro_batch_norm_"
 # A column ``loss=NAME or loss=OTHER`` holds what the other name says, which may be meant as well.
@@ -175,7 +177,8 @@ def described(
         return f"{column} '{columns[column]}'" + (f" (not {', '.join(map(repr, also))})" if also else "")
 
     found = [shown(STEP)] if STEP in columns else []
-    more = [shown(column) for column in ("grad_norm", "lr", *OF_REWARDS) if column in columns]
+    named = ("grad_norm", "lr", *OF_REWARDS, *(OF_SAMPLES if of_rewards(columns) else ()))
+    more = [shown(column) for column in named if column in columns]
     units = f" in {unit}" if unit == "nats" else f" in {unit}, converted to nats"
     if columns[LOSS] == columns.get(REWARD):
         return ", ".join([*found, "no loss, of reinforcement learning", *more])

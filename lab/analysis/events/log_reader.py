@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lab.analysis.events.last_words import says_the_end
 from lab.analysis.events.log_lines import (
     FIRST,
     HELD_OUT_WORD,
@@ -66,6 +67,8 @@ FEWEST = 3  # a word that occurs in fewer lines does not recur
 RARE = 5  # and one that occurs in so many times fewer than another is a summary
 # With such a word in its name, a loss or a reward is what is meant, whatever others there are.
 CERTAIN = {"total", "raw", "episode", "episodic", "ep", "eprewmean"}
+LAST_WORDS = "last words"  # the name of a field that holds a line with which the program says that it stops
+LONGEST_WORDS = 200  # letters of such a line
 RUN_NAMES = ("run", "run_id", "run_name")  # columns whose values name the run of a row
 # A file with a line of more bytes is no log of losses.
 LONGEST_LINE = 2**20
@@ -85,11 +88,13 @@ class Row(NamedTuple):
     """Measurements of a step of a run, by column; those that were not logged are absent, and NaN is a logged value.
 
     The name of a run that begins with a blank is that of one of several losses of the run that the rest names.
+    A row may hold no measurement but a line of ``last_words`` after that step; see ``says_the_end``.
     """
 
     run: str
     step: int
     values: dict[str, float]
+    last_words: str = ""
 
 
 class LogReader:
@@ -180,6 +185,8 @@ class LogReader:
         if RULE.fullmatch(line) or not line:
             return []
         self.first, self.lines = self.first or line, self.lines + 1
+        if says_the_end(line):
+            return self.add({LAST_WORDS: line.strip()[:LONGEST_WORDS]})
         if self.lines == 2:
             self.runs = table_of(self.first, line)
         if self.pattern:
@@ -241,7 +248,7 @@ class LogReader:
         self.lists |= {name: [] if name in self.lists else cells for name, cells in listed.items()}
         if not fields:
             return []
-        if new := [name for name in fields if name not in self.names]:
+        if new := [name for name in fields if name not in self.names and name != LAST_WORDS]:
             if len(self.names) < MOST_NAMES:
                 self.names |= dict.fromkeys(new)
             if self.columns:
@@ -470,6 +477,8 @@ class LogReader:
         return size_of_zero(fields[name]) if is_small else value
 
     def _rows(self, fields: Fields, run: str) -> Iterator[Row]:
+        if LAST_WORDS in fields and self.step >= 0:
+            yield Row(f"{run} {self.losses[0]}" if self.losses else run, self.step, {}, fields[LAST_WORDS])
         values = dict[str, float]()
         for column, name in self.columns.items():
             if column != STEP and (value := self._number(fields, name)) is not None:
@@ -585,6 +594,8 @@ class LogReader:
             return "is empty"
         if files.is_lfs_pointer(self.first.encode()):
             return files.LFS_POINTER
+        if said := [fields[LAST_WORDS] for _, fields in self.waiting if LAST_WORDS in fields]:
+            return f"has fewer than {FEWEST} rows with a loss, and the program says: {said[-1]!r}"
         names = self.runs.names if self.runs else [*self.names]
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:

@@ -53,7 +53,7 @@ EXPLOSION, EXPLODED_ROWS = 1.5, 3
 # losses before only fell, by as many deviations of the largest second difference; or if it exceeds all of them by this
 # many nats and this factor, ``EARLY_EXPLOSION``.
 EARLY_RANGES, LEAST_EARLY, EARLY_CHANGES, REBOUND, EARLY_BENDS = 2.0, 0.5, 4.0, 2.0, 3
-EARLY_EXPLOSION, EARLY_ROWS = (3.0, 2.0), 60
+EARLY_EXPLOSION, EARLY_ROWS, TURNED_ROWS = (3.0, 2.0), 60, 3
 # Early in a log the loss bends, so line and tolerance use at most these shares of the rows so far.
 YOUNG, YOUNG_PAST = 0.5, 0.5
 # Over a gap without rows the line may fall too far; this share of its fall is added to the tolerance. A loss that has
@@ -613,6 +613,8 @@ def _early_tolerance(before_n: Numbers, rows: int) -> float:
     nats, factor = EARLY_EXPLOSION
     tolerances = [max(highest + nats, factor * highest) - last if highest > 0 else math.inf]
     change_n = np.diff(before_n)
+    if rows >= TURNED_ROWS and len(change_n) >= TURNED_ROWS and last > 0:
+        tolerances.append(max(LEAST_BUMP, last, (highest - last) / 2, EARLY_CHANGES * change_n.max()))
     size_n, bend_n = np.abs(change_n), np.abs(np.diff(change_n))
     if len(bend_n):
         times = EARLY_CHANGES * (1 + UNCERTAINTY * EARLY_BENDS / len(change_n))
@@ -671,16 +673,22 @@ def rises(step_n: NDArray[np.int64], value_n: Numbers, *, may_grow: bool = False
         value_n: the measurement; rows where it is NaN do not count.
         may_grow: whether its trend may be a growth.
     """
+    return list(_rises(step_n.astype(np.int64).tobytes(), value_n.astype(np.float64).tobytes(), may_grow))
+
+
+@lru_cache(maxsize=64)  # alarms and remarks ask for those of the same log
+def _rises(steps: bytes, values: bytes, may_grow: bool) -> tuple[Span, ...]:
+    step_n, value_n = np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64)
     row_n = np.flatnonzero(np.isfinite(value_n))
     known_n = value_n[row_n]
     if len(known_n) < FEWEST_ROWS:
-        return []
+        return ()
     noise = NORMAL * float(np.median(np.abs(np.diff(known_n, 2)))) / math.sqrt(6)
     unit = max(noise, LEAST_NOISE * float(np.ptp(known_n))) / NOISE
     watch = TrendWatch(math.inf if may_grow else 0.0)
     found = [*watch.add(step_n[row_n], known_n / unit), *watch.finish()] if unit else []
     spans = {rise.first: rise.span for rise in found}.values()
-    return [_at_rows(span, row_n)._replace(usual=span.usual * unit) for span in spans]
+    return tuple(_at_rows(span, row_n)._replace(usual=span.usual * unit) for span in spans)
 
 
 def _at_rows(span: Span, row_n: NDArray[np.int64]) -> Span:

@@ -21,6 +21,7 @@ from lab.features.watch.two_logs import (
     pair_sentences,
     rewards_phrase,
     verdict_phrase,
+    vocabularies_phrase,
 )
 from lab.features.watch.words import plain_event
 from lab.report.answer import Answer, Figure, Section
@@ -80,7 +81,7 @@ def _verdicts(letter: str, pair: Pair) -> str:
         for gap in pair.gaps
     ]
     lost = lost_phrase(letter, pair)
-    parts = parts or [rewards_phrase(letter, pair) or "no step in common"]
+    parts = parts or [rewards_phrase(letter, pair) or vocabularies_phrase(letter, pair) or "no step in common"]
     return "; ".join([*([lost] if lost else []), *parts])
 
 

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.events.detectors import KINDS, LABELS, WATCHED, Event, Log, column_of
+from lab.analysis.events.reinforcement import DEPARTURES
 from lab.analysis.recordings.diagnosis import Finding
 from lab.analysis.recordings.recording import Recording
 from lab.analysis.recordings.signs import quantities
@@ -52,11 +53,16 @@ def page(
         recorded: what it says if it is a recording; the page leads with its first finding.
         notes: on how the log was read.
     """
+    findings = recorded.findings if recorded else []
+
+    def advice(event: Event) -> str:
+        known = next((finding for finding in findings if finding.explains(event)), None)
+        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
+
     by_step: dict[int, list[Event]] = {}
     for event in events[log.name]:
         by_step.setdefault(event.step, []).append(event)
     sections = [Markup(LINK).format(compared)] if compared else []
-    findings = recorded.findings if recorded else []
     if recorded:
         for number, finding in enumerate(findings[:MOST_FIGURES]):
             panel = finding_figure(recorded.recording, finding)
@@ -67,10 +73,8 @@ def page(
             ]
         sections.append(html.paragraph(f"{checked(recorded.plain['checks'])}.", "facts"))
     for number, (step, together) in enumerate(by_step.items()):
-        happened = [
-            (what_happened(log, event), next_look(log, event, events, causes.get(event, ""))) for event in together
-        ]
-        text = html.bullets([f"{capitalized(what)}. Look next at {advice}." for what, advice in happened])
+        happened = [(what_happened(log, event), advice(event)) for event in together]
+        text = html.bullets([f"{capitalized(what)}. Look next at {next_one}." for what, next_one in happened])
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
@@ -90,8 +94,7 @@ def file_name(name: str) -> str:
 def event_figure(log: Log, event: Event) -> Sheet:
     """The measurements of the run, and a closer view of the alarm, which is shaded from its beginning to its end."""
     columns = {column: LABELS[kind]["axis"] for kind, (column, _) in KINDS.items() if column in log.columns}
-    kinds = ("reward_fall", "entropy_fall", "kl_growth") if log.is_of_rewards else (event.kind,)
-    for kind in kinds:
+    for kind in (*DEPARTURES, event.kind) if log.is_of_rewards else (event.kind,):
         if kind in WATCHED and column_of(kind) in log.columns:
             columns.setdefault(column_of(kind), LABELS[kind]["axis"])
     if log.is_of_rewards:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.analysis.events.collapse import FEWEST, Departure, departure
-from lab.analysis.events.detectors import SPIKE, UNRECOVERED, Event, Log, detect
+from lab.analysis.events.detectors import LAST_WORDS, SPIKE, UNRECOVERED, Event, Log, detect
 from lab.analysis.events.logs import is_results_folder, logs_of, read_logs
 from lab.analysis.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
 from lab.analysis.statistics import Interval
@@ -26,13 +26,16 @@ METHOD = (
 
 
 MOST_BUMPS = 8  # that are named
+# Losses at initialization are logarithms of sizes of vocabularies, which lie within these bounds; those of two
+# vocabularies are so many nats apart, and more for each step by which a log begins later.
+FIRST_LOSSES, LEAST_APART, PER_STEP = (3.0, 13.0), 0.7, 0.15
 
 
 class Pair(NamedTuple):
     """A log against the first one.
 
-    There are no gaps of logs of reinforcement learning, where the loss tells little. ``lost`` are of both the steps of
-    the loss spike from which they did not recover; None without one.
+    There are no gaps of logs of reinforcement learning, where the loss tells little, nor of logs of two vocabularies.
+    ``lost`` are of both the steps of the loss spike from which they did not recover; None without one.
     """
 
     first: Log
@@ -95,15 +98,56 @@ def compared(logs: Sequence[Log], notes: Sequence[str] = (), margin: float | Non
         sharing = shared_batches(first, other)
         of_rewards = first.is_of_rewards or other.is_of_rewards
         both = [*events[first.name], *events[other.name]]
-        found = [] if of_rewards else gaps(first, other, sharing, both, margin)
+        found = (
+            []
+            if of_rewards or are_of_two_vocabularies(first, other, sharing)
+            else gaps(first, other, sharing, both, margin)
+        )
         lost = _lost_at(events[first.name]), _lost_at(events[other.name])
         pairs.append(Pair(first, other, sharing, found, bumps(first, other, sharing), lost))
     return ComparedLogs(pairs, list(_shared_events(first, pairs, events)), list(notes))
 
 
+def are_of_two_vocabularies(first: Log, second: Log, sharing: Sharing) -> bool:
+    """Whether the first losses show that logs are of two vocabularies.
+
+    A model at initialization predicts all tokens alike, so its loss is near the logarithm of its vocabulary's size, and
+    the first losses of two logs of one vocabulary that begin with training are near each other.
+    """
+    logs = (first, second)
+    losses = [float(log.columns["loss"][0]) for log in logs]
+    apart = LEAST_APART + PER_STEP * max(0, *(int(log.step_n[0]) - 1 for log in logs))
+    return (
+        sharing.until is None
+        and not any(log.is_of_rewards for log in logs)
+        and all(FIRST_LOSSES[0] <= loss <= FIRST_LOSSES[1] for loss in losses)
+        and all(np.nanmin(log.columns["loss"]) < loss for log, loss in zip(logs, losses, strict=True))
+        and abs(losses[0] - losses[1]) >= apart
+    )
+
+
+def vocabularies_phrase(letter: str, pair: Pair) -> str:
+    """Why no gap is judged between losses per token of two vocabularies; empty elsewhere."""
+    if not are_of_two_vocabularies(pair.first, pair.second, pair.sharing):
+        return ""
+    first, second = (float(log.columns["loss"][0]) for log in (pair.first, pair.second))
+    sizes = f"{first:.3g} of A and {second:.3g} of {letter}, are near ln {_size(first)} and ln {_size(second)}"
+    return (
+        f"no gap is judged, since the first losses, {sizes}, so of two vocabularies: nats per token do not compare, "
+        "bits per byte of the same text do"
+    )
+
+
+def _size(loss: float) -> str:
+    """The size of a vocabulary, in two digits, by the loss at initialization."""
+    size = math.exp(loss)
+    return f"{round(size, 1 - math.floor(math.log10(size))):,.0f}"
+
+
 def _lost_at(events: Sequence[Event]) -> int | None:
-    """The step of the first loss spike from which a log did not recover."""
-    return next((event.step for event in events if event.kind == SPIKE and event.ending in UNRECOVERED), None)
+    """The step from which a log did not recover, that of a loss spike or of the program's last words."""
+    kinds = (SPIKE, LAST_WORDS)
+    return next((event.step for event in events if event.kind in kinds and event.ending in UNRECOVERED), None)
 
 
 class Siblings(NamedTuple):
@@ -237,6 +281,8 @@ def pair_sentences(letter: str, pair: Pair) -> Iterator[str]:
         yield f"{capitalized(lost)}."
     if rewards := rewards_phrase(letter, pair):
         yield f"{capitalized(rewards)}."
+    if vocabularies := vocabularies_phrase(letter, pair):
+        yield f"{capitalized(vocabularies)}."
     for gap in pair.gaps:
         yield from _gap_sentences(letter, gap)
     if pair.bumps:

@@ -10,11 +10,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from lab.analysis.events.detectors import Event, Log, detect
+from lab.analysis.events.detectors import LABELS, Event, Log, column_of, detect
+from lab.analysis.events.held_out_losses import turn
 from lab.analysis.events.levels import Level
 from lab.analysis.events.log_names import OR, Given
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
+from lab.analysis.events.reinforcement import DEPARTURES, departures
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
@@ -24,7 +27,8 @@ from lab.features.watch.replays import CAUSES, Cause, departure, find_twins, sam
 # Kinds of alarms that are judged in recordings by part of the model and against the other parts.
 JUDGED = (
     *("gradient_spike", "norm_not_finite", "norm_drift", "logit_growth", "update_rms", "epsilon_ratio", "loss_scale"),
-    *("router_collapse", "router_balance", "router_logits", "nothing_learned", "reward_fall", "kl_growth"),
+    *("router_collapse", "router_balance", "router_logits", "nothing_learned"),
+    *("reward_fall", "kl_growth", "zero_variance_growth"),
 )
 # A measurement that is known in this share of the rows is logged in all.
 MOST_KNOWN = 0.95
@@ -59,6 +63,7 @@ def find_alarms(
         for column in levels
         if column not in log.columns and not is_recorded  # of which the report says it
     ]
+    notes += [remark for log in logs for remark in remarks(log)]
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
     if is_recorded:
@@ -101,6 +106,20 @@ def _ask(log: Log, events: list[Event]) -> None:
             )
 
 
+def remarks(log: Log) -> Iterator[str]:
+    """What is no alarm but worth knowing: a held-out loss that has turned, and what moves while the policy learns."""
+    held_out = log.held_out.get("val_loss", pd.Series(dtype=float))
+    if found := turn(held_out, pd.Series(log.columns["loss"], log.step_n)):
+        rises = f"is lowest at step {found.step}, {found.lowest:.3g}, and has risen to {found.last:.3g} since"
+        yield f"{log.name}: the evaluation loss {rises}, while the training loss falls: the run overfits from there on"
+    for kind, _, learned in departures(log.step_n, log.columns) if log.is_of_rewards else ():
+        verb, farthest = ("falls", np.nanmin) if DEPARTURES[kind].falls else ("rises", np.nanmax)
+        for span in learned:
+            end = float(farthest(log.columns[column_of(kind)][span.first : span.last + 1]))
+            move = f"{LABELS[kind]['moves']} {verb} from {span.usual:.3g} to {end:.3g} while the reward rises"
+            yield f"{log.name}: from step {log.step_n[span.first]} on the {move}, so the policy has learned"
+
+
 def watch(
     path: Path,
     *,
@@ -139,7 +158,7 @@ def watch(
     causes, departed = _causes(logs, events, twins)
     recorded = None
     if is_recording(path):
-        from lab.analysis.recordings.diagnosis import causes as causes_of_recordings
+        from lab.analysis.recordings.words import next_look as next_in_recording
         from lab.analysis.recordings.words import report
 
         recorded = report(path, levels)
@@ -151,11 +170,7 @@ def watch(
 
     def next_of(log: Log, event: Event) -> str:
         known = explained.get(event)
-        return (
-            causes_of_recordings()[known.kind]["next"]
-            if known
-            else next_look(log, event, events, causes.get(event, ""))
-        )
+        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
 
     if as_json:
         plain = [

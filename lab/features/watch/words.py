@@ -20,6 +20,8 @@ from lab.core.windows import Numbers
 ALIKE_ROWS = 3
 # The learning rate is at its peak above this share of it, and jumps if it changes by this factor from row to row.
 AT_PEAK, JUMP = 0.95, 1.5
+# A rate that only grew is still tiny below this share of its peak, or in so few rows where the peak is not known.
+TINY, FIRST_STEPS = 0.1, 10
 # A learning rate is constant once it was the same in more of the log's rows than it had before, or than so many.
 CONSTANT_ROWS = 20
 # Learning rates of two attempts at a step are the same within this share, since they may be written with few digits.
@@ -119,6 +121,9 @@ def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]],
     if event.lead is not None:
         return f"the gradient from step {event.step - event.lead} on, where the first warning came"
     lr_n = log.columns.get("lr", np.full(len(log.step_n), math.nan))
+    if _warms_up(lr_n, row):
+        rate = f"since the learning rate is still that of the first steps of a warm-up there, {format_value(lr_n[row])}"
+        return f"the first batches, the initialization and the number format, {rate}"
     changed = lr_n[row] / lr_n[row - 1] if row and lr_n[row - 1] else math.nan
     if changed > JUMP or 0 < changed < 1 / JUMP:
         return f"the learning rate, which changes there from {format_value(lr_n[row - 1])} to {format_value(lr_n[row])}"
@@ -131,6 +136,15 @@ def _before_spike(log: Log, event: Event, events: Mapping[str, Sequence[Event]],
         return f"the state of the run before step {event.step}, since another run takes these batches without a spike"
     replay = "" if cause else "; a second run of these steps, with --replay, tells data from chance"
     return f"the batches just before step {event.step}{replay}"
+
+
+def _warms_up(lr_n: Numbers, row: int) -> bool:
+    """Whether a rate that only grew is a small share of its peak, which may be yet to come where the log ends."""
+    known_n = lr_n[np.isfinite(lr_n)]
+    if not math.isfinite(lr_n[row]) or not (np.diff(lr_n[: row + 1]) > 0).all():
+        return False
+    grows = len(known_n) > 1 and bool((np.diff(known_n) > 0).all())
+    return bool(lr_n[row] <= TINY * known_n.max() or (grows and row < FIRST_STEPS))
 
 
 def _is_constant(lr_n: Numbers) -> bool:
