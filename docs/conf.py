@@ -112,6 +112,7 @@ benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
+benchmarks/RECORDED_FAULTS
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG
