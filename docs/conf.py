@@ -114,6 +114,7 @@ benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
+benchmarks/RECORDED_FAULTS
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG
