@@ -62,11 +62,11 @@ def page(
     sections = [Markup(LINK).format(compared)] if compared else []
     if recorded:
         for number, finding in enumerate(findings[:MOST_FIGURES]):
-            drawing = finding_figure(recorded.recording, finding)
+            shown = finding_figure(recorded.recording, finding)
             sections += [
                 html.paragraph(f"Step {finding.step}: {what_moved(finding)}.", "plain" if number else "lead"),
                 html.paragraph(f"Look next at {next_in_recording(finding)}."),
-                html.figure(layout.svg(drawing, f"finding{number}"), drawing.caption),
+                html.figure(layout.svg(shown, f"finding{number}"), shown.caption),
             ]
         sections.append(html.paragraph(f"{checked(recorded.plain['checks'])}.", "facts"))
     for number, (step, together) in enumerate(by_step.items()):
