@@ -1,0 +1,164 @@
+"""From which learning rate do attention logits run away, from which does the loss fail, and what moves these rates?
+
+``runaway/plan.yaml`` holds the estimands, the rule and the settings, written before any run. ``python
+results/runaway.py --train lines factorial`` trains what is missing of these stages and adds a row for each run to
+``runaway/runs.csv``. ``python results/runaway.py`` prints every number that the study quotes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from lab.analysis.stress.battery import Setting
+from lab.core import files, shipped
+from lab.core.printing import say
+from lab.records import store
+from lab.sweeping.bench import Bench
+from lab.sweeping.progress import ProgressLog
+from lab.sweeping.request import read_request
+
+HOME = Path(__file__).with_suffix("")
+RUNS = HOME / "runs.csv"
+TRAINED = "runs/runaway"
+LARGEST = ["block_rms", "log_z", "eps_ratio", "grad_norm"]  # probes of which the largest value is kept
+KEYS = ["stage", "row", "seed"]  # of a ladder
+NUMBERS = {
+    "width": "model.width",
+    "depth": "model.depth",
+    "steps": "steps",
+    "batch_size": "batch_size",
+    "seq_len": "seq_len",
+    "warm_up": "schedule.warmup",
+    "head_width": "model.head_width",
+    "optimizer": "optimizer.name",
+    "weight_decay": "optimizer.weight_decay",
+    "beta2": "optimizer.beta2",
+    "eps": "optimizer.eps",
+    "precision": "precision",
+    "vocabulary": "data.vocabulary",
+    "parameters": "parameters",
+}
+
+
+class Ladder(NamedTuple):
+    """Runs that differ in their learning rate only.
+
+    Attributes:
+        stage: of the plan.
+        row: its name within the stage.
+        words: overrides after those that all runs share.
+        seed: of weights and batches.
+        rates: learning rates.
+    """
+
+    stage: str
+    row: str
+    words: tuple[str, ...]
+    seed: int
+    rates: tuple[float, ...]
+
+    def settings(self) -> list[Setting]:
+        """What a bench trains for it."""
+        return [Setting((*self.words, f"seed={self.seed}"), lr) for lr in self.rates]
+
+
+def rates(lowest: float, step: float, count: int) -> tuple[float, ...]:
+    """A ladder of so many rates, so many decades apart."""
+    return tuple(float(f"{lowest * 10 ** (step * rung):.3g}") for rung in range(count))
+
+
+def factorial(plan: Mapping[str, Any]) -> Iterator[Ladder]:
+    """The 32 rows of the factorial; the second seed of eight."""
+    design, decays = plan["factorial"], plan["decays"]
+    base = [name for name in design["factors"] if name not in design["generators"]]
+    for row, signs in enumerate(product((-1, 1), repeat=len(base)), start=1):
+        levels = dict(zip(base, signs, strict=True))
+        levels |= {name: int(np.prod([levels[of] for of in words])) for name, words in design["generators"].items()}
+        chosen = {name: options[(levels[name] + 1) // 2] for name, options in design["factors"].items()}
+        decay = decays[chosen.pop("decay")]
+        words = (*decay, *(word for option in chosen.values() for word in option))
+        width = int(chosen["width"][0].partition("=")[2])
+        for seed in (design["seed"], *([design["again"]["seed"]] if row in design["again"]["rows"] else [])):
+            yield Ladder("factorial", str(row), words, seed, rates(*design["ladder"][width]))
+
+
+def lines(plan: Mapping[str, Any]) -> Iterator[Ladder]:
+    """The lines of the plan, along which one setting varies."""
+    for line in plan["lines"]:
+        for (width, ladder), steps, seed in product(line["widths"].items(), line["steps"], line["seeds"]):
+            words = [*plan["decays"][line["decay"]], f"steps={steps}", f"model.width={width}", *line.get("words", ())]
+            row = ", ".join([line["decay"], *line.get("words", ()), f"width {width}", f"{steps} steps"])
+            yield Ladder(line["name"], row, tuple(words), seed, rates(*ladder))
+
+
+def ladders() -> list[Ladder]:
+    """Every ladder of the plan."""
+    plan = shipped.load(HOME / "plan.yaml")
+    return [*lines(plan), *factorial(plan)]
+
+
+def train(chosen: Sequence[Ladder]) -> None:
+    """Train what is missing of these ladders, and write a row for each run beside those that are there."""
+    plan = shipped.load(HOME / "plan.yaml")
+    request = read_request([*plan["shared"], f"out={TRAINED}"], "python results/runaway.py", name="runaway")
+    bench = Bench(request, "the study has no row,")
+    every = {setting: ladder for ladder in chosen for setting in ladder.settings()}
+    bench.train(list(every), ProgressLog(len(every), say))
+    of_id = {run: every[setting] for setting, runs in bench.ids.items() for run in runs}
+    new = table(store.read(bench.folder), of_id)
+    kept = files.read_csv(RUNS) if RUNS.exists() else pd.DataFrame(columns=new.columns)
+    kept = kept[~kept["id"].isin(new["id"])]
+    runs = pd.concat([kept, new]) if len(kept) else new
+    files.write_csv(RUNS, runs.sort_values([*KEYS, "lr"]), float_format="%.6g")
+
+
+def table(records: store.Records, of_id: Mapping[str, Ladder]) -> pd.DataFrame:
+    """A row for each run: its ladder and numbers, losses in nats/token, and what its probes reached.
+
+    ``logit`` is the largest attention logit of any block and step, ``jump`` the largest factor by which that of a block
+    rose within a twentieth of the run, ``jump_at`` when (a share of the run); ``loss_at_half`` is the training loss in
+    the middle, and ``last_loss`` at the end.
+    """
+    runs = records.runs[records.runs["id"].isin(of_id.keys())].set_index("id")
+    metrics = records.metrics[records.metrics["id"].isin(runs.index)]
+    rows = []
+    for name, run in runs.iterrows():
+        ladder, own = of_id[str(name)], metrics[metrics["id"] == name]
+        losses = own[own["probe"] == "train_loss"].set_index("step")["value"].sort_index()
+        logits = own[own["probe"] == "attention_logit_max"].pivot_table(index="step", columns="where", values="value")
+        rises = (logits.shift(-2) / logits).max(axis=1).fillna(0)
+        rows.append(
+            {"stage": ladder.stage, "row": ladder.row, "seed": ladder.seed, "lr": run["optimizer.lr"], "id": name}
+            | {own_name: run[column] for own_name, column in NUMBERS.items()}
+            | {
+                "status": run["status"],
+                "loss": run["final_val_loss"],
+                "loss_at_init": run["loss_at_init"],
+                "loss_bigram": run["loss_bigram"],
+                "logit": logits.max().max(),
+                "jump": rises.max(),
+                "jump_at": rises.idxmax() / run["steps"] if len(rises) else np.nan,
+                "loss_at_half": losses[losses.index <= run["steps"] / 2].iloc[-1] if len(losses) else np.nan,
+                "last_loss": losses.iloc[-1] if len(losses) else np.nan,
+                "least_entropy": own.loc[own["probe"] == "attention_entropy", "value"].min(),
+            }
+            | {f"largest_{probe}": own.loc[own["probe"] == probe, "value"].max() for probe in LARGEST}
+        )
+    return pd.DataFrame(rows)
+
+
+def stages(names: Iterable[str]) -> list[Ladder]:
+    """The ladders of these stages of the plan."""
+    return [ladder for ladder in ladders() if ladder.stage in {*names}]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--train"]:
+        train(stages(sys.argv[2:]))
