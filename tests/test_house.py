@@ -45,7 +45,7 @@ PACKAGES: dict[str, set[str]] = {
 # Inside `lab.analysis`: a module or package imports from lower lines only.
 ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
-    {"curves", "logit_rounding", "rendering", "batch_fits"},
+    {"curves", "crossings", "logit_rounding", "rendering", "batch_fits"},
     {"sensitivity", "grouping"},
     {"drawing", "events", "batch_sizes", "curve_summaries"},
     {"laws", "guard", "recordings", "stress", "contrasts"},

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
+    from lab.analysis.crossings import crossing as crossing
+    from lab.analysis.crossings import over_seeds as over_seeds
     from lab.analysis.curves import load as load
     from lab.analysis.curves import points as points
     from lab.analysis.sensitivity import Study as Study
@@ -34,6 +36,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
     "lab.studies.claims.scoreboard": ("verdicts",),
+    "lab.analysis.crossings": ("crossing", "over_seeds"),
     "lab.analysis.curves": ("load", "points"),
     "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
     "lab.analysis.sensitivity": (

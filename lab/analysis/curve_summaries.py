@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST, PARTS, regret, vertex
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
@@ -73,25 +74,14 @@ def _summarize(rows: list[Any]) -> CurveSummary:
         values |= {"coupled": coupled.total, "coupled_above": coupled.above}
     if alive and learned and lr[0] > 0:  # a table may have no learning rates, or another axis with zero on it
         values["log_best"] = math.log10(vertex(lr, loss))
-        values["log_lost"], step = _crossing(lr, loss)
+        lost, step = failing(lr, loss, LOST), _grid_step(lr)
+        values["log_lost"] = lost.log_or_beyond(step)
         # a parabola has no grid; the best learning rate has one only if it ends it
-        resolutions = {"log_lost": step, "log_best": 0.0 if 0 < loss.argmin() < len(lr) - 1 else _grid_step(lr)}
+        ends_grid = loss.argmin() in (0, len(lr) - 1)
+        resolutions = {"log_lost": step if lost.is_censored else lost.width, "log_best": step if ends_grid else 0.0}
     return CurveSummary(rows[0].curve, rows[0].size, rows[0].seed, runs, alive, learned, values, resolutions)
 
 
 def _grid_step(lr: np.ndarray) -> float:
     """Smallest step of the grid, decades."""
     return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
-
-
-def _crossing(lr: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """Log10 of eta_div, and the step of the grid around it, in decades."""
-    lrs, best, level = np.log10(lr), int(loss.argmin()), loss.min() + LOST
-    lost = np.flatnonzero(loss[best:] > level)
-    if not len(lost):
-        step = _grid_step(lr)
-        return float(lrs[-1] + step), step
-    after = best + int(lost[0])
-    step = float(lrs[after] - lrs[after - 1])
-    share = (level - loss[after - 1]) / (loss[after] - loss[after - 1])
-    return float(lrs[after - 1] + share * step), step

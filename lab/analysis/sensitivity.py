@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.crossings import crossing
 from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant, without_single_changes
 from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
@@ -174,7 +175,8 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
         lrs, first = lr[indices], indices[0]
         row: dict[str, Any] = {name: values[first] for name, values in columns.items()}
         row |= regret(lrs, loss[indices], low, high)._asdict()
-        row |= {"best_lr": best_lr[first], "eta_div": min(lrs[lost[indices]], default=math.nan)}
+        lowest_lost = crossing(lrs, lost[indices], 0).high
+        row |= {"best_lr": best_lr[first], "eta_div": lowest_lost if lowest_lost < math.inf else math.nan}
         rows.append({**row, "lrs": int(((lrs >= floor) & (lrs <= ceiling)).sum())})
     return pd.DataFrame(rows)
 

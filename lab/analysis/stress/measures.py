@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.crossings import crossing, failing
 from lab.analysis.curves import idle_parameters
 from lab.analysis.events.scores import PER_STEPS
 from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
@@ -153,15 +154,15 @@ def tolerances(
     Returns:
         By seed the decades, and whether the loss has risen by ``WITHIN`` at the lowest and the highest learning rate.
     """
-    at = np.log10(losses.index.to_numpy(dtype=float))
-    found = {}
+    lrs = losses.index.to_numpy(dtype=float)
+    at, found = np.log10(lrs), {}
     for seed, column in losses.items():
         loss = column.to_numpy(dtype=float)
         best = int(loss.argmin())
         limit = (loss[best] if best_losses is None else best_losses[int(str(seed))]) + WITHIN
-        below, is_closed_below = _reach(at[best::-1], loss[best::-1], limit)
-        above, is_closed_above = _reach(at[best:], loss[best:], limit)
-        found[int(str(seed))] = (below + above, is_closed_below, is_closed_above)
+        below, above = (crossing(lrs, loss, limit, start=lrs[best], below=is_below) for is_below in (True, False))
+        decades = (at[best] - below.log_bound) + (above.log_bound - at[best])
+        found[int(str(seed))] = (float(decades), below.times > 0, above.times > 0)
     return found
 
 
@@ -170,25 +171,7 @@ def failing_lrs(losses: pd.DataFrame) -> dict[int, float]:
 
     It is interpolated as in ``tolerances``, and NaN where the loss never does.
     """
-    at, found = np.log10(losses.index.to_numpy(dtype=float)), dict[int, float]()
-    for seed, column in losses.items():
-        loss = column.to_numpy(dtype=float)
-        best = int(loss.argmin())
-        above, is_reached = _reach(at[best:], loss[best:], loss[best] + FAILS_ABOVE)
-        found[int(str(seed))] = float(10 ** (at[best] + above)) if is_reached else math.nan
-    return found
-
-
-def _reach(at: np.ndarray, loss: np.ndarray, limit: float) -> tuple[float, bool]:
-    """How far from the first, best point the loss first exceeds the limit, and whether it does."""
-    over = np.flatnonzero(loss > limit)
-    if not len(over):
-        return abs(float(at[-1] - at[0])), False
-    if not over[0]:
-        return 0.0, True
-    before, after = over[0] - 1, over[0]
-    share = (limit - loss[before]) / (loss[after] - loss[before])
-    return abs(float(at[before] + share * (at[after] - at[before]) - at[0])), True
+    return {int(str(seed)): failing(losses.index, loss, FAILS_ABOVE).at for seed, loss in losses.items()}
 
 
 def extension(test: StressTest, losses: pd.DataFrame, battery: Battery) -> list[float]:

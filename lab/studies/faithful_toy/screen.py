@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import scipy.special
 
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
 from lab.studies.faithful_toy.yardstick import steepness
@@ -85,13 +86,8 @@ def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
 
 def _headroom(lr: np.ndarray, loss: np.ndarray) -> float:
     """Decades from the best rate to that which costs ``LOST``, interpolated in log."""
-    best, log = int(loss.argmin()), np.log10(lr)
-    excess = loss - loss[best] - LOST
-    for place in range(best + 1, len(lr)):
-        if excess[place] > 0:
-            part = -excess[place - 1] / (excess[place] - excess[place - 1])
-            return float(log[place - 1] + part * (log[place] - log[place - 1]) - log[best])
-    return float(2 * log[-1] - log[-2] - log[best])
+    log = np.log10(lr)
+    return float(failing(lr, loss, LOST).log_or_beyond(log[-1] - log[-2]) - log[loss.argmin()])
 
 
 def effects(rows: pd.DataFrame, response: str) -> dict[str, Interval]:

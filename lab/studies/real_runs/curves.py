@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST
 from lab.core import files, shipped
 
@@ -55,24 +56,22 @@ def curve_of(lr: np.ndarray, loss: np.ndarray) -> Curve:
     """The curve of final losses (nats/token) over learning rates; a loss that is not finite is a run that failed."""
     order = np.argsort(lr)
     lr, loss = lr[order], np.where(np.isfinite(loss), loss, np.inf)[order]
-    best = int(np.argmin(loss))
-    failed = np.flatnonzero((loss > loss[best] + LOST) & (np.arange(len(lr)) > best))
-    tolerated, edge, failing = math.nan, math.nan, math.nan
-    if above := [place for place in range(best + 1, len(lr)) if loss[place] > loss[best] + TOLERATED]:
-        place = above[0]
-        rise = min(loss[place], 1e3) - loss[place - 1]
-        part = (loss[best] + TOLERATED - loss[place - 1]) / rise
-        tolerated = float(lr[place - 1] * (lr[place] / lr[place - 1]) ** part)
-    edge_loss, failing_loss, higher, survivors = math.nan, math.nan, 0, 0
-    if len(failed):
-        first = failed[0]
-        edge, edge_loss = float(lr[first - 1]), float(loss[first - 1])
-        failing, failing_loss = float(lr[first]), float(loss[first])
-        higher = len(lr) - first - 1
-        survivors = higher - (len(failed) - 1)
-    is_inside = 0 < best < len(lr) - 1
-    numbers = (tolerated, edge, edge_loss, failing, failing_loss, float(lr[-1]), higher, survivors)
-    return Curve(float(lr[best]), float(loss[best]), is_inside, *numbers)
+    best, lost = int(np.argmin(loss)), failing(lr, loss, LOST)
+    loss_at = dict(zip(lr, loss, strict=True))
+    higher = loss[lr > lost.high]
+    return Curve(
+        best_lr=float(lr[best]),
+        best_loss=float(loss[best]),
+        is_inside=0 < best < len(lr) - 1,
+        tolerated_lr=failing(lr, loss, TOLERATED).at,
+        edge_lr=lost.low if lost.times else math.nan,
+        edge_loss=float(loss_at.get(lost.low, math.nan)) if lost.times else math.nan,
+        failing_lr=lost.high if lost.times else math.nan,
+        failing_loss=float(loss_at.get(lost.high, math.nan)),
+        highest_lr=float(lr[-1]),
+        higher=len(higher),
+        survivors=int((higher <= loss[best] + LOST).sum()),
+    )
 
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:

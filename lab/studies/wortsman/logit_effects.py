@@ -10,6 +10,7 @@ from operator import mul
 import numpy as np
 import pandas as pd
 
+from lab.analysis.crossings import crossing
 from lab.analysis.logit_rounding import rounded_runs
 from lab.analysis.probe_values import late, near, peak
 from lab.analysis.sensitivity import LOST
@@ -177,28 +178,19 @@ def _crossing(zero_block: ArmTables, *kappas: ArmTables) -> tuple[pd.DataFrame, 
     Between two kappas the loss is interpolated straight over log10 kappa. If blocks are never worse, it is a step above
     the largest kappa.
     """
-    log_kappas = np.log10([arm.setting(VALUE) for arm in kappas])
+    values = [arm.setting(VALUE) for arm in kappas]
+    last_step = float(np.diff(np.log10(values))[-1])
     tables = [loss_above_no_blocks(arm, zero_block) for arm in kappas]
     gaps_ksn = np.stack([table.to_numpy(dtype=float) for table in tables])
     crossings, steps = np.full((2, *gaps_ksn.shape[1:]), math.nan)
     for cell in np.ndindex(*crossings.shape):
         gaps = gaps_ksn[(slice(None), *cell)]
         if not np.isnan(gaps).any():
-            crossings[cell], steps[cell] = _first_above_zero(log_kappas, gaps)
+            found = crossing(values, gaps, 0.0)
+            crossings[cell] = found.log_or_beyond(last_step)
+            steps[cell] = last_step if found.is_censored else found.width
     index, columns = tables[0].index, tables[0].columns
     return pd.DataFrame(crossings, index, columns), pd.DataFrame(steps, index, columns)
-
-
-def _first_above_zero(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """The point where a line through these points first rises above zero, and the step of ``x`` there."""
-    above = np.flatnonzero(y > 0)
-    if not len(above):
-        return float(2 * x[-1] - x[-2]), float(x[-1] - x[-2])
-    after = max(int(above[0]), 1)
-    step = float(x[after] - x[after - 1])
-    if above[0] == 0:
-        return float(x[0]), step
-    return float(x[after] - step * y[after] / (y[after] - y[after - 1])), step
 
 
 def kappas(group: ComparisonGroup) -> list[ArmTables]:
