@@ -93,7 +93,8 @@ def lines(plan: Mapping[str, Any]) -> Iterator[Ladder]:
     """The lines of the plan, along which one setting varies."""
     for line in plan["lines"]:
         for (width, ladder), steps, seed in product(line["widths"].items(), line["steps"], line["seeds"]):
-            words = [*plan["decays"][line["decay"]], f"steps={steps}", f"model.width={width}", *line.get("words", ())]
+            own = {word.partition("=")[0]: word for word in (*line.get("base", ()), *line.get("words", ()))}
+            words = [*plan["decays"][line["decay"]], f"steps={steps}", f"model.width={width}", *own.values()]
             row = ", ".join([line["decay"], *line.get("words", ()), f"width {width}", f"{steps} steps"])
             yield Ladder(line["name"], row, tuple(words), seed, rates(*ladder))
 
