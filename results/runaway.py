@@ -16,10 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from faithful_toy import unigram_loss
+
 from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
+from lab.data.text import StandardLibrary
 from lab.records import store
+from lab.studies.runaway.rates import RATES
+from lab.studies.runaway.rates import ladders as ladders_of
 from lab.sweeping.bench import Bench
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.request import read_request
@@ -30,6 +35,7 @@ TRAINED = "runs/runaway"
 LARGEST = ["block_rms", "log_z", "eps_ratio", "grad_norm"]  # probes of which the largest value is kept
 KEYS = ["stage", "row", "seed"]  # of a ladder
 NUMBERS = {
+    "intervention": "intervention",
     "width": "model.width",
     "depth": "model.depth",
     "steps": "steps",
@@ -76,16 +82,13 @@ def rates(lowest: float, step: float, count: int) -> tuple[float, ...]:
 
 def factorial(plan: Mapping[str, Any]) -> Iterator[Ladder]:
     """The 32 rows of the factorial; the second seed of eight."""
-    design, decays = plan["factorial"], plan["decays"]
-    base = [name for name in design["factors"] if name not in design["generators"]]
-    for row, signs in enumerate(product((-1, 1), repeat=len(base)), start=1):
-        levels = dict(zip(base, signs, strict=True))
-        levels |= {name: int(np.prod([levels[of] for of in words])) for name, words in design["generators"].items()}
+    design = plan["factorial"]
+    for row, levels in signs(plan).iterrows():
         chosen = {name: options[(levels[name] + 1) // 2] for name, options in design["factors"].items()}
-        decay = decays[chosen.pop("decay")]
+        decay = plan["decays"][chosen.pop("decay")]
         words = (*decay, *(word for option in chosen.values() for word in option))
         width = int(chosen["width"][0].partition("=")[2])
-        for seed in (design["seed"], *([design["again"]["seed"]] if row in design["again"]["rows"] else [])):
+        for seed in (design["seed"], *([design["again"]["seed"]] if int(row) in design["again"]["rows"] else [])):
             yield Ladder("factorial", str(row), words, seed, rates(*design["ladder"][width]))
 
 
@@ -155,11 +158,38 @@ def table(records: store.Records, of_id: Mapping[str, Ladder]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def report() -> None:
+    """Print every number that the study quotes."""
+    plan = shipped.load(HOME / "plan.yaml")
+    unigram = {256: StandardLibrary().open(), 1024: StandardLibrary("bpe", 1024).open()}
+    unigram |= {2048: StandardLibrary("bpe", 2048).open()}
+    table = ladders_of(files.read_csv(RUNS), {size: unigram_loss(text) for size, text in unigram.items()})
+    for stage, own in table.groupby("stage", sort=False):
+        print(stage)
+        for row in own.itertuples():
+            found = "  ".join(f"{name} {getattr(row, name)}" for name in RATES)
+            print(
+                f"  {row.row}, seed {row.seed}: best {row.best_lr:g} {row.best_loss:.3f}  {found}  share {row.share:.2f}"
+            )
+
+
 def stages(names: Iterable[str]) -> list[Ladder]:
     """The ladders of these stages of the plan."""
     return [ladder for ladder in ladders() if ladder.stage in {*names}]
 
 
+def signs(plan: Mapping[str, Any]) -> pd.DataFrame:
+    """The two levels of each setting of the factorial, -1 or 1, by row."""
+    design = plan["factorial"]
+    base = [name for name in design["factors"] if name not in design["generators"]]
+    table = pd.DataFrame(product((-1, 1), repeat=len(base)), columns=base)
+    for name, of in design["generators"].items():
+        table[name] = table[of].prod(axis=1)
+    return table.set_index(pd.RangeIndex(1, len(table) + 1).astype(str))[[*design["factors"]]]
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
         train(stages(sys.argv[2:]))
+    else:
+        report()
