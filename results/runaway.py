@@ -17,13 +17,23 @@ import numpy as np
 import pandas as pd
 
 from faithful_toy import unigram_loss
-
 from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
-from lab.studies.runaway.rates import RATES
+from lab.studies.real_runs.curves import failing_brackets, read_real_runs
+from lab.studies.runaway.rates import (
+    CODES,
+    COVARIATES,
+    POWERS,
+    RATES,
+    effects,
+    error_of,
+    errors_of_nulls,
+    law,
+    public_settings,
+)
 from lab.studies.runaway.rates import ladders as ladders_of
 from lab.sweeping.bench import Bench
 from lab.sweeping.progress import ProgressLog
@@ -34,6 +44,8 @@ RUNS = HOME / "runs.csv"
 TRAINED = "runs/runaway"
 LARGEST = ["block_rms", "log_z", "eps_ratio", "grad_norm"]  # probes of which the largest value is kept
 KEYS = ["stage", "row", "seed"]  # of a ladder
+BASE = ["width", "depth", "steps", "decay", "batch"]  # settings of the factorial of which pairs have an effect
+APART = ["qk-layernorm", "events"]  # stages of other models
 NUMBERS = {
     "intervention": "intervention",
     "width": "model.width",
@@ -160,17 +172,34 @@ def table(records: store.Records, of_id: Mapping[str, Ladder]) -> pd.DataFrame:
 
 def report() -> None:
     """Print every number that the study quotes."""
-    plan = shipped.load(HOME / "plan.yaml")
-    unigram = {256: StandardLibrary().open(), 1024: StandardLibrary("bpe", 1024).open()}
-    unigram |= {2048: StandardLibrary("bpe", 2048).open()}
-    table = ladders_of(files.read_csv(RUNS), {size: unigram_loss(text) for size, text in unigram.items()})
+    plan, runs = shipped.load(HOME / "plan.yaml"), files.read_csv(RUNS)
+    unigram = {size: unigram_loss(StandardLibrary("bpe", size).open()) for size in (1024, 2048)}
+    table = ladders_of(runs, {256: unigram_loss(StandardLibrary().open()), **unigram})
     for stage, own in table.groupby("stage", sort=False):
         print(stage)
-        for row in own.itertuples():
-            found = "  ".join(f"{name} {getattr(row, name)}" for name in RATES)
-            print(
-                f"  {row.row}, seed {row.seed}: best {row.best_lr:g} {row.best_loss:.3f}  {found}  share {row.share:.2f}"
-            )
+        for row in own.to_dict("records"):
+            found = "  ".join(f"{name} {row[name]}" for name in RATES)
+            print(f"  {row['row']}, seed {row['seed']}: best {row['best_lr']:g} {row['best_loss']:.3f}  {found}")
+    print_laws(table, plan)
+
+
+def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
+    """What moves the rates, the law of each decay, and what it says of public runs."""
+    rows = table[table["stage"] == "factorial"]
+    public = public_settings(failing_brackets(read_real_runs().curves), plan["real"])
+    coupled = table[(table["optimizer"] == "adamw_coupled") & ~table["stage"].isin(APART)]
+    for rate in RATES:
+        print(f"factorial, {rate}: decades between the two levels")
+        print(
+            *(f"  {name} {interval:.3f}" for name, interval in effects(rows, signs(plan), rate, BASE).items()), sep="\n"
+        )
+        fitted = law(coupled, rate, [*POWERS, *COVARIATES, *CODES])
+        print(f"law of {rate} with coupled decay, scatter {fitted.scatter:.3f}:")
+        print(*(f"  {name} {fitted.exponent(name):.3f}" for name in fitted.exponents), sep="\n")
+        print(f"  off public runs by {error_of(fitted, public):.2f}")
+        for (source, size), own in public.groupby(["source", "parameters"]):
+            print(f"    {source} {size:.3g}: {error_of(fitted, own):.2f}")
+        print(errors_of_nulls(coupled, rate, public).round(3))
 
 
 def stages(names: Iterable[str]) -> list[Ladder]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from lab.analysis.statistics import Interval
 from lab.studies.faithful_toy.yardstick import steepness
 
 LADDER = ["stage", "row", "seed"]  # what runs of a ladder share
-LOGIT = 500.0  # of the largest attention logit, above which it has run away
+LEVEL = 500.0  # of the largest attention logit, above which it has run away
 RATES = {"runaway": "runaway rate", "failing": "failing rate", "costly": f"rate that costs {LOST:g} nats"}
 POWERS = ["width", "depth", "steps", "tokens_per_step"]  # settings in which the law is a power law
 COVARIATES = ["warm_up", "head_width", "memory"]  # settings of the factorial that are numbers
@@ -25,17 +26,18 @@ CODES = ["is_bf16", "is_bpe", "is_small_init"]
 INTERPOLATED = 0.01  # decades, to which a crossing between two rates of a fine ladder is known
 
 
-def ladders(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
+def ladders(runs: pd.DataFrame, unigram: Mapping[int, float], level: float = LEVEL) -> pd.DataFrame:
     """A row for each ladder: its settings, best rate and loss, and the ``Crossing`` of each of ``RATES``.
 
     Args:
         runs: a row for each run, as ``results/runaway/runs.csv`` has them.
         unigram: the loss of a unigram model by vocabulary, nats per token.
+        level: of the largest attention logit, above which it has run away.
 
     Returns:
         Columns: those of ``runs`` that hold settings; ``best_lr``, ``best_loss``; a column for each of ``RATES``;
-        ``share``, the largest rise of the loss within 0.15 decades as a share of the way from the best loss to that of a
-        unigram model; and the settings as ``fit_power_law`` takes them.
+        ``share``, the largest rise of the loss within 0.15 decades as a share of the way from the best loss to that of
+        a unigram model; and the settings as ``fit_power_law`` takes them.
     """
     rows = []
     for _, own in runs.groupby(LADDER, sort=False):
@@ -44,7 +46,7 @@ def ladders(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
         way = unigram[int(own["vocabulary"].iloc[0])] - loss.min()
         logit = own["logit"].where(own["status"] != "diverged", math.inf)
         found = {
-            "runaway": crossing(lr, logit, LOGIT, log=True),
+            "runaway": crossing(lr, logit, level, log=True),
             "failing": failing(lr, loss, way / 2),
             "costly": failing(lr, loss, LOST),
         }
@@ -108,13 +110,79 @@ def bracket(found: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(ends, columns=["low", "high"], index=found.index)
 
 
+def public_settings(curves: pd.DataFrame, real: Mapping[str, Any]) -> pd.DataFrame:
+    """What the law takes of each curve of public runs of AdamW, with the ``low`` and ``high`` of its failing rate.
+
+    Args:
+        curves: as ``failing_brackets`` makes them.
+        real: what these runs share, and their shapes, as the plan has them.
+    """
+    chosen = curves[(curves["arm"] == "adamw") & curves["parameters"].isin(real["shapes"])].reset_index(drop=True)
+    width, depth = zip(*(real["shapes"][int(size)] for size in chosen["parameters"]), strict=True)
+    steps = chosen["tokens"] / chosen["batch"]
+    high = math.sqrt(10)  # they have bf16, tokens of several bytes, and small initial values
+    return chosen.assign(
+        width=width,
+        depth=depth,
+        steps=steps,
+        tokens_per_step=chosen["batch"],
+        warm_up=real["warm_up"] / steps,
+        head_width=real["head_width"],
+        memory=1 / (1 - real["beta2"]),
+        **dict.fromkeys(CODES, high),
+    )
+
+
+def error_of(fitted: PowerLaw, settings: pd.DataFrame) -> Interval:
+    """By how many decades a law is off the failing rates of these settings, on average, with the interval of the law.
+
+    Settings of which no rate that was tried failed are left out.
+    """
+    known = settings[np.isfinite(settings["high"])]
+    observed = np.log10(known[["low", "high"]].to_numpy()).mean(1)
+    x_nk = _logs(fitted, known)
+    off = float((fitted.height + x_nk[:, 1:] @ [*fitted.exponents.values()] - observed).mean())
+    mean_k = x_nk.mean(0)
+    error = math.sqrt(mean_k @ np.array(fitted.covariance) @ mean_k)
+    return Interval.around(off, float(scipy.special.stdtrit(fitted.freedom, 0.975)) * error, len(known), (), error)
+
+
+def errors_of_nulls(small: pd.DataFrame, rate: str, public: pd.DataFrame) -> pd.DataFrame:
+    """By how many decades rules with nothing but a height miss public runs: mean, and mean absolute.
+
+    Each goes through the mean of the small runs, but the last, which is the mean failing rate of Marin's curves.
+    """
+    known = public[np.isfinite(public["high"])]
+    observed = np.log10(known[["low", "high"]].to_numpy()).mean(1)
+    marin = (known["source"] == "Marin").to_numpy()
+    size = np.log10(12 * small["width"] ** 2 * small["depth"]).to_numpy()
+    tokens = np.log10(small["steps"] * small["tokens_per_step"]).to_numpy()
+    own = np.array([found.log_or_beyond(0.15) for found in small[rate]])
+    real_size, real_tokens = np.log10(known["parameters"]).to_numpy(), np.log10(known["tokens"]).to_numpy()
+    rules = {"constant": (0.0, 0.0), "N^-1/2": (-1 / 2, 0.0), "(D/N^2)^(1/4)": (-1 / 2, 1 / 4)}
+    off = {
+        name: (own - of_size * size - of_tokens * tokens).mean()
+        + of_size * real_size
+        + of_tokens * real_tokens
+        - observed
+        for name, (of_size, of_tokens) in rules.items()
+    }
+    off["Marin's mean"] = observed[marin].mean() - observed[~marin]
+    return pd.DataFrame({name: {"off by": each.mean(), "absolute": abs(each).mean()} for name, each in off.items()}).T
+
+
+def _logs(fitted: PowerLaw, settings: pd.DataFrame) -> np.ndarray:
+    columns = (np.log10(settings[name] / centre) for name, centre in fitted.centres.items())
+    return np.column_stack([np.ones(len(settings)), *columns])
+
+
 def forecasts(fitted: PowerLaw, settings: pd.DataFrame) -> pd.DataFrame:
     """What a law says of settings beyond those that it was fitted to.
 
     Returns:
         ``log_at``, and ``half``: half the width of its 95 % interval, decades, without the scatter of one setting.
     """
-    x_nk = np.column_stack([np.ones(len(settings)), *(np.log10(settings[k] / at) for k, at in fitted.centres.items())])
+    x_nk = _logs(fitted, settings)
     log_at = fitted.height + x_nk[:, 1:] @ [*fitted.exponents.values()]
     error = np.sqrt(np.einsum("nk,kl,nl->n", x_nk, np.array(fitted.covariance), x_nk))
     half = float(scipy.special.stdtrit(fitted.freedom, 0.975)) * error
