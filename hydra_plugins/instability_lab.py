@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 @dataclass
 class FleetSweeperConf:
-    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet.
+    """``params`` are the swept keys of a sweep file; ``max_runs`` is the most in a fleet; ``refine``, see ``--refine``.
 
     Without ``max_runs`` a fleet holds as many runs as fit into memory, on a CPU at most eight, where more gain nothing,
     and fewer where cores or GPUs would otherwise be idle.
@@ -25,6 +25,7 @@ class FleetSweeperConf:
 
     params: dict[str, Any] = field(default_factory=dict)
     max_runs: int | None = None
+    refine: float | None = None
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +135,17 @@ def failing(lr: ArrayLike, loss: ArrayLike, rise: float) -> Crossing:
         return Crossing(high=float(lr_n.min(initial=math.inf)), times=int(len(lr_n) > 0))
     best = np.lexsort([lr_n, np.where(np.isfinite(loss_n), loss_n, math.inf)])[0]
     return crossing(lr_n, loss_n, float(loss_n[best]) + rise, start=float(lr_n[best]))
+
+
+def halving_lrs(crossings: Iterable[Crossing], width: float) -> list[float]:
+    """The learning rates that halve the brackets of crossings that are wider than this (decades), the widest first.
+
+    They are geometric means, rounded to three digits, so that whoever asks again gets the same ones.
+    """
+    brackets = {(found.low, found.high): found.width for found in crossings if width < found.width < math.inf}
+    ordered = sorted(brackets, key=lambda bracket: (-brackets[bracket], bracket))
+    middles = [(low, float(f"{math.sqrt(low * high):.3g}"), high) for low, high in ordered]
+    return list(dict.fromkeys(middle for low, middle, high in middles if low < middle < high))
 
 
 def over_seeds(crossings: Sequence[Crossing]) -> Interval:

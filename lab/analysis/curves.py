@@ -257,7 +257,8 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
         Columns ``id``, ``curve`` (a number), ``arm`` (a label), ``size`` (``parameters``, but those of the smallest
         model for models that differ by a few gains, or for recipes of one shape), ``parameters`` (without embeddings),
         ``lr`` (peak; or the value of ``axis_of``), ``seed`` (text; another data seed follows after a slash), ``loss``
-        (final, held-out), ``loss_at_init``, ``loss_bigram`` (nats per token), ``status``, ``diverged_at`` (step).
+        (final, held-out), ``loss_at_init``, ``loss_bigram``, ``loss_unigram`` (nats per token), ``status``,
+        ``diverged_at`` (step).
         Sorted by arm, size, learning rate, seed.
     """
     ended = without_single_changes(runs[runs["status"] != "failed"]).sort_values("id")
@@ -275,7 +276,7 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
             "lr": significant(ended[axis_of(runs)]) if axis_of(runs) else 0.0,
             "seed": _seed_labels(ended),
             "loss": ended["final_val_loss"],
-            **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "status", "diverged_at")},
+            **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "loss_unigram", "status", "diverged_at")},
         }
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])

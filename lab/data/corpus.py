@@ -84,6 +84,12 @@ def bigram_loss(counts: scipy.sparse.csr_array, windows: Tokens) -> float:
     return float(-np.log((pairs + BACKOFF * prior[following]) / (counts.sum(1)[previous] + BACKOFF)).mean())
 
 
+def unigram_loss(counts: scipy.sparse.csr_array, windows: Tokens) -> float:
+    """Mean loss (nats per token) on ``windows [n, seq_len + 1]`` of the add-one unigram of ``counts [v, v]``."""
+    share = counts.sum(0) + 1.0
+    return float(-np.log(share / share.sum())[windows[:, 1:]].mean())
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Corpus(ABC):
     """Training tokens and held-out tokens, all below ``vocabulary``.
@@ -133,6 +139,17 @@ class Corpus(ABC):
         if key not in self._bigram_losses:
             self._bigram_losses[key] = bigram_loss(self._counted, self.validation(*key))
         return self._bigram_losses[key]
+
+    def loss_unigram(self, seq_len: int, targets: float = math.inf) -> float:
+        """``unigram_loss`` (nats per token) on the windows of ``validation``, about where runs that diverge end."""
+        key = seq_len, targets
+        if key not in self._unigram_losses:
+            self._unigram_losses[key] = unigram_loss(self._counted, self.validation(*key))
+        return self._unigram_losses[key]
+
+    @cached_property
+    def _unigram_losses(self) -> dict[tuple[int, float], float]:
+        return {}
 
     @cached_property
     def _bigram_losses(self) -> dict[tuple[int, float], float]:

@@ -30,14 +30,14 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lab.core import files
+from lab.core import files, shipped
 from lab.core.errors import RequestError
 from lab.core.files import digest, write_text
 from lab.core.schema import FORMER_KEYS, first_key, key_now
@@ -65,6 +65,7 @@ RUN_COLUMNS = {
     "loss_at_init": "float64",  # on the held-out tokens, nats per token, without z-loss
     "final_val_loss": "float64",  # same tokens, after the last update
     "loss_bigram": "float64",  # same tokens under a smoothed bigram model of the training text
+    "loss_unigram": "float64",  # same tokens if they were drawn with the frequencies of the training text
     "parameters": "Int64",
     "parameters_without_embeddings": "Int64",  # without the token embedding and the head, but with positions
     "model_steps_per_second": "float64",  # steps of all runs of the fleet, per second
@@ -125,6 +126,7 @@ BOUNDS = {
     ),
 }
 EVENTS = "events.parquet"
+UNIGRAM_LOSSES = Path(__file__).with_name("unigram_losses.yaml")
 STATUSES = ("finished", "diverged", "failed")
 
 
@@ -482,8 +484,17 @@ def declared(runs: pd.DataFrame) -> pd.DataFrame:
     if strange := set(fixed["status"].dropna()) - set(STATUSES) or fixed["status"].isna().any():
         raise ValueError(f"a run has the status {strange}")
     fixed[list(SPIKE_LAB)] = fixed[list(SPIKE_LAB)].fillna("none")
+    known = fixed["data_fingerprint"].astype(object).map(_unigram_losses()).astype("float64")
+    fixed["loss_unigram"] = fixed["loss_unigram"].fillna(known)
     config = sorted(set(runs.columns) - set(RUN_COLUMNS))
     return pd.concat([fixed, runs[config]], axis=1).sort_values("id", ignore_index=True)
+
+
+@cache
+def _unigram_losses() -> dict[str, float]:
+    """The loss of a unigram model by the fingerprint of the data, for runs that are older than its column."""
+    losses: dict[str, float] = shipped.load(UNIGRAM_LOSSES)
+    return losses
 
 
 def _refuse_out_of_bounds(column: pd.Series[Any], least: float, most: float) -> None:

@@ -37,7 +37,7 @@ from lab.core.own_failures import OWN_CODE
 from lab.core.printing import say
 from lab.core.shipped import at_scale, data_folder
 from lab.records import leases, plans, store
-from lab.sweeping import own_code
+from lab.sweeping import own_code, refinement
 from lab.sweeping.compose import Composer, Tree, Word, expand, parse, refusing, with_values
 from lab.sweeping.progress import GrowingReport, ProgressLog, ProgressMonitor, Screen
 from lab.sweeping.request import CONFIG_DIR, Request, read_options
@@ -64,12 +64,16 @@ class Composed(NamedTuple):
             over learning rates.
         launcher: what runs the jobs.
         max_runs: the most runs in a fleet; None for as many as memory holds.
+        points: the words of every point.
+        refine: the width of the brackets (decades) down to which crossings are refined; None not to refine any.
     """
 
     trees: Sequence[Tree]
     recipe_lrs: Mapping[int, float]
     launcher: Launcher
     max_runs: int | None
+    points: Sequence[Sequence[Word]] = ()
+    refine: float | None = None
 
 
 class NoCallbacks:
@@ -113,7 +117,9 @@ def compose(request: Request) -> Composed:
             trees = list(show_planning(map(composer.tree, points), len(points)))
         except RequestError as refusal:
             raise RequestError(at_scale(refusal, config.get("scale"))) from None
-        return Composed(trees, _recipe_lrs(composer, points), launcher, config.hydra.sweeper.max_runs)
+        sweeper = config.hydra.sweeper
+        refine = refinement.width_of(sweeper.refine)
+        return Composed(trees, _recipe_lrs(composer, points), launcher, sweeper.max_runs, points, refine)
 
 
 def _with_hydra(composer: Composer, request: Request) -> DictConfig:
@@ -290,7 +296,10 @@ def carry_out(request: Request) -> None:
         return
     if distributed.world_size() > 1:
         raise RequestError("--dry-run tries fleets in one process; run it without torchrun")
-    print_estimate(plan(composed, request, by_any_probes=True), request)
+    planned = plan(composed, request, by_any_probes=True)
+    print_estimate(planned, request)
+    if composed.refine:
+        say(_cost_of_refining(composed, planned, request))
 
 
 def print_estimate(plan: SweepPlan, request: Request) -> None:
@@ -316,7 +325,46 @@ def train(composed: Composed, request: Request, *, jobs_only: bool = False) -> N
     launcher, planned = composed.launcher, plan(composed, request, by_any_probes=True)
     recipe_lrs = {planned.ids[index]: lr for index, lr in composed.recipe_lrs.items()}
     trains_here = getattr(launcher, "trains_here", False) and not jobs_only
-    train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
+    if composed.refine is None:
+        train_plan(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
+        return
+    _warn(_cost_of_refining(composed, planned, request))
+    elsewhere = train_missing(planned, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
+    asked, composer = refinement.lrs_of(composed.points), Composer(request.config_dir, request.files)
+    trained = dict(zip(planned.ids, composed.points, strict=True))
+    while more := refinement.finer_points(store.read(planned.folder), trained, asked, composed.refine):
+        lrs = sorted({float(word.value) for point in more for word in point if word.key == LR})
+        _warn(f"refining at {listed([f'{lr:g}' for lr in lrs])}")
+        finer = plan(
+            composed._replace(trees=[composer.tree(point) for point in more]),
+            request,
+            cautions=False,
+            by_any_probes=True,
+        )
+        elsewhere |= train_missing(finer, launcher, request, recipe_lrs=recipe_lrs, trains_here=trains_here)
+        trained |= dict(zip(finer.ids, more, strict=True))
+        planned = planned.with_more(finer)
+    _gather_and_report(planned, len(elsewhere), is_single=False)
+
+
+def _cost_of_refining(composed: Composed, planned: SweepPlan, request: Request) -> str:
+    """What refining may cost at most, in a line.
+
+    Raises:
+        RequestError: there is no curve to refine, or a shard has only a part of it.
+    """
+    from lab.sweeping.planner import training_flops
+
+    if request.shard != "1/1":
+        raise RequestError("--refine looks at all seeds of a curve, so it takes no shard=")
+    of_key = {refinement.key_of(point): run for run, point in zip(planned.ids, composed.points, strict=True)}
+    runs, config_of = refinement.MOST * len(refinement.lrs_of(composed.points)), {p.id: p.config for p in planned.mine}
+    flops = refinement.MOST * sum(training_flops(config_of[run]) for run in of_key.values())
+    times = flops / sum(map(training_flops, config_of.values()))
+    return (
+        f"refining to {composed.refine:g} decades trains at most {refinement.MOST} learning rates more for each curve, "
+        f"{runs} runs in all with {flops:.2g} FLOPs, {times:.1f} times those of the rates asked for"
+    )
 
 
 def train_plan(

@@ -268,6 +268,16 @@ class SweepPlan(NamedTuple):
     host: Host
     unmeasured: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
+    def with_more(self, other: SweepPlan) -> SweepPlan:
+        """The same with the points of another plan."""
+        return self._replace(
+            ids=self.ids + other.ids,
+            requested=self.requested + other.requested,
+            mine=self.mine + other.mine,
+            missing=self.missing + other.missing,
+            fleets=self.fleets + other.fleets,
+        )
+
 
 def plan_sweep(
     trees: Iterable[Mapping[str, Any]],

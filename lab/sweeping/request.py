@@ -32,14 +32,14 @@ from lab.sweeping.config_files import GIVEN, groups
 from lab.sweeping.own_code import OwnCode
 
 CONFIG_DIR = ("--config-dir", "-cd")
-OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--resolve")
+OPTIONS = ("--cfg", "--config-dir", "--dry-run", "--help", "--model", "--optimizer", "--probe", "--refine", "--resolve")
 # Groups of which a file may choose none, by an empty list or mapping.
 MAY_BE_NONE = ("batch", "bad_batches", "custom_model", "intervention", "restarts", "loss_scale", "recipe", "response")
 MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are used; OmegaConf writes all of them out
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
 CHOSEN = ("intervention", "override /intervention")  # among defaults, the interventions that a run has
-SWEEP_FILE_SETTINGS = ("params", "max_runs")  # of hydra.sweeper
+SWEEP_FILE_SETTINGS = ("params", "max_runs", "refine")  # of hydra.sweeper
 # What comes before the key of a word, or of a choice among defaults, and the key.
 KEY_OF_WORD = re.compile(r"((?:override )?[+~/]*)([\w./-]*)")
 
@@ -96,6 +96,7 @@ def _parser() -> _Parser:
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--config-dir", "-cd", nargs="?", const="")
     parser.add_argument("--dry-run", default="", choices=["summary", "full"])
+    parser.add_argument("--refine")
     parser.add_argument("--model")
     parser.add_argument("--optimizer")
     parser.add_argument("--probe", action="append", default=[])
@@ -121,7 +122,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
                 raise RequestError(f"the config group {former} is now {now}; rename {given.config_dir / former}")
     if unknown:
         raise RequestError(f"unknown option {unknown[0]!r}; {nearest(unknown[0].partition('=')[0], OPTIONS)}")
-    given.words = list(map(_now, given.words))
+    given.words = [*map(_now, given.words), *[f"hydra.sweeper.refine={given.refine}"] * (given.refine is not None)]
     for word in given.words:
         if not is_override(word):
             hint = f"; {word}=VALUE sets it" if word in known_keys() else ""

@@ -179,6 +179,7 @@ def run_card(name: str, config: RunConfig, outcome: Mapping[str, Any]) -> dict[s
         **columns(config),
         **outcome,
         "loss_bigram": corpus.loss_bigram(config.seq_len, config.validation_targets),
+        "loss_unigram": corpus.loss_unigram(config.seq_len, config.validation_targets),
         "versions": f"instability-lab {version('instability-lab')}, python {platform.python_version()}, "
         f"torch {torch.__version__}, {torch.get_num_threads()} thread, fp32 products by {machine.matmul_library()}"
         + (f", {distributed.world_size()} ranks, {config.ranks}" if distributed.is_joined() else ""),
