@@ -2,7 +2,8 @@
 
 ``runaway/plan.yaml`` holds the estimands, the rule and the settings, written before any run. ``python
 results/runaway.py --train lines factorial`` trains what is missing of these stages and adds a row for each run to
-``runaway/runs.csv``. ``python results/runaway.py`` prints every number that the study quotes.
+``runaway/runs.csv``; ``--refine`` instead of ``--train`` trains further rates in the brackets of crossings that are too
+wide. ``python results/runaway.py`` prints every number that the study quotes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from faithful_toy import unigram_loss
+from lab.analysis.crossings import halving_lrs
 from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
@@ -44,6 +46,7 @@ RUNS = HOME / "runs.csv"
 TRAINED = "runs/runaway"
 LARGEST = ["block_rms", "log_z", "eps_ratio", "grad_norm"]  # probes of which the largest value is kept
 KEYS = ["stage", "row", "seed"]  # of a ladder
+MOST = 4  # rates by which a ladder is refined, at most one more
 BASE = ["width", "depth", "steps", "decay", "batch"]  # settings of the factorial of which pairs have an effect
 APART = ["qk-layernorm", "events"]  # stages of other models
 NUMBERS = {
@@ -170,11 +173,20 @@ def table(records: store.Records, of_id: Mapping[str, Ladder]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def unigram_losses() -> dict[int, float]:
+    """The loss of a unigram model by vocabulary, nats per token."""
+    tokens = {size: unigram_loss(StandardLibrary("bpe", size).open()) for size in (1024, 2048)}
+    return {256: unigram_loss(StandardLibrary().open()), **tokens}
+
+
+def read_ladders() -> pd.DataFrame:
+    """A row for each ladder that was trained."""
+    return ladders_of(files.read_csv(RUNS), unigram_losses())
+
+
 def report() -> None:
     """Print every number that the study quotes."""
-    plan, runs = shipped.load(HOME / "plan.yaml"), files.read_csv(RUNS)
-    unigram = {size: unigram_loss(StandardLibrary("bpe", size).open()) for size in (1024, 2048)}
-    table = ladders_of(runs, {256: unigram_loss(StandardLibrary().open()), **unigram})
+    plan, table = shipped.load(HOME / "plan.yaml"), read_ladders()
     for stage, own in table.groupby("stage", sort=False):
         print(stage)
         for row in own.to_dict("records"):
@@ -202,6 +214,19 @@ def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
         print(errors_of_nulls(coupled, rate, public).round(3))
 
 
+def finer(chosen: Sequence[Ladder], width: float) -> list[Ladder]:
+    """The same ladders with the rates that halve the brackets of their crossings, of those that are too wide."""
+    table, found = read_ladders().set_index(KEYS), []
+    tried = files.read_csv(RUNS).groupby(KEYS)["lr"].agg(set)
+    for ladder in chosen:
+        key = (ladder.stage, ladder.row, ladder.seed)
+        crossed = [table.at[key, rate] for rate in ("runaway", "failing")]
+        lrs = [lr for lr in halving_lrs(crossed, width) if lr not in tried[key]]
+        if lrs and len(tried[key]) < len(ladder.rates) + MOST:
+            found.append(ladder._replace(rates=tuple(lrs)))
+    return found
+
+
 def stages(names: Iterable[str]) -> list[Ladder]:
     """The ladders of these stages of the plan."""
     return [ladder for ladder in ladders() if ladder.stage in {*names}]
@@ -220,5 +245,9 @@ def signs(plan: Mapping[str, Any]) -> pd.DataFrame:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
         train(stages(sys.argv[2:]))
+    elif sys.argv[1:2] == ["--refine"]:
+        chosen = stages(sys.argv[2:])
+        while further := finer(chosen, shipped.load(HOME / "plan.yaml")["refine"]):
+            train(further)
     else:
         report()

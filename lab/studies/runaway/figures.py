@@ -85,5 +85,3 @@ def _draw(axes: object, lr: np.ndarray, share: np.ndarray, look: Mapping[str, ob
     order = np.argsort(lr)
     at = failing(lr[order], share[order], 0.5)
     axes.plot(lr[order] / 10**at.log_bound, share[order], **{**look, "marker": "", "linestyle": "-"})
-
-
