@@ -1,4 +1,4 @@
-# make quickstart | make test | make test-all | make docs | make results-readme | make bench | make day | make other_text
+# make quickstart | make test | make test-all | make test-isa | make docs | make results-readme | make bench | make day | make other_text
 SHELL := /bin/sh
 BIN := .venv/bin
 CPU_BUILD := https://download.pytorch.org/whl/cpu
@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # Where torch comes from; empty is pip's default.  A CPU needs no CUDA packages, which are gigabytes.
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && echo $(CPU_BUILD))
 
-.PHONY: install quickstart test test-all lint docs results-readme bench day other_text clean
+.PHONY: install quickstart test test-all test-isa lint docs results-readme bench day other_text clean
 
 quickstart: .venv/installed
 	$(BIN)/lab sweep quickstart
@@ -17,7 +17,7 @@ quickstart: .venv/installed
 install: .venv/installed
 
 # Bytecode is kept whatever the environment says, or each process that a test starts would compile the lab anew.
-test test-all: export PYTHONDONTWRITEBYTECODE =
+test test-all test-isa: export PYTHONDONTWRITEBYTECODE =
 
 test: .venv/installed-test lint
 	$(BIN)/pytest -q -n 2 --dist loadgroup
@@ -26,6 +26,14 @@ test: .venv/installed-test lint
 test-all: .venv/installed-extras lint
 	$(BIN)/pytest -q -n 2 --dist loadgroup
 	$(BIN)/pytest -q -n 2 --dist loadgroup -m "slow or extras or hypothesis"
+
+# The quick tests as on processors of AVX2, of AVX-512 without units for bf16, and of all that this one has: torch and
+# oneDNN use no newer instructions than they are told to.  TESTS names files or options, such as TESTS="-m slow".
+TESTS :=
+test-isa: .venv/installed-test
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -q -n 2 --dist loadgroup $(TESTS)
+	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(BIN)/pytest -q -n 2 --dist loadgroup $(TESTS)
+	$(BIN)/pytest -q -n 2 --dist loadgroup $(TESTS)
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

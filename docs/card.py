@@ -1,4 +1,4 @@
-"""Draw docs/card.svg, the card of Llama's recipe in the README, from the committed records: ``python docs/card.py``."""
+"""Draw docs/card.svg, the card of GLM-130B of the page on crash tests, from the committed records: ``python docs/card.py``."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ from lab.analysis.rendering import layout
 
 HOME = Path(__file__).parents[1]
 
-drawing = card(HOME / "results" / "stress" / "recipes", "llama").figure()
+drawing = card(HOME / "results" / "stress" / "recipes", "glm130b").figure()
 (HOME / "docs" / "card.svg").write_text(layout.svg(drawing, "card"), encoding="utf-8")

@@ -49,6 +49,8 @@ CONTENTS = """
 ```{toctree}
 :hidden:
 :caption: Use it
+docs/quickstart
+docs/findings
 docs/before_you_launch
 docs/crash_test
 docs/your_numbers

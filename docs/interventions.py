@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,8 @@ from lab.analysis.stress.damage import CURES, HARMS, IN_PART
 from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.features.board.failures import read_failures
-from lab.features.board.matrix import Matrix, Row, read_matrix
-from lab.features.board.text import PRICES, headline, notes, p_shown, prices
+from lab.features.board.matrix import Judged, Matrix, Row, read_matrix
+from lab.features.board.text import PRICES, headline, is_costly_at_ease, notes, p_shown, prices
 from lab.features.board.training import excludes
 
 FOLDER = Path(__file__).with_name("interventions")
@@ -25,7 +26,7 @@ LR_MEANINGS = {
     "shifted": "has the same unit but another best value",
     "other": "has another unit",
 }
-COLUMNS = ("failure", "verdict", "of what the control loses", "takes off", "p (Bonferroni)", "seeds")
+COLUMNS = ("failure", "verdict", "share", "takes off", "p (Bonferroni)", "seeds", "nats above the control at ease")
 
 
 class Cells(NamedTuple):
@@ -83,9 +84,11 @@ def _cells(matrix: Matrix, row: Row) -> Cells:
             interval = cell.improvement
             takes = f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}] {failure.unit}"
             seeds = f"{interval.n}{' fresh' * cell.is_confirmed}"
-            rows.append((failure.title, cell.verdict, f"{cell.share:.0%}", takes, p_shown(cell.p), seeds))
+            cost = "" if math.isnan(cell.cost_at_ease) else f"{cell.cost_at_ease:+.2f}"
+            cost = f"**{cost}**" if is_costly_at_ease(cell) else cost
+            rows.append((failure.title, cell.verdict, f"{cell.share:.0%}", takes, p_shown(cell.p), seeds, cost))
         elif not cell.reason:
-            rows.append((failure.title, cell.verdict, "", "", "", ""))
+            rows.append((failure.title, cell.verdict, *[""] * (len(COLUMNS) - 2)))
     return Cells(rows, {name: text for name, text in prices(row).items() if text})
 
 
@@ -125,10 +128,15 @@ def _counts(row: Row | None) -> list[str]:
         return ["", "", "", ""]
     titles = {name: failure.title for name, failure in read_failures().failures.items()}
     named = [
-        ", ".join(titles[name] for name, cell in row.cells.items() if cell.verdict == verdict)
+        ", ".join(_with_cost(titles[name], cell) for name, cell in row.cells.items() if cell.verdict == verdict)
         for verdict in (CURES, IN_PART, HARMS)
     ]
     return [*named, prices(row)["best loss"]]
+
+
+def _with_cost(title: str, cell: Judged) -> str:
+    """A failure, with the nats that the arm costs at ease where they are too many."""
+    return f"{title} ({cell.cost_at_ease:+.2f} at ease)" if is_costly_at_ease(cell) else title
 
 
 def pages() -> dict[str, str]:

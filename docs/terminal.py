@@ -1,4 +1,4 @@
-"""Draw ``terminal.svg``: what ``lab sweep quickstart`` shows in a terminal, halfway and at its end.
+"""Draw ``terminal.svg``: what ``lab sweep quickstart`` shows in a terminal halfway.
 
 ``python docs/terminal.py`` trains the sweep anew, into a folder that is removed afterwards.
 """
@@ -18,7 +18,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 COMMAND = ("sweep", "quickstart")
-COLUMNS = 114
+COLUMNS = 80  # so that the letters can be read on a telephone
 DRAWING = Path(__file__).with_name("terminal.svg")
 # How a live display is erased before it is drawn again, and what switches the cursor.
 ERASED, CURSOR = re.compile(r"\r?(?:\x1b\[2K(?:\x1b\[1A)?|\r?\x1b\[1A)+"), re.compile(r"\x1b\[\?25[hl]")
@@ -38,19 +38,17 @@ def shown_by(arguments: tuple[str, ...], folder: str) -> str:
     return b"".join(written).decode().replace("\r\n", "\n")
 
 
-def halfway_and_end(text: str) -> tuple[str, str]:
-    """The first display that says 50 % or more, and what stands below the last one."""
+def halfway(text: str) -> str:
+    """The first display that says 50 % or more."""
     frames = [frame.strip("\n") for frame in ERASED.split(CURSOR.sub("", text))]
     displays = [frame for frame in frames if re.match(r" *\d+%", frame)]
-    halfway = next(frame for frame in displays if int(frame.split("%")[0]) >= 50)
-    return halfway, frames[-1]
+    return next(frame for frame in displays if int(frame.split("%")[0]) >= 50)
 
 
-def draw(halfway: str, end: str) -> str:
+def draw(display: str) -> str:
     """The drawing, as SVG that loads no font."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text(f"$ lab {' '.join(COMMAND)}", style="bold"))
-    console.print(Text.from_ansi(halfway), Text("..."), Text.from_ansi(end), sep="\n")
+    console.print(Text(f"$ lab {' '.join(COMMAND)}", style="bold"), Text.from_ansi(display), sep="\n")
     svg = console.export_svg(title="instability-lab", theme=MONOKAI)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
@@ -58,4 +56,4 @@ def draw(halfway: str, end: str) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         shown = shown_by(COMMAND, folder)
-    DRAWING.write_text(draw(*halfway_and_end(shown)), encoding="utf-8")
+    DRAWING.write_text(draw(halfway(shown)), encoding="utf-8")

@@ -87,10 +87,11 @@ class LocalLauncher(Launcher):
         """
         from lab.core import machine
         from lab.sweeping.launch import run_local_job
-        from lab.sweeping.local_jobs import run_jobs
+        from lab.sweeping.local_jobs import run_jobs, saying_so
 
         arguments = ((self.task, list(overrides)) for overrides in job_overrides)
-        with machine.catching_sigterm() as stop_requested:
+        with machine.catching_sigterm() as is_signalled:
+            stop_requested = saying_so(is_signalled)
             ends = run_jobs(run_local_job, arguments, self.slots, timeout=self.timeout, stop_requested=stop_requested)
             if stop_requested() and (len(ends) < len(job_overrides) or any(end.exit_code for end in ends)):
                 raise SystemExit(machine.EXIT_PREEMPTED)

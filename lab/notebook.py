@@ -14,6 +14,7 @@ import pandas as pd
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Study, window_of
 from lab.analysis.text import listed
+from lab.core import shelf
 from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
 
@@ -137,7 +138,7 @@ def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched
             rows.append(row | {"what": what_happened(log, event), "look next at": next_look(log, event, events)})
             drawings[event.step] = partial(event_figure, log, event)
     if is_recording(Path(path)):
-        notes += report(Path(path), [event for of_log in events.values() for event in of_log], {}).lines
+        notes += report(Path(path), {}).lines
     return Watched(notes, pd.DataFrame(rows), drawings)
 
 
@@ -203,3 +204,17 @@ def leaderboard(folder: str | Path) -> pd.DataFrame:
     from lab.features.board import text
 
     return text.table(board(folder)).set_index("arm")
+
+
+def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
+    """Judge claims on a folder and those inside it, as ``lab claims`` does.
+
+    Args:
+        folder: of records.
+        figures: figures of Wortsman et al. 2023, such as ``"1"`` or ``"E.7"``; by default every claim of every source.
+
+    Raises:
+        RequestError: no such figure, no such folder, records that cannot be read, or a lab without its studies.
+    """
+    table: pd.DataFrame = shelf.claims("scoreboard", "lab.analysis.verdicts").verdicts(folder, *figures)
+    return table

@@ -55,16 +55,30 @@ def unigram_loss(text: Corpus) -> float:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     unigram = {256: unigram_loss(StandardLibrary().open()), 2048: unigram_loss(StandardLibrary("bpe", 2048).open())}
-    rows = rows_of(runs_of("screen", folder), unigram)
+    screen = runs_of("screen", folder)
+    rows = rows_of(screen, unigram)
     print("loss of a unigram model, by vocabulary:", unigram)
     print(rows.round(2).to_string())
     for response in RESPONSES:
         print(response, *(f"  {name}: {effect}" for name, effect in effects(rows, response).items()), sep="\n")
     (FOLDER / "screen.svg").write_text(layout.svg(figures.screen(rows), "screen"), encoding="utf-8")
-    print("beyond the screen, nats per 0.15 decades:")
-    for setting, own in runs_of("beyond", folder, BEYOND).groupby(["model.width", "steps", *BEYOND]):
+    print("beyond the screen, nats per 0.15 decades, and as a share of the way to a unigram model:")
+    beyond = runs_of("beyond", folder, BEYOND)
+    same = [*COLUMNS[1:9], *KEYS.values(), "seed"]
+    same.remove(KEYS[LR])
+    for setting, own in beyond.groupby(["model.width", "steps", *BEYOND, "seed"]):
+        of_screen = (screen[same].astype(str) == own[same].astype(str).iloc[0]).all(axis=1)
+        own = pd.concat([own, screen[of_screen]])
         ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
-        print(*setting, yardstick.steepness(*ladder), ladder.round(3).tolist())
+        fine = np.log10(ladder[0, 2:] / ladder[0, :-2]) < 1.1 * yardstick.STEP  # two steps of the ladder are as wide
+        rises = [yardstick.steepness(*ladder), *(ladder[1, 2:] - ladder[1, :-2])[fine]]
+        rise, room = max(rises[1:] or rises), unigram[2048] - ladder[1].min()
+        print(*setting, rise, rise / room, ladder.round(3).tolist())
+    public = read_real_runs().curves[lambda curves: curves["source"] == "Step Law"]
+    ends = public["failing_loss"] - public[["edge_loss", "best_loss"]].T
+    print("the first failing step of public runs on longer steps, nats per 0.15 decades, between two bounds:")
+    for step in (0.15, 0.3, 0.5, 0.6):
+        print(step, "decades:", (ends * yardstick.STEP / step).mean(axis=1).round(2).tolist())
     made = single_changes_of(runs_of("changes", folder))
     print(
         made.groupby(["optimizer", *yardstick.CHANGE])["excess"]
@@ -79,5 +93,13 @@ if __name__ == "__main__":
             said = yardstick.toy_scores(changes, toy)
             print(f"{title} {whose}: {said.notna().sum()} of {len(changes)}", yardstick.score(changes, toy))
             print("by chance as concordant:", yardstick.chance_of_concordance(changes, said))
+    print("real models held against the yardstick:")
+    tables = marin["table"]
+    proxies = {"130m tables for 300m ones": (tables.str.startswith("300m"), tables.str.startswith("130m"))}
+    proxies |= {f"all others for {name}": (tables == name, tables != name) for name in sorted(tables.unique())}
+    for title, (asked, proxy) in proxies.items():
+        changes = marin[asked].reset_index(drop=True)
+        p = yardstick.chance_of_concordance(changes, yardstick.toy_scores(changes, marin[proxy]))
+        print(title, yardstick.score(changes, marin[proxy]), "by chance as concordant:", p)
     factors = {"Marin": yardstick.factors_to_failure(marin), "here": yardstick.factors_to_failure(made, LOST)}
     print("first failing multiple of the best rate:", (10 ** pd.DataFrame(factors)).dropna().round(1), sep="\n")

@@ -1,23 +1,34 @@
 """Measure in the numbers of public runs the limits that come with the package, and how well they foretell other runs.
 
-``python results/public_limits.py`` prints the second: each sweep and each size is left out in turn, and foretold.
+``python results/public_limits.py`` prints the second: each sweep and each size is left out in turn, and foretold. It
+also prints what the lab's own brackets allow, how far runs fall on the step on which they first fail, and from which
+learning rate short and long runs of the lab are costly. These are in ``fine_ladders.csv``, which ``python
+results/public_limits.py runs/fine_ladders`` makes of what was trained there.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 
+import real_runs
+from lab.analysis.curves import load
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.laws.fits import Crossing
+from lab.analysis.sensitivity import LOST
+from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
-from lab.features.numbers.limits import PUBLIC_RUNS, Limit
+from lab.core import files
+from lab.features.predict.limits import Limit
 from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of
@@ -30,6 +41,9 @@ IN_MARIN = {
     "beta2": "beta2",
     "eps": "epsilon",
 }
+# The loss of a model that knows only how often each byte of the lab's text occurs, nats: `results/faithful_toy.py`.
+UNIGRAM = 3.24
+FINE_LADDERS = Path(__file__).with_name("fine_ladders.csv")
 IN_MULTIPLES = ("learning_rate", "warmup", "weight_decay", "batch")
 
 
@@ -126,7 +140,7 @@ def _limit(table: pd.DataFrame, runs: str, tried: tuple[float, float] | None = N
     tried = tried or (table["best_lr"].min(), table["highest_lr"].max())
     sizes = float(table["params"].min()), float(table["params"].max())
     steps = round(table["steps"].min()), round(table["steps"].max())
-    return Limit(PUBLIC_RUNS, runs, 1, sizes, steps, tried=(float(tried[0]), float(tried[1])), **found)
+    return Limit(runs, sizes, steps, (float(tried[0]), float(tried[1])), **found)
 
 
 def public_content() -> dict[str, Any]:
@@ -156,8 +170,7 @@ def public_content() -> dict[str, Any]:
 def held_out() -> pd.DataFrame:
     """How well curves are foretold by the law fitted to other curves; a row for each part that is left out.
 
-    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others; and all but the lab's
-    own curves, which are foretold by these alone, by size and tokens and by size alone.
+    Parts are a source, a size, and an optimizer, which is foretold by the spread of the others.
 
     Columns: ``left out``; ``curves``; ``inside``, the share whose bracket meets the 95 % interval; ``error``, the mean
     distance in decades from the law to their brackets, and ``too high``, the same with its sign; ``half width`` of the
@@ -175,10 +188,6 @@ def held_out() -> pd.DataFrame:
         asked = [{"optimizer": name, **{key: float(row[key]) for key in LAW}} for _, row in own.iterrows()]
         if name != "adamw":
             rows.append(_score(f"{name}, by the others", [limit.at(each) for each in asked], own))
-    small = table["source"] == "the lab"
-    long = table[small & (table["tokens"] == table.loc[small, "tokens"].max())]
-    for name, law in {"": law_of(table[small], LAW), ", by size alone": law_of(long, LAW[:1])}.items():
-        rows.append(_score(f"all but the lab{name}", foretold(law, table[~small]), table[~small]))
     return pd.DataFrame(rows)
 
 
@@ -198,5 +207,80 @@ def _score(name: str, predicted: Sequence[Crossing], table: pd.DataFrame) -> dic
     }
 
 
+def diverged_loss() -> float:
+    """The loss at which runs of Step Law ended at the first rate on which they failed, nats, the median over curves."""
+    curves = curves_of_sources({"Step Law": ["adamw"]})
+    return float(curves["failing_loss"].median())
+
+
+def way_fallen(source: str) -> Interval:
+    """On the step to the first failing rate, the share of the way from the best loss to a unigram model's.
+
+    Large models that diverge end about there; for them the loss at which they ended stands for it. Means over the
+    batches of a size and budget.
+    """
+    curves = curves_of_sources({source: ["adamw"]}).dropna(subset=["failing_lr"])
+    room = (UNIGRAM if source == "the lab" else diverged_loss()) - curves["best_loss"]
+    share = (curves["failing_loss"] - curves["edge_loss"]) / room
+    return student_t(share.groupby([curves["params"], curves["tokens"]]).mean())
+
+
+def brackets_of_the_lab(share: float) -> pd.DataFrame:
+    """The lab's curves without qk-norm, where failing is to lose a share of the way to a unigram model."""
+    rows = []
+    runs = pd.concat(map(real_runs.own, real_runs.OWN)).sort_values("lr")
+    for (size, tokens), curve in runs[runs["arm"] == "adamw"].groupby(["parameters", "tokens"]):
+        lr, loss = curve["lr"].to_numpy(), curve["loss"].to_numpy()
+        failed = (loss > loss.min() + share * (UNIGRAM - loss.min())) & (np.arange(len(lr)) > loss.argmin())
+        first = int(failed.argmax())
+        rows.append({"params": size, "tokens": tokens, "low": lr[first - 1], "high": lr[first]})
+    return pd.DataFrame(rows)
+
+
+def allowed_by(brackets: pd.DataFrame) -> tuple[float, float]:
+    """By how many decades laws that meet all brackets of small curves may miss the law of all curves, at public runs.
+
+    Returns:
+        The least and the most, means over the public curves, above 0 where a forecast is too high.
+    """
+    table = curves_of_sources(ADAMW)
+    public = table[table["source"] != "the lab"]
+    truth = np.log10([each.middle for each in foretold(law_of(table, LAW), public)])
+    x_nk, x_mk = (np.column_stack([np.ones(len(own)), np.log10(own[[*LAW]])]) for own in (brackets, public))
+    low_n, high_n = np.log10(brackets[["low", "high"]].to_numpy(float)).T
+    within = {"A_ub": np.vstack([-x_nk, x_nk]), "b_ub": np.concatenate([-low_n, high_n]), "bounds": (None, None)}
+    least, most = (scipy.optimize.linprog(sign * x_mk.mean(0), **within).fun * sign for sign in (1, -1))
+    return float(least - truth.mean()), float(most - truth.mean())
+
+
+@cache
+def allowed() -> dict[str, tuple[float, float]]:
+    """``allowed_by`` where failing is to lose ``LOST`` nats, and where it is the share of the way that these are."""
+    curves = curves_of_sources({"Step Law": ["adamw"]})
+    share = float((LOST / (diverged_loss() - curves["best_loss"])).mean())
+    small = curves_of_sources({"the lab": ["adamw"]})
+    return {"by nats": allowed_by(small), "by share": allowed_by(brackets_of_the_lab(share))}
+
+
+def costly_rates() -> pd.DataFrame:
+    """From which learning rate a run ends ``LOST`` nats above the best, interpolated in logs: a row for each width."""
+    runs = pd.read_csv(FINE_LADDERS)
+    found = {}
+    for (width, steps), curve in runs.groupby(["model.width", "steps"]):
+        losses = curve.groupby("optimizer.lr")["final_val_loss"].mean()
+        above = losses[losses.index >= losses.idxmin()] - losses.min()
+        found[width, steps] = 10 ** np.interp(LOST, above, np.log10(above.index), right=math.nan)
+    return pd.Series(found).unstack()
+
+
 if __name__ == "__main__":
+    for folder in map(Path, sys.argv[1:]):
+        ladders = load(folder).runs[["id", "model.width", "steps", "seed", "optimizer.lr", "status", "final_val_loss"]]
+        files.write_csv(FINE_LADDERS, ladders.sort_values([*ladders.columns[1:5]]), float_format="%.6g")
     print(held_out().round(3).to_string(index=False))
+    print("what the lab's brackets allow, decades:", allowed())
+    print("public runs that diverged end at", diverged_loss())
+    for source in ("Step Law", "the lab"):
+        fallen = way_fallen(source)
+        print("share of the way that the first failing step falls:", source, fallen, sorted(fallen.values))
+    print("costly rate, by width and steps:", costly_rates().round(4), sep="\n")

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import load, points
-from lab.studies.real_runs.curves import HOME, curves_of
+from lab.studies.real_runs.curves import HOME, UNIGRAM, curves_of
 
 SEQUENCE = 2048  # tokens of a sequence of Step Law
 RESULTS = Path(__file__).parent
@@ -34,13 +34,14 @@ def step_law(path: Path) -> pd.DataFrame:
             "batch": table["batch_sequences"] * SEQUENCE,
             "lr": table["lr"].map(lambda lr: float(f"{2 ** (round(2 * np.log2(lr)) / 2):.4g}")),
             "loss": table["loss_smooth"],
+            "loss_unigram": UNIGRAM["Step Law"],
         }
     )
     return curves_of(runs)
 
 
 def own(name: str) -> pd.DataFrame:
-    """The curves of the lab's own models in a folder of results, with and without a norm of queries and keys."""
+    """The lab's own models in a folder of results, with and without a norm of queries and keys: means over seeds."""
     records = load(RESULTS / name)
     runs = points(records.runs)
     cards = records.runs.set_index("id").loc[runs["id"]]
@@ -48,8 +49,9 @@ def own(name: str) -> pd.DataFrame:
     (batch,) = set(records.runs["batch_size"] * records.runs["seq_len"])
     (steps,) = set(records.runs["steps"])
     runs = runs.assign(arm=np.where(normed, "adamw, qk-norm", "adamw"))
-    means = runs.groupby(["arm", "size", "lr"], as_index=False)["loss"].mean().rename(columns={"size": "parameters"})
-    return curves_of(means.assign(source="the lab", tokens=batch * steps, batch=batch))
+    means = runs.groupby(["arm", "size", "lr"], as_index=False)[["loss", "loss_unigram"]].mean()
+    means = means.rename(columns={"size": "parameters"})
+    return means.assign(source="the lab", tokens=batch * steps, batch=batch)
 
 
 def output_embedding(path: Path) -> pd.DataFrame:
@@ -71,7 +73,7 @@ def output_embedding(path: Path) -> pd.DataFrame:
 
 def main(steplaw: str, embedding: str, marin: str) -> None:
     """Write the three tables."""
-    curves = pd.concat([step_law(Path(steplaw)), *map(own, OWN)])
+    curves = pd.concat([step_law(Path(steplaw)), *(curves_of(own(name)) for name in OWN)])
     form = {"index": False, "float_format": "%.6g", "lineterminator": "\n"}
     curves.to_csv(HOME / "curves.csv", **form)
     output_embedding(Path(embedding)).to_csv(HOME / "output_embedding.csv", **form)

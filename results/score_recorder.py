@@ -1,8 +1,8 @@
 """Scores the quantities of a recorder on loss spikes: ``python results/score_recorder.py``.
 
 Trains two sweeps with the probes that a recorder measures, into ``runs/recorder``, where what is there is not trained
-again; writes a row per quantity and sweep into ``recorder_scores.csv``, and the table of the page. Other tools that
-are installed, trainscope and runmedic, are scored on the same losses.
+again, and writes a row per quantity and sweep into ``recorder_scores.csv``. ``make results-readme`` makes the table of
+the page from that file. Other tools that are installed, trainscope and runmedic, are scored on the same losses.
 """
 
 import math
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy
+from lab.analysis.recordings.origins import first_rows, risen
 
 import lab
 from lab.analysis.events.trend import loss_spikes
-from lab.analysis.recordings.origins import first_rows, risen
 from lab.core.schema import batches_of_bursts
 from lab.records import store
 from lab.records.store import Records
@@ -25,7 +26,6 @@ from lab.records.store import Records
 HOME = Path(__file__).parents[1]
 FOLDER = HOME / "runs" / "recorder"
 TABLE = Path(__file__).with_name("recorder_scores.csv")
-PAGE = HOME / "docs" / "record_your_run.md"
 MARKS = ("<!-- recorder scores -->", "<!-- end of recorder scores -->")
 
 NAMES = [
@@ -69,9 +69,6 @@ def main() -> None:
     rows = [row for kind in SWEEPS for row in scores(kind, list(runs_of(kind)))]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table.to_csv(TABLE, index=False, float_format="%.4g")
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(MARKS[0])
-    PAGE.write_text(f"{before}{MARKS[0]}\n{markdown(table)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
 
 
 def runs_of(kind: str) -> Iterator[Run]:
@@ -186,29 +183,69 @@ OTHERS: dict[str, Callable[[Any], list[int]]] = {
 }
 
 
+def quote(text: str) -> str:
+    """The text of a page with the table of the committed scores between its marks."""
+    before, _, rest = text.partition(MARKS[0])
+    return f"{before}{MARKS[0]}\n{markdown(pd.read_csv(TABLE))}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+
+
+def chance_of_leading(false: float) -> float:
+    """The chance that an alarm falls into the steps before a spike in which it would lead, if alarms come as in calm.
+
+    Args:
+        false: alarms in 10,000 calm steps.
+    """
+    return 1 - math.exp(-false / PER_STEPS * WARNING)
+
+
+def false_alarms(row: Any) -> tuple[float, float]:
+    """The exact 95 % interval of false alarms in 10,000 steps, if they come by themselves (Poisson)."""
+    alarms, per = round(row["false"] * row["calm_steps"] / PER_STEPS), PER_STEPS / row["calm_steps"]
+    low = scipy.stats.chi2.ppf(0.025, 2 * alarms) / 2 if alarms else 0.0
+    return float(low * per), float(scipy.stats.chi2.ppf(0.975, 2 * alarms + 2) / 2 * per)
+
+
+def led(row: Any) -> tuple[float, float]:
+    """The exact 95 % interval of the share of spikes that a quantity led (Clopper and Pearson)."""
+    interval = scipy.stats.binomtest(round(row["led"] * row["of"]), round(row["of"])).proportion_ci()
+    return float(interval.low), float(interval.high)
+
+
 def earns(row: Any) -> bool:
     """Whether a quantity has earned an alarm."""
     return bool(row["led"] >= LEAST_LED and row["false"] <= MOST_FALSE)
+
+
+def may_earn(row: Any) -> bool:
+    """Whether the intervals leave it open that a quantity leads often enough and is seldom enough false."""
+    return led(row)[1] >= LEAST_LED and false_alarms(row)[0] <= MOST_FALSE
 
 
 def markdown(table: pd.DataFrame) -> str:
     """The table of the page: a row per quantity, those that led the most first."""
     own, planted = (table[table["spikes"] == kind].set_index("quantity") for kind in ("own", "bad data"))
     lines = [
-        f"| quantity | led, of {own['of'].iloc[0]:.0f} own spikes | found | lead, steps | false alarms | "
-        f"found, of {planted['of'].iloc[0]:.0f} bursts of bad data | false alarms |",
-        "|---|---:|---:|---|---:|---:|---:|",
+        f"| quantity | led, of {own['of'].iloc[0]:.0f} own spikes | would lead by chance | found | lead, steps | "
+        f"false alarms | found, of {planted['of'].iloc[0]:.0f} bursts of bad data | false alarms |",
+        "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for name, row in own.sort_values(["led", "found"], ascending=False).iterrows():
         lead = f"{row['lead']:.0f} ({row['lead_low']:.0f} to {row['lead_high']:.0f})" if row["found"] else "none"
         bad = planted.loc[name]
         shown = name if str(name).startswith(("lab", *OTHERS)) else f"`{name}`"
+        low, high = led(row)
+        share = f"{row['led']:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+        alarms = "{:.1f} [{:.1f}, {:.1f}]".format(row["false"], *false_alarms(row))
         lines.append(
-            f"| {shown} | {row['led']:.0%} | {row['found']:.0%} | {lead} | {row['false']:.1f} | {bad['found']:.0%} | "
-            f"{bad['false']:.1f} |"
+            f"| {shown} | {share} | {chance_of_leading(row['false']):.0%} | {row['found']:.0%} | {lead} | {alarms} | "
+            f"{bad['found']:.0%} | {bad['false']:.1f} |"
         )
-    earned = [str(name) for name, row in own.iterrows() if not str(name).startswith(("lab", *OTHERS)) and earns(row)]
-    return "\n".join([*lines, "", f"Quantities that earn an alarm: {', '.join(earned) or 'none'}."])
+    quantities = [(name, row) for name, row in own.iterrows() if not str(name).startswith(("lab", *OTHERS))]
+    earned, open_for = (
+        ", ".join(f"`{name}`" for name, row in quantities if holds(row)) or "none" for holds in (earns, may_earn)
+    )
+    told = f"Quantities that earn an alarm: {earned}. The intervals leave it open for: {open_for}."
+    return "\n".join([*lines, "", told])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import pandas as pd
 
 import paper_pairs
 import public_limits
+import score_recorder
 import transfer
+from lab.analysis.events.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
@@ -27,11 +29,11 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
-from lab.features.numbers import numbers
-from lab.features.numbers.answer import answer_of, factors_text, limit_text, remarks, verdicts_text, yours
-from lab.features.numbers.limits import FILE as LIMITS
-from lab.features.numbers.limits import PUBLIC
-from lab.features.numbers.numbers import read_numbers
+from lab.features.predict import numbers
+from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
+from lab.features.predict.limits import FILE as LIMITS
+from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import published_runs as known_runs
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
@@ -45,6 +47,7 @@ from lab.studies.claims.scoreboard import ScoreboardRow
 from lab.studies.claims.verdicts import effects_of
 from lab.studies.real_runs.claims import STEP
 from lab.studies.real_runs.curves import broken_by_arm
+from lab.studies.spikes.own_spikes import changes, removable
 from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
@@ -63,12 +66,13 @@ from score_crash_test import (
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
+RECORDER = HOME / "docs" / "record_your_run.md"
 VERDICTS, README = RESULTS / "verdicts.json", RESULTS / "README.md"
 # The tables of `lab claims --markdown` in the README of the results.
 TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 # Pages that quote claims or the board.
 QUOTING = (
-    *("README.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
+    *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
     *(f"lab/studies/{study}/README.md" for study in BY_STUDY),
 )
@@ -85,7 +89,8 @@ AGREEMENT = re.compile(r"(<!-- agreement with what was published -->\n)(.*?)(<!-
 FIRST_LOOKS = re.compile(r"(<!-- first looks -->)(.*?)(<!-- end -->)", re.DOTALL)
 ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-BY_RATE = re.compile(r"(<!-- pairs by failing rate -->)(.*?)(<!-- end -->)", re.DOTALL)
+BY_RATE = re.compile(r"(<!-- pairs by (failing rate|the standard fix) -->)(.*?)(<!-- end -->)", re.DOTALL)
+BESIDE = re.compile(r"(<!-- pairs beside the standard fix -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -171,14 +176,38 @@ def public_effects() -> dict[str, str]:
     found = {row.rule.name: effect_text(*row.decision.shown[:3]) for row in ruled.judge_all("public runs")}
     law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
     found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
-    scores = public_limits.held_out().set_index("left out")
-    found["width_of_the_lab"] = f"{scores.loc['all but the lab', 'half width']:.2f}"
+    sizes = public_limits.curves_of_sources(public_limits.ADAMW).groupby(["source", "params"])[["params", "tokens"]]
+    logs = np.log10(sizes.mean())
+    found["law_correlation"] = f"{logs['params'].corr(logs['tokens']):.2f}"
+    found["law_n"] = str(law.exponent(public_limits.LAW[0]).n)
+    for source, name in {"the lab": "way_of_the_lab", "Step Law": "way_of_public_runs"}.items():
+        found[name] = effect_text(*public_limits.way_fallen(source)[:3])
+    found["diverged_loss"] = f"{public_limits.diverged_loss():.2f}"
+    for name, ends in public_limits.allowed().items():
+        found[f"allowed_{name.replace(' ', '_')}"] = "{:+.2f} to {:+.2f}".format(*ends)
     curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
     steps = np.log10(curves["failing_lr"] / curves["edge_lr"]) / STEP
-    rise = student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)
-    found["rise_of_the_lab"] = effect_text(*rise[:3])
-    named = {"error_of_the_lab": "all but the lab", "error_by_size": "all but the lab, by size alone"}
-    return found | {name: f"{scores.loc[left_out, 'too high']:.2f}" for name, left_out in named.items()}
+    found["rise_of_the_lab"] = effect_text(*student_t((curves["failing_loss"] - curves["edge_loss"]) / steps)[:3])
+    for (width, steps_n), rate in public_limits.costly_rates().stack().items():
+        found[f"costly_at_{width}_{steps_n}"] = f"{rate:.3f}"
+    return found
+
+
+def spike_effects() -> dict[str, str]:
+    """What qualifies claims on spikes: how much lower large batches start, and for how long a spike does not return."""
+    planted = store.read(RESULTS / "adam_theory")
+    losses = planted.metrics[planted.metrics["probe"] == HELD_OUT].sort_values("step").astype({"id": str})
+    before = losses[(losses["step"] > 0) & (losses["step"] <= losses["id"].map(first_onsets(planted)))]
+    usual = before.groupby("id")["value"].agg(lambda values: values.iloc[-BEFORE:].median())
+    runs = planted.runs[planted.runs["optimizer.eps"] == planted.runs["optimizer.eps"].min()]  # the usual one
+    batches = np.log10(runs.set_index("id")["batch_size"])
+    found = {"base_falls_with_batch": f"{-np.polyfit(batches, usual.reindex(batches.index), 1)[0]:.2f}"}
+    causes = store.read(RESULTS / "spike_causes")
+    halved = changes(causes)[lambda table: table["change"] == "lr"]
+    for updates in (20, 100):
+        found[f"quiet_{updates}"] = f"{(halved['wait'] > halved['back'] + updates).sum()} of {len(halved)}"
+        found[f"quiet_by_chance_{updates}"] = f"{100 * removable(causes, updates):.0f} %"
+    return found
 
 
 @cache
@@ -218,7 +247,7 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     lines = [f"{name}: {{sd: {spread.sd:.4g}, freedom: {spread.freedom}}}" for name, spread in spreads.items()]
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
-    yield LIMITS, limits_text(RESULTS)
+    yield LIMITS, limits_text()
     yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
@@ -227,42 +256,40 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab stress --params` says of four published runs, with what was published
-of each beside it. The limits were measured on models of the lab's of up to 394 thousand parameters, and on public runs
-of up to 537 million. Nothing was fitted to the runs below, and four of them test nothing. All of them lie two to six
-factors of two below the rate from which runs diverge early, and two of them failed nevertheless. So at these sizes,
-more than thirty times those that ran, the lab calls nothing clear. What a verdict means, and what no small model can
-tell, is on the page [Your numbers](../docs/your_numbers.md).
+`make results-readme` writes this page: what `lab predict --params` says of published runs of large models, with what
+was published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
+parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
+run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
+[Your numbers](../docs/your_numbers.md).
 """
 
 
 def published_runs() -> Iterator[str]:
     """Yield the page of published runs by their numbers, in Markdown."""
     yield PUBLISHED_RUNS
-    runs = shipped.load(RESULTS / "published_runs.yaml")
-    asked = {name: read_numbers(run["numbers"]) for name, run in runs.items()}
+    yield f"{base_rate(known_runs())}\n"
     rows = [
         {
-            "run": name,
+            "run": run.name,
             "learning rate": yours(row).removeprefix("lr="),
             "limit at its size": limit_text(row),
             "factors of two to it": factors_text(row.factors_of_two),
-            "verdict": row.verdict,
-            "published": runs[name]["published"],
+            "finding": row.verdict,
+            "was": f"{run.outcome}: {run.published}",
         }
-        for name, given in asked.items()
-        for row in numbers.rows(given)
-        if row.risk.limit == "failing_lr"
+        for run in known_runs()
+        for row in numbers.rows(run.numbers)
+        if row.risk.number == "lr" and row.risk.limit.startswith("failing_lr")
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
-    for name, given in asked.items():
-        run, size, *others = runs[name], *runs[name]["numbers"]
-        yield f"## {name}\n"
-        yield f"```sh\nlab stress --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
-        yield f"- Numbers: {run['about']} ({run['source']}).\n- Published: {run['published']}."
-        yield "\n".join([*(f"- {remark}" for remark in remarks(given)), ""])
-        yield verdicts_text(numbers.rows(given)) + "\n"
-        yield markdown_table(answer_of(given, "").table) + "\n"
+    for run in known_runs():
+        answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
+        size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
+        yield f"## {run.name}\n"
+        yield f"```sh\nlab predict --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
+        yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."
+        yield f"- The lab, without this run: {answer.headline}\n"
+        yield markdown_table(answer.table) + "\n"
 
 
 CARDS = """# The cards of the published recipes
@@ -298,7 +325,8 @@ def quote_crash_test(text: str) -> str:
     text = AGREEMENT.sub(lambda found: f"{found[1]}{_crash_test_tables()[1]}{found[3]}", text)
     text = ORDER.sub(lambda found: f"{found[1]}{_order_over_size()}\n{found[3]}", text)
     text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
-    text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by_failing_rate()}{found[3]}", text)
+    text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by(found[2])}{found[4]}", text)
+    text = BESIDE.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.remark(_pairs()))}\n{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
@@ -334,17 +362,22 @@ def _pairs_of_one_paper() -> str:
     return paper_pairs.markdown(_pairs(), battery)
 
 
-def _ordered_by_failing_rate() -> str:
-    """``43.5 of 54 pairs``."""
-    score = paper_pairs.ordered(_pairs()).set_index("number").loc[paper_pairs.FAILING]
+def _ordered_by(name: str) -> str:
+    """``43.5 of 54 pairs``, by the failing rate or by the standard fix."""
+    number = paper_pairs.FAILING if name == "failing rate" else paper_pairs.UNFIXED
+    score = paper_pairs.ordered(_pairs()).set_index("number").loc[number]
     return f"{score['right']:g} of {score['pairs']:g} pairs"
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 @cache
 def _first_looks() -> str:
     """How well cards of one minute agree with those of five, over the published recipes."""
     battery, by_recipe = crash_test()
-    return "\n".join(textwrap.wrap(first_looks_text(first_looks(by_recipe, battery)), 120))
+    return _wrapped(first_looks_text(first_looks(by_recipe, battery)))
 
 
 @cache
@@ -362,10 +395,12 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
     yield README, quote_public_runs(text)
-    effects, tally = quotable(rows) | public_effects(), next(scoreboard.tallies(rows))
+    above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
+    effects, tally = quotable(rows) | above | public_effects() | spike_effects(), next(scoreboard.tallies(rows))
     for page in QUOTING:
         text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
+    yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()

@@ -20,7 +20,7 @@ LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BOTH = ("z_loss", "qk_layernorm+z_loss")
 # What a study of both calls them.
 OFF_LABEL, ON_LABEL = LABELS = ("without qk-layernorm", "with qk-layernorm")
-AT_INIT, BIGRAM = 5.62, 2.33
+AT_INIT, BIGRAM, UNIGRAM = 5.62, 2.33, 3.26
 # Final held-out loss over LRS by (width, qk-layernorm), as tiny runs on bytes of text show it.
 LOSSES = {
     (32, False): (3.086, 2.437, 2.150, 2.028, 2.094, 2.325, 2.912),
@@ -42,6 +42,7 @@ def card(**changes: Any) -> dict[str, Any]:
         "loss_at_init": AT_INIT,
         "final_val_loss": 2.0,
         "loss_bigram": BIGRAM,
+        "loss_unigram": UNIGRAM,
         "parameters": 41_000,
         "parameters_without_embeddings": 24_736,
         "model_steps_per_second": 900.0,

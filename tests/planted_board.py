@@ -51,7 +51,7 @@ def tables(
         add(Cell(FAILURE.name, arm, AT_EASE, EASY), best, seeds)
     for arm in (REFERENCE, *shares):
         for lr in read_failures().grid:
-            loss = BEST - 0.1 + (lost if arm == REFERENCE or shares[arm] < 1 else 0.0) * (lr > EASY) * 2
+            loss = BEST - 0.1 + lost * (1 - shares.get(arm, 0.0)) * (lr > EASY) * 2
             add(Cell(CURVE, arm, CURVE, lr), loss, RULE.screened)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -251,5 +252,23 @@ def test_sigterm_keeps_and_exits_75(everybody: bool, tmp_path: Path, whole: stor
     while processes(sweep.pid) and time.time() < until:
         time.sleep(0.1)
     assert processes(sweep.pid) == []
+    assert left(tmp_path)
+    assert_same(finish(tmp_path), whole)
+
+
+@pytest.mark.slow
+@needs_proc
+def test_hundreds_of_signals_stop_a_worker_once(tmp_path: Path, whole: store.Records) -> None:
+    """They come while it trains, saves and ends, faster than a handler returns, and to the command as well."""
+    sweep = begin(tmp_path, "hydra/launcher=local", "hydra.launcher.processes=1")
+    wait_for_checkpoint(tmp_path, sweep)
+    for _ in range(500):
+        for process in processes(sweep.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+    error = sweep.communicate(timeout=60)[1]
+    assert sweep.returncode == 75, error
+    assert "Traceback" not in error
+    assert error.count("stopping") == 1
     assert left(tmp_path)
     assert_same(finish(tmp_path), whole)

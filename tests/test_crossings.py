@@ -70,7 +70,6 @@ def test_losses_fail_above_the_best_rate_only():
 def test_of_several_crossings_the_first_counts_and_their_number_is_told():
     found = failing([1e-4, 1e-3, 1e-2, 1e-1, 1.0], [2.0, 2.5, 2.1, math.nan, 2.9], 0.3)
     assert (found.low, found.high, found.times) == (1e-4, 1e-3, 2)
-    assert "the first of 2" in str(found)
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
@@ -84,7 +83,7 @@ def test_outside_of_what_was_tried_only_a_bound_is_known():
     never, always = crossing([0.01, 0.1], [1, 2], 5), crossing([0.01, 0.1], [6, 7], 5)
     assert (never.low, never.high, never.times) == (0.1, math.inf, 0)
     assert (always.low, always.high, always.times) == (0.0, 0.01, 1)
-    assert (str(never), str(always)) == ("> 0.1", "< 0.01")
+    assert [rate_text(over_seeds([found])) for found in (never, always)] == ["> 0.1", "< 0.01"]
     assert all(found.is_censored and math.isnan(found.at) for found in (never, always))
     assert (10**never.log_bound, 10**always.log_bound) == pytest.approx((0.1, 0.01))
     nothing = failing([0.01, 0.1], [math.nan, math.nan], 0.3)
@@ -123,4 +122,4 @@ def test_one_seed_that_never_crosses_leaves_the_interval_open():
     assert (rate.low, rate.high) == (0.01, math.inf)
     assert math.isnan(rate.mean)
     assert rate_text(rate) == "> 0.01"
-    assert rate_text(over_seeds(seeds[:3])).startswith("0.032 [")
+    assert rate_text(over_seeds(seeds[:3])).startswith("0.0316 [")

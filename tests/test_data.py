@@ -22,8 +22,10 @@ from lab import Corpus, PackedCorpus
 from lab.core import schema
 from lab.core.errors import RequestError
 from lab.core.registry import DATA
+from lab.core.schema import build
+from lab.core.shipped import load, results
 from lab.data import synthetic
-from lab.data.corpus import BACKOFF, bigram_loss, count_pairs
+from lab.data.corpus import BACKOFF, bigram_loss, count_pairs, unigram_loss
 from lab.data.packing import HELD_OUT_EVERY
 from lab.data.synthetic import (
     Echo,
@@ -33,6 +35,8 @@ from lab.data.synthetic import (
     Trigram,
 )
 from lab.data.text import NOT_LIBRARY, StandardLibrary, Text
+from lab.records import store
+from lab.records.store import UNIGRAM_LOSSES
 
 SENTENCES = b"the quick brown fox jumps over the lazy dog. " * 40
 
@@ -118,6 +122,22 @@ def test_validation_is_always_the_same_and_large_enough(corpus: Corpus, seq_len:
 @pytest.mark.parametrize("source", [StandardLibrary, Synthetic])
 def test_opening_twice_is_opening_once_whatever_the_seed(source: type[StandardLibrary] | type[Synthetic]) -> None:
     assert source(seed=0).open() is source(seed=1).open()
+
+
+def test_the_unigram_loss_is_that_of_frequencies_alone(corpus: Corpus) -> None:
+    windows = np.array([[0, 1, 1, 2]])
+    assert unigram_loss(csr_array([[1, 2, 0], [0, 4, 0], [0, 0, 0]]), windows) == pytest.approx(
+        -(2 * math.log(7 / 10) + math.log(1 / 10)) / 3
+    )
+    assert corpus.loss_bigram(64) - 0.3 < corpus.loss_unigram(64) < math.log(256)
+
+
+def test_committed_records_get_the_unigram_loss_of_their_data() -> None:
+    known, made = load(UNIGRAM_LOSSES), build(DATA["trigram"], {}, "data").open()
+    assert known[made.fingerprint] == pytest.approx(made.loss_unigram(64), abs=1e-6)
+    runs = store.read(results() / "quickstart").runs
+    assert set(runs["loss_unigram"]) == {known[runs["data_fingerprint"].iloc[0]]}
+    assert (runs["loss_unigram"] > runs["loss_bigram"]).all()
 
 
 def test_the_bigram_loss_lies_between_the_unigram_and_nothing(corpus: Corpus) -> None:

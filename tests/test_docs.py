@@ -264,7 +264,7 @@ def test_make_draws_the_reports_of_folders_that_changed_and_no_others(tmp_path: 
 
 def test_figures_on_white_turn_dark_with_the_site() -> None:
     style = (HOME / "docs/_static/wide.css").read_text(encoding="utf-8")
-    drawn = [name for page in ("README.md", "results/README.md") for name in FIGURE.findall(text_of(HOME / page))]
+    drawn = [name for page in WITH_FIGURES for name in FIGURE.findall(text_of(HOME / page))]
     dark = re.findall(r"body[^{]*\{\s*filter: invert[^}]*\}", style)
     assert len(dark) == 2, "by the switch of the site, and by the browser"
     assert len(drawn) >= 2
@@ -274,3 +274,4 @@ def test_figures_on_white_turn_dark_with_the_site() -> None:
 
 
 FIGURE = re.compile(r"figures/(\w+)\.svg\)")
+WITH_FIGURES = ("README.md", "docs/quickstart.md", "results/README.md")

@@ -421,7 +421,7 @@ def test_each_mark_says_its_own_text_where_it_is() -> None:
     marks = [element for element in drawn.iter() if "data-hover" in element.attrib]
     heights, values = [], []
     for mark in marks:
-        (value,) = re.findall(r"peak of max attention logit (\S+)", mark.attrib["data-hover"])
+        (value,) = re.findall(r"largest attention logits (\S+)", mark.attrib["data-hover"])
         heights.append(-float(mark.attrib["y"]))
         values.append(math.log(float(value)))
     assert len(marks) == 2 * len(LRS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab.analysis.events.detectors import detect
@@ -20,6 +22,7 @@ from lab.analysis.events.following import CURSOR, Alarm, Follower
 from lab.analysis.events.levels import Level
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
+from sweeping import OutputOf
 from test_watch import bump, calm
 
 Start = Callable[[Path], Follower]
@@ -407,3 +410,59 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     *many, most = peak_memory(tmp_path / "long.jsonl", 60_000)
     assert (few, many) == ([1, 1], [6, 6])
     assert most - least < 4_000, "less than 4 MB more for a log of 8 MB more"
+
+
+def table_of_losses() -> pd.DataFrame:
+    """300 rows with a spike from step 200 on, and cells that are null."""
+    loss = 3 + np.random.default_rng(0).normal(0, 0.02, 300)
+    loss[200:206] += 2
+    return pd.DataFrame({"_step": range(300), "train/loss": loss, "eval/loss": [3.0, *[None] * 299], "note": "a"})
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_table_in_parquet_is_a_log(is_packed: bool, tmp_path: Path, output_of: OutputOf) -> None:
+    name = "run.parquet.gz" if is_packed else "run.parquet"
+    table_of_losses().to_parquet(tmp_path / "run.parquet")
+    content = (tmp_path / "run.parquet").read_bytes()
+    (tmp_path / name).write_bytes(gzip.compress(content) if is_packed else content)
+    assert f"{name} step 200: loss spike" in output_of("watch", tmp_path / name, code=1)
+    assert "--follow takes a log that grows" in output_of("watch", tmp_path / name, "--follow", code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.parquet", b"", "is empty"),
+        ("empty.parquet.gz", gzip.compress(b""), "is empty"),
+        ("cut.parquet", b"PAR1" + bytes(100), "cannot be read as Parquet"),
+        ("words.parquet", b"step 1 loss 2.0\n", "cannot be read as Parquet"),
+        ("unpacked.parquet.gz", b"PAR1" + bytes(100), "cannot be read: Not a gzipped file"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(
+    name: str, content: bytes, said: str, tmp_path: Path, output_of: OutputOf
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert said in output_of("watch", tmp_path / name, code=2)
+    assert "--follow takes a log that grows" in output_of("watch", tmp_path / name, "--follow", code=2)
+
+
+def test_a_table_without_rows_is_empty_and_bytes_are_not_followed_as_text(tmp_path: Path, output_of: OutputOf) -> None:
+    table_of_losses().iloc[:0].to_parquet(tmp_path / "none.parquet")
+    assert "is empty" in output_of("watch", tmp_path / "none.parquet", code=2)
+    (tmp_path / "run.log").write_bytes(bytes(10))
+    assert "is binary" in output_of("watch", tmp_path / "run.log", "--follow", code=2)
+
+
+def test_what_is_watched_in_a_folder_is_what_is_imported_from_one(tmp_path: Path, output_of: OutputOf) -> None:
+    """Tables that are no logs, and what went to stderr, change no name of a run beside them."""
+    for lr in (0.001, 0.01):
+        folder = tmp_path / f"lr={lr}"
+        folder.mkdir()
+        table_of_losses().to_parquet(folder / "history.parquet")
+        pd.DataFrame({"token": [1, 2, 3]}).to_parquet(folder / "data.parquet")
+        (folder / "history.err").write_text("a warning\n")
+    assert "history.parquet step 200: loss spike" in output_of("watch", tmp_path / "lr=0.01", code=1)
+    imported = output_of("import", tmp_path, f"out={tmp_path / 'imported'}")
+    assert "lr, 0.001 to 0.01" in imported
+    assert "2 runs imported" in imported

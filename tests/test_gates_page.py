@@ -47,7 +47,7 @@ def test_a_gate_prints_what_its_page_shows(
 SCHEMA = json.loads((HOME / "docs" / "schema.json").read_text(encoding="utf-8"))
 # Commands whose outputs the page says to be in the schema, and the exit codes that they end with here.
 OUTPUTS = {
-    "lab stress --params 7e9 lr=3e-4 qk_norm=no --json": ("numbers", 0),
+    "lab predict --params 7e9 lr=3e-4 qk_norm=no --json": ("numbers", 0),
     "lab predict results/logit_growth --size 7B --lr 3e-3 --json": ("forecasts_at_a_size", 0),
     "lab predict results/logit_growth --json": ("forecasts", 0),
     "lab check results/quickstart --baseline results/quickstart --json": ("check", 0),

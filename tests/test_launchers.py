@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from lab.__main__ import main
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.files import quoted
-from lab.sweeping.local_jobs import choose_slots
+from lab.sweeping.local_jobs import choose_slots, run_jobs
 
 pytestmark = pytest.mark.xdist_group("sweeping")  # where processes to fork from are there already
 
@@ -135,6 +136,26 @@ def test_a_job_that_hangs_loses_only_itself(tmp_path: Path) -> None:
     assert [job.status for job in jobs] == [JobStatus.COMPLETED, JobStatus.FAILED, *[JobStatus.COMPLETED] * 2]
     assert str(jobs[1]._return_value) == "job 1 was killed after 0.1 minutes"
     assert sorted(path.stem for path in folder.glob("*.json")) == ["0", "2", "3"]
+
+
+def count_signals(folder: Path, is_deaf: bool) -> int:
+    """A job that says when it has begun, and how many signals it got in two seconds; a deaf one goes on for an hour."""
+    times = list[float]()
+    signal.signal(signal.SIGTERM, lambda *_: times.append(time.monotonic()))
+    (folder / f"{is_deaf}.began").touch()
+    while is_deaf or not times or time.monotonic() < times[0] + 2:
+        time.sleep(0.01)
+    return len(times)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_to_stop_is_asked_rarely_and_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.sweeping.local_jobs.STOP_WITHIN", 4.0)
+    jobs = [(tmp_path, False), (tmp_path, True), (tmp_path, False)]
+    ends = run_jobs(count_signals, jobs, [None] * 2, stop_requested=lambda: len(list(tmp_path.iterdir())) == 2)
+    assert [(end.exit_code, end.answer) for end in ends] == [(0, 1), (-signal.SIGKILL, None)]
 
 
 @pytest.mark.parametrize(

@@ -1150,6 +1150,18 @@ def test_a_test_that_own_code_cannot_take_is_left_out_before_training(monkeypatc
     assert [f"fails at mine.py:{line}: AssertionError: too deep" in why for why in plans[0].left_out.values()] == [True]
 
 
+@pytest.mark.usefixtures("here")
+def test_a_check_only_tries_own_code(output_of: OutputOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.features.stress.command.make_card", lambda plan: pytest.fail("it trains"))
+    words = ["stress", "--model", "mine.py:Mine", *TINY, "--check"]
+    written(MODEL)
+    assert output_of(*words).startswith("Mine with ")
+    assert "works: it trains in fleets" in output_of(*words)
+    line = written(MODEL, before=f"assert len(idx) > 99, 'small'  {HERE}")
+    assert f"fails at mine.py:{line}: AssertionError: small" in output_of(*words, code=2)
+    assert not Path("runs").exists()
+
+
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What trials of a dry run answer, in a process that knows no code of the user's own yet; all is pickled."""

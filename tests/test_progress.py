@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -27,7 +28,7 @@ from lab.records.plans import FleetProgress
 from lab.sweeping import job, progress
 from lab.sweeping.launch import show_planning
 from lab.sweeping.planner import points
-from lab.sweeping.progress import ProgressLog, ProgressMonitor, ProgressWriter, clock
+from lab.sweeping.progress import ProgressLog, ProgressMonitor, ProgressWriter, busy, clock, summary
 from lab.sweeping.terminal import Scene, cells, scene, sketch
 from lab.training.loop import StepResult
 from lab.training.recorder import Run, fleet_summary, ranges
@@ -287,6 +288,7 @@ class Losses:
     """Losses on a device, and how often they were copied off it."""
 
     copied = 0
+    device = SimpleNamespace(type="cpu")
 
     def tolist(self) -> list[float]:
         Losses.copied += 1
@@ -308,6 +310,26 @@ def test_a_fleet_speaks_seldom_and_copies_losses_only_then(tmp_path: Path, monke
     assert str(written[-1].losses) == "[1.0, nan]"
     assert written[-1].rate == pytest.approx(100)
     assert (written[-1].step, written[-1].steps, written[-1].verdict) == (999, 1000, None)
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "busy machine: 4 % of a core"), ("cuda", "")])
+def test_a_fleet_says_what_share_of_a_core_it_has(
+    device: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, spent = 100.0, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "process_time", lambda: spent)
+    monkeypatch.setattr(Losses, "device", SimpleNamespace(type=device))
+    sayer = ProgressWriter(tmp_path, "plan", 0, 100, 2)
+    for step in range(4):
+        now, spent = now + 1.0, spent + (0.04 if step > 1 else 0.9)
+        sayer.update(StepResult(step, step, {("train_loss", ""): cast(Any, Losses())}, None))
+        if step == 1:
+            assert busy(plans.read_progress(tmp_path, "plan")) == ""
+    standing = plans.read_progress(tmp_path, "plan")
+    assert busy(standing) == said
+    assert summary(standing, 1, 0.5, 10.0).endswith(said or "left")
+    assert busy({0: standing[0]._replace(verdict="it has ended")}) == ""
 
 
 def test_losses_of_halves_stand_in_their_places(tmp_path: Path) -> None:

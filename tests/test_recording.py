@@ -32,11 +32,13 @@ from lab.analysis.events.logs import read_logs
 from lab.analysis.recordings.following import GrowingRecording
 from lab.analysis.recordings.recording import read_recording
 from lab.core.errors import RequestError
-from lab.core.registry import MODELS
+from lab.core.hooks import Probe
+from lab.core.registry import MODELS, PROBES
+from lab.probes.listener import probe
 from lab.recording import attention, measuring
 from lab.recording import recorder as recording
 from lab.recording.attention import sampled
-from lab.recording.tally import Known, combined
+from lab.recording.tally import Known, combined, of_whole
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from small import configs
@@ -318,6 +320,51 @@ def test_a_largest_number_that_is_unknown_in_part_is_unknown(values: tuple[float
     known = [Known(value, 1.0) for value in values]
     assert math.isnan(combined("attention_logit_max", known).value)
     assert combined("attention_logit_max", [Known(3.0, 1.0), Known(math.nan, 0.0)]).value == 3.0
+
+
+PARTS = [Known(1.0, 1.0), Known(9.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("how", "of_ranks", "of_tensors", "of_parts"),
+    [
+        ({}, 5.0, 5.0, 9.0),
+        ({"largest": True}, 9.0, 9.0, 9.0),
+        ({"is_root": True}, math.sqrt(41), math.sqrt(41), 9.0),
+        ({"largest_tensor": True}, 5.0, 9.0, 9.0),
+        ({"falls": True}, 5.0, 5.0, 1.0),
+    ],
+)
+def test_a_number_is_combined_as_its_probe_says(
+    how: dict[str, bool], of_ranks: float, of_tensors: float, of_parts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROBES._entries, "planted", Probe("planted", "block_output", measure=torch.amax, **how))
+    for name in ("planted", "expert_planted"):
+        assert combined(name, PARTS).value == pytest.approx(of_ranks)
+        assert combined(name, PARTS, of_tensors=True).value == pytest.approx(of_tensors)
+    assert of_whole("planted", {"block0": 1.0, "block1": 9.0}) == of_parts
+
+
+def test_a_probe_added_to_those_of_blocks_is_the_largest_over_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PROBES, "_entries", {**PROBES._entries})
+    sizes = iter([1.0] * DEPTH + [9.0] * DEPTH)
+
+    @probe(event="block_output", largest=True)
+    def planted(x_rbtd: Tensor) -> Tensor:
+        return torch.tensor([next(sizes)])
+
+    monkeypatch.setattr(measuring, "OF_BLOCK", (planted,))
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=1, out=out)
+    losses = [loss_of(model, rows_bt) / 2 for rows_bt in batch(0).chunk(2)]
+    for loss in losses:
+        loss.backward()
+    optimizer.step()
+    recorder.step(sum(losses))
+    assert written(out)[1]["planted/block0"] == 9.0
 
 
 @torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=())
@@ -891,18 +938,18 @@ def test_where_a_spike_began_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = planted(tmp_path / "probes.jsonl")
     code, text = watched(capsys, str(out))
     assert code == 1
-    (line,) = [line for line in text.splitlines() if "first update_ratio of block1 rose" in line]
-    assert "at step 3000, 30 steps before the loss; then grad_rms of block2 at step 3010." in line
-    assert f"step {SPIKE}" in line
+    (line,) = [line for line in text.splitlines() if "updates of block1 moved first" in line]
+    assert "step 3000: updates of block1 moved first, and not their gradients (update_ratio of block1 rose" in line
+    assert "The gradients are as before" in line
+    assert f"the loss rose at step {SPIKE}, 30 steps later. With it or later: grad_rms of block2" in line
     assert "not found in the model: output logits" in text
-    assert "no level known of" in text
     _, text = watched(capsys, str(out), "--json")
     content = json.loads(text)
     jsonschema.validate(content, {**SCHEMA, "anyOf": [{"$ref": "#/$defs/alarms"}]})
-    (origin,) = content["recording"]["origins"]
-    assert [(rise["quantity"], rise["place"], rise["lead"]) for rise in origin["rises"]] == [
-        ("update_ratio", "block1", 30),
-        ("grad_rms", "block2", 20),
+    (found,) = content["recording"]["findings"]
+    assert [(move["quantity"], move["place"], move["step"]) for move in found["moves"]] == [
+        ("update_ratio", "block1", 3000),
+        ("grad_rms", "block2", 3010),
     ]
 
 
@@ -996,15 +1043,12 @@ def test_a_recording_is_followed_and_each_finding_told_once(tmp_path: Path) -> N
     lines = planted(tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     out, told = tmp_path / "probes.jsonl", []
     out.write_text("")
-    (whole,) = read_logs(tmp_path / "whole.jsonl").runs
-    spikes = [event for event in detect(whole) if event.kind == "spike"]
     recording = GrowingRecording(out, {})
     for end in (2000, 3005, 3035, 3050, len(lines)):
         out.write_text("".join(lines[:end]))
-        seen = [spike for spike in spikes if spike.step < end - 1]
-        told.append([plain["step"] for _, plain in recording.poll(seen)])
-        assert not list(recording.poll(seen))
-    assert told == [[], [], [SPIKE], [], []]
+        told.append([plain["step"] for _, plain in recording.poll()])
+        assert not list(recording.poll())
+    assert told == [[], [3000], [], [], []]
 
 
 def test_a_column_of_few_rows_raises_no_alarm_where_it_is_missing(tmp_path: Path) -> None:

@@ -698,7 +698,7 @@ def test_trials_of_optuna_are_runs_but_those_that_were_pruned() -> None:
     ]
     frame = pd.DataFrame(rows).assign(state="COMPLETE", duration="0 days 01:00:00")
     frame.loc[3, ["value", "state"]] = 7.0, "PRUNED"
-    read = from_frame(frame)
+    read = from_frame(frame, loss="value")
     assert list(read.points["arm"].unique()) == ["adam", "muon"]
     assert len(read.points) == 7
     assert list(read.failed["reason"]) == ["pruned"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,45 @@ def test_the_first_interrupt_asks_to_stop_and_the_second_stops() -> None:
         interrupt_twice()
     assert stopped == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+INSIDE_ITSELF = """
+import signal, sys
+from lab.core import machine
+
+sent = 0
+
+def send(*_):
+    global sent
+    if sent < 300:
+        sent += 1
+        signal.raise_signal(signal.SIGTERM)
+
+with machine.catching_sigterm() as stop_requested:
+    sys.setprofile(send)  # at each call, those of a handler included
+    send()
+    while sent < 300:
+        stop_requested()
+    sys.setprofile(None)
+    print(sent, stop_requested())
+"""
+
+
+def test_signals_inside_the_handler_of_another_block_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", INSIDE_ITSELF], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "300 True\n"
+
+
+def test_of_nested_blocks_each_knows_of_a_signal_in_the_other() -> None:
+    with machine.catching_sigterm() as stop_requested:
+        with machine.catching_sigterm() as inside:
+            signal.raise_signal(signal.SIGTERM)
+            assert inside()
+        assert stop_requested()
+        with machine.catching_sigterm() as later:
+            assert later()
+    with machine.catching_sigterm() as stop_requested:
+        assert not stop_requested()
 
 
 def here(folder: Path) -> store.Records:

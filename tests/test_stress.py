@@ -39,11 +39,12 @@ from lab.analysis.stress.measures import (
     tolerances,
     wanted,
 )
+from lab.core import machine
 from lab.core.errors import RequestError
 from lab.features.stress import cures as cures_room
 from lab.features.stress import search
 from lab.features.stress.bench import CardBench
-from lab.features.stress.card import Card, card_of
+from lab.features.stress.card import Card, card_of, read_card
 from lab.features.stress.command import print_card
 from lab.features.stress.cures import (
     NOT_TRIED,
@@ -64,8 +65,9 @@ from lab.features.stress.progress import Progress, coloured
 from lab.features.stress.reference import beside_published
 from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
-from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
+from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.records import store
+from lab.records.plans import FleetProgress
 from lab.sweeping import own_code
 from lab.sweeping.bench import compose_settings
 from lab.sweeping.launch import Composed
@@ -714,6 +716,17 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     assert pair.page().count("<figure>") == 1
 
 
+def test_the_p_of_two_tests_is_adjusted_for_both() -> None:
+    first, second = card(planted(valley(rise=0.2))), card(planted(valley(rise=0.3)))
+    alone = [
+        card_pair(replace(first, lines=[line]), second, "").pairs[0].p for line in first.lines
+    ]  # each as if it were the only test
+    small, large = sorted(alone)
+    assert 0 < small < large < 0.5
+    both = sorted(pair.p for pair in card_pair(first, second, "").pairs)
+    assert both == pytest.approx([2 * small, max(2 * small, large)])
+
+
 def test_two_cards_do_not_differ_within_the_spread_of_the_references() -> None:
     pair = side_by_side(planted(valley(rise=0.24)), planted(valley(rise=0.26)))
     assert pair.headline().startswith("No difference found: learning-rate tolerance (")
@@ -1124,16 +1137,46 @@ def test_without_a_terminal_there_is_a_line_of_progress_a_minute(
     clock = iter([0.0, 30.0, 61.0, 62.0, 120.0, 130.0, 4000.0])  # of the start, then of readings
     monkeypatch.setattr("lab.features.stress.progress.time.monotonic", lambda: next(clock))
     progress = Progress("llama")
+    progress.begin(rounds=1, later=0.5)
     for _ in range(2):
         progress.show({}, 0.25, 20.0)
     progress.stage = "cures"
+    progress.begin(rounds=0, later=0.0)
     for _ in range(4):  # of another round, whose time begins anew
-        progress.show({}, 0.0, 1.0)
+        progress.show({0: FleetProgress(1, 9, 1.0, 1.0, 0.0, [], [], None, cpu=0.04)}, 0.0, 1.0)
     assert capsys.readouterr().err.splitlines() == [
-        "lab: llama: tests, 1:01 elapsed, 1:00 left of this round",
-        "lab: llama: cures, 2:10 elapsed",
-        "lab: llama: cures, 1:06:40 elapsed",
+        "lab: llama: tests, round 1 of 2, 1:01 elapsed, 1:40 left",
+        "lab: llama: cures, round 2 of 2, 2:10 elapsed, busy machine: 4 % of a core",
+        "lab: llama: cures, round 2 of 2, 1:06:40 elapsed, busy machine: 4 % of a core",
     ]
+
+
+def test_time_left_is_that_of_all_rounds_at_the_pace_of_the_last_minute() -> None:
+    progress = Progress("llama")
+    progress.begin(rounds=2, later=3.0)
+    left = [progress.left(second / 1000, float(second)) for second in range(0, 201, 10)]  # a thousand seconds a round
+    assert left[0] is None
+    assert left[-1] == pytest.approx(800 + 3000)
+    slower = [progress.left(0.2 + second / 4000, 200.0 + second) for second in range(10, 101, 10)]
+    assert slower[-1] == pytest.approx((1 - 0.225 + 3) * 4000)  # what came before the last minute does not count
+    progress.begin(rounds=1, later=1.0)
+    assert progress.left(0.0, 1.0) is None
+    assert progress.left(0.5, 100.0) == pytest.approx((100 - 1) / 0.5 * 1.5)
+
+
+def test_a_round_is_followed_by_those_of_other_tests_and_sizes(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[Losses], None]
+) -> None:
+    plant(with_changes(0.5))
+    told, train = list[tuple[int, float]](), CardBench.train
+    monkeypatch.setattr(Progress, "begin", lambda progress, rounds, later: told.append((rounds, later)))
+    monkeypatch.setattr(
+        CardBench, "train", lambda bench, settings: (bench.foretell(settings), train(bench, settings))[1]
+    )
+    make_card(read_plan(TINY, "lab stress", names=["lr_x10", "depth"], cures="none"))
+    assert [rounds for rounds, _ in told] == [1, 0]
+    assert 0.5 < told[0][1] < 8  # deeper runs at one rate take longer than those of the curve do at one
+    assert told[1][1] == 0
 
 
 def test_two_sizes_of_a_recipe_are_put_side_by_side(here: Path) -> None:
@@ -1780,3 +1823,47 @@ def test_without_a_terminal_each_test_is_told_once_when_it_ends(capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == list(second)
     progress.end()
     assert list(progress.lines) == ["lr_tolerance", "lr_x10"]
+
+
+@pytest.mark.parametrize(
+    ("at", "ended", "missing"),
+    [
+        ("", [], ["ten times the best LR", "learning-rate tolerance", "MXFP8 at ten times the best LR"]),
+        ("precision=", ["lr_x10", "lr_tolerance"], ["MXFP8 at ten times the best LR"]),
+        ("intervention=", ["lr_x10", "lr_tolerance", "mx"], []),
+    ],
+)
+def test_a_signal_leaves_a_card_of_what_has_ended(
+    at: str, ended: list[str], missing: list[str], plant: Callable[[Losses], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes as the runs of the curve, of a test or of a cure are trained."""
+    plant(with_changes(0.5))
+    train, written = CardBench.train, dict[str, str]()
+
+    def stopped(bench: CardBench, settings: Sequence[Setting]) -> None:
+        if stopping := any(at in " ".join(setting.words) for setting in settings):
+            settings = [setting for setting in settings if not at or at not in " ".join(setting.words)][:2]
+        train(bench, settings)
+        if stopping:
+            raise SystemExit(machine.EXIT_PREEMPTED)
+
+    monkeypatch.setattr(CardBench, "train", stopped)
+    monkeypatch.setattr(CardBench, "take_up", lambda bench: None)
+    monkeypatch.setattr("lab.features.stress.training.store.find", lambda folder: True)
+    monkeypatch.setattr(
+        "lab.features.stress.training.files.write_text", lambda path, text: written.update({path.name: text})
+    )
+    names = ["lr_x10", "lr_tolerance", "mx"]
+    with pytest.raises(Stopped) as end:
+        make_card(read_plan(TINY, "lab stress", names=names, cures="peri_ln"))
+    card, told = end.value.card, json.loads(written["card.json"])
+    assert end.value.code == 75
+    assert {line.test.name for line in card.lines} == {*ended} == {test["name"] for test in told["tests"]}
+    assert [*card.left_out] == [*missing, "the search for cures"] == [*told["left_out"]]
+    assert f"Stopped by a signal after {len(ended)} of 3 tests" in card.headline()
+    for title in missing:
+        assert any(line.startswith(f"Not run: {title}") for line in card.text())
+    (Path(told["folder"]) / "card.json").parent.mkdir(parents=True, exist_ok=True)
+    (Path(told["folder"]) / "card.json").write_text(written["card.json"])
+    assert read_card(Path(told["folder"])).headline() == card.headline()
+    assert "nan" not in " ".join(card.text())

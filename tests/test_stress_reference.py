@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
 from lab.records.store import METRIC_COLUMNS
-from paper_pairs import NULL, RUNS, measured, ordered, read_pairs
+from lab.sweeping.launch import compose_points
+from paper_pairs import RUNS, UNFIXED, linked, measured, ordered, read_pairs, standard_fixes
 from score_crash_test import (
     agreements,
     bounds_scores,
@@ -200,27 +202,58 @@ def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_sa
 
 def test_pairs_of_one_part_are_one_trial_of_the_sign_test() -> None:
     def rows(adds: float = 0.0, **worse: list[float]) -> pd.DataFrame:
-        """By how much the unstable side is worse in each pair of each changed part, and what the null says of it."""
+        """By how much the unstable side is worse in each pair of each changed part, and what a null says of it."""
         return pd.DataFrame(
             [
                 {"source": part, "change": part, "read": part != "d", "number": number, "stable": 0.0, "unstable": by}
                 for part, of_part in worse.items()
                 for each in of_part
-                for number, by in (("lr_x10", each), (NULL, adds))
+                for number, by in (("lr_x10", each), (UNFIXED, adds))
             ]
         )
 
     score = ordered(rows(a=[1.0, 2.0, -1.0], b=[1.0], c=[-1.0], d=[0.0])).set_index("number").loc["lr_x10"]
     assert (score["right"], score["pairs"]) == (2 + 1 + 0 + 0.5, 6)
     assert (score["changes right"], score["changes"]) == (2, 3)
-    assert (score["alike right"], score["alike"], score["alike p"]) == (2, 3, 1.0)
+    assert (score["alone"], score["fix alone"], score["alone p"]) == (3, 0, 2 / 2**3)
     assert (score["read right"], score["read"]) == (3, 5)
     many = {f"part{n}": [1.0] for n in range(6)}
     both = pd.concat([rows(**many), rows(adds=1.0, other=[-1.0])])
     scores = ordered(both).set_index("number")
     assert scores["p"].to_list() == pytest.approx([2 * (1 + 7) / 2**7, math.nan], nan_ok=True)
-    assert scores.loc["lr_x10", ["alike right", "alike", "alike p"]].to_list() == [6, 6, 2 / 2**6]
-    assert scores.loc[NULL, ["right", "pairs"]].to_list() == [6 / 2 + 1, 7]
+    assert scores.loc["lr_x10", ["alone", "fix alone"]].to_list() == [6, 1]
+    assert scores.loc["lr_x10", "alone p"] == pytest.approx(2 * (1 + 7) / 2**7)
+    assert scores.loc[UNFIXED, ["right", "pairs"]].to_list() == [6 / 2 + 1, 7]
+
+
+def test_pairs_hang_together_by_part_or_source() -> None:
+    def rows(*pairs: str) -> pd.DataFrame:
+        return pd.DataFrame([{"source": source, "change": change} for source, change in pairs])
+
+    assert linked(rows("aq", "bq", "bw", "cz", "dz", "ey")) == 3
+    assert linked(rows("aq", "bw", "cz")) == 1
+
+
+@pytest.mark.parametrize(
+    ("stable", "unstable"),
+    [
+        ("'intervention=[qk_rmsnorm]'", "'intervention=[]'"),
+        ("'intervention=[biases]'", "'intervention=[biases,post_layernorm]'"),
+        ("'intervention=[deepnorm]'", "'intervention=[post_layernorm]'"),
+        ("optimizer.beta2=0.95", "optimizer.beta2=0.999"),
+        ("schedule.warmup=0.05", "schedule.warmup=0"),
+        ("optimizer=adamw_clip_update", "optimizer=adamw"),
+    ],
+)
+def test_the_side_with_the_standard_fix_has_more_of_them(stable: str, unstable: str) -> None:
+    has, lacks = (standard_fixes(*compose_points(shlex.split(side))) for side in (stable, unstable))
+    assert has > lacks
+
+
+@pytest.mark.slow
+def test_the_standard_fixes_of_every_side_are_those_of_its_recipe() -> None:
+    for side, fixes in pd.read_csv(RUNS).groupby("side")["fixes"].first().items():
+        assert standard_fixes(*compose_points(shlex.split(str(side)))) == fixes
 
 
 def test_every_side_of_a_pair_that_counts_has_a_curve_of_three_seeds() -> None:

@@ -487,12 +487,12 @@ def test_two_passes_are_counted_on_where_the_loss_is_near_its_last_rows(tmp_path
 
 
 def test_losses_of_zero_within_a_log_are_losses(tmp_path: Path) -> None:
-    """As of batches that are masked; at the end they stand for NaN."""
+    """As of batches that are masked; at the end they stand for NaN. Four decimals tell that they are small."""
     losses = calm(steps=80)
     losses[[40, 41, 42, 60, 79]] = 0
     (run,) = read_logs(Path(write_log(tmp_path / "log.csv", range(80), losses))).runs
     assert run.note == ""
-    assert np.flatnonzero(run.columns["loss"] == 0).tolist() == [40, 41, 42, 60, 79]
+    assert np.flatnonzero(run.columns["loss"] < 1e-4).tolist() == [40, 41, 42, 60, 79]
 
 
 def test_trainings_of_the_same_steps_in_one_file_are_phases(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis import guard as guard
     from lab.analysis import probe_values as probe_values
+    from lab.analysis import runaway as runaway
     from lab.analysis.crossings import crossing as crossing
     from lab.analysis.crossings import over_seeds as over_seeds
     from lab.analysis.curves import load as load
@@ -27,18 +28,17 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.notebook import leaderboard as leaderboard
     from lab.notebook import recipes as recipes
     from lab.notebook import show as show
+    from lab.notebook import verdicts as verdicts
     from lab.notebook import watch as watch
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
-    from lab.studies.claims.scoreboard import verdicts as verdicts
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
-    "lab.studies.claims.scoreboard": ("verdicts",),
     "lab.analysis.crossings": ("crossing", "over_seeds"),
     "lab.analysis.curves": ("load", "points"),
-    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "watch"),
+    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "verdicts", "watch"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",
@@ -58,6 +58,7 @@ _PUBLIC_MODULES = {
     "forecast": "lab.features.predict",
     "guard": "lab.analysis.guard",
     "probe_values": "lab.analysis.probe_values",
+    "runaway": "lab.analysis.runaway",
     "tables": "lab.report.tables",
 }
 __all__ = [*_MODULE_OF, *_PUBLIC_MODULES]

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t
-from lab.analysis.text import format_value
 
 SLOPE_OVER = 0.15  # decades around a crossing over which its slope is taken: the step of the grids of public runs
 
@@ -57,12 +56,6 @@ class Crossing(NamedTuple):
         """The width of the bracket, decades."""
         is_open = not 0 < self.low < self.high < math.inf
         return math.inf if is_open else float(np.log10(self.high) - np.log10(self.low))
-
-    def __str__(self) -> str:
-        if self.is_censored:
-            return bracket_text(self.low, self.high)
-        several = f", the first of {self.times}" if self.times > 1 else ""
-        return f"{self.at:.3g} ({self.low:.3g} to {self.high:.3g}){several}"
 
 
 def crossing(
@@ -169,14 +162,9 @@ def over_seeds(crossings: Sequence[Crossing]) -> Interval:
 
 
 def rate_text(rate: Interval) -> str:
-    """``0.037 [0.031, 0.043]``, or ``> 0.3`` where it lies outside what was tried; of what ``over_seeds`` found."""
-    if math.isnan(rate.mean):
-        return bracket_text(rate.low, rate.high)
-    return f"{rate:[].2g}"
-
-
-def bracket_text(low: float, high: float) -> str:
-    """``> 0.3`` where the upper end is open, ``< 0.001`` where the lower one is."""
-    if low > 0:
-        return f"> {format_value(low)}" if math.isinf(high) else f"{format_value(low)} to {format_value(high)}"
-    return "not known" if math.isinf(high) else f"< {format_value(high)}"
+    """``0.037 [0.031, 0.043]``; ``> 0.3`` or ``< 0.001`` where it lies outside what was tried; of ``over_seeds``."""
+    if not math.isnan(rate.mean):
+        return f"{rate:[].3g}"
+    if rate.low > 0:
+        return f"> {rate.low:.3g}" if math.isinf(rate.high) else f"{rate.low:.3g} to {rate.high:.3g}"
+    return "not known" if math.isinf(rate.high) else f"< {rate.high:.3g}"

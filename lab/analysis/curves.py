@@ -276,7 +276,8 @@ def points(runs: pd.DataFrame) -> pd.DataFrame:
             "lr": significant(ended[axis_of(runs)]) if axis_of(runs) else 0.0,
             "seed": _seed_labels(ended),
             "loss": ended["final_val_loss"],
-            **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "loss_unigram", "status", "diverged_at")},
+            **{name: ended[name] for name in ("loss_at_init", "loss_bigram", "status", "diverged_at")},
+            "loss_unigram": ended.get("loss_unigram", np.nan),  # which older cards lack
         }
     )
     frame = frame.drop_duplicates(["curve", "lr", "seed"]).sort_values(["position", "size", "lr", "seed"])

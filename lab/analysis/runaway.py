@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,10 +22,6 @@ from lab.records.store import Records
 
 FAILS_AT = 0.5  # of the way from the best loss to that of a unigram model, from which a learning rate fails
 HALF, COSTLY = "half of the way", f"{LOST:g} nats up"
-ABOUT_FAILING = {
-    HALF: "the loss is half of the way from the best one to that of a unigram model, about where runs that diverge end",
-    COSTLY: f"the loss is {LOST:g} nats above the best one, the paper's measure",
-}
 TAKES: Mapping[str, Callable[[Records, str], pd.Series]] = {"largest": log_largest, "last": log_last}
 
 
@@ -70,7 +66,7 @@ def share_of_way(points: pd.DataFrame) -> pd.Series:
     return (loss - best) / (points["loss_unigram"] - best)
 
 
-def crossings(records: Records, points: pd.DataFrame) -> pd.DataFrame:
+def crossings(records: Records, points: pd.DataFrame, names: Iterable[str] | None = None) -> pd.DataFrame:
     """A row for each quantity that the runs of a curve and seed have: where it crosses its level.
 
     Quantities are ``HALF`` and ``COSTLY``, which are sought above the best learning rate, and the keys of
@@ -80,32 +76,37 @@ def crossings(records: Records, points: pd.DataFrame) -> pd.DataFrame:
     Args:
         records: of the runs.
         points: ``curves.points(records.runs)``.
+        names: of the keys of ``read_runaways``; all unless given.
 
     Returns:
         Columns ``arm``, ``size``, ``parameters``, ``curve``, ``seed``, ``quantity`` and ``crossing``.
     """
-    values = {name: points["id"].map(runaway.of_runs(records)) for name, runaway in read_runaways().items()}
+    asked = [*(read_runaways() if names is None else names)]
+    values = {name: points["id"].map(read_runaways()[name].of_runs(records)) for name in asked}
     table = points.assign(**values, capped=capped(points))
     rows = []
     for _, curve in table[table["lr"] > 0].groupby(["curve", "seed"], sort=False):
         if curve["lr"].nunique() > 1:
-            names = {name: curve[name].iloc[0] for name in ("arm", "size", "parameters", "curve", "seed")}
-            rows += [{**names, "quantity": quantity, "crossing": found} for quantity, found in _of_curve(curve)]
+            row = {name: curve[name].iloc[0] for name in ("arm", "size", "parameters", "curve", "seed")}
+            rows += [{**row, "quantity": quantity, "crossing": found} for quantity, found in _of_curve(curve, asked)]
     return pd.DataFrame(rows, columns=["arm", "size", "parameters", "curve", "seed", "quantity", "crossing"])
 
 
-def _of_curve(curve: pd.DataFrame) -> Iterator[tuple[str, Crossing]]:
+def _of_curve(curve: pd.DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Crossing]]:
     lr, loss = curve["lr"].to_numpy(float), curve["capped"].to_numpy(float)
     way = curve["loss_unigram"].iloc[0] - np.nanmin(loss, initial=math.inf)
     if way > 0:
         yield HALF, failing(lr, loss, FAILS_AT * way)
     yield COSTLY, failing(lr, loss, LOST)
     ended = np.isfinite(curve["loss"].to_numpy(float))
-    for name, runaway in read_runaways().items():
+    for name in names:
         value = curve[name].to_numpy(float)
         known = np.isfinite(value) | ~ended  # a run may be older than its probe
         if (np.isfinite(value) & ended).any():
-            yield name, crossing(lr[known], np.where(ended, value, math.nan)[known], runaway.level, log=True)
+            yield (
+                name,
+                crossing(lr[known], np.where(ended, value, math.nan)[known], read_runaways()[name].level, log=True),
+            )
 
 
 class Rate(NamedTuple):
@@ -131,7 +132,7 @@ class Rate(NamedTuple):
     def level(self) -> str:
         """What is crossed, in words."""
         runaway = read_runaways().get(self.quantity)
-        return f"{runaway.title} {runaway.level:g}" if runaway else f"loss {self.quantity}"
+        return f"{runaway.title} {runaway.level:,g}" if runaway else f"loss {self.quantity}"
 
     @property
     def is_several(self) -> bool:
@@ -139,18 +140,13 @@ class Rate(NamedTuple):
         return any(found.times > 1 for found in self.seeds)
 
 
-def rates(records: Records, points: pd.DataFrame) -> list[Rate]:
-    """The rates of every curve, over its seeds; those that no curve passes included, as bounds."""
+def rates(records: Records, points: pd.DataFrame, names: Iterable[str] | None = None) -> list[Rate]:
+    """The rates of every curve, over its seeds; where none crosses, a bound. Arguments are those of ``crossings``."""
     found = []
-    for _, seeds in crossings(records, points).groupby(["curve", "quantity"], sort=False):
-        first, passed = seeds.iloc[0], list(seeds["crossing"])
+    for _, seeds in crossings(records, points, names).groupby(["curve", "quantity"], sort=False):
+        passed = list(seeds["crossing"])
         slope = student_t(each.slope for each in passed if math.isfinite(each.slope))
-        names = (
-            str(first["arm"]),
-            int(first["size"]),
-            int(first["parameters"]),
-            int(first["curve"]),
-            str(first["quantity"]),
-        )
-        found.append(Rate(*names, over_seeds(passed), slope, passed))
+        first = seeds.iloc[0]
+        numbers = int(first["size"]), int(first["parameters"]), int(first["curve"])
+        found.append(Rate(str(first["arm"]), *numbers, str(first["quantity"]), over_seeds(passed), slope, passed))
     return found

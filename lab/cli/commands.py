@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 import traceback
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lab.analysis.sensitivity import Window
-    from lab.records.store import Records
     from lab.report.build import Report
     from lab.sweeping.request import Request
 
@@ -80,7 +78,7 @@ def _import(arguments: list[str]) -> None:
     if source.is_dir():
         found = run_folders.read_run_folder(source, _measurements, given.loss)
         read = run_table.records_of(found.table, named, source.resolve().name, found.measured)
-        read.mapping.extend(("not read", why) for why in found.unread)
+        read.mapping.extend(found.remarks)
     else:
         read = run_table.records_of(table_files.read_table(tables[0]), named, source.name)
     command = shlex.join(["lab", "import", *arguments])
@@ -101,17 +99,20 @@ def _measurements(log: Path) -> dict[str, pd.Series]:
     """The measurements in a log of text, by step."""
     import pandas as pd
 
+    from lab.analysis.events.log_names import OR
     from lab.analysis.events.logs import read_logs
 
     *others, run = read_logs(log).runs
     if others:
         raise RequestError(f"{log} holds {len(others) + 1} runs; give each a file")
-    return {name: pd.Series(values, run.step_n) for name, values in run.columns.items()}
+    return {name: pd.Series(values, run.step_n) for name, values in run.columns.items() if OR not in name}
 
 
 def _report(arguments: list[str]) -> None:
     from lab.analysis.sensitivity import WINDOW
+    from lab.records.columns import positive
     from lab.report import build
+    from lab.report.answer import note_damage
 
     given = OptionParser("report").read(arguments)
     folders, window = given.folders, _window(given) or WINDOW
@@ -129,7 +130,7 @@ def _report(arguments: list[str]) -> None:
         raise RequestError("--width goes with --format pdf or --format png")
     index, failures = None, dict[Path, str]()
     several = _results_folders(folders[0]) if len(folders) == 1 else []
-    _note_damage(*(several or folders))
+    note_damage(*(several or folders))
     if several:
         ends = _write_reports(several, window)
         reports = [end for end in ends.values() if not isinstance(end, str)]
@@ -137,7 +138,7 @@ def _report(arguments: list[str]) -> None:
         lines = [f"report: {report.page}" for report in reports]
         page = index = build.write_index(folders[0], reports, failures)
     else:
-        report, summary = build.make_report(folders, window, _positive("--difference", given.difference))
+        report, summary = build.make_report(folders, window, positive("--difference", given.difference))
         page, reports = report.page, [report]
         lines = [summary, *(f"card: {folder / 'card.html'}" for folder in folders if (folder / "card.html").is_file())]
     reasons = [f"no report of {folder}: {reason}" for folder, reason in failures.items()]
@@ -152,30 +153,6 @@ def _report(arguments: list[str]) -> None:
         webbrowser.open(page.absolute().as_uri())
     if reasons:
         raise RequestError("; ".join(reasons))
-
-
-def _note_damage(*folders: Path) -> None:
-    """Say which records of these folders are damaged, since the runs count as missing."""
-    from lab.analysis.text import few, listed
-    from lab.records import store
-
-    for folder in folders:
-        if names := store.damaged(folder):
-            runs = "1 run is" if len(names) == 1 else f"{len(names)} runs are"
-            say(f"lab: {folder}: {runs} damaged and left out: {listed(few(names))}", error=True)
-
-
-def _positive(option: str, given: str | None) -> float | None:
-    """The number above 0 that an option gives, if it was given; ``7B`` is one."""
-    from lab.records.columns import spelled_out
-
-    try:
-        number = float(spelled_out(given)) if given else None
-    except ValueError:
-        number = math.nan
-    if number is not None and not 0 < number < math.inf:
-        raise RequestError(f"{option} is a number above 0, not {given}")
-    return number
 
 
 def _results_folders(folder: Path) -> list[Path]:
@@ -246,44 +223,6 @@ def _coordcheck(arguments: list[str]) -> None:
         raise SystemExit(1)
 
 
-def _predict(arguments: list[str]) -> None:
-    from lab.analysis.curves import load, without_single_changes
-    from lab.features.predict import answer
-    from lab.report.answer import give
-
-    given = OptionParser("predict").read(arguments)
-    if len(given.folders) != 1:
-        raise RequestError("predict from which folder? lab predict DIR")
-    folder, window = given.folders[0], _window(given)
-    every = load(folder)
-    records = every.of(set(without_single_changes(every.runs)["id"]))
-    _note_damage(folder)
-    if given.size or given.lr:
-        _predict_at(records, window, given)
-        return
-    give(answer.predict(records, folder, window), given)
-
-
-def _predict_at(records: Records, window: Window | None, given: argparse.Namespace) -> None:
-    from lab.analysis.curves import named_axis
-    from lab.features.numbers.limits import read_limits
-    from lab.features.numbers.numbers import levels_that_disagree, risks
-    from lab.features.predict import answer, at_size
-    from lab.features.predict.forecasts import LOGIT
-    from lab.report.answer import give
-
-    size, lr = _positive("--size", given.size), _positive("--lr", given.lr)
-    if size is None:
-        raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, size, lr, window)
-    public = read_limits()["failing_lr"].at({"params": size})
-    of_logits = next(risk for risk in risks() if risk.name == "attention_logits")
-    disagreement, notes = levels_that_disagree(of_logits), answer.said_of_experts(records)
-    if disagreement and any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found):
-        notes = [f"The limit of attention logits is not one to act on: {disagreement}.", *notes]
-    give(at_size.answer_of(found, size, lr, named_axis(records.runs), public, notes), given)
-
-
 def _selftest(arguments: list[str]) -> None:
     from lab.cli import selftest
 
@@ -296,19 +235,18 @@ def _selftest(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.core import shelf
 
-    if not (found := shelf.modules("command")):
-        raise RequestError("lab claims needs the folder lab/studies, which this copy of the lab lacks")
-    found[0].judge_claims(OptionParser("claims").read(arguments))
+    shelf.claims("command", "lab claims").judge_claims(OptionParser("claims").read(arguments))
 
 
 def _export(arguments: list[str]) -> None:
     from lab.records import export
+    from lab.report.answer import note_damage
 
     given = OptionParser("export").read(arguments)
     if len(given.folders) != 1 or not given.to:
         raise RequestError(f"lab export DIR --to {'|'.join(export.destinations())} [--out FOLDER]")
     said = export.export_records(given.folders[0], given.to, Path(given.out) if given.out else None)
-    _note_damage(given.folders[0])
+    note_damage(given.folders[0])
     say(said)
 
 
@@ -318,7 +256,7 @@ def _check(arguments: list[str]) -> None:
     from lab.analysis.text import listed
     from lab.features.guard import baselines, cards
     from lab.features.guard.answer import answer_of
-    from lab.report.answer import give
+    from lab.report.answer import give, note_damage
 
     given = OptionParser("check").read(arguments)
     if given.save or given.show:
@@ -335,7 +273,7 @@ def _check(arguments: list[str]) -> None:
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
     comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, _window(given))
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
-    _note_damage(folder)
+    note_damage(folder)
     give(answer_of(comparison), given)
     raise SystemExit(comparison.exit_code)
 
@@ -404,12 +342,13 @@ def _compare(arguments: list[str]) -> None:
 
 def _status(arguments: list[str]) -> None:
     from lab.records.status import read_status
+    from lab.report.answer import note_damage
 
     given = OptionParser("status").read(arguments)
     if len(given.folders) != 1:
         raise RequestError("status of which folder? lab status DIR")
     status = read_status(given.folders[0])
-    _note_damage(given.folders[0])
+    note_damage(given.folders[0])
     say(status.as_json() if given.json else "\n".join(status.lines()))
 
 
@@ -435,8 +374,14 @@ def _of_feature(name: str) -> Callable[[list[str]], None]:
 
 
 def _stress(arguments: list[str]) -> None:
-    by_numbers = any(word.partition("=")[0] == "--params" for word in arguments)
-    _of_feature("numbers" if by_numbers else "stress")(arguments)
+    if not any(word.partition("=")[0] == "--params" for word in arguments):
+        _of_feature("stress")(arguments)
+        return
+    try:
+        _of_feature("predict")(arguments)
+    finally:
+        if not isinstance(sys.exception(), RequestError):  # whose line stands alone
+            say("lab: lab stress --params is lab predict --params now", error=True)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -446,7 +391,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "import": _import,
     "report": _report,
     "coordcheck": _coordcheck,
-    "predict": _predict,
+    "predict": _of_feature("predict"),
     "watch": _of_feature("watch"),
     "selftest": _selftest,
     "claims": _claims,

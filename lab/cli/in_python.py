@@ -137,7 +137,7 @@ def stress(
 
 
 def numbers(params: float | str, **given: Any) -> Answer:
-    """What the committed records say of a run by its numbers, as ``lab stress --params`` does; nothing is trained.
+    """What the committed records say of a run by its numbers, as ``lab predict --params`` does; nothing is trained.
 
     Args:
         params: parameters without embeddings, such as ``7e9`` or ``"7B"``.
@@ -149,12 +149,12 @@ def numbers(params: float | str, **given: Any) -> Answer:
     Raises:
         RequestError: a name is unknown, or its value is none.
     """
-    from lab.features.numbers.answer import answer_of
-    from lab.features.numbers.numbers import read_numbers
+    from lab.features.predict.by_numbers import answer_of
+    from lab.features.predict.numbers import read_numbers
 
     words = [f"{name}={value}" for name, value in given.items()]
     return answer_of(
-        read_numbers([f"params={params}", *words]), shlex.join(["lab", "stress", "--params", str(params), *words])
+        read_numbers([f"params={params}", *words]), shlex.join(["lab", "predict", "--params", str(params), *words])
     )
 
 

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C): one line, exit code 130 and no traceback, whatever is going on."""
+"""Interrupts (Ctrl-C): one line, exit code 130 and no traceback, whatever is going on; and SIGTERM while it stops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
+from lab.core import machine
 from lab.core.printing import say
 
 INTERRUPTED = 130
@@ -18,7 +19,11 @@ def handle() -> None:
 
     Libraries turn an interrupt of their import into errors of other types, or print a traceback and go on. Python does
     the same where it cannot raise an exception, such as in a finalizer. A process that ignores interrupts still does.
+
+    SIGTERM ends the process as it does by default, but one that follows another changes no exit code.
     """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     signal.signal(signal.SIGINT, _end_import)
@@ -30,6 +35,12 @@ def handle() -> None:
         hook(unraisable)
 
     sys.unraisablehook = end_unraisable
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    if not machine.is_stopping():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end_import(number: int, frame: FrameType | None) -> None:
@@ -53,7 +64,13 @@ def report() -> None:
 
 
 def handle_at_exit(code: int) -> None:
-    """From now on an interrupt ends the process with this exit code, since all work is done and printed."""
+    """From now on an interrupt ends the process with this exit code, since all work is done and printed.
+
+    Once more SIGTERM does not change the code of a process that has stopped: one with a handler would die of it, since
+    Python takes handlers away as it ends.
+    """
+    if code == machine.EXIT_PREEMPTED:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is _end_import:
         sys.stdout.flush()
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))

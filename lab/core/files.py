@@ -350,25 +350,44 @@ def read_footer(path: Path) -> tuple[int, str]:
 
 
 def _opened(paths: Iterable[Path], **options: Any) -> Iterator[pyarrow.parquet.ParquetFile]:
-    """Tables that together fit into memory; the size of a file says nothing of a column of equal values."""
-    import pyarrow.parquet  # slow to load, and needed only to read
-
+    """Tables that together fit into memory."""
     cells = 0
     for path in paths:
-        file = read_bytes(path)
-        if is_lfs_pointer(file):
-            raise ValueError(f"{path.name} {LFS_POINTER}")
-        content = pyarrow.parquet.ParquetFile(io.BytesIO(file), page_checksum_verification=True, **options)
-        footer = content.metadata
-        if footer.num_columns > MOST_COLUMNS:
-            raise ValueError(f"{path.name} has {footer.num_columns:,} columns, more than {MOST_COLUMNS:,}")
-        cells += footer.num_rows * footer.num_columns
-        if cells > MOST_CELLS:
-            raise ValueError(f"{path.name} makes it {cells:,} numbers and words, more than {MOST_CELLS:,}")
-        notes = footer.metadata or {}
-        if b"columns" in notes and notes[b"columns"] != _digest_of_columns(content.schema_arrow.names, notes):
-            raise ValueError(f"{path.name} is not what was written")
+        content, more = _table_of(read_bytes(path), path.name, cells, **options)
+        cells += more
         yield content
+
+
+def _table_of(file: bytes, name: str, cells: int = 0, **options: Any) -> tuple[pyarrow.parquet.ParquetFile, int]:
+    """A table with its number of cells, which beside so many others fit into memory.
+
+    The size of a file says nothing of a column of equal values.
+    """
+    import pyarrow.parquet  # slow to load, and needed only to read
+
+    if is_lfs_pointer(file):
+        raise ValueError(f"{name} {LFS_POINTER}")
+    content = pyarrow.parquet.ParquetFile(io.BytesIO(file), page_checksum_verification=True, **options)
+    footer = content.metadata
+    if footer.num_columns > MOST_COLUMNS:
+        raise ValueError(f"{name} has {footer.num_columns:,} columns, more than {MOST_COLUMNS:,}")
+    more = footer.num_rows * footer.num_columns
+    if cells + more > MOST_CELLS:
+        raise ValueError(f"{name} makes it {cells + more:,} numbers and words, more than {MOST_CELLS:,}")
+    notes = footer.metadata or {}
+    if b"columns" in notes and notes[b"columns"] != _digest_of_columns(content.schema_arrow.names, notes):
+        raise ValueError(f"{name} is not what was written")
+    return content, more
+
+
+def table_rows(file: bytes, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table that was read as bytes, by column; cells that are null are None.
+
+    Raises:
+        ValueError, OSError: it is damaged, is no table, or holds too much.
+    """
+    for batch in _table_of(file, name)[0].iter_batches(batch_size=1000):
+        yield from batch.to_pylist()
 
 
 def _digest_of_columns(names: list[str], notes: Mapping[bytes, bytes]) -> bytes:

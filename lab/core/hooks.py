@@ -327,10 +327,17 @@ class Probe:
         name: its name in configs and records.
         event: the kind of announcement, one of ``ANNOUNCEMENTS``.
         measure: from the announced values to one number per run ``[r]``, or to a dict of these by tensor name.
-        largest: over several micro-batches the largest number counts, else the mean.
+        largest: over several micro-batches the largest number counts, else the mean. A recorder of other training
+            loops combines numbers of ranks, and of the tensors of a part, in the same way.
+        is_root: it is the root of a mean square, and a recorder combines it as one.
+        largest_tensor: of the tensors of a part a recorder takes the largest.
+        falls: trouble shows in its fall, so the part with the smallest stands for the whole model.
     """
 
     name: str
     event: str
     measure: Measure
     largest: bool = False
+    is_root: bool = False
+    largest_tensor: bool = False
+    falls: bool = False

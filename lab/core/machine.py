@@ -256,11 +256,23 @@ def _glibc(function: str) -> Any:
     return getattr(ctypes.CDLL(None), function, None) if sys.platform == "linux" else None
 
 
+class _Caught:
+    """Whether a signal arrived in the latest outermost block of ``catching_sigterm``, and how many blocks are open."""
+
+    is_received = False
+    blocks = 0
+
+
+def is_stopping() -> bool:
+    """Whether a signal has asked this process to stop, and it does or has done what that takes."""
+    return _Caught.is_received
+
+
 @contextmanager
 def catching_sigterm(*, interrupts: bool = False) -> Iterator[Callable[[], bool]]:
     """Catch SIGTERM, and SIGUSR2, which SLURM may send before it; yields a function that says whether one arrived.
 
-    With ``interrupts`` also catch the first Ctrl-C.
+    Of nested blocks all say so, whichever was open when it arrived. With ``interrupts`` also catch the first Ctrl-C.
 
     Raises:
         KeyboardInterrupt: at the end of the block, after a Ctrl-C; a second one is raised at once.
@@ -268,23 +280,32 @@ def catching_sigterm(*, interrupts: bool = False) -> Iterator[Callable[[], bool]
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield lambda: False
         return
-    received, interrupted = threading.Event(), threading.Event()
+    is_interrupted = False
+
+    # a signal may arrive inside the handler of the one before, so a handler takes no lock: it assigns, and ends
+    def stop(*_: object) -> None:
+        _Caught.is_received = True
 
     def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupted.set()
-        received.set()
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt
+        _Caught.is_received = is_interrupted = True
 
-    handlers: dict[int, Callable[..., None]] = {signal.SIGTERM: lambda *_: received.set()}
+    handlers: dict[int, Callable[..., None]] = {signal.SIGTERM: stop}
     if hasattr(signal, "SIGUSR2"):
-        handlers[signal.SIGUSR2] = handlers[signal.SIGTERM]
+        handlers[signal.SIGUSR2] = stop
     if interrupts:
         handlers[signal.SIGINT] = interrupt
+    if not _Caught.blocks:
+        _Caught.is_received = False
+    _Caught.blocks += 1
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield received.is_set
+        yield is_stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if interrupted.is_set():
+        _Caught.blocks -= 1
+        if is_interrupted:
             raise KeyboardInterrupt

@@ -142,14 +142,7 @@ class Corpus(ABC):
 
     def loss_unigram(self, seq_len: int, targets: float = math.inf) -> float:
         """``unigram_loss`` (nats per token) on the windows of ``validation``, about where runs that diverge end."""
-        key = seq_len, targets
-        if key not in self._unigram_losses:
-            self._unigram_losses[key] = unigram_loss(self._counted, self.validation(*key))
-        return self._unigram_losses[key]
-
-    @cached_property
-    def _unigram_losses(self) -> dict[tuple[int, float], float]:
-        return {}
+        return unigram_loss(self._counted, self.validation(seq_len, targets))
 
     @cached_property
     def _bigram_losses(self) -> dict[tuple[int, float], float]:

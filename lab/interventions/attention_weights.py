@@ -154,5 +154,9 @@ class HeadGate(Linear):
         super().__init__(runs, config.width, config.heads, None)
 
     def forward(self, mixed_rbhtk: Tensor, x_rbtd: Tensor) -> Tensor:  # type: ignore[override]
-        gate_rbth = in_whole_vectors(torch.sigmoid, super().forward(x_rbtd))
+        gate_rbth = in_whole_vectors(torch.sigmoid, super().forward(x_rbtd)[..., : mixed_rbhtk.shape[2]])
         return mixed_rbhtk.to(x_rbtd.dtype) * rearrange(gate_rbth, "r b t h -> r b h t 1")
+
+    def matrix(self) -> Tensor:
+        """Return the matrix ``[r d h]``; of one head twice, since MKL multiplies a vector in another order if alone."""
+        return self.weight.repeat(1, 1, 2) if self.weight.shape[-1] == 1 else self.weight

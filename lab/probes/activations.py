@@ -39,7 +39,7 @@ def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
     return per_run_max(torch.where(past_ts, scores_rbhts, -torch.inf))
 
 
-@probe(event="attention")
+@probe(event="attention", falls=True)
 def attention_entropy(weights_rbhts: Tensor) -> Tensor:
     """Mean entropy of the attention weights over queries and heads, nats (Zhai et al. 2023, arXiv:2303.06296)."""
     return per_run_mean(torch.special.entr(weights_rbhts).sum(-1))
@@ -51,7 +51,7 @@ def output_logit_mean(logits_rbtv: Tensor) -> Tensor:
     return per_run_mean(logits_rbtv)
 
 
-@probe(event="logits")
+@probe(event="logits", is_root=True)
 def output_logit_rms(logits_rbtv: Tensor) -> Tensor:
     """Root mean square of the output logits."""
     return per_run_rms(logits_rbtv)
@@ -106,7 +106,7 @@ def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     return per_run_mean(torch.where(past_ts, cosine_rbhts, 0.0)) * past_ts.numel() / past_ts.sum()
 
 
-@probe(event="block_output")
+@probe(event="block_output", is_root=True)
 def block_rms(x_rbtd: Tensor) -> Tensor:
     """Root mean square of a block's output, the residual stream after it (Wortsman et al. 2023, fig. C.1)."""
     return per_run_rms(x_rbtd)

@@ -18,15 +18,15 @@ from lab.core.schema import bounded
 Function = TypeVar("Function", bound=Measure)
 
 
-def probe(event: str, *, largest: bool = False) -> Callable[[Function], Function]:
+def probe(event: str, **combined: bool) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, under its own name, as a probe of this kind of announcement.
 
-    Over the micro-batches of a step the ``largest`` number counts, or else the mean.
+    How its numbers are ``combined``, such as by ``largest=True``, is said by the other fields of ``Probe``.
     """
 
     def decorate(measure: Function) -> Function:
         name = measure.__name__
-        PROBES.register(name)(Probe(name, event, measure, largest))
+        PROBES.register(name)(Probe(name, event, measure, **combined))
         return measure
 
     return decorate

@@ -29,7 +29,7 @@ def router_log_z(routing: Routing) -> Tensor:
     return per_run_mean(log_z(routing))
 
 
-@probe(event="router")
+@probe(event="router", falls=True)
 def router_entropy(routing: Routing) -> Tensor:
     """Mean entropy of a token's scores over their sum, nats."""
     return per_run_mean(torch.special.entr(routing.shares_rbte).sum(-1))

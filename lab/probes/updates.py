@@ -99,13 +99,13 @@ def grad_norm_clipped(gradients: Mapping[str, Tensor]) -> Tensor:
     return per_run_norm(gradients.values())
 
 
-@probe(event="clipped_gradients")
+@probe(event="clipped_gradients", is_root=True)
 def grad_rms(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradient RMS per tensor, after clipping (Wortsman et al. 2023, fig. 11)."""
     return _rms_of_each(gradients)
 
 
-@probe(event="direction")
+@probe(event="direction", is_root=True, largest_tensor=True)
 def update_rms(directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Update RMS per tensor, before the learning rate and without decay (Wortsman et al. 2023, fig. 13)."""
     return _rms_of_each(directions)
@@ -117,13 +117,13 @@ def loss_scale(scale_r: Tensor) -> Tensor:
     return scale_r
 
 
-@probe(event="parameters")
+@probe(event="parameters", is_root=True)
 def param_rms(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameter RMS per tensor, before the update."""
     return _rms_of_each(weights)
 
 
-@probe(event="parameters")
+@probe(event="parameters", falls=True)
 def stable_rank(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Squared Frobenius norm of each matrix over its squared spectral norm, the least rank that its norm allows."""
     ranks = dict[str, Tensor]()
@@ -134,7 +134,7 @@ def stable_rank(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ranks
 
 
-@probe(event="parameters")
+@probe(event="parameters", falls=True)
 def query_key_entropy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Entropy of the squared singular values of W_Q W_K^T over their sum, of each block, nats.
 
@@ -157,7 +157,7 @@ def _singular_values(matrix_rio: Tensor) -> Tensor:
     return torch.where(finite_r[:, None], values_rs, torch.nan)
 
 
-@probe(event="adam")
+@probe(event="adam", largest_tensor=True)
 def eps_ratio(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict[str, Tensor]:
     """Adam's epsilon over gradient RMS per tensor; above 1 the update shrinks (Wortsman et al. 2023, sec. 3.4)."""
     return {name: eps / rms for name, rms in _rms_of_each(gradients).items()}
@@ -169,7 +169,7 @@ def grad_below_eps(gradients: Mapping[str, Tensor], eps: Tensor | float) -> dict
     return {name: share(gradient.abs() < over(eps, gradient), gradient) for name, gradient in gradients.items()}
 
 
-@probe(event="second_moments")
+@probe(event="second_moments", is_root=True, largest_tensor=True)
 def moment_ratio(
     gradients: Mapping[str, Tensor], squares: Mapping[str, Tensor], unbias: Tensor | float
 ) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd import Variable
+from torch.nn.utils import clip_grad
 
 from lab.core import distributed
 from lab.core.axes import per_run_max, per_run_rms
@@ -81,6 +82,8 @@ class Measurement:
             self._hook_compiled()
         else:
             self._hook_passes(self.hooks)
+        if not (scaler and scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
+            self.hooks.enter_context(_before_clipping(self._after_backward))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(lambda its, *_: self._after_update(its)).remove)
@@ -185,6 +188,8 @@ class Measurement:
         self.inside.append(place)
         hidden = next((x for x in _tensors([args, kwargs]) if x.ndim == 3), None)
         self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
+        if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
+            self.tally.add(Key("input_rms"), activations.block_rms(hidden.float()[None]))
 
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
@@ -372,6 +377,29 @@ class Measurement:
         elif name in self.parts.stacked and len(measured[0]) == self.parts.routers[place].experts:  # no shard of them
             for expert, rms in enumerate(per_run_rms(measured[0])):
                 self.tally.add(Key(f"expert_{of}", place, f"{expert}/{name}"), rms, measured[0, 0].numel())
+
+
+_TOTAL_NORM: Any = getattr(clip_grad, "_get_total_norm", None)
+_BEFORE_CLIPPING: list[Callable[[], None]] = []
+
+
+def _total_norm(*args: Any, **kwargs: Any) -> Any:
+    for act in _BEFORE_CLIPPING:
+        act()
+    return _TOTAL_NORM(*args, **kwargs)
+
+
+@contextmanager
+def _before_clipping(act: Callable[[], None]) -> Iterator[None]:
+    """Within the block, ``act`` is called before torch clips gradients, of which one that is NaN then makes all NaN."""
+    clip_grad._get_total_norm = _total_norm
+    _BEFORE_CLIPPING.append(act)
+    try:
+        yield
+    finally:
+        _BEFORE_CLIPPING.remove(act)
+        if not _BEFORE_CLIPPING:
+            clip_grad._get_total_norm = _TOTAL_NORM
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,7 @@ def record(
     *,
     first_step: int = 0,
     scaler: Any = None,
+    extra: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Recorder:
     """A recorder of a training loop; call its ``step(loss)`` after each update.
 
@@ -45,9 +47,12 @@ def record(
         out: the file of lines of JSON, to which they are added.
         first_step: the number of the next update, of a run that goes on from a checkpoint.
         scaler: the ``GradScaler`` of training in fp16.
+        extra: by name what else to record, such as a reward: functions that return a number, each called once at an
+            update that is measured, in ``step``. Of several ranks the mean is written.
 
     Raises:
-        RequestError: there is no module or optimizer, no weight to train, or no folder for the file.
+        RequestError: there is no module or optimizer, no weight to train, no folder for the file, or an extra is no
+            function or is called ``step``, ``loss`` or ``lr``.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if not isinstance(model, nn.Module):
@@ -60,7 +65,10 @@ def record(
         raise RequestError(f"lab.record: every={every!r} is no number of updates")
     if not Path(out).parent.is_dir():
         raise RequestError(f"lab.record: no folder {Path(out).parent} for {Path(out).name}")
-    return Recorder(model, list(optimizers), every, Path(out), first_step, scaler)
+    for name, value in (extra or {}).items():
+        if not callable(value) or "/" in name or name in ("step", "loss", "lr"):
+            raise RequestError(f"lab.record: extra={{{name!r}: ...}} takes another name, without /, and a function")
+    return Recorder(model, list(optimizers), every, Path(out), first_step, scaler, extra or {})
 
 
 class Recorder:
@@ -74,8 +82,10 @@ class Recorder:
         out: Path,
         first_step: int,
         scaler: Any,
+        extra: Mapping[str, Callable[[], Any]],
     ) -> None:
         self.model, self.optimizers, self.every, self.out, self.scaler = model, optimizers, every, out, scaler
+        self.extra = extra
         self.parts = find_parts(model)
         self.sizes = {name: weight.numel() for name, weight in model.named_parameters()}
         self.device = next(model.parameters()).device
@@ -127,12 +137,14 @@ class Recorder:
         keys = [Key("loss", piece=f"{step:012d}") for step, _ in self.losses]
         for key, (_, loss) in zip(keys, self.losses, strict=True):
             measurement.tally.add(key, loss)
+        for name, value in self.extra.items():
+            measurement.tally.add(Key(name), torch.as_tensor(value()))
         known = measurement.tally.known(self.device, is_sound=not measurement.fault)
         if known is None:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
-        rows[-1] |= _columns(known, self.sizes, measurement.lr)
+        rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
@@ -173,7 +185,9 @@ class Recorder:
         }
 
 
-def _columns(known: Mapping[Key, Known], sizes: Mapping[str, int], lr: float | None) -> dict[str, Any]:
+def _columns(
+    known: Mapping[Key, Known], sizes: Mapping[str, int], lr: float | None, of_experts_only: Container[str]
+) -> dict[str, Any]:
     """The columns of a row: of the whole model, then of each of its parts as ``NAME/PART``, lists of its experts."""
     ratios = dict[Key, Known]()  # of whole tensors, not of the shards of a rank
     for key, eps in known.items():
@@ -197,7 +211,26 @@ def _columns(known: Mapping[Key, Known], sizes: Mapping[str, int], lr: float | N
     columns |= {name: of_whole(name, of) for name, of in found.items()}
     columns |= {f"{name}/{place}": number for name, of in found.items() for place, number in of.items() if place}
     columns |= {f"{name}/{block}": numbers for name, of in experts.items() for block, numbers in of.items()}
-    return columns
+    return columns | _names_of_faulty({key: of for key, of in known.items() if key.piece not in of_experts_only})
+
+
+def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
+    """By ``WHAT/PART`` the names of weights whose gradient or update is exactly zero, or whose numbers are not finite.
+
+    Gradients are those before clipping, where they are known.
+    """
+    found = defaultdict[str, list[str]](list)
+    for key, (value, weight) in known.items():
+        what = {"unclipped": "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
+            key.name
+        )
+        if what is None or weight <= 0 or (key.name == "grad_rms" and key._replace(name="unclipped") in known):
+            continue
+        if not math.isfinite(value):
+            found[f"{what}_not_finite/{key.where}"].append(key.piece)
+        elif value == 0 and what != "weight":
+            found[f"{what}_zero/{key.where}"].append(key.piece)
+    return dict(found)
 
 
 def _rounded(value: Any) -> Any:

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from lab.core import distributed
+from lab.core.hooks import Probe
+from lab.core.registry import PROBES
 
-# How a number is combined over micro-batches, ranks and shards of a tensor: as the root of a mean square, the largest,
-# or a sum; otherwise as a mean.
+# Numbers of each weight that are also kept of each expert, as ``expert_NAME``.
 OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
-ROOTS = (
-    *(*OF_WEIGHTS, *(f"expert_{name}" for name in OF_WEIGHTS)),
-    *("block_rms", "output_logit_rms", "step_rms", "moment_ratio", "unclipped"),
-)
-LARGEST = ("attention_logit_max", "router_logit_max")
-SUMS = ("expert_load",)
-# Of the tensors of a part the largest number counts; otherwise they are combined as before.
-LARGEST_TENSOR = ("update_rms", "eps_ratio", "moment_ratio")
-# What is troubling when it falls, so that the smallest part stands for the whole model.
-FALLING = ("attention_entropy", "router_entropy")
+# What the recorder measures itself are means, but for these roots of mean squares and sums; probes say it of theirs.
+OWN_ROOTS = ("step_rms", "unclipped")
+OWN_SUMS = ("expert_load",)
+
+
+def _probe_of(name: str) -> Probe | None:
+    """The probe that measures a number of this name, also where it is of experts; None for the recorder's own."""
+    names = (name, name.removeprefix("expert_"))
+    return next((PROBES[each] for each in names if each in PROBES), None)
 
 
 class Key(NamedTuple):
@@ -83,11 +83,12 @@ def combined(name: str, numbers: Iterable[Known], *, of_tensors: bool = False) -
     values = [number.value for number in numbers]
     if not numbers:
         return Known(math.nan, 0.0)
-    if name in (LARGEST_TENSOR if of_tensors else LARGEST):
+    probe = _probe_of(name)
+    if probe and (probe.largest or (of_tensors and probe.largest_tensor)):
         return Known(math.nan if any(map(math.isnan, values)) else max(values), weight)
-    if name in SUMS:
+    if name in OWN_SUMS:
         return Known(math.fsum(values), weight)
-    if name in ROOTS:
+    if name in OWN_ROOTS or (probe and probe.is_root):
         return Known(
             math.sqrt(
                 math.fsum(value**2 * number.weight for value, number in zip(values, numbers, strict=True)) / weight
@@ -126,4 +127,5 @@ def of_whole(name: str, by_place: Mapping[str, float]) -> float:
         return by_place[""]
     if any(map(math.isnan, by_place.values())):
         return math.nan
-    return (min if name in FALLING else max)(by_place.values())
+    probe = _probe_of(name)
+    return (min if probe and probe.falls else max)(by_place.values())

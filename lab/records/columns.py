@@ -17,12 +17,18 @@ from lab.core.errors import RequestError, nearest
 # What columns are called; the file says which.
 _NAMES: dict[str, Any] = shipped.load(Path(__file__).with_name("columns.yaml"))
 USUAL_NAMES: dict[str, list[str]] = _NAMES["usual"]
+BEFORE_TRAINING = {"init", "initial", "at"}
+HELD_OUT = {"val", "valid", "validation", "eval", "dev", "test"}
+LOSS_WORDS = {"loss", "perplexity", "ppl", "bpb", "nll"}
 QUANTITIES = {*chain(*USUAL_NAMES.values())}
 LOGGED_STEPS, ARM_NAMES, RUN_NAMES, PREFIXES = (_NAMES[key] for key in ("logged_steps", "arms", "runs", "prefixes"))
 BOOKKEEPING = {*_NAMES["bookkeeping"], *LOGGED_STEPS}
-UNFINISHED, FAILED, DIVERGED = (_NAMES[key] for key in ("unfinished", "failed", "diverged"))
+UNFINISHED, FAILED, DIVERGED, AVERAGES = (_NAMES[key] for key in ("unfinished", "failed", "diverged", "averages"))
+NOTES, LOST_AT = _NAMES["notes"], _NAMES["lost_at"]
+UNSURE, SCORES, LAST_RATES, OF_MACHINES = (_NAMES[key] for key in ("unsure", "scores", "last_rates", "of_machines"))
 CHANGED, SET_TO, SET_FROM, BASES = (_NAMES[key] for key in ("changed", "set_to", "set_from", "bases"))
 DECISIONS, KEPT, DESCRIPTIONS = (_NAMES[key] for key in ("decisions", "kept", "descriptions"))
+BASE_WORDS = {word for word in BASES if word.isalpha()} - {"none", "nothing"}
 GLUED: dict[str, str] = _NAMES["glued"]
 LARGEST_POWER = 99  # in a cell such as 10^-4
 FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, which may number anything
@@ -30,6 +36,7 @@ FEWEST_OF_CAPITALS = 1000  # parameters or tokens of a column called N or D, whi
 LN2 = math.log(2)
 LOSS_UNITS = {"nats": 1.0, "bits": LN2, "bits_per_byte": LN2, "perplexity": math.nan}
 UNIT_NAMES = {"ppl": "perplexity", "perplexity": "perplexity", "bpb": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
+SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
 SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MANY_LRS = 3  # at which each value of a column occurs that sets arms apart
 # What a column is that holds none of the quantities: a setting that sets arms apart, or that all runs share; or else
@@ -83,6 +90,8 @@ def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float |
     option = f"--{key.replace('_', '-')}"
     if given is not None:
         if given in table:
+            if key == "loss" and {*words_of(given)} & {*SCORES}:
+                raise RequestError(f"--loss: {given} is better where it is higher; give the column of a loss")
             return given
         try:
             number = float(spelled_out(given)) if key in ("size", "steps", "initial_loss") else math.nan
@@ -92,20 +101,160 @@ def column_of(table: pd.DataFrame, key: str, given: str | None) -> str | float |
             return number
         raise RequestError(f"{option}: no column {given!r}; {nearest(given, map(str, table))}")
     found = usual_column(table, key)
+    if key == "loss" and found is not None:
+        _refuse_other_losses(table, found)
     if found is None and key == "loss":
+        numeric = [str(name) for name in table if not is_word(table[name])]
+        if unsure := next((name for usual in UNSURE for name in numeric if end_of(name) == usual), None):
+            raise RequestError(f"{unsure} may be a loss or a score; --loss {unsure} if lower is better")
         usual_names = " or ".join(USUAL_NAMES[key][1:4])
         raise RequestError(f"no column is called {usual_names}; {option} COLUMN says which it is")
     return found
 
 
+def _refuse_other_losses(table: pd.DataFrame, found: str) -> None:
+    """Refuse a training loss where an unusual name may be that of a held-out one, by which another run is best."""
+    losses = {name: pd.to_numeric(table[name], errors="coerce") for name in called_so(table, "loss")}
+    held_out = [name for name in losses if {*re.split(r"[^a-z]+", name.lower())} & HELD_OUT]
+    if found in held_out or found not in losses or losses[found].isna().all():
+        return
+    best = losses[found].reset_index(drop=True).idxmin()
+    if rivals := [name for name in held_out if losses[name].reset_index(drop=True).idxmin() != best]:
+        raise RequestError(f"the final loss may be {' or '.join([found, *rivals])}; --loss COLUMN says which it is")
+
+
 def usual_column(table: pd.DataFrame, key: str) -> str | None:
-    """The column that has a usual name of a quantity, the first in the order of these names; None without one."""
+    """The column that has a usual name of a quantity, the first in the order of these names; None without one.
+
+    Raises:
+        RequestError: several columns are called learning rates, and which holds the peaks is not known.
+    """
+    if key == "lr":
+        return _peak_rate(table)
     for usual in USUAL_NAMES.get(key, ()):
         same = [str(name) for name in table if _is_called(str(name), usual, whole=True)]
         ends = [str(name) for name in table if _is_called(str(name), usual)]
         if (same or len(ends) == 1) and _may_be(table[(same or ends)[0]], key, usual):
-            return (same or ends)[0]
-    return None
+            found = (same or ends)[0]
+            return found if key != "seed" else _varying_seed(table, found)
+    return _varying_seed(table, None) if key == "seed" else None
+
+
+def rates_of(table: pd.DataFrame) -> list[str]:
+    """The columns of numbers that are called learning rates, in the order of their usual names."""
+    names = [str(name) for name in table if not pd.api.types.is_bool_dtype(table[name])]
+    called = [
+        name
+        for is_whole in (True, False)
+        for usual in USUAL_NAMES["lr"]
+        for name in names
+        if _is_called(name, usual, whole=is_whole)
+    ]
+    return [*dict.fromkeys(called)]
+
+
+def called_so(table: pd.DataFrame, key: str) -> list[str]:
+    """The columns of numbers that might hold a quantity, by their names."""
+    if key == "lr":
+        rivals = rates_of(table)
+    elif key == "seed":
+        rivals = [str(name) for name in table if is_seed(str(name))]
+    elif key == "loss":
+        names = [str(name) for name in table if path_of(str(name))[0].lower() not in OF_MACHINES]
+        rivals = [name for name in names if {*words_of(name)} & LOSS_WORDS and not {*words_of(name)} & BEFORE_TRAINING]
+    else:
+        rivals = []
+    return [name for name in rivals if not is_word(table[name]) and table[name].notna().any()]
+
+
+def as_rates(column: pd.Series[Any]) -> pd.Series[float]:
+    """A column of learning rates, or of their logarithms, as numbers; NaN where it holds none."""
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    logarithm = re.match("log(2|10)", end_of(str(column.name)))
+    return float(logarithm[1]) ** numbers if logarithm else numbers
+
+
+def _peak_rate(table: pd.DataFrame) -> str | None:
+    """The column of peak learning rates: of those that differ, the one that no other exceeds in any row.
+
+    The last rate of a schedule, which trackers log under such a name, lies below the peak. None if there is no other.
+    """
+    rates = {name: as_rates(table[name]) for name in rates_of(table)}
+    lasts = [as_rates(table[name]) for name in table if end_of(str(name)) in LAST_RATES]
+    rates = {name: rate for name, rate in rates.items() if not any(rate.equals(last) for last in lasts)}
+    unlike: dict[str, pd.Series[float]] = {}
+    for name, rate in rates.items():
+        if not any(is_peak(rate, other) and is_peak(other, rate) for other in unlike.values()):
+            unlike[name] = rate
+    if len(unlike) <= 1:
+        return next(iter(unlike), None)
+    varying = [name for name, rate in unlike.items() if rate.nunique() > 1] or [*unlike]
+    highest = [name for name in varying if all(is_peak(unlike[name], other) for other in unlike.values())]
+    if not highest:
+        raise RequestError(f"the peak learning rate may be {' or '.join(unlike)}; --lr COLUMN says which it is")
+    return highest[0]
+
+
+def is_peak(peak: pd.Series[Any], rate: pd.Series[Any]) -> bool:
+    """Whether no learning rate exceeds the one in its row that may be its peak."""
+    numbers = pd.to_numeric(rate, errors="coerce")
+    return bool(((numbers <= pd.to_numeric(peak, errors="coerce") * SAME_LR) | numbers.isna()).all())
+
+
+def _varying_seed(table: pd.DataFrame, found: str | None) -> str | None:
+    """The only other column of seeds that varies, such as ``data_seed``, where the one that was found does not."""
+    if found is not None and table[found].nunique() > 1:
+        return found
+    others = [str(name) for name in table if is_seed(str(name)) and not is_word(table[name])]
+    varying = [name for name in others if table[name].nunique() > 1]
+    return varying[0] if len(varying) == 1 else found
+
+
+def is_seed(name: str) -> bool:
+    """Whether a column is called as one of seeds, of whatever they are."""
+    return "seed" in words_of(name)
+
+
+def words_of(name: str) -> list[str]:
+    """``eval/Top1_acc -> [top1, acc]``."""
+    return re.split(r"[^a-z0-9]+", end_of(name))
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return rf"(?<![a-z0-9'])(?:{'|'.join(sorted(map(_spaced, words), key=len, reverse=True))})(?![a-z])"
+
+
+def _spaced(word: str) -> str:
+    return word.replace("_", " ")
+
+
+_ENDINGS = [re.compile(_any_of(words)) for words in (DIVERGED, FAILED, UNFINISHED)]
+_RECOVERED = re.compile(_any_of(_NAMES["recovered"]))
+# What may stand between a negation and the word that it denies, as in ``no sign of nan or inf``.
+_FILLERS = ["a", "any", "sign", "signs", "of", "or", "and", "the", "loss", "yet", "steps", "t"]
+_BETWEEN = _any_of([*DIVERGED, *FAILED, *_FILLERS])
+_NEGATED = re.compile(rf"{_any_of(_NAMES['negations'])}[ ']+(?:{_BETWEEN} +)*$")
+_DENIED = re.compile(r" *(?:free\b|rates?\b|[:=?] *(?:no|none|false|0)\b)")
+
+
+def ending_of(cell: Any) -> str:
+    """The word of a status that says how a run ended, one of ``DIVERGED``, ``FAILED`` or ``UNFINISHED``; else nothing.
+
+    >>> ending_of("stopped early (NaN at ep 202)"), ending_of("finished, no nan")
+    ('nan', '')
+    """
+    text = " ".join(re.sub(r"[\s_-]+|/(?=\D)", lambda gap: " or " if gap[0] == "/" else " ", str(cell).lower()).split())
+
+    def said(pattern: re.Pattern[str]) -> str:
+        words = (
+            match[0]
+            for match in pattern.finditer(text)
+            if not _NEGATED.search(text[: match.start()]) and not _DENIED.match(text, match.end())
+        )
+        return next(words, "").replace(" ", "_")
+
+    diverged, *others = map(said, _ENDINGS)
+    return next(filter(None, ["" if said(_RECOVERED) else diverged, *others]), "")
 
 
 def spelled_out(cell: Any) -> Any:
@@ -115,6 +264,21 @@ def spelled_out(cell: Any) -> Any:
         return int(text.replace(",", ""))
     parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", text)
     return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
+
+
+def positive(option: str, given: str | None) -> float | None:
+    """The number above 0 that an option gives, if it was given; ``7B`` is one.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        number = float(spelled_out(given)) if given else None
+    except ValueError:
+        number = math.nan
+    if number is not None and not 0 < number < math.inf:
+        raise RequestError(f"{option} is a number above 0, not {given}")
+    return number
 
 
 # 2^-8, 10**4, 3 x 10^{-4}
@@ -165,7 +329,9 @@ def _is_called(name: str, usual: str, *, whole: bool = False) -> bool:
     parts, wanted = path_of(name), path_of(usual)
     if not usual.isupper():
         parts, wanted = [part.lower() for part in parts], [part.lower() for part in wanted]
-    return parts == wanted if whole else parts[-len(wanted) :] == wanted and len(parts) > len(wanted)
+    if whole or len(parts) <= len(wanted):
+        return whole and parts == wanted
+    return parts[-len(wanted) :] == wanted and parts[0].lower() not in OF_MACHINES
 
 
 def _may_be(cells: pd.Series[Any], key: str, usual: str) -> bool:
@@ -191,6 +357,12 @@ def is_word(column: pd.Series[Any]) -> bool:
 def is_arm(name: str) -> bool:
     """Whether a column is called as one of arms."""
     return end_of(name) in ARM_NAMES
+
+
+def is_named_base(column: pd.Series[Any]) -> pd.Series[bool]:
+    """Which cells call a run the baseline."""
+    words = as_text(column).str.lower().str.split(r"[^a-z]+", regex=True)
+    return words.map(lambda of_cell: bool({*of_cell} & BASE_WORDS))
 
 
 def roles_of(
@@ -302,6 +474,8 @@ def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool],
         return MEASURED
     if values.nunique() == 1:
         return SHARED
+    if is_arm(name) and 2 * column.nunique() <= len(column) and (is_base := is_named_base(column)).any():
+        return ARM if not is_base.all() else NOT_NEEDED
     if is_word(column):  # of a machine with a seed of its own; arms have several, and these may differ
         seeds = design["seed"].groupby(values).nunique()
         if seeds.min() == 1 and values.groupby(design["seed"]).nunique().max() == 1:
@@ -316,6 +490,8 @@ def _role(column: pd.Series[Any], design: pd.DataFrame, is_cut: pd.Series[bool],
                 return f"{FOLLOWS}the {DESIGN_NAMES.get(str(key), str(key))}"
         if _is_cut_short(column, design["size"], is_cut):
             return CUT
+    if is_seed(name):
+        return NOTED
     if (design["lr"].groupby(values).nunique() >= MANY_LRS).all():
         return ARM
     return NAME if end_of(name) in RUN_NAMES and values.is_unique else NOT_NEEDED

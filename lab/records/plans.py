@@ -72,6 +72,7 @@ class FleetProgress(NamedTuple):
     losses: Sequence[float | None]  # latest of each run, nats per token; None if not known
     notes: Sequence[str]
     verdict: str | None
+    cpu: float | None = None  # of one core, the share that its process had since the last writing; None on a GPU
 
     @classmethod
     def of(cls, record: Any) -> FleetProgress:
@@ -85,7 +86,8 @@ class FleetProgress(NamedTuple):
             notes = [str(note) for note in record["notes"]]
             seconds, rate, evaluation = (float(record[key]) for key in ("seconds", "rate", "evaluation"))
             step, steps = int(record["step"]), max(1, int(record["steps"]))
-            return cls(step, steps, seconds, rate, evaluation, losses, notes, record["verdict"])
+            cpu = None if record.get("cpu") is None else float(record["cpu"])
+            return cls(step, steps, seconds, rate, evaluation, losses, notes, record["verdict"], cpu)
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the progress of a fleet: {record!r}") from error
 

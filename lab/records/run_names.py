@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lab.records.columns import GLUED, QUANTITIES, USUAL_NAMES
+from lab.records.columns import AVERAGES, GLUED, QUANTITIES, USUAL_NAMES
 
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
 WITH_ARM = re.compile(rf"(.+)_({'|'.join([*USUAL_NAMES['lr'], *USUAL_NAMES['seed']])})")  # clip_lr, for clip and lr
@@ -17,6 +17,37 @@ GLUE = re.compile(PARTED.format(rf"({'|'.join(sorted(GLUED, key=len, reverse=Tru
 # What may mean something else unless every name has one: s1 for a seed, w64 for a width, and 124M for a size.
 SHORT = {"s": "seed", "w": "width", "": "params"}
 GLUE_OF_ALL = [re.compile(PARTED.format(form)) for form in (r"(s)(\d+)", r"(w)(\d+)", r"()(\d+(?:\.\d+)?[kmbKMB])")]
+# ``lr: 3e-4`` and ``seed 1`` are ``lr=3e-4`` and ``seed=1``; and the number of ``lr=3e-4-s1`` ends before a word.
+APART = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(GLUED)})(?: *[:=] *| +(?=[.\d]))", re.IGNORECASE)
+ENDED = re.compile(rf"((?<![A-Za-z0-9])(?:{'|'.join(GLUED)})={VALUE})[_-](?=[A-Za-z]\w*(?![\w.]*=))", re.IGNORECASE)
+SEED = re.compile(r"[\W_]*(?<![a-z])(?:seed|s|run|#)[\s_=:-]*\d+[\W_]*|[(#]\d+\)?$")
+AVERAGE = re.compile(rf"(?<![a-z])(?:{'|'.join(AVERAGES)})(?![a-z])(?:[ _](?:over|of|across)[ _].*)?|\u00b1")
+
+
+def averages_of(names: Sequence[str], has_seed: Sequence[bool], *, is_of_seeds: bool) -> list[bool]:
+    """Which names, or cells of a column of seeds, say that their row sums up the others of the name.
+
+    ``lr=0.1 avg`` does beside ``lr=0.1 s1`` and ``lr=0.1 s2``; alone it is the name of a run, as it is with a seed.
+    """
+    lower = [name.lower().strip() for name in names]
+    told = [bool(AVERAGE.search(name)) for name in lower]
+    seeded = [known or bool(SEED.search(name)) for name, known in zip(lower, has_seed, strict=True)]
+    known = {
+        _bare(SEED.sub(" ", name)) for name, has, sums in zip(lower, seeded, told, strict=True) if has and not sums
+    }
+    rests = [_bare(AVERAGE.sub("", name)) for name in lower]
+    return [
+        sums and not all(told) and ((rest in known and not has) or (is_of_seeds and not rest))
+        for rest, has, sums in zip(rests, seeded, told, strict=True)
+    ]
+
+
+def _bare(name: str) -> str:
+    return " ".join(re.sub(r"[^a-z0-9.=+-]+", " ", name).strip(" -=").split())
+
+
+def _key(name: str) -> str:
+    return name.lower() if name.lower() in GLUED else name
 
 
 def settings_in(names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
@@ -24,8 +55,9 @@ def settings_in(names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
 
     ``clip/lr=0.01,seed=1`` has ``{lr: 0.01, seed: 1}`` and ``clip``, as ``clip_lr0.01_seed1`` has.
     """
-    parts = [re.split(r"[/,;&\s]+", name) for name in names]
-    found = [{key: value for part in of_name for key, value in PAIR.findall(part)} for of_name in parts]
+    apart = [ENDED.sub(r"\1 ", APART.sub(r"\1=", name)) for name in names]
+    parts = [re.split(r"[/,;&\s()\[\]]+", name) for name in apart]
+    found = [{_key(key): value for part in of_name for key, value in PAIR.findall(part)} for of_name in parts]
     rests = [[PAIR.sub("", part) for part in of_name] for of_name in parts]
     shared = set.intersection(*map(set, found)) if found else set()
     for pairs, rest in zip(found, rests, strict=True):
@@ -36,7 +68,10 @@ def settings_in(names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
                 rest.append(match[1])
     for pattern in (GLUE, *GLUE_OF_ALL):
         glued = [[match for part in rest for match in pattern.findall(part)] for rest in rests]
-        if pattern is GLUE or all(len(matches) == 1 for matches in glued):
+        counts = [len(matches) for matches in glued]
+        # a sweep whose names hold rates may have a baseline of no seed
+        is_of_rates = pattern is GLUE_OF_ALL[0] and sum(counts) > 1 and all("lr" in pairs for pairs in found)
+        if pattern is GLUE or (max(counts, default=0) == 1 and (min(counts) == 1 or is_of_rates)):
             rests = [[pattern.sub("", part) for part in rest] for rest in rests]
             for pairs, matches in zip(found, glued, strict=True):
                 for key, value in matches:

@@ -29,36 +29,42 @@ from lab.records.columns import (
     KEPT,
     LOGGED_STEPS,
     LOSS_UNITS,
+    LOST_AT,
     MEASURED,
     NAME,
     NOT_NAMED,
+    NOTES,
     RUN_NAMES,
+    SAME_LR,
     SHARED,
     UNFINISHED,
     UNIT_NAMES,
     USUAL_NAMES,
     Columns,
+    as_rates,
     as_text,
+    called_so,
     column_of,
     end_of,
+    ending_of,
     followed_by,
     follows_text,
     is_arm,
+    is_peak,
     is_word,
     roles_of,
     short_name,
     spelled_out,
     usual_column,
 )
-from lab.records.run_names import settings_in
+from lab.records.run_names import averages_of, settings_in
 from lab.records.store import Records
-from lab.records.table_files import NO_NUMBERS, long, plain, with_point
+from lab.records.table_files import NO_NUMBERS, long, plain, with_point, without_note
 
 # Settings that every run of the lab has, and of which a table says nothing.
 UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision")
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
-SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
 AT_THE_END = 0.95  # share of the steps at which a run has ended, since logs are written at intervals
 PER_BYTE = "losses are nats per byte"
 KEEPS = ("error", "last", "best")
@@ -69,6 +75,8 @@ MEANINGS = {
     "axis": "along curves",
     "tokens": "training tokens",
 }
+FEWEST_RATES, DECADE = 3, 10  # learning rates, and the ratio of their ends, at which losses that agree are remarkable
+ONE_LOSS = 1e-3  # nats that losses differ by at most that are all but one
 MOST_NAMED = 3  # columns that a refusal names
 MOST_SHOWN = 8  # values of a setting that the mapping lists
 LOST = "diverged"  # how a run ended whose loss did; that of one that did not end, or has none, says why
@@ -92,7 +100,9 @@ RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER,
 )
 COLUMN = "column."  # before the key of such a setting
 TOKENS, VARIANT = "tokens", "variant"
-FLAGS = ("diverged", "is_diverged", "has_diverged")
+PEAK = "peak_lr"  # the column of a learning rate in names, where one of a column is not the peak
+SWEPT = "sweep"  # the variant of runs whose names hold settings only, where others have one
+FLAGS = ("diverged", "is_diverged", "has_diverged", "nan", "is_nan", "has_nan", "exploded")
 
 
 class Imported(NamedTuple):
@@ -114,17 +124,19 @@ def records_of(
         RequestError: a column is absent, a row makes no sense, or two rows are one run.
     """
     table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
-    table = _last_of_trials(plain(table))
+    table, left_out = _without_averages(_last_of_trials(plain(table)), columns)
     exported = table.rename(columns=lambda column: key_now(str(column)))
     if {*store.RUN_COLUMNS} <= {*exported} and columns == Columns():
         return _exported(exported, source)
     table, in_names = _with_settings_of_names(table, columns)
+    loss = str(column_of(table, "loss", columns.loss))
+    table, of_sweeps = single_changes.of_sweeps(table, loss, columns.axis)
     read = (
         _with_single_changes(table, columns, source, measured)
         or _with_trials(table, columns, source, measured)
         or _runs_of(table, columns, source, measured)[0]
     )
-    return read._replace(mapping=[*read_from, *in_names, *read.mapping])
+    return read._replace(mapping=[*read_from, *in_names, *of_sweeps, *read.mapping, *left_out])
 
 
 def _with_single_changes(
@@ -133,13 +145,12 @@ def _with_single_changes(
     """The records of a base and single changes of it, each of which has the card of its base; None of other tables."""
     if columns.axis is not None or columns.best_over is not None:
         return None
-    found, numbers, _ = _quantities(table, columns, ())
+    found, numbers, *_ = _quantities(table, columns, ())
     given = {key: column for key, column in found.items() if isinstance(column, str)}
     changes = single_changes.find(table, given, is_asked=columns.arm is not None)
     if changes is None or "axis" in given or {*changes.columns} & {*(columns.arm or ())}:
         return None
-    ends, _ = _ends(table, found, numbers)
-    _refuse_unknown(ends == LOST, numbers)
+    ends = _read(table, columns).ends
     rest = changes.table.drop(index=changes.rows.index, columns=changes.columns)
     alike = rest.drop(columns=given["loss"]).apply(as_text).assign(**{given["loss"]: ""})
     again = alike.groupby([*alike]).cumcount()
@@ -214,101 +225,196 @@ def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: C
     return Imported(Records(runs, read.records.metrics), mapping)
 
 
+class _Reading(NamedTuple):
+    """A table whose cells are plain, and what was read in it.
+
+    Attributes:
+        table: a row per run.
+        found: the column of each quantity, or the number that holds for all runs.
+        numbers: each quantity.
+        unit: of the losses, which were converted to nats.
+        ends: how each run ended, and ``states`` what its state says of that; see ``_ends``.
+        best_over: the columns over which the best run is taken.
+    """
+
+    table: pd.DataFrame
+    found: dict[str, str | float | None]
+    numbers: dict[str, pd.Series[float]]
+    unit: str
+    ends: pd.Series[str]
+    states: pd.Series[str]
+    best_over: list[str]
+
+    @property
+    def is_lost(self) -> pd.Series[bool]:
+        return self.ends == LOST
+
+    @property
+    def is_left_out(self) -> pd.Series[bool]:
+        return ~self.ends.isin(["", LOST])
+
+    @property
+    def is_cut(self) -> pd.Series[bool]:
+        return self.is_lost | self.is_left_out | self.states.isin(FAILED)
+
+    @property
+    def others(self) -> list[str]:
+        """The columns that hold no quantity."""
+        return [str(name) for name in self.table if name not in (*self.found.values(), *self.best_over)]
+
+    @property
+    def design(self) -> pd.DataFrame:
+        """The numbers that runs of one arm differ in."""
+        along = next((self.numbers[key] for key in ("axis", "lr") if self.found[key]), pd.Series(0.0, self.table.index))
+        design = pd.DataFrame({"lr": along, "seed": self.numbers["seed"], "size": self.numbers["size"]})
+        return design.assign(rate=self.numbers["lr"]) if self.found["axis"] and self.found["lr"] else design
+
+    @property
+    def design_with_best(self) -> pd.DataFrame:
+        return self.design.join(self.table[self.best_over].add_prefix(BEST))
+
+
+def _read(table: pd.DataFrame, columns: Columns) -> _Reading:
+    """Read the quantities in a table, and how its runs ended.
+
+    Raises:
+        RequestError: a number makes no sense, or a diverged run would count at nobody knows which loss.
+    """
+    best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
+    found, numbers, unit = _quantities(table, columns, best_over)
+    ends, states = _ends(table, found, numbers)
+    unknown = (ends == LOST) & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
+    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+    return _Reading(table, found, numbers, unit, ends, states, best_over)
+
+
+class _Settings(NamedTuple):
+    """What the other columns of a table are: their roles, the key of each setting, and the role of the steps."""
+
+    roles: dict[str, str]
+    keys: dict[str, str]
+    steps_role: str
+
+    @property
+    def chosen(self) -> list[str]:
+        """The columns of settings."""
+        return [name for name, role in self.roles.items() if role in (ARM, SHARED)]
+
+
+def _settings_of(read: _Reading, arm: Sequence[str] | None, measured: Collection[str]) -> _Settings:
+    """Tell settings from other columns. The steps of runs that were cut short become those that they were to make."""
+    table, found, numbers = read.table, read.found, read.numbers
+    are_trials = not any(found[key] for key in ("lr", "axis", "seed"))
+    design = read.design_with_best
+    roles = roles_of(table[read.others], design, read.is_cut, arm, measured, are_trials=are_trials)
+    settings = _Settings(roles, {}, "")
+    keys = _keys([*settings.chosen, *[str(found["axis"])] * bool(found["axis"])])
+    given = [table[name] for name in settings.chosen]
+    alike = [numbers["size"], *given, *(table[name] for name in read.best_over)]
+    numbers["steps"] = _whole_steps(numbers["steps"], found["steps"], read.is_cut, alike)
+    return _Settings(roles, keys, _role_of_steps(numbers["steps"], found["steps"], arm, given, design))
+
+
 def _runs_of(
     table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
 ) -> tuple[Imported, pd.Series[str]]:
     """The records of a table whose cells are plain, and the id of each row that counts."""
-    best_over = [str(column_of(table, "best_over", name)) for name in columns.best_over or ()]
-    found, numbers, unit = _quantities(table, columns, best_over)
-    ends, states = _ends(table, found, numbers)
-    is_lost, is_left_out = ends == LOST, ~ends.isin(["", LOST])
-    _refuse_unknown(is_lost, numbers)
-    x = next((numbers[key] for key in ("axis", "lr") if found[key]), pd.Series(0.0, table.index))
-    design = pd.DataFrame({"lr": x, "seed": numbers["seed"], "size": numbers["size"]})
-    if found["axis"] and found["lr"]:
-        design["rate"] = numbers["lr"]
-    with_best = design.join(table[best_over].add_prefix(BEST))
-    others = [str(name) for name in table if name not in (*found.values(), *best_over)]
-    is_cut = is_lost | is_left_out | states.isin(FAILED)
-    are_trials = not any(found[key] for key in ("lr", "axis", "seed"))
-    roles = roles_of(table[others], with_best, is_cut, columns.arm, measured, are_trials=are_trials)
-    chosen = [name for name in others if roles[name] in (ARM, SHARED)]
-    keys = _keys([*chosen, *[str(found["axis"])] * bool(found["axis"])])
-    settings = {keys[name]: table[name] for name in chosen}
-    alike = [numbers["size"], *settings.values(), *(table[name] for name in best_over)]
-    steps = _whole_steps(numbers["steps"], found["steps"], is_cut, alike)
-    given = [table[name] for name in chosen]
-    steps_role = _role_of_steps(steps, found["steps"], columns.arm, given, with_best)
-    identity = pd.DataFrame({**design, **settings}).apply(as_text)
-    if steps_role == ARM and identity[~is_left_out].duplicated().any():
-        identity["steps"] = as_text(steps)
-    numbers["steps"] = steps
-    unnamed = [name for name in table if name in others or (name == found["steps"] and "steps" not in identity)]
-    called = identity.rename(columns={keys[name]: name for name in chosen})
-    alike = [numbers["size"], *(settings[keys[name]] for name in chosen)]
-    length = usual_column(table, TOKENS) or str(found["steps"])  # at equal tokens steps follow from the batch
-    is_mixed = bool(best_over) and length in table and table.groupby(alike, dropna=False)[length].nunique().max() > 1
-    rows = _rows(called, numbers["loss"], is_left_out, "best" if best_over else columns.keep, table[unnamed])
+    read = _read(table, columns)
+    settings = _settings_of(read, columns.arm, measured)
+    found, numbers, chosen = read.found, read.numbers, settings.chosen
+    identity = read.design.join(table[chosen].rename(columns=settings.keys)).apply(as_text)
+    if settings.steps_role == ARM and identity[~read.is_left_out].duplicated().any():
+        identity["steps"] = as_text(numbers["steps"])
+    unnamed = [name for name in table if name in read.others or (name == found["steps"] and "steps" not in identity)]
+    called = identity.rename(columns={settings.keys[name]: name for name in chosen})
+    keep = "best" if read.best_over else columns.keep
+    rows = _rows(called, numbers["loss"], read.is_left_out, keep, table[unnamed])
     # A run of a table is not one of another, even of one name; six digits of a loss are alike in every format.
-    losses = numbers["loss"].map("{:.6g}".format).mask(is_left_out, ends)
+    losses = numbers["loss"].map("{:.6g}".format).mask(read.is_left_out, read.ends)
     identity = identity.assign(source=source, loss=losses)
-    kept = [name for name in others if name not in chosen] + best_over
+    ids = [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)]
+    runs = _frame(read, settings, source).assign(id=ids).iloc[rows]
+    kept = [name for name in read.others if name not in chosen] + read.best_over
+    metrics = _metrics(table.iloc[rows], runs, numbers["steps"].iloc[rows], kept)
+    mapping = [*_mapping(read, settings, runs, rows), *_remarks(read, settings, rows)]
+    return Imported(Records(store.declared(runs), metrics), mapping), runs["id"]
+
+
+def _frame(read: _Reading, settings: _Settings, source: str) -> pd.DataFrame:
+    """The columns of records, without ids."""
+    table, found, numbers, chosen = read.table, read.found, read.numbers, settings.chosen
+    kept = [name for name in read.others if name not in chosen] + read.best_over
     words = table[[name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
-    naming = [name for name in others if roles[name] == NAME or (roles[name] == ARM and _names_a_run(name))]
+    roles = settings.roles
+    naming = [name for name in roles if roles[name] == NAME or (roles[name] == ARM and _names_a_run(name))]
     names = as_text(table[naming[0]]) + ": " if naming else pd.Series("", table.index)
     follow = [table[name] for name, role in roles.items() if role.startswith(FOLLOWS)]
-    follow += [steps.rename(found["steps"])] if steps_role.startswith(FOLLOWS) else []
-    derived, followed = _followers(follow, given, with_best)
+    follow += [numbers["steps"].rename(found["steps"])] if settings.steps_role.startswith(FOLLOWS) else []
+    derived, followed = _followers(follow, [table[name] for name in chosen], read.design_with_best)
     optional = {
         LR: numbers["lr"] if found["lr"] else None,
-        "steps": steps if steps_role in (ARM, SHARED) else None,
+        "steps": numbers["steps"] if settings.steps_role in (ARM, SHARED) else None,
         FOLLOWED: "; ".join(followed) or None,
         **derived,
     }
     runs = pd.DataFrame(
         {
-            "id": [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)],
-            "status": np.where(is_left_out, "failed", np.where(is_lost, "diverged", "finished")),
-            "reason": (names + ends.mask(is_lost, "no finite loss")).where(ends != ""),
+            "id": "",
+            "status": np.where(read.is_left_out, "failed", np.where(read.is_lost, "diverged", "finished")),
+            "reason": (names + read.ends.mask(read.is_lost, "no finite loss")).where(read.ends != ""),
             "final_val_loss": numbers["loss"].where(numbers["loss"].map(math.isfinite)),
             "loss_at_init": numbers["initial_loss"],
             "parameters_without_embeddings": numbers["size"].astype("int64"),
             "seed": numbers["seed"].astype("int64"),
             "versions": f"{ORIGIN} {source}",
             "data_fingerprint": "imported",
-            "data_notes": PER_BYTE if unit == "bits_per_byte" else None,
+            "data_notes": PER_BYTE if read.unit == "bits_per_byte" else None,
             "intervention": "none",
             store.TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
             "notes": ["; ".join(f"{name}: {word}" for name, word in row.items()) for row in words.to_dict("records")],
             **{column: values for column, values in optional.items() if values is not None},
-            **settings,
+            **{settings.keys[name]: table[name] for name in chosen},
         }
-    ).iloc[rows]
+    )
     if found["axis"]:
-        key = keys[str(found["axis"])]
-        runs[AXIS], runs[key] = key, numbers["axis"].iloc[rows]
-    table, numbers = table.iloc[rows], {key: values.iloc[rows] for key, values in numbers.items()}
-    mapping = _mapping(table, found, numbers, roles, steps_role, runs)
-    if unit != "nats":
-        mapping.append(
-            ("unit of losses", f"{unit}, converted to nats per {'byte' if unit == 'bits_per_byte' else 'token'}")
-        )
-    if best_over:
-        mapping.append(("best over", f"{', '.join(best_over)}, {len(rows)} of {len(design)} rows"))
-        if is_mixed:
+        key = settings.keys[str(found["axis"])]
+        runs[AXIS], runs[key] = key, numbers["axis"]
+    return runs
+
+
+def _remarks(read: _Reading, settings: _Settings, rows: list[int]) -> list[tuple[str, str]]:
+    """What somebody should know who compares these runs: units, rows that do not count, lengths, useless rates."""
+    table, found, remarks = read.table, read.found, list[tuple[str, str]]()
+    if read.unit != "nats":
+        per = "byte" if read.unit == "bits_per_byte" else "token"
+        remarks.append(("unit of losses", f"{read.unit}, converted to nats per {per}"))
+    alike = [read.numbers["size"], *(table[name] for name in settings.chosen)]
+    length = usual_column(table, TOKENS) or str(found["steps"])  # at equal tokens steps follow from the batch
+    if read.best_over:
+        remarks.append(("best over", f"{', '.join(read.best_over)}, {len(rows)} of {len(table)} rows"))
+        if length in table and table.groupby(alike, dropna=False)[length].nunique().max() > 1:
             unlike = f"{length}, over which the best was taken too; longer runs end lower, so name it in --arm"
-            mapping.append(("length of runs differs", unlike))
-    elif len(rows) < len(design):
-        mapping.append(("retried", f"{len(design) - len(rows)} rows are earlier tries of other rows"))
-    records = Records(store.declared(runs), _metrics(table, runs, numbers["steps"], kept))
-    return Imported(records, mapping), runs["id"]
+            remarks.append(("length of runs differs", unlike))
+    elif len(rows) < len(table):
+        remarks.append(("retried", f"{len(table) - len(rows)} rows are earlier tries of other rows"))
+    steps = read.numbers["steps"].iloc[rows][~read.is_cut.iloc[rows]]
+    if settings.steps_role == MEASURED and steps.min() < AT_THE_END * steps.max():
+        unlike = f"by {steps.max() / max(steps.min(), 1):.2g}, {found['steps']} {_extent(steps)}; longer runs end lower"
+        remarks.append(("lengths differ", unlike))
+    ended = pd.DataFrame({"lr": read.numbers["lr"], "loss": read.numbers["loss"]})[read.ends == ""]
+    groups = ended.groupby([as_text(values) for values in (*alike, read.numbers["seed"])])
+    if found["lr"] and (same := [group for _, group in groups if _is_one_loss(group)]):
+        where = "" if len(same) == len(groups) else f" in {len(same)} of {len(groups)} curves"
+        text = f"the final loss is the same at all learning rates{where}: does the rate reach the optimizer?"
+        remarks.append(("learning rate has no effect", text))
+    return remarks
 
 
-def _refuse_unknown(is_lost: pd.Series[bool], numbers: Mapping[str, pd.Series[float]]) -> None:
-    """Refuse a diverged run that would count at nobody knows which loss."""
-    unknown = is_lost & ~numbers["loss"].map(math.isfinite) & ~numbers["initial_loss"].map(math.isfinite)
-    _refuse(unknown, unknown, "a diverged run counts at its initial loss; --initial-loss COLUMN or NUMBER gives it")
+def _is_one_loss(group: pd.DataFrame) -> bool:
+    """Whether all losses are one, at three learning rates or more, or nearly so over a decade of them."""
+    spread, lr = group["loss"].max() - group["loss"].min(), group["lr"]
+    return lr.nunique() >= FEWEST_RATES and bool(spread == 0 or (spread < ONE_LOSS and lr.max() >= DECADE * lr.min()))
 
 
 def _told(cell: Any) -> str:
@@ -327,17 +433,39 @@ def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
     return last.sort_index()
 
 
+def _without_averages(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
+    """The table without the rows that sum up others, by their name or their seed, and which they are."""
+    seed = columns.seed or usual_column(table, "seed")
+    has_seed = list(table[seed].notna()) if seed in table else [False] * len(table)
+    for name in table:
+        if is_word(table[name]) and (name == seed or is_arm(str(name)) or _names_a_run(str(name))):
+            of_names = averages_of(list(as_text(table[name])), has_seed, is_of_seeds=name == seed)
+            is_average = pd.Series(of_names, table.index)
+            if is_average.any():
+                told = ", ".join(as_text(table[name][is_average]).unique())
+                return plain(table[~is_average]), [("left out, as no run", told)]
+    return table, []
+
+
 def _with_settings_of_names(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """The table with the learning rates and seeds that only the names of runs tell, and what was read from them."""
+    """The table with the learning rates and seeds that only the names of runs tell, and what was read from them.
+
+    A learning rate in all names that is not the one of a column is kept beside it, since that may be a last one.
+    """
     missing = [key for key in ("lr", "seed") if getattr(columns, key) is None and usual_column(table, key) is None]
-    for name in table if missing and columns.axis is None else ():
+    for name in table if columns.axis is None else ():
         if _names_a_run(str(name)) and is_word(table[name]) and table[name].notna().all():
             found = settings_in(list(map(str, table[name])))
-            keys = [key for key in found[0][0] if key not in table and all(key in pairs for pairs, _ in found)]
-            if {*keys} & {*missing}:
-                settings = pd.DataFrame([pairs for pairs, _ in found], table.index)[keys]
+            pairs = pd.DataFrame([pairs for pairs, _ in found], table.index)
+            keys = [str(key) for key in pairs if key not in table and (pairs[key].notna().all() or key == "seed")]
+            if columns.lr is None and "lr" in table and "lr" in pairs and not is_peak(table["lr"], pairs["lr"]):
+                pairs, keys = pairs.rename(columns={"lr": PEAK}), [*keys, PEAK]
+            if {*keys} & {*missing, PEAK}:
+                settings = pairs[keys]
+                if "seed" in settings:  # a run whose name has none is of another seed than all others
+                    settings = settings.assign(seed=settings["seed"].fillna(settings["seed"].max() + 1).astype(int))
                 rest = f"{name} without settings" if VARIANT in table else VARIANT
-                table = table.join(settings).assign(**{rest: [word for _, word in found]})
+                table = table.join(settings).assign(**{rest: [word or SWEPT for _, word in found]})
                 return table, [(f"read from {name}", ", ".join([*keys, rest]))]
     return table, []
 
@@ -381,14 +509,13 @@ def _ends(
     loss, it counts as diverged where it can, at its initial loss.
     """
     none = pd.Series("", table.index)
-    states = none
-    for name in (name for end in DECISIONS for name in table if end_of(str(name)) == end):
-        said = table[name].astype(object).fillna("").astype(str).str.strip().str.lower()
-        states = said.str.replace(r"[\s-]", "_", regex=True)
-        if states.isin([*UNFINISHED, *FAILED, *DIVERGED]).any():
-            break
+    saying = _saying(table, found)
+    said = table[saying].astype(object).fillna("").astype(str)
+    states = said.agg("; ".join, axis=1).map(ending_of) if saying else none
     flags = next((table[name] for name in table if end_of(str(name)) in FLAGS), none)
     says_diverged = states.isin(DIVERGED) | as_text(flags).str.lower().isin(["true", "1", "1.0", "yes"])
+    for name in (name for name in table if end_of(str(name)) in LOST_AT and not is_word(table[name])):
+        says_diverged |= table[name] >= 0
     has_loss = numbers["loss"].map(math.isfinite)
     is_zero = pd.to_numeric(table[str(found["loss"])], errors="coerce") == 0
     is_at_end = has_loss & _is_logged(found["steps"]) & (numbers["steps"] >= AT_THE_END * numbers["steps"].max())
@@ -398,6 +525,14 @@ def _ends(
         [states.isin(UNFINISHED) | has_failed, says_diverged, is_zero, ~has_loss], [states, LOST, "loss 0", LOST], ""
     )
     return pd.Series(ends, table.index), states
+
+
+def _saying(table: pd.DataFrame, found: Mapping[str, str | float | None]) -> list[str]:
+    """The columns that may say how a run ended: states, decisions, words among losses, and in sweeps notes."""
+    ends = [*DECISIONS, *(NOTES if found["lr"] else ())]
+    return [
+        str(name) for name in table if (end_of(str(name)) in ends or name == found["loss"]) and is_word(table[name])
+    ]
 
 
 def _is_logged(steps: str | float | None) -> bool:
@@ -545,19 +680,19 @@ def _numbers(table: pd.DataFrame, key: str, column: str | float | None) -> pd.Se
     cells = table[column]
     if pd.api.types.is_bool_dtype(cells):
         raise RequestError(f"{column} is no number: {cells.iloc[0]}")
+    if is_word(cells):
+        cells = cells.map(lambda cell: without_note(str(cell), key), na_action="ignore")
     numbers = pd.to_numeric(cells.map(spelled_out, na_action="ignore") if key == "size" else cells, errors="coerce")
-    none = (*NO_NUMBERS, *(DIVERGED if key == "loss" else ()))
-    is_word = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(none)
-    if is_word.any():
-        word = cells[is_word].iloc[0]
-        raise RequestError(f"{_row(is_word)}: {column} is no number: {word!r}{with_point(str(word))}")
+    is_lost = table[column].map(lambda cell: key == "loss" and isinstance(cell, str) and ending_of(cell) != "")
+    is_other = numbers.isna() & cells.notna() & ~cells.astype(str).str.strip().str.lower().isin(NO_NUMBERS) & ~is_lost
+    if is_other.any():
+        word = table[column][is_other].iloc[0]
+        raise RequestError(f"{_row(is_other)}: {column} is no number: {word!r}{with_point(str(word))}")
     numbers = numbers.astype(float)
     if key in ("loss", "initial_loss"):
         return numbers.mask(numbers.abs() > LARGEST_LOSS, math.inf)
     _refuse(numbers.isna(), numbers, f"{column} is empty")
-    if key == "lr" and (logarithm := re.match("log(2|10)", end_of(column))):
-        return float(logarithm[1]) ** numbers
-    return numbers
+    return as_rates(numbers.rename(column)) if key == "lr" else numbers
 
 
 def _row(chosen: pd.Series[bool]) -> str:
@@ -586,27 +721,27 @@ def _names_a_run(name: str) -> bool:
     return end_of(name) in RUN_NAMES and end_of(name) != FOLDER
 
 
-def _mapping(
-    table: pd.DataFrame,
-    found: Mapping[str, str | float | None],
-    numbers: Mapping[str, pd.Series[float]],
-    roles: Mapping[str, str],
-    steps_role: str,
-    runs: pd.DataFrame,
-) -> list[tuple[str, str]]:
+def _mapping(read: _Reading, settings: _Settings, runs: pd.DataFrame, rows: list[int]) -> list[tuple[str, str]]:
     """What each column was taken for, the quantities first; columns that are not used are together by the reason."""
-    lines = []
-    for key, column in found.items():
+    lines, table, roles, steps_role = [], read.table.iloc[rows], settings.roles, settings.steps_role
+    for key, column in read.found.items():
         if column is not None:
-            ends = _extent(numbers[key])
-            follows = f"; {steps_role}" if key == "steps" and steps_role.startswith(FOLLOWS) else ""
-            lines.append((MEANINGS.get(key, key), f"{column}, {ends}{follows}" if isinstance(column, str) else ends))
+            text = _extent(read.numbers[key].iloc[rows])
+            if isinstance(column, str):
+                follows = f"; {steps_role}" if key == "steps" and steps_role.startswith(FOLLOWS) else ""
+                rivals = [name for name in called_so(table, key) if name not in read.found.values()]
+                told = f" (not {', '.join(rivals)})" if rivals else ""
+                text = f"{column}, {text}{follows}{told}"
+            lines.append((MEANINGS.get(key, key), text))
     tokens = column_of(table, TOKENS, None)
     if isinstance(tokens, str) and pd.api.types.is_numeric_dtype(table[tokens]):
         lines.append((MEANINGS[TOKENS], f"{tokens}, {_extent(table[tokens])}"))
     statuses = runs["status"].value_counts()
     reasons = dict.fromkeys(str(why).rpartition(": ")[2] for why in runs.loc[runs["status"] == "failed", "reason"])
-    for status, why in {"diverged": "without a finite loss", "failed": f"left out: {', '.join(reasons)}"}.items():
+    told = ", ".join(_saying(table, read.found))
+    has_loss = (runs["status"] == "diverged") & runs["final_val_loss"].notna()
+    said = f"{has_loss.sum()} as {told} says" if has_loss.any() else "without a finite loss"
+    for status, why in {"diverged": said, "failed": f"left out: {', '.join(reasons)}"}.items():
         if status in statuses:
             lines.append((status, f"{statuses[status]} of {len(runs)} runs, {why}"))
     for role in dict.fromkeys([ARM, SHARED, *roles.values()]):

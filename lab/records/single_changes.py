@@ -12,6 +12,7 @@ import pandas as pd
 
 from lab.core.errors import RequestError
 from lab.records.columns import (
+    ARM_NAMES,
     BASES,
     BOOKKEEPING,
     CHANGED,
@@ -21,13 +22,18 @@ from lab.records.columns import (
     USUAL_NAMES,
     as_text,
     end_of,
+    is_named_base,
     is_word,
+    usual_column,
 )
 
 PAIR = re.compile(r"\s*([A-Za-z][\w./ -]*?)\s*(?:=|:|->)\s*(\S.*?)\s*")  # beta1 = 0.95
 FEWEST_KEYS = 2  # of a table in which nothing says what is a change
 MOST_VALUES = 2 / 3  # of the rows, in a column of which most hold the value of a base
 MOST_APART = 2  # settings other than the size in which bases differ
+
+
+LARGER = 1.5  # times the size of a base, above which a model is another one and not changed
 
 
 class SingleChanges(NamedTuple):
@@ -69,7 +75,7 @@ def find(table: pd.DataFrame, found: dict[str, str], *, is_asked: bool) -> Singl
 def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     """Changes that a column names, with their values in another one or after a sign, as in ``beta1=0.95``."""
     free = [str(name) for name in table if name not in found.values()]
-    key = next((name for name in free if end_of(name) in CHANGED and is_word(table[name])), None)
+    key = _key_column(table, free)
     if key is None or pd.api.types.is_bool_dtype(table[key]):
         return None
     names = as_text(table[key]).str.strip()
@@ -136,6 +142,62 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     return SingleChanges(rows[~is_lr], [*told, *flags, *([before] if before else [])], table)
 
 
+def _key_column(table: pd.DataFrame, free: Sequence[str]) -> str | None:
+    """The column that names what each row changes."""
+    return next((name for usual in CHANGED for name in free if end_of(name) == usual and is_word(table[name])), None)
+
+
+def of_sweeps(table: pd.DataFrame, loss: str, axis: str | None) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
+    """A table that names the setting and the value of each row, ``sweep, value``, as one that ``find`` can read.
+
+    Rows of learning rates are a curve. The others change the run of this curve whose loss one of them repeats in every
+    setting, since a run that is part of two sweeps is listed in both; where none does, nobody knows what they change,
+    and they are left out. With ``axis``, the rows of this setting are the table.
+
+    Returns:
+        The table, and a pair of texts on what was left out. Any other table is returned as it is.
+
+    Raises:
+        RequestError: several settings were swept, and none is the learning rate.
+    """
+    free = [str(name) for name in table if name != loss]
+    key = _key_column(table, free)
+    value = next((name for name in free if name != key and end_of(name) in SET_TO), None)
+    if key is None or value is None or table[key].isna().any():
+        return table, []
+    names = as_text(table[key]).str.strip()
+    known = [*dict.fromkeys(names)]
+    is_swept = table[value].groupby(names).nunique().min() > 1 and not names.str.lower().isin(BASES).any()
+    lr = usual_column(table.drop(columns=[key, value]), "lr")
+    if not is_swept or {*known} <= {*table}:
+        return (table.drop(columns=[key, value]) if is_swept else table), []
+    is_lr = names.map(end_of).isin(USUAL_NAMES["lr"])
+    chosen = axis if axis in known else known[0] if len(known) == 1 else None
+    if chosen is not None:
+        rows = table[names == chosen].drop(columns=key).rename(columns={value: chosen})
+        return rows, [("read from", f"{key} and {value}, the rows of {chosen}")]
+    if not is_lr.any():
+        raise RequestError(f"{key} names {', '.join(known)}, none of them a learning rate; --axis SETTING takes one")
+    if lr is not None:
+        bases = table.loc[~is_lr, lr].unique()
+    else:
+        seed = usual_column(table, "seed")
+        others = [name for name in free if name == seed or (name not in (key, value) and is_word(table[name]))]
+        groups = table[others].apply(as_text).agg(" ".join, axis=1) if others else pd.Series("", table.index)
+        ends = groups + " " + as_text(table[loss])
+        whole = (is_lr & ends.isin(ends[~is_lr])).groupby(table[value]).sum() == groups.nunique()
+        bases = whole[whole].index.to_numpy()
+    rates = pd.to_numeric(table[value].where(is_lr), errors="coerce")
+    is_base = is_lr & (table[value] if lr is None else table[lr]).isin(bases)
+    if len(bases) != 1 or not is_base.any():
+        told = f"{(~is_lr).sum()} rows of {', '.join(name for name in known if not is_lr[names == name].any())}"
+        why = f"{told}: nothing says which run they change; --axis SETTING draws curves along one of them"
+        return table[is_lr].drop(columns=[key, value]).assign(**{lr or "lr": rates[is_lr]}), [("left out", why)]
+    table = table.assign(**{key: names.mask(is_base), lr or "lr": rates.fillna(float(bases[0]))})
+    why = "whose losses other rows repeat" if lr is None else "the one of all other rows"
+    return table, [("base", f"the runs at learning rate {float(bases[0]):g}, {why}")]
+
+
 def _column_of(key: str, values: pd.Series[Any], table: pd.DataFrame) -> str | None:
     """The column of a setting that was changed: of its name, or one that holds all values that it was changed to."""
     if key in table:
@@ -161,17 +223,30 @@ def _unnamed(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None
     settings = [str(name) for name in table if name not in fixed and _may_be_set(table[name])]
     settings = [name for name in settings if not _follows(table, name, settings)]
     size = [found["size"]] if found.get("size") in table else []
+    is_base = _is_named_base(table)
+    own = [name for name in settings if name != found.get("lr")]
+    if size and is_base.any() and len(table.loc[is_base, [*own, *size]].drop_duplicates()) == 1:
+        ratio = table[size[0]].astype(float) / float(table.loc[is_base, size[0]].iloc[0])
+        if 1 / LARGER <= ratio.min() <= ratio.max() <= LARGER:  # it follows from what was changed
+            size = []
     apart = [name for name in settings if _tells_bases(table[name])]
     best: pd.DataFrame | None = None
     for count in range(MOST_APART + 1):
         for by in combinations(apart, count):
             keys = [name for name in settings if name not in by]
-            rows = _of_groups(table, [*size, *by], keys) if len(keys) >= FEWEST_KEYS else None
+            rows = _of_groups(table, [*size, *by], keys, is_base) if len(keys) >= FEWEST_KEYS else None
             if rows is not None and (best is None or len(rows) > len(best)):
                 best = rows
     if best is None or best["key"].nunique() < FEWEST_KEYS:
         return None
     return SingleChanges(best[best["key"] != found.get("lr")], [], table)
+
+
+def _is_named_base(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are called a baseline, unless all are."""
+    naming = [table[name] for name in table if end_of(str(name)) in (*RUN_NAMES, *ARM_NAMES)]
+    told = [is_base for is_base in map(is_named_base, naming) if is_base.any() and not is_base.all()]
+    return told[0] if told else pd.Series(False, table.index)
 
 
 def _tells_bases(column: pd.Series[Any]) -> bool:
@@ -195,8 +270,13 @@ def _follows(table: pd.DataFrame, name: str, settings: Sequence[str]) -> bool:
     return any((pd.factorize(table[other], use_na_sentinel=False)[0] == own).all() for other in earlier)
 
 
-def _of_groups(table: pd.DataFrame, by: Sequence[str], keys: Sequence[str]) -> pd.DataFrame | None:
-    """The changes in each group of rows; None if there is a row that differs from the base of its group in two."""
+def _of_groups(
+    table: pd.DataFrame, by: Sequence[str], keys: Sequence[str], is_base: pd.Series[bool]
+) -> pd.DataFrame | None:
+    """The changes in each group of rows; None if there is a row that differs from the base of its group in two.
+
+    The base is the row that is called so, or else the one most like the others.
+    """
     grouped = table.groupby(list(by), dropna=False, sort=False).indices.values() if by else [np.arange(len(table))]
     codes = np.array([pd.factorize(table[name], use_na_sentinel=False)[0] for name in keys]).T
     usual = np.array([np.bincount(column).argmax() for column in codes.T])
@@ -205,7 +285,8 @@ def _of_groups(table: pd.DataFrame, by: Sequence[str], keys: Sequence[str]) -> p
         own = codes[places]
         own_usual = np.array([np.bincount(column).argmax() for column in own.T])
         # of a single setting that was changed, any value could be the base's: the one that others have counts
-        base = int(((own == own_usual).sum(axis=1) * len(keys) + (own == usual).sum(axis=1)).argmax())
+        likeness = (own == own_usual).sum(axis=1) * len(keys) + (own == usual).sum(axis=1)
+        base = int((likeness + is_base.to_numpy()[places] * likeness.max()).argmax())
         if (own != own[base]).sum(axis=1).max() > 1:
             return None
         for place, changed in zip(places, own != own[base], strict=True):

@@ -18,15 +18,23 @@ import pandas as pd
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records.columns import USUAL_NAMES, computed, end_of, spelled_out, usual_column
+from lab.records.columns import LOSS_WORDS, USUAL_NAMES, computed, end_of, spelled_out, usual_column, words_of
 
-NO_NUMBERS = ("", "nan", "none", "null", "n/a", "<na>")  # words for a number that there is not
+# Words for a number that there is not.
+NO_NUMBERS = ("", "nan", "none", "null", "n/a", "na", "<na>", "-", "\u2013", "\u2014")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 # Numbers that Python prints as words, outside of quotes; a longer text is no mapping of Python's.
 NOT_A_NUMBER, INFINITE = (re.compile(rf"(?<![\w'\"]){word}(?![\w'\"])") for word in ("nan", "inf"))
+METRIC_NAME = "metricName"  # in headers of files that agents write of their experiments
+# Numbers as NumPy and torch print them: ``np.float64(2.5)``, ``tensor(2.5, device='cuda:0')``.
+PRINTED = re.compile(
+    r"(?:(?:np|numpy|torch|jnp)\.)?(?:float|int|bfloat|tensor|array|Array)\d*\(([^(),]+)(?:,[^()]*)?\)"
+)
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
 LONGEST_MAPPING = 10_000
 QUOTED_FORMULA = r"^'(?=[=+@-])"  # as ``files.csv_text`` writes a cell that a spreadsheet would run
 PARQUET = ".parquet"
+MARKS = re.compile(r"[*`]|~~|</?[a-z]+>|(?<!\w)__|__(?!\w)")
 RULE = re.compile(r"(?=.*\|)(?=.*-)[\s|:-]+")  # |---|:--| below the head of a table of Markdown
 # Names of columns that are numbers, alone or with a word that says what they are; and of a first one, ``lr / width``.
 ACROSS = re.compile(r"(|[A-Za-z][\w ]*[ _=:@-]|[A-Za-z]+)(\d*\.?\d+(?:[eE][-+]?\d+)?[kKmMbBtT]?)(| [A-Za-z]+)")
@@ -83,14 +91,14 @@ def _csv(text: str) -> pd.DataFrame:
 
 
 def _markdown(text: str) -> pd.DataFrame:
-    """The only table among the lines; marks of bold text and of code are left out."""
+    """The only table among the lines; marks of bold, struck and other text are left out."""
     lines = text.splitlines()
     rules = [number for number, line in enumerate(lines) if number and RULE.fullmatch(line)]
     if len(rules) != 1:
         raise ValueError(f"{len(rules)} tables in it instead of one")
     (rule,) = rules
     rows = [lines[rule - 1], *itertools.takewhile(lambda line: "|" in line, lines[rule + 1 :])]
-    return _of_rows([re.sub(r"[*`]", "", cell).strip() for cell in row.strip().strip("|").split("|")] for row in rows)
+    return _of_rows([MARKS.sub("", cell).strip() for cell in row.strip().strip("|").split("|")] for row in rows)
 
 
 def _of_rows(rows: Iterable[list[str]]) -> pd.DataFrame:
@@ -113,7 +121,32 @@ def _json(text: str) -> pd.DataFrame:
         rows = [files.parse_json(line.encode(), dict) for line in text.splitlines() if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a row is no JSON object")
-    return pd.DataFrame([_once(flat(row)) for row in rows])
+    return pd.DataFrame([_once(flat(row)) for row in _of_experiments(rows)])
+
+
+def _of_experiments(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs in a file of an agent's experiments, whose header names the ``metric``; rows of other files as they are.
+
+    A row that is no run, such as one of a hook, has no metric.
+
+    Raises:
+        ValueError: headers name different metrics.
+    """
+    headers = [row for row in rows if METRIC_NAME in row]
+    if not headers:
+        return rows
+    names = {_metric_of(row) for row in headers}
+    if len(names) > 1:
+        raise ValueError(f"headers in it name {' and '.join(sorted(names))}; give the runs of each a file")
+    runs = [row for row in rows if "metric" in row and METRIC_NAME not in row]
+    return [{names.copy().pop() if key == "metric" else key: value for key, value in row.items()} for row in runs]
+
+
+def _metric_of(header: dict[str, Any]) -> str:
+    """The name of the metric in a header, with its unit, and with its direction where that is no loss's."""
+    name, unit = str(header[METRIC_NAME]), str(header.get("metricUnit") or "")
+    name = name if not unit or unit.lower() in name.lower() else f"{name}_{unit}"
+    return f"{name} (higher is better)" if header.get("bestDirection") == "higher" else name
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -196,6 +229,20 @@ def without_commas(word: str) -> str:
     return word.replace(",", "") if THOUSANDS.fullmatch(word) else word
 
 
+# What may stand before a number in a cell of its own column, and behind it: ``lr=3e-4``, ``2.31 (best of 2)``.
+LABELS = {"lr": r"(?:lr|learning[_ ]rate|eta)", "seed": r"(?:seed|s|run|#)"}
+NOTED = (
+    r"(?:{}[\s=:_#-]*)?[~\u2248]?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"(?:[)\]]|\s*[*\u2020\u2021\u00b1(\[!;].*|,?\s(?!(?:to|or|and|then|x)\b)[A-Za-z@<].*)?"
+)
+
+
+def without_note(cell: str, key: str) -> str:
+    """The number in a cell that says more than a number, such as ``seed 1`` or ``3e-4 (best of 2)``; else the cell."""
+    match = re.fullmatch(NOTED.format(LABELS.get(key, "(?!)")), cell.strip(), re.IGNORECASE)
+    return match[1] if match else cell
+
+
 def with_point(word: str) -> str:
     """Says how to write a number whose decimals follow a comma; nothing about any other word."""
     is_decimal = re.fullmatch(r"[-+]?\d+,\d+(e[-+]?\d+)?", word, re.IGNORECASE)
@@ -243,6 +290,8 @@ def _with_number(name: str) -> str:
 def plain(table: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers, booleans or words; nested cells become columns, and numbers written as text are numbers.
 
+    Decimals may follow a comma, where no group of thousands explains the commas of a column.
+
     Raises:
         RequestError: a nested cell cannot be read, or two columns have one name.
     """
@@ -251,10 +300,13 @@ def plain(table: pd.DataFrame) -> pd.DataFrame:
         for position, name in enumerate(table):
             column = table.iloc[:, position]
             if not pd.api.types.is_numeric_dtype(column) and (nested := _nested(column)) is not None:
-                columns += [(f"{name}.{key}", _typed(nested[key])) for key in nested]
+                columns += [(f"{name}.{key}", nested[key]) for key in nested]
             else:
-                columns.append((str(name), _typed(column)))
-        return pd.DataFrame(_once(columns), index=table.index)
+                columns.append((str(name), column))
+        words = [cell for _, column in columns if not pd.api.types.is_numeric_dtype(column) for cell in column]
+        commas = [cell for cell in words if isinstance(cell, str) and DECIMAL_COMMA.fullmatch(cell)]
+        is_decimal = any(not THOUSANDS.fullmatch(cell) for cell in commas)
+        return pd.DataFrame(_once((name, _typed(column, is_decimal)) for name, column in columns), index=table.index)
     except ValueError as fault:
         raise RequestError(f"the table cannot be read: {fault}") from None
 
@@ -272,7 +324,7 @@ def _nested(column: pd.Series[Any]) -> pd.DataFrame | None:
     return pd.DataFrame.from_dict(rows, orient="index").reindex(column.index)
 
 
-def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
+def _typed(column: pd.Series[Any], is_decimal: bool) -> pd.Series[Any]:
     """Numbers or booleans, if all cells that are not empty are such, and else words as they were given."""
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         return column
@@ -285,7 +337,12 @@ def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
         return words.str.lower() == "true"
     if known.empty and words.str.lower().isin(["none", "null"]).any():  # names
         return words.reindex(column.index)
-    numbers = pd.to_numeric(known.map(computed).map(without_commas), errors="coerce")
+    known = known.str.replace(PRINTED, r"\1", regex=True).map(computed)
+    if is_decimal and known.str.contains(",").any() and known.map(DECIMAL_COMMA.fullmatch).map(bool).any():
+        known = known.str.replace(",", ".") if not known.str.contains(r"\d\.|,.*,", regex=True).any() else known
+    if not {*words_of(str(column.name))} & LOSS_WORDS:  # 2,310 of a loss may be 2.31
+        known = known.map(without_commas)
+    numbers = pd.to_numeric(known, errors="coerce")
     if numbers.notna().all():
         return numbers.reindex(column.index)
     return words.reindex(column.index)

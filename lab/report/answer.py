@@ -16,9 +16,10 @@ import pandas as pd
 from markupsafe import Markup
 
 from lab.analysis.rendering import html
-from lab.analysis.text import markdown_table, plain_text, to_json
+from lab.analysis.text import few, listed, markdown_table, plain_text, to_json
 from lab.core import files
 from lab.core.printing import printable, say
+from lab.records import store
 
 if TYPE_CHECKING:
     from lab.analysis.rendering.layout import Drawing
@@ -186,3 +187,11 @@ def give(answer: Answer, given: argparse.Namespace) -> None:
             files.write_output(Path(path), getattr(answer, form)())
             if not given.json:
                 say(f"{'page' if form == 'html' else form}: {path}")
+
+
+def note_damage(*folders: Path) -> None:
+    """Say which records of these folders are damaged, since the runs count as missing."""
+    for folder in folders:
+        if names := store.damaged(folder):
+            runs = "1 run is" if len(names) == 1 else f"{len(names)} runs are"
+            say(f"lab: {folder}: {runs} damaged and left out: {listed(few(names))}", error=True)

@@ -22,6 +22,7 @@ from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.laws import fits, optimum
 from lab.analysis.rendering import html, layout, style
+from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import WINDOW, Study, Window, has_sensitivity, study, study_of
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, capitalized, count, few, format_value, listed, plain_text
 from lab.core import files, shelf, shipped
@@ -37,6 +38,7 @@ from lab.report.replies import Reply, answer, dates, questions
 from lab.report.tried import sections
 
 NOTES: Mapping[str, str] = shipped.load(Path(__file__).with_name("page.yaml"))
+FAILING = "Learning rates from which runs fail"
 LARGEST_INSIDE = 2**20  # bytes of a table that the page holds as a file to save
 NAMED_ARMS = 12  # with more arms, only the tables name them
 MOST_PAIRS = 400  # with more, a page shows no differences of all pairs
@@ -329,6 +331,11 @@ def _tables(study: Study, out: Path, *, folded: bool) -> Iterator[Markup]:
             shown = html.table(tables.differences_as_text(study)) if is_short else html.paragraph(many)
             parts = shown, _csv(out, "differences"), html.paragraph(NOTES["differences"], "note")
             yield html.section("Differences between arms, paired by seed", *parts, folded=True)
+    if len(failing := tables.failing_rates(study)):
+        levels = "; ".join(f"{each.title} {each.level:g} ({each.means})" for each in read_runaways().values())
+        about = html.paragraph(NOTES["failing"].format(levels=levels), "note")
+        parts = html.table(failing), _csv(out, "crossings_by_seed"), about
+        yield html.section(FAILING, *parts, folded=folded)
     yield from _optima(study)
     title, about = "Final loss", NOTES["losses"]
     if study.along != NO_AXIS:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
 
+from lab.analysis.crossings import rate_text
 from lab.analysis.curves import axis_of, configs, differing, idle_parameters, parameters, plain
+from lab.analysis.runaway import crossings, rates
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
-from lab.analysis.text import NO_AXIS, UNDEFINED, count, format_value, span
+from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, count, format_value, span
 from lab.records.run_table import COLUMN
 
 # The parts of sensitivity in CSV files.
@@ -25,7 +28,15 @@ def sensitivities(study: Study) -> pd.DataFrame:
         ``best_lr`` and ``eta_div``, the smallest unstable learning rate, each as the least and the greatest of the
         seeds that have one, with the number of these seeds; ``n``, the seeds of the intervals. Where no run ended
         better than the bigram model, there is no ``eta_div``.
+
+    Raises:
+        TypeError: records are no study.
     """
+    if not isinstance(study, Study):
+        raise TypeError(
+            f"sensitivities takes a Study, which study(FOLDER) makes of a results folder and from_frame(TABLE) of a "
+            f"table, and no {type(study).__name__}"
+        )
     numbers = _flat(study.curves.drop(columns=["best_lr", "eta_div"]))
     for name in ("best_lr", "eta_div"):
         is_undefined = _untrained(study) & (name == "eta_div")
@@ -64,6 +75,30 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
             "n": curves["total"].map(lambda interval: interval.n),
         }
     )
+
+
+def failing_rates(study: Study) -> pd.DataFrame:
+    """A row for each arm and quantity of ``runaway.rates``, and a column for each size, for readers.
+
+    A cell holds the learning rate at which the quantity passes its level, and how steeply it rises there.
+    """
+    found = rates(study.records, study.points) if study.along == LEARNING_RATE else []
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for rate in found:
+        row = rows.setdefault((rate.arm, rate.quantity), {"arm": rate.arm, "what passes its level": rate.level})
+        several = ", the first of several" * rate.is_several
+        slope = f" (slope {rate.slope.mean:.2g})" if rate.slope.n and not math.isnan(rate.rate.mean) else ""
+        row[count(rate.size)] = f"{rate_text(rate.rate)}{slope}{several}"
+    sizes = [count(size) for size in sorted({rate.size for rate in found})]
+    return pd.DataFrame([*rows.values()], columns=["arm", "what passes its level", *sizes]).fillna("")
+
+
+def crossings_by_seed(study: Study) -> pd.DataFrame:
+    """A row for each curve, seed and quantity of ``runaway.crossings``, in numbers; empty without learning rates."""
+    found = crossings(study.records, study.points if study.along == LEARNING_RATE else study.points[:0])
+    names = ["at", "low", "high", "slope", "times"]
+    passed = pd.DataFrame([{name: getattr(each, name) for name in names} for each in found["crossing"]], columns=names)
+    return found.drop(columns=["curve", "crossing"]).join(passed)
 
 
 def differences(study: Study) -> pd.DataFrame:
@@ -186,6 +221,7 @@ def files(study: Study) -> dict[str, pd.DataFrame]:
         "sensitivity_by_seed": seeds.assign(**ends),
         "differences": differences(study).assign(**ends),
         "optima_by_seed": optima(study.points, study.window),
+        "crossings_by_seed": crossings_by_seed(study),
         "losses": points.rename(columns={"capped": "loss_capped"}),
     }
 

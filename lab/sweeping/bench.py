@@ -76,6 +76,10 @@ class Bench:
             launch.refuse_own_code(failed, context)
             say(f"lab: {context}{next(iter(failed.values()))}", error=True)
             raise SystemExit(1)
+        return self.so_far()
+
+    def so_far(self) -> dict[Setting, pd.DataFrame]:
+        """The outcomes of the settings all of whose runs are recorded."""
         self.records = store.read(self.folder)
         return outcomes(self.records, self.ids)
 

@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 
 from lab.core import machine
 from lab.core.errors import RequestError
+from lab.core.printing import say
 
 POLL_SECONDS = 0.1
+# A job that is to stop gets SIGTERM at once, again every so many seconds, since one that has just started may have
+# missed it, and is killed after so many.
+SIGNAL_EVERY, STOP_WITHIN = 5.0, 20.0
 MAX_SLOTS = 4096
 
 Slot = str | None  # a GPU, as CUDA_VISIBLE_DEVICES names it, or a core (None)
@@ -87,6 +91,23 @@ class _RunningJob:
     answer: Connection
     started: float
     timed_out: bool = False
+    signals: int = 0
+    kill_at: float = math.inf  # on the clock of ``started``
+
+    def stop(self) -> None:
+        """Ask it to stop, as often as it is time to."""
+        now = time.perf_counter()
+        self.kill_at = min(self.kill_at, now + STOP_WITHIN)
+        if now >= self.kill_at:
+            self.kill()
+        elif now >= self.kill_at - STOP_WITHIN + self.signals * SIGNAL_EVERY:
+            self.process.terminate()
+            self.signals += 1
+
+    def kill(self) -> None:
+        """End it, since a job that hangs may ignore SIGTERM."""
+        self.process.kill()
+        self.process.join()
 
     def end(self) -> JobEnd:
         seconds = time.perf_counter() - self.started
@@ -109,7 +130,8 @@ def run_jobs(
 ) -> list[JobEnd]:
     """Call ``work`` with each tuple of arguments in a fresh process, in order, as soon as a slot is free.
 
-    A job that dies stops no other. Once ``stop_requested`` is true, no job is started, and running jobs get SIGTERM.
+    A job that dies stops no other. Once ``stop_requested`` is true, no job is started, and running jobs get SIGTERM;
+    those that have not ended after ``STOP_WITHIN`` seconds are killed.
 
     Args:
         work: a function that can be imported; it returns a few bytes.
@@ -142,15 +164,29 @@ def run_jobs(
                 running.remove(job)
 
 
+def saying_so(stop_requested: Callable[[], bool]) -> Callable[[], bool]:
+    """The same function, which prints what a stop saves when it is first true."""
+    is_said = False
+
+    def requested() -> bool:
+        nonlocal is_said
+        if stop_requested() and not is_said:
+            is_said = True
+            saves = f"running jobs save checkpoints, within {STOP_WITHIN:.0f} s; runs that have ended are recorded"
+            say(f"lab: stopping: {saves}", error=True)
+        return stop_requested()
+
+    return requested
+
+
 def _wait(running: Sequence[_RunningJob], timeout: float, *, stop: bool) -> list[_RunningJob]:
     """Wait a tenth of a second; returns the jobs that have ended, including those killed at the timeout."""
     for job in running:
         if time.perf_counter() - job.started >= timeout:
             job.timed_out = job.process.exitcode is None
-            job.process.kill()  # a job that hangs may ignore SIGTERM
-            job.process.join()
+            job.kill()
         elif stop:
-            job.process.terminate()  # at every poll: a job that has just started may have missed it
+            job.stop()
     wait([job.process.sentinel for job in running], POLL_SECONDS)
     return [job for job in running if job.process.exitcode is not None]
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from lab.training.loop import StepResult
 
 WRITE_EVERY, READ_EVERY = 0.5, 0.5  # seconds
+BUSY_BELOW = 0.5  # of a core, the share below which others slow a fleet down; alone it has nearly all of one
 LOG_EVERY = 60.0  # seconds, and at least a tenth of the time elapsed
 # Seconds of training that must be left for a growing report to be drawn; drawing one takes about as long.
 WORTH_DRAWING = 15.0
@@ -37,6 +39,7 @@ class ProgressWriter:
         self.started, self.written, self.step = time.monotonic(), 0.0, 0
         self.timed_from: tuple[float, int] | None = None
         self.begun, self.evaluations, self.evaluation = self.started, 0.0, 0.0
+        self.cpu: tuple[float, float] | None = None  # seconds of this process, and when, while it trains on a CPU
         self.loss_r: Tensor | None = None
         self.losses: list[float | None] = [None] * runs
         self.first = 0
@@ -76,6 +79,11 @@ class ProgressWriter:
         if not distributed.is_first_rank():
             return
         self.written = now = time.monotonic()
+        share = None
+        if self.loss_r is not None and self.loss_r.device.type == "cpu":
+            spent, before = time.process_time(), self.cpu
+            self.cpu = spent, now
+            share = (spent - before[0]) / (now - before[1]) if before and now > before[1] else None
         if self.loss_r is not None:
             losses, self.loss_r = self.loss_r.tolist(), None
             self.losses[self.first : self.first + len(losses)] = losses
@@ -83,10 +91,17 @@ class ProgressWriter:
         rate = (self.step - first) / (now - since) if now > since else 0.0
         seconds = now - self.started
         progress = FleetProgress(
-            self.step, self.steps, seconds, rate, self.evaluation, self.losses, self.notes, verdict
+            self.step, self.steps, seconds, rate, self.evaluation, self.losses, self.notes, verdict, share
         )
         with suppress(RequestError):  # a run must not fail because its progress cannot be written
             plans.write_progress(self.folder, self.plan, self.index, progress)
+
+
+def busy(progress: Mapping[int, FleetProgress]) -> str:
+    """That other programs take the cores on which fleets train, ``busy machine: 4 % of a core``; else empty."""
+    shares = [fleet.cpu for fleet in progress.values() if fleet.cpu is not None and not fleet.verdict]
+    share = fmean(shares) if shares else 1.0
+    return f"busy machine: {share:.0%} of a core".replace("%", " %") if share < BUSY_BELOW else ""
 
 
 def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, elapsed: float) -> str:
@@ -95,7 +110,9 @@ def summary(progress: Mapping[int, FleetProgress], fleets: int, done: float, ela
     diverged = sum(fleet.diverged for fleet in progress.values())
     left = seconds_left(done, elapsed)
     time = f"{clock(elapsed)} elapsed, {'?' if left is None else clock(left)} left"
-    return f"{done:4.0%}  {ended}/{fleets} fleets  {diverged} diverged  {time}"
+    return "  ".join(
+        filter(None, [f"{done:4.0%}  {ended}/{fleets} fleets  {diverged} diverged  {time}", busy(progress)])
+    )
 
 
 def seconds_left(done: float, elapsed: float) -> float | None:

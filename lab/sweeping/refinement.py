@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lab.analysis.crossings import halving_lrs
 from lab.analysis.curves import points
@@ -42,6 +42,13 @@ def key_of(point: Sequence[Word]) -> Key:
     return tuple(word.text for word in point if word.key != LR)
 
 
+def _lrs(points: Iterable[Sequence[Word]]) -> set[float]:
+    """The learning rates of points whose words give one as a number."""
+    return {
+        float(word.value) for point in points for word in point if word.key == LR and not isinstance(word.value, str)
+    }
+
+
 def lrs_of(asked: Sequence[Sequence[Word]]) -> dict[Key, set[float]]:
     """The learning rates that were asked for, by ``key_of``.
 
@@ -50,7 +57,7 @@ def lrs_of(asked: Sequence[Sequence[Word]]) -> dict[Key, set[float]]:
     """
     lrs: dict[Key, set[float]] = {}
     for point in asked:
-        lrs.setdefault(key_of(point), set()).update(float(word.value) for word in point if word.key == LR)
+        lrs.setdefault(key_of(point), set()).update(_lrs([point]))
     if not any(len(of_key) > 1 for of_key in lrs.values()):
         raise RequestError("--refine takes several learning rates, as in lab train -m optimizer.lr=1e-3,1e-2,1e-1")
     return lrs
@@ -72,17 +79,9 @@ def finer_points(
     crossed = crossings(runs, ended)
     for curve, rows in crossed[crossed["quantity"].isin(REFINED)].groupby("curve", sort=False):
         of_curve = {key_of(trained[run]): trained[run] for run in ended.loc[ended["curve"] == curve, "id"]}
-        tried = {
-            float(word.value)
-            for point in trained.values()
-            if key_of(point) in of_curve
-            for word in point
-            if word.key == LR
-        }
+        tried = _lrs(point for point in trained.values() if key_of(point) in of_curve)
         left = MOST - len(tried.difference(*(asked[key] for key in of_curve)))
-        lrs = [
-            lr for lr in halving_lrs(rows["crossing"], width) if lr not in tried
-        ]  # one that failed is not tried again
+        lrs = [lr for lr in halving_lrs(rows["crossing"], width) if lr not in tried]  # as where a run failed
         for lr in lrs[: max(left, 0)]:
             (word,) = parse([f"{LR}={lr!r}"])
             found += [[*(other for other in point if other.key != LR), word] for point in of_curve.values()]

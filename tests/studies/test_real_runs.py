@@ -14,7 +14,6 @@ import pytest
 
 import public_limits
 import write_pages
-from lab.analysis.laws.brackets import fit_power_law
 from lab.analysis.statistics import student_t
 from lab.studies.claims import ruled
 from lab.studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
@@ -90,24 +89,15 @@ def verdict(name: str, runs: RealRuns | pd.DataFrame) -> str:
     return judge_rule(RULE[name]._replace(lab=""), runs, {}).decision.verdict
 
 
-def test_a_curve_says_where_runs_begin_to_fail() -> None:
-    curve = curve_of(np.array([4e-3, 1e-3, 2e-3, 8e-3, 1.6e-2]), np.array([3.05, 3.2, 3.0, 7.0, math.nan]))
-    assert (curve.best_lr, curve.edge_lr, curve.failing_lr, curve.is_inside) == (2e-3, 4e-3, 8e-3, True)
-    assert (curve.higher, curve.survivors) == (1, 0)
-    assert 4e-3 < curve.tolerated_lr < 8e-3
-
-
-def test_what_did_not_fail_has_no_failing_rate_and_an_optimum_at_the_end_is_not_inside() -> None:
-    curve = curve_of(np.array([1e-3, 2e-3, 4e-3]), np.array([3.4, 3.2, 3.0]))
-    assert math.isnan(curve.failing_lr)
-    assert not curve.is_inside
-    lower = curve_of(np.array([1e-3, 2e-3, 4e-3]), np.array([4.0, 3.0, 3.1]))
-    assert math.isnan(lower.failing_lr)  # a low rate fails to train, and no high one diverges
-
-
-def test_a_rate_that_survives_above_one_that_failed_is_counted() -> None:
-    curve = curve_of(np.array([1.0, 2, 3, 4, 5]), np.array([3.1, 3.0, 5.0, 3.1, 5.0]))
-    assert (curve.failing_lr, curve.higher, curve.survivors) == (3.0, 2, 1)
+def test_a_cliff_has_the_same_bracket_at_half_of_the_way_and_a_slope_has_not() -> None:
+    lr = np.array([1e-3, 2e-3, 4e-3, 8e-3])
+    cliff, slope = (curve_of(lr, np.array(losses), 7.0) for losses in ([3.1, 3.0, 3.1, 6.9], [3.1, 3.0, 3.5, 5.5]))
+    assert (cliff.failing_lr, cliff.half_edge_lr, cliff.half_lr) == (8e-3, 4e-3, 8e-3)
+    assert (slope.failing_lr, slope.half_lr) == (4e-3, 8e-3)
+    assert math.isnan(curve_of(lr, np.array([3.1, 3.0, 3.1, 6.9])).half_lr)
+    curves = read_real_runs().curves
+    failed = curves[(curves["source"] == STEP_LAW) & curves["failing_lr"].notna()]
+    assert (failed["half_lr"] == failed["failing_lr"]).mean() > 0.95
 
 
 def test_a_run_that_exploded_counts_as_no_more_than_a_uniform_guess() -> None:
@@ -180,59 +170,6 @@ def test_every_rule_can_be_told_from_the_others() -> None:
     assert {rule.source for rule in RULES} == {STEP_LAW, MARIN, EMBEDDING}
 
 
-def brackets(exponent: float, step: float, top: float = math.inf, bottom: float = 0.0) -> pd.DataFrame:
-    """Limits that fall by a power of size, between rates of a grid with this step; beyond ``top`` nothing was tried."""
-    draw = np.random.default_rng(1)
-    size = np.repeat(np.geomspace(1e4, 1e9, 12), 6)
-    log = -1 + exponent * np.log10(size / 1e6) + 0.05 * draw.standard_normal(len(size))
-    low = step * np.floor(log / step)
-    table = pd.DataFrame({"params": size, "low": 10**low, "high": 10 ** (low + step)})
-    table["high"] = table["high"].where(table["high"] <= top, np.inf)
-    table["low"] = table["low"].where(table["low"] >= bottom, 0.0)
-    return table.assign(low=table["low"].clip(upper=top), high=table["high"].clip(lower=bottom))
-
-
-@pytest.mark.parametrize("step", [0.05, 0.15, 0.5])
-def test_a_power_law_is_recovered_from_brackets_however_wide(step: float) -> None:
-    table = brackets(-0.4, step)
-    law = fit_power_law(table, ["params"], table["params"])
-    found = law.exponent("params")
-    assert found.low < -0.4 < found.high
-    assert found.high - found.low < 0.15
-    assert law.predict({"params": 1e6}).middle == pytest.approx(0.1, rel=0.15)
-
-
-@pytest.mark.parametrize(("top", "bottom"), [(0.1, 0.0), (math.inf, 0.1)])
-def test_what_failed_nowhere_or_everywhere_counts_as_beyond_what_was_tried(top: float, bottom: float) -> None:
-    table = brackets(-0.4, 0.15, top, bottom)
-    law = fit_power_law(table, ["params"], table["params"])
-    assert law.exponents["params"] == pytest.approx(-0.4, abs=0.06)
-    inside = table[(table["low"] > 0) & np.isfinite(table["high"])]
-    assert len(inside) < 0.8 * len(table)
-
-
-def test_nineteen_of_twenty_new_curves_lie_in_the_interval() -> None:
-    table = brackets(-0.4, 0.05)
-    law = fit_power_law(table, ["params"], table["params"])
-    draw = np.random.default_rng(2)
-    new = 10 ** (-1 + -0.4 * np.log10(3e10 / 1e6) + 0.05 * draw.standard_normal(2000))
-    ends = law.predict({"params": 3e10})
-    assert 0.93 < np.mean((new > ends.earliest) & (new < ends.latest)) < 1
-
-
-def test_groups_count_equally_on_request_and_there_must_be_more_of_them_than_exponents() -> None:
-    few, many = brackets(-0.4, 0.05).iloc[::6], brackets(-0.4, 0.05).iloc[:6]
-    shifted = many.assign(params=1e4, low=many["low"] * 10, high=many["high"] * 10)
-    table = pd.concat([few.iloc[1:], *[shifted] * 20], ignore_index=True)
-    heights = [
-        fit_power_law(table, ["params"], table["params"], equal=equal).predict({"params": 1e4}).middle
-        for equal in (True, False)
-    ]
-    assert heights[0] < 0.7 * heights[1]
-    with pytest.raises(ValueError, match="1 groups of curves, and 2 numbers"):
-        fit_power_law(shifted, ["params"], shifted["params"])
-
-
 @cache
 def judged() -> dict[str, Judged]:
     return {row.rule.name: row for row in ruled.judge_all("public runs")}
@@ -245,14 +182,36 @@ def test_the_committed_numbers_decide_most_claims() -> None:
     assert all(math.isfinite(row.decision.shown.mean) for row in judged().values())
 
 
-def test_the_labs_curves_foretell_public_runs_by_size_and_tokens_but_not_by_size_alone() -> None:
+def test_the_law_of_other_curves_foretells_those_that_were_left_out() -> None:
     scores = public_limits.held_out().set_index("left out")
-    assert abs(scores.loc["all but the lab", "too high"]) < 0.15
-    assert scores.loc["all but the lab, by size alone", "too high"] < -0.5
     of_sweeps = scores.loc[["Step Law", "Marin", "the lab"]]
     assert (of_sweeps["error"] < 0.1).all()
     assert not scores.loc[~scores.index.str.contains("others"), "costly among clear"].any()
     assert (scores["best among beyond"] <= 0.2).all()
+
+
+def brackets_about_the_law(step: float, height: float) -> pd.DataFrame:
+    """Brackets so many decades wide, in whose middles a law that is this much higher than that of all curves lies."""
+    curves = public_limits.curves_of_sources({"the lab": ["adamw"]})
+    law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
+    middle = np.log10([each.middle for each in public_limits.foretold(law, curves)]) + height
+    return curves.assign(low=10 ** (middle - step / 2), high=10 ** (middle + step / 2))
+
+
+def test_wide_brackets_of_small_curves_allow_many_forecasts_of_large_ones() -> None:
+    assert public_limits.allowed_by(brackets_about_the_law(1e-6, 0.2)) == pytest.approx((0.2, 0.2), abs=1e-3)
+    narrow, wide = (public_limits.allowed_by(brackets_about_the_law(step, 0.0)) for step in (0.1, 0.5))
+    assert wide[0] < narrow[0] < 0 < narrow[1] < wide[1]
+    assert wide[1] == pytest.approx(5 * narrow[1], rel=1e-6)
+    low, high = public_limits.allowed()["by nats"]
+    assert low < -0.5
+    assert high > 0.5
+
+
+def test_public_runs_fall_further_on_the_step_on_which_they_first_fail() -> None:
+    public, small = (public_limits.way_fallen(source) for source in ("Step Law", "the lab"))
+    assert (public.n, small.n) == (12, 9)
+    assert small.high < 0.5 < 0.8 < public.low
 
 
 def test_documents_have_the_tables_that_the_numbers_make() -> None:

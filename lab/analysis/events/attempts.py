@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.detectors import Log, WentBack
 from lab.analysis.events.held_out_losses import parting
-from lab.analysis.events.log_reader import FEWEST, LOSS, Row, of_rewards
+from lab.analysis.events.log_lines import size_of_zero
+from lab.analysis.events.log_names import LOSS, of_rewards
+from lab.analysis.events.log_reader import FEWEST, Row
 from lab.analysis.logit_rounding import rounding_cost
 from lab.core.windows import NORMAL, Numbers
 
@@ -270,7 +272,7 @@ def _losses(table: Table) -> tuple[Numbers, NDArray[np.bool_], str]:
         return loss_n, has_loss_n, ""
     others = {name: value_n for name, value_n in table.columns.items() if name != LOSS}
     if "grad_norm" in others:
-        zero_n = has_loss_n & (loss_n == 0) & ~np.isfinite(others["grad_norm"])
+        zero_n = has_loss_n & (np.abs(loss_n) <= size_of_zero("0.00")) & ~np.isfinite(others["grad_norm"])
         if zero_n.any():
             why = f"from step {step_n[zero_n][0]} on the loss is 0 beside a gradient norm that is not finite"
             return np.where(zero_n, math.nan, loss_n), has_loss_n, why

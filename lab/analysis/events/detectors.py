@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.levels import LEVEL, Level
-from lab.analysis.events.log_reader import of_rewards
+from lab.analysis.events.log_names import of_rewards
 from lab.analysis.events.trend import LEAST_RISE, Span, loss_spikes, rises
 from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.core import shipped

@@ -8,7 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.events.log_reader import STEP, Row, usual_columns
+from lab.analysis.events.log_names import STEP, usual_columns
+from lab.analysis.events.log_reader import Row
 from lab.records.event_files import EVENTS, by_folder, open_events, scalars_of
 
 RUN = "."  # the run of the folder itself
@@ -62,7 +63,14 @@ class RunReader:
         if new:
             self.tags |= new
             self.columns = usual_columns(list(self.tags), self.given) | self.columns
-        column_of = {tag: column for column, tag in self.columns.items() if column != STEP}
-        rows = [Row(self.run, step, {column_of[tag]: value}) for tag, step, value in scalars if tag in column_of]
+        columns_of: dict[str, list[str]] = {tag: [] for tag in self.columns.values()}
+        for column, tag in self.columns.items():
+            if column != STEP:
+                columns_of[tag].append(column)
+        rows = [
+            Row(self.run, step, dict.fromkeys(columns_of[tag], value))
+            for tag, step, value in scalars
+            if columns_of.get(tag)
+        ]
         self.last = max([self.last, *(row.step for row in rows)])
         return rows

@@ -17,7 +17,8 @@ from lab.analysis.events.attempts import Column, is_near, log_of, table_of
 from lab.analysis.events.detectors import LEAD, Event, Log, detect, norm_leads
 from lab.analysis.events.growing_log import open_log
 from lab.analysis.events.levels import Level
-from lab.analysis.events.log_reader import LOSS, Row
+from lab.analysis.events.log_names import LOSS, Given
+from lab.analysis.events.log_reader import Row
 from lab.analysis.events.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.analysis.logit_rounding import BF16
 from lab.core import files
@@ -122,7 +123,7 @@ class Follower:
     def __init__(
         self,
         path: Path,
-        columns: Mapping[str, str] | None = None,
+        columns: Given | None = None,
         mantissa_bits: int | None = None,
         levels: Mapping[str, Level] = MappingProxyType({}),
     ) -> None:
@@ -177,7 +178,7 @@ class Follower:
             run.is_renewed = True
         self.log.is_new = False
         for name, each in of_run.items():
-            shown = name or self.path.name
+            shown = f"{self.path.name}{name}" if name.startswith(" ") else name or self.path.name
             if (old := self.runs.get(name)) and old.is_renewed:
                 old.is_renewed = False
                 if each[0].step <= old.first:  # another run under the same name

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from lab.analysis.events.event_logs import RunReader
+from lab.analysis.events.log_names import Given
 from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
-from lab.analysis.events.logs import history_of, reader_of_runs
+from lab.analysis.events.logs import history_of, names_given, reader_of_runs
 from lab.core import files
 from lab.core.errors import RequestError
+from lab.records.run_folders import PARQUET, STATE, log_suffix
 
 PIECE = 2**20  # bytes that are read at once
 HEAD = 4096  # bytes by which a file is recognized
 EVENTS = 10_000  # events that are read at once
 ENDS = re.compile(rb"[\r\n]")
-Given = Mapping[str, str]
 
 
 class GrowingLog(Protocol):
@@ -51,15 +52,22 @@ def open_log(path: Path, given: Given) -> GrowingLog:
             Git LFS.
     """
     if reader := reader_of_runs(path):
-        return GrowingRuns(path, given, reader)
+        return GrowingRuns(path, names_given(given, path), reader)
     if path.is_dir() or not path.exists():
         raise RequestError(f"--follow takes a log or a folder of TensorBoard's event files or MLflow's; {path} is none")
     if path.suffix == files.COMPRESSED:
         raise RequestError(f"--follow takes a log that grows; {path} is compressed, and lab watch {path} reads it")
+    if log_suffix(path) == PARQUET:
+        raise RequestError(
+            f"--follow takes a log that grows; {path} is a table that is written once, and lab watch {path} reads it"
+        )
     with contextlib.suppress(OSError), files.open_file(path) as file:
-        if files.is_lfs_pointer(file.read(HEAD)):
+        head = file.read(HEAD)
+        if files.is_lfs_pointer(head):
             raise RequestError(f"{path} {files.LFS_POINTER}")
-    return GrowingState(path, given) if path.suffix == ".json" else GrowingLines(path, given)
+        if b"\0" in head:
+            raise RequestError(f"{path} is binary")
+    return GrowingState(path, given) if path.suffix == STATE else GrowingLines(path, given)
 
 
 class GrowingLines(GrowingLog):
@@ -176,7 +184,7 @@ class GrowingState(GrowingLog):
 class GrowingRuns(GrowingLog):
     """A folder of TensorBoard's event files, or of MLflow's measurements; or one such file."""
 
-    def __init__(self, path: Path, given: Given, reader: type[RunReader]) -> None:
+    def __init__(self, path: Path, given: Mapping[str, str], reader: type[RunReader]) -> None:
         self.path, self.given, self.reader = path, given, reader
         self.readers = dict[str, RunReader]()
         self.last = dict[str, int]()  # of each run, before this process read on

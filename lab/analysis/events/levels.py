@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.events.log_reader import NAMES, STEP
+from lab.analysis.events.log_names import NAMES, STEP
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.windows import Numbers
@@ -43,7 +43,7 @@ def read_levels(path: Path, measured: Iterable[str] = ()) -> dict[str, Level]:
         RequestError: the file cannot be read, or an entry names no column of logs or no level.
     """
     if not path.is_file():
-        raise RequestError(f"no thresholds {path}; lab stress --params 7e9 lr=3e-4 --thresholds FILE writes some")
+        raise RequestError(f"no thresholds {path}; lab predict --params 7e9 lr=3e-4 --thresholds FILE writes some")
     try:
         content = files.read_json(path, dict)
     except (OSError, ValueError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,21 +13,15 @@ from typing import Any, BinaryIO, NamedTuple
 from lab.analysis.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from lab.analysis.events.detectors import Log
 from lab.analysis.events.event_logs import RunReader, is_event_file
-from lab.analysis.events.log_reader import (
-    LONGEST_LINE,
-    LONGEST_PREAMBLE,
-    LOSS,
-    Fields,
-    LogReader,
-    Row,
-    described,
-    missing_column,
-)
+from lab.analysis.events.log_lines import Fields
+from lab.analysis.events.log_names import LOSS, Given, described, missing_column
+from lab.analysis.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
 from lab.analysis.events.mlflow_logs import MlflowReader
 from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
+from lab.records.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
 from lab.records.table_files import flat, json_rows
 
 # Probes of the lab by the column that they fill with their largest value over the model.
@@ -37,8 +33,6 @@ PROBES = {
 }
 
 
-# Files of a folder that may be logs, also if they are compressed.
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".out", ".err")
 PARTS_OF_RECORDS = ("store.json", "runs", "runs.parquet")
 STANDARD_INPUT = "-"
 PIECE = 2**16  # bytes that are read at once
@@ -54,7 +48,9 @@ class Logs(NamedTuple):
     notes: list[str]
 
 
-def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str, str] | None = None) -> Logs:
+def read_logs(
+    path: Path, mantissa_bits: int | None = None, columns: Given | None = None, *, with_parts: bool = False
+) -> Logs:
     """Read the runs of a results folder, a log of another program, or a folder of logs, of event files, or of MLflow.
 
     A log may be compressed by gzip, or come from standard input, ``-``.
@@ -63,7 +59,8 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
         path: the folder or the log.
         mantissa_bits: stored mantissa bits of the format that rounds output logits; None takes those of the records, or
             of bf16 for other logs.
-        columns: the names of the columns ``step``, ``loss`` and so on, if they are unusual.
+        columns: the names of the columns ``step``, ``loss`` and so on, if they are unusual, or a pattern of lines.
+        with_parts: whether losses without a total, and parts of one that were NaN, are runs of their own.
 
     Raises:
         RequestError: there is no such file or folder, it holds no runs, or no measurement in it recurs.
@@ -72,16 +69,16 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
     if is_results_folder(path):
         return Logs(list(logs_of(store.read(path), mantissa_bits)), [])
     if reader := reader_of_runs(path):
-        return _runs(path, reader, given, bits)
+        return _runs(path, reader, names_given(given, path), bits)
     if path.is_dir():
-        return _folder(path, given, bits)
+        return _folder(path, given, bits, with_parts)
     if str(path) == STANDARD_INPUT:
-        return _log(Path("standard input"), sys.stdin.buffer, given, bits)
+        return _log(Path("standard input"), sys.stdin.buffer, given, bits, with_parts)
     try:
         with files.open_file(path) as file:
             if path.stat().st_size > files.LARGEST_FILE:
                 raise RequestError(TOO_LARGE.format(path))
-            return _log(path, file, given, bits)
+            return _log(path, file, given, bits, with_parts)
     except FileNotFoundError:
         raise RequestError(f"no results folder or log {path}") from None
     except (OSError, EOFError) as error:
@@ -91,6 +88,17 @@ def read_logs(path: Path, mantissa_bits: int | None = None, columns: Mapping[str
 def reader_of_runs(path: Path) -> type[RunReader] | None:
     """What reads the runs in a folder, or in a file of theirs: event files of TensorBoard, or MLflow's measurements."""
     return next((reader for reader in (RunReader, MlflowReader) if reader.runs_of(path)), None)
+
+
+def names_given(given: Given, path: Path) -> Mapping[str, str]:
+    """The names of columns that a person gives for a log whose measurements have names and no lines.
+
+    Raises:
+        RequestError: a pattern of lines is given.
+    """
+    if isinstance(given, re.Pattern):
+        raise RequestError(f"--pattern reads lines, and {path} has none; --columns names its measurements")
+    return given
 
 
 def _runs(path: Path, reader: type[RunReader], given: Mapping[str, str], bits: int) -> Logs:
@@ -113,11 +121,11 @@ def is_results_folder(path: Path) -> bool:
     return path.is_dir() and any((path / part).exists() for part in PARTS_OF_RECORDS)
 
 
-def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
+def _folder(path: Path, given: Given, bits: int, with_parts: bool) -> Logs:
     """The logs in a folder; its other files are named in a note."""
 
     def is_log(file: Path) -> bool:
-        return file.is_file() and Path(file.name.removesuffix(files.COMPRESSED)).suffix in SUFFIXES
+        return file.is_file() and log_suffix(file) in LOGS
 
     found = [file for file in sorted(path.iterdir()) if is_log(file) or is_event_file(file)]
     if not found:  # the newest checkpoint of Transformers holds the history of all
@@ -126,7 +134,7 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     logs, refusals = Logs([], []), list[str]()
     for file in found:
         try:
-            more = read_logs(file, bits, given)
+            more = read_logs(file, bits, given, with_parts=with_parts)
         except RequestError as refusal:
             refusals.append(f"not read: {refusal!s}")
             continue
@@ -137,7 +145,7 @@ def _folder(path: Path, given: Mapping[str, str], bits: int) -> Logs:
     return Logs(logs.runs, [*logs.notes, *refusals])
 
 
-def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Logs:
+def _log(path: Path, file: BinaryIO, given: Given, bits: int, with_parts: bool) -> Logs:
     """The runs in a file.
 
     Raises:
@@ -145,7 +153,8 @@ def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Log
         OSError: it cannot be read.
     """
     reader = LogReader(given)
-    logs = _logs(path.name, _rows(reader, files.unpacked(path, file), path), bits)
+    rows = _rows(reader, files.unpacked(path, file), path)
+    logs = _logs(path.name, (row for row in rows if with_parts or not row.run.startswith(" ")), bits)
     if not logs.runs:
         raise RequestError(f"{path} {reader.fault()}")
     dropped = [f"{path.name}: left out {count} {reason}" for reason, count in reader.dropped.items()]
@@ -153,16 +162,21 @@ def _log(path: Path, file: BinaryIO, given: Mapping[str, str], bits: int) -> Log
 
 
 def _rows(reader: LogReader, file: Any, path: Path) -> Iterator[Row]:
-    history = history_of(path) if path.suffix == ".json" else []
+    history: Iterable[Fields] = []
+    if path.suffix == STATE:
+        history = history_of(path)
+    is_table = log_suffix(path) == PARQUET
+    if is_table:
+        history = (dict(flat(row, "/")) for row in parquet_rows(content_of(file, path), path))
     for fields in history:
         yield from reader.add(fields)
     read = 0
-    for text in () if history else _texts(file, path):
+    for text in () if is_table or history else _texts(file, path):
         yield from reader.read_lines(text)
         read += len(text)
         if read > LONGEST_PREAMBLE and not reader.columns:
             break
-    yield from reader.settle()
+    yield from reader.rest()
 
 
 def _texts(file: Any, path: Path) -> Iterator[str]:
@@ -187,15 +201,19 @@ def _texts(file: Any, path: Path) -> Iterator[str]:
 
 
 def history_of(path: Path) -> list[Fields]:
-    """The entries of a ``trainer_state.json`` of Transformers, or of a list of objects; none if the file is neither.
+    """The entries of a ``trainer_state.json`` of Transformers, of a list of objects, or an object; else none.
 
     Raises:
         OSError: the file cannot be read.
     """
     try:
-        return [dict(flat(entry, "/")) for entry in json_rows(files.read_bytes(path, files.LARGEST_JSON).decode())]
+        text = files.read_bytes(path, files.LARGEST_JSON).decode()
+        entries = json_rows(text)
     except ValueError:
         return []
+    with contextlib.suppress(ValueError):  # lists of measurements by name, as Keras keeps them
+        entries = entries or [files.parse_json(text.encode(), dict)]
+    return [dict(flat(entry, "/")) for entry in entries]
 
 
 def logs_of(records: store.Records, mantissa_bits: int | None = None) -> Iterator[Log]:
@@ -226,7 +244,8 @@ def _logs(name: str, rows: Iterable[Row], bits: int) -> Logs:
     logs = Logs([], [])
     for run, parts in runs.items():
         if parts.losses:
-            more, notes = logs_of_run(run or name, parts, bits)
+            of_part = f"{name}{run}" if run.startswith(" ") else run
+            more, notes = logs_of_run(of_part or name, parts, bits)
             logs.runs.extend(more)
             logs.notes.extend(notes)
     return logs

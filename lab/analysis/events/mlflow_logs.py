@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lab.analysis.events.event_logs import RunReader
-from lab.analysis.events.log_reader import Row, number
+from lab.analysis.events.log_lines import number
+from lab.analysis.events.log_reader import Row
 from lab.core import files
 from lab.core.errors import RequestError
 

@@ -1,12 +1,11 @@
-"""Follows a recording that grows: where each loss spike began, told once by a process."""
+"""Follows a recording that grows: what left its usual values, told once by a process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.analysis.events.detectors import Event
 from lab.analysis.events.levels import Level
 from lab.analysis.recordings.recording import is_recording
 from lab.analysis.recordings.words import report
@@ -19,11 +18,8 @@ class GrowingRecording:
         self.path, self.levels = path, levels
         self.size, self.told = -1, set[int]()
 
-    def poll(self, spikes: Sequence[Event]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def poll(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield a line, and values for JSON, for what is new since the last call.
-
-        Args:
-            spikes: the loss spikes so far. Where one began is told once the model was measured after it.
 
         Raises:
             RequestError: the file cannot be read.
@@ -32,8 +28,8 @@ class GrowingRecording:
         if size == self.size or not is_recording(self.path):
             return
         self.size = size
-        found = report(self.path, spikes, self.levels)
+        found = report(self.path, self.levels)
         for line, plain in found.found:
-            if plain["step"] not in self.told and plain["step"] <= found.last:
+            if plain["step"] not in self.told:
                 self.told.add(plain["step"])
                 yield line, plain

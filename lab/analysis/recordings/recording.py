@@ -25,12 +25,18 @@ class Recording(NamedTuple):
     Attributes:
         header: what was found in the model, of the last start of the run.
         step_m: the steps at which the model was measured, in rising order.
-        columns: the numbers ``[m]`` by name and part of the model, empty for the whole; NaN where one is missing.
+        columns: the numbers ``[m]`` by name and part of the model, empty for the whole; NaN where one is missing, and
+            infinite where one is not finite.
+        loss_step_n, loss_n: the loss at every step.
+        names: by what is so of them, such as ``gradient_zero``, and the part of the model: of some rows the weights.
     """
 
     header: Mapping[str, Any]
     step_m: NDArray[np.int64]
     columns: Mapping[tuple[str, str], Numbers]
+    loss_step_n: NDArray[np.int64]
+    loss_n: Numbers
+    names: Mapping[tuple[str, str], Mapping[int, list[str]]]
 
     def places(self, name: str) -> list[str]:
         """The parts of the model in which a quantity was measured, or the whole alone."""
@@ -58,7 +64,7 @@ def read_recording(path: Path) -> Recording:
         OSError, EOFError: the file cannot be read.
         ValueError: it is not UTF-8.
     """
-    header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
+    header, rows, losses = dict[str, Any](), dict[int, dict[str, Any]](), dict[int, float]()
     is_begun = False
     with files.open_file(path) as file:
         content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
@@ -73,16 +79,30 @@ def read_recording(path: Path) -> Recording:
             continue
         if HEADER in row:
             header, is_begun = row, True
-        elif row.keys() <= {STEP, LOSS}:
             continue
-        else:
-            if is_begun:
-                rows = {step: earlier for step, earlier in rows.items() if step < row[STEP]}
-            rows[row[STEP]], is_begun = row, False
+        step = row[STEP]
+        if is_begun:
+            rows, losses = ({at: of[at] for at in of if at < step} for of in (rows, losses))
+            is_begun = False
+        if isinstance(loss := row.get(LOSS), int | float):
+            losses[step] = loss if math.isfinite(loss) else math.inf
+        if not row.keys() <= {STEP, LOSS}:
+            rows[step] = row
     columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(rows), math.nan))
+    names = defaultdict[tuple[str, str], dict[int, list[str]]](dict)
     for index, step in enumerate(sorted(rows)):
         for name, value in rows[step].items():
-            if name != STEP and not isinstance(value, list):
-                quantity, _, place = name.partition("/")
-                columns[quantity, place][index] = value
-    return Recording(header, np.array(sorted(rows), dtype=np.int64), dict(columns))
+            quantity, _, place = name.partition("/")
+            if isinstance(value, int | float) and name != STEP:
+                columns[quantity, place][index] = value if math.isfinite(value) else math.inf
+            elif isinstance(value, list) and value and isinstance(value[0], str):
+                names[quantity, place][index] = value
+    steps = sorted(losses)
+    return Recording(
+        header,
+        np.array(sorted(rows), dtype=np.int64),
+        dict(columns),
+        np.array(steps, dtype=np.int64),
+        np.array([losses[step] for step in steps], dtype=float),
+        dict(names),
+    )

@@ -41,6 +41,8 @@ class Failure(NamedTuple):
         reference: runs in which it does not show; None where the measure is zero without the failure.
         leaves_out: optimizers that act on the matrices of blocks alone, where the recipe has no blocks.
         of_stress: keys that act on the stress alone; at ease an arm leaves them out, and so is the control there.
+        on_curve: whether its stress is a learning rate of the curves, so each arm can be at ease at its own best one.
+        is_growth: whether it is the growth of a tensor and no damage of the loss, so that no arm cures it.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Failure(NamedTuple):
     reference: Place | None = None
     leaves_out: tuple[str, ...] = ()
     of_stress: tuple[str, ...] = ()
+    on_curve: bool = False
+    is_growth: bool = False
 
     @property
     def places(self) -> dict[str, Place]:

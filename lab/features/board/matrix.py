@@ -34,7 +34,9 @@ from lab.features.board.failures import (
 from lab.records import store
 
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
-VERDICTS = (CURES, IN_PART, NO, OPEN, HARMS, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
+LESS, MORE = "grows less", "grows more"  # of a growth, which no arm cures
+VERDICTS = (CURES, IN_PART, LESS, NO, OPEN, HARMS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
+OF_GROWTH = {CURES: LESS, IN_PART: LESS, HARMS: MORE}
 INCOMPLETE = "not all of its seeds were trained"
 LEVEL = 0.95  # of intervals
 
@@ -49,12 +51,14 @@ class Judged(NamedTuple):
         verdict: one of ``VERDICTS``.
         improvement: the damage of the control minus that of the arm, paired by seed, with its 95 % interval, whose
             spread is moderated over the family.
-        share: the same over the mean damage of the control.
+        share: the same over the mean damage of the control; where their curves tell, with both at ease at their own
+            best learning rate.
         p: of no effect, times the number of arms in the family of the failure (Bonferroni), among which it counts.
         is_confirmed: whether the seeds are fresh ones.
         passed: whether it passed the screening.
         reason: why it was not tried.
         cost_at_ease: its loss at ease minus the control's there, in the mean over these seeds, nats; NaN without runs.
+        above_control: its loss under stress minus the control's there, likewise.
     """
 
     verdict: str
@@ -65,6 +69,7 @@ class Judged(NamedTuple):
     passed: bool = False
     reason: str = ""
     cost_at_ease: float = math.nan
+    above_control: float = math.nan
 
     @property
     def direction(self) -> str:
@@ -224,6 +229,7 @@ def judge_arms(
     stressed, lost = _under_stress(failure, tables), lost_by_control(failure, tables)
     family = family or family_of(failure, tables, rule)
     improvements, acting = _improvements(failure, tables), _acting(stressed)
+    of_curves = _shares_at_own_best(failure, tables)
     found = {arm: Judged(NEVER_ENGAGED) for arm in stressed if arm not in {REFERENCE, *acting}}
     is_tested = lost.low > 0 and lost.mean >= failure.least
     passing = passes_screening(failure, tables, rule)
@@ -250,8 +256,15 @@ def judge_arms(
             cost = float((at_ease["loss"] - of_control["loss"]).mean())
             if verdict in (CURES, IN_PART) and failure.metric == "loss" and is_capped(at_ease).any():
                 verdict = OPEN  # a run that does not train at ease has nothing to lose under stress
-        share = test.interval.mean / lost.mean
-        found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, arm in passing, cost_at_ease=cost)
+        above = float((stressed[arm]["loss"] - stressed[REFERENCE]["loss"]).loc[chosen.index].mean())
+        share = of_curves.get(arm, test.interval.mean / lost.mean)
+        if failure.is_growth:
+            verdict = OF_GROWTH.get(verdict, verdict)
+        elif verdict in (CURES, IN_PART) and above > (0.0 if failure.metric == "loss" else rule.loses):
+            verdict = OPEN  # no better a run than the control under the stress
+        elif arm in of_curves:
+            verdict = _with_share(verdict, share, rule)
+        found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, arm in passing, "", cost, above)
     return found, lost
 
 
@@ -331,6 +344,25 @@ def _at_ease(failure: Failure, arm: str, tables: Tables) -> pd.DataFrame:
     """The runs of an arm at ease; empty without any."""
     assert failure.reference
     return tables.get(Cell(failure.name, arm, AT_EASE, failure.reference.lr), pd.DataFrame())
+
+
+def _with_share(verdict: str, share: float, rule: Rule) -> str:
+    """A verdict, or the lesser one or ``open`` where it does not hold for the share at an arm's own best rate."""
+    bounds = ((1 - rule.leaves, CURES), (rule.margin, IN_PART), (-rule.margin, NO))
+    zone = next((word for least, word in bounds if share >= least), HARMS)
+    if {verdict, zone} == {CURES, IN_PART}:
+        return IN_PART
+    return verdict if verdict in (zone, NOT_TESTED) else OPEN
+
+
+def _shares_at_own_best(failure: Failure, tables: Tables) -> dict[str, float]:
+    """By arm the share of the control's damage that it takes off, where both are at ease at their own best rate.
+
+    Curves tell it, so it is known only where the stress is one of their learning rates.
+    """
+    curves = curves_of(tables, read_failures()) if failure.on_curve else {}
+    damage = {arm: float(np.mean(losses.loc[failure.stressed.lr] - losses.min())) for arm, losses in curves.items()}
+    return {arm: 1 - lost / damage[REFERENCE] for arm, lost in damage.items()} if REFERENCE in damage else {}
 
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:

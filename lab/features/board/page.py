@@ -13,7 +13,7 @@ from lab.analysis.rendering.layout import Sheet
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import first_to_last, listed
 from lab.features.board.failures import Failure
-from lab.features.board.matrix import NEVER_ENGAGED, Judged, Matrix, Row
+from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, Judged, Matrix, Row
 from lab.features.board.text import (
     PRICES,
     headline,
@@ -30,6 +30,7 @@ PIECES = html.macros("board.html")
 TITLE = "Which change takes which damage away?"
 WIDE = style.Page(11.2, 10.0)  # narrow screens scroll its drawing
 COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb", HARMS: "#D55E00"}
+COLOURS |= {LESS: "#56B4E9", MORE: "#E69F00"}
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
 NAMED = 3  # arms that are named in a panel: those that take off most
 BETWEEN_NAMES = 0.2  # of the axis of the shares
@@ -112,7 +113,7 @@ def _name_best(axes: Axes, failure: Failure, drawn: Sequence[Row]) -> None:
     """Name, to the right of the dots, the arms that take off most, each below the one before it."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + ROOM_FOR_NAMES * (right - left))
-    helping = [row for row in drawn if row.cells[failure.name].verdict in (CURES, IN_PART)]
+    helping = [row for row in drawn if row.cells[failure.name].verdict in (CURES, IN_PART, LESS)]
     height = MOST + BETWEEN_NAMES
     for row in sorted(helping, key=lambda row: -row.cells[failure.name].share)[:NAMED]:
         dot = (row.best.mean, _height(row.cells[failure.name]))
@@ -137,7 +138,10 @@ def _hover(row: Row, failure: Failure) -> str:
     seeds = f"{cell.improvement.n} {'fresh ' * cell.is_confirmed}seeds"
     takes = f"takes off {cell.improvement:±} {failure.unit}, p {p_shown(cell.p)}"
     place = f"\nin place of {replaced}" if (replaced := row.instead_of(failure)) else ""
-    return f"{row.name}{place}\n{failure.title}: {cell.verdict}\n{takes}\n{seeds}\nbest loss {row.best:±+.3f}"
+    beside = f"loss beside the control: {cell.above_control:+.2f} under stress, {cell.cost_at_ease:+.2f} at ease"
+    return "\n".join(
+        [f"{row.name}{place}", f"{failure.title}: {cell.verdict}", takes, seeds, beside, f"best loss {row.best:±+.3f}"]
+    )
 
 
 def _table(matrix: Matrix, rows: Sequence[Row]) -> Markup:

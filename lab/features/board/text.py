@@ -17,12 +17,13 @@ from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import format_p, listed, plain_text, to_json
 from lab.core import files
-from lab.features.board.failures import Failure
-from lab.features.board.matrix import NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Matrix, Row
+from lab.features.board.failures import Failure, read_failures
+from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
 from lab.features.board.public_runs import broken_public_runs
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
+SHORT |= {LESS: "less", MORE: "more"}
 
 
 IN_PLACE = "\u2194"  # marks an arm that takes the place of a part of the recipe
@@ -35,7 +36,7 @@ PRICES = ("best loss", "decades of LR", "of its own best", "parameters", "time o
 
 def headline(matrix: Matrix) -> str:
     """Which arms take damage away under which stress, and, apart from it, which train better."""
-    tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
+    tested = [failure for failure in matrix.failures if is_tested(matrix, failure) and not failure.is_growth]
     if not tested:
         return "No failure is tested: its control does not fail, or not all of its seeds were trained."
     left, parts = tested, list[str]()
@@ -130,13 +131,22 @@ def ranked(matrix: Matrix) -> list[Row]:
 
 
 def shown(row: Row, failure: Failure) -> str:
-    """``cures 97 %``; of arms that do nothing, and of failures that are not tested, the word alone."""
+    """``cures 97 %``, and ``cures 101 % +1.02`` if it costs nats at ease.
+
+    Of arms that do nothing, and of failures that are not tested, it is the word alone.
+    """
     cell = row.cells[failure.name]
     word = SHORT.get(cell.verdict, cell.verdict)
     if math.isnan(cell.share) or cell.verdict == NOT_TESTED:
         return word
     mark = f" {IN_PLACE}" if row.instead_of(failure) else ""
-    return f"{word} {round(100 * cell.share)} %{mark}"
+    cost = f" {cell.cost_at_ease:+.2f}" if is_costly_at_ease(cell) else ""
+    return f"{word} {round(100 * cell.share)} %{mark}{cost}"
+
+
+def is_costly_at_ease(cell: Judged) -> bool:
+    """Whether an arm helps against a failure, but ends so far above the control at ease that it is not advised."""
+    return cell.verdict in (CURES, IN_PART) and cell.cost_at_ease > read_failures().rule.loses
 
 
 def notes(matrix: Matrix) -> list[str]:
@@ -161,8 +171,7 @@ def notes(matrix: Matrix) -> list[str]:
             f"{row.name} under {failure.title} ({cell.cost_at_ease:+.2f})"
             for failure in matrix.failures
             for row in _advised(matrix)
-            if (cell := row.cells[failure.name]).verdict in (CURES, IN_PART)
-            and cell.cost_at_ease > matrix.board.rule.loses
+            if is_costly_at_ease(cell := row.cells[failure.name])
         ],
     )
     return text.splitlines()
@@ -285,6 +294,7 @@ def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:
                 "passed_screening": cell.passed,
                 "is_confirmed": cell.is_confirmed,
                 "cost_at_ease": cell.cost_at_ease,
+                "above_control": cell.above_control,
                 "reason": cell.reason,
             }
 

@@ -70,7 +70,7 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     """
     if run_table.is_imported(records):
         if not (found := list(_of_table(records, size, window or WINDOW))):
-            public = f"lab stress --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
+            public = f"lab predict --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(
                 f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by; {public} "
                 "says what public runs do at this size"
@@ -177,7 +177,9 @@ def answer_of(
         if any(map(_foretells_failing, found)) and not math.isnan(public.middle)
         else ""
     )
-    parts = [*tables, of_public, _outside(found, lr), *notes]
+    has_logit_limit = any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found)
+    of_logits = fits.ABOUT["logit_limit"] if has_logit_limit else ""
+    parts = [*tables, of_public, _outside(found, lr), of_logits, *notes]
     return Answer(f"At {place}, {beyond}", parts, data=[_plain(row, size, lr, public) for row in found])
 
 

@@ -11,14 +11,15 @@ import pandas as pd
 
 from lab.analysis.curves import parameters
 from lab.analysis.stress.battery import Setting, StressTest, read_battery
-from lab.analysis.stress.measures import Outcomes, wanted
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, wanted
 from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
-from lab.features.stress.plan import Plan
+from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
-from lab.features.stress.sizes import size_trend
+from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.sweeping.bench import Bench
 
+STOPPED = "a signal stopped it before all runs had ended"
 UNMEASURED = (
     "no block was found; blocks are the members of the longest nn.ModuleList whose members have parts of their own"
 )
@@ -33,11 +34,28 @@ class CardBench:
         self.done: Outcomes = {}
         self.parameters = pd.Series(dtype=float)  # without embeddings, by run
         self.started = time.monotonic()
+        self.seeds = next((word.text.count(",") + 1 for word in plan.request.words if word.key == "seed"), 1)
 
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
+        self.foretell(settings)
         self.done = self.bench.train(settings, self.progress)
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
+
+    def foretell(self, settings: Sequence[Setting]) -> None:
+        """Tell the display how much comes after a round with these settings, but for cures, which nobody knows yet."""
+        best = best_lr(curve(self.done))
+        probable = self.plan.settings(USUAL_BEST if math.isnan(best) else best)
+        later = [setting for setting in probable if setting not in self.done and setting not in settings]
+        rounds = len({setting.words in self.plan.sizes for setting in later})  # of the tests, and of other sizes
+        self.progress.begin(rounds, sum(map(self._work, later)) / sum(map(self._work, settings)))
+
+    def _work(self, setting: Setting) -> float:
+        """FLOPs of the runs of a setting; those of the recipe's own where they are not known."""
+        seeds = next((word for word in setting.words if word.startswith("seed=")), "")
+        words = tuple(word for word in setting.words if word != seeds)
+        flops = self.plan.flops
+        return flops.get(words, flops.get((), 1.0)) * (seeds.count(",") + 1 if seeds else self.seeds)
 
     def train_tests(self) -> None:
         """Train what is missing of the tests of the plan, round after round, and show those that have ended."""
@@ -65,6 +83,30 @@ class CardBench:
         cost = float(runs[[run for setting in mine for run in self.bench.ids[setting]]].sum()) / slots
         left = (self.plan.budget - (time.monotonic() - self.started)) / 2
         return max(int(left / tests / cost), 0) if cost > 0 else math.inf
+
+    def take_up(self) -> None:
+        """Take up what is recorded of the settings that were planned."""
+        self.done = self.bench.so_far()
+        self.parameters = parameters(self.bench.records.runs.set_index("id"))
+
+    def stopped_card(self) -> Card:
+        """The card of the tests all of whose runs had ended before a signal; it names the others as missing."""
+        self.take_up()
+        battery, plan, sizes = read_battery(), self.plan, self.plan.sizes
+        ended = [test for test in plan.tests if not wanted(battery, [test], self.done)]
+        missing = [test.title for test in plan.tests if test not in ended]
+        is_whole = all(Setting((), lr) in self.done for lr in battery.curve)
+        if not is_whole:  # part of a curve has no best learning rate
+            places = {place.setting(math.nan) for test in ended for place in test.places}
+            self.done = {setting: table for setting, table in self.done.items() if setting in places}
+        if sizes and not (is_whole and {*settings_of_sizes(self.done, sizes)} <= {*self.done}):
+            missing, sizes = [*missing, "the headroom at other sizes"], []
+        if plan.cures != "none":
+            missing = [*missing, "the search for cures"]
+        left_out = {**plan.left_out, **dict.fromkeys(missing, STOPPED)}
+        self.plan = replace(plan, tests=ended, sizes=sizes, left_out=left_out)
+        counts = f"{len(ended)} of {len(plan.tests)} tests"
+        return replace(self.card(), stopped=f"Stopped by a signal after {counts}; the same command goes on.")
 
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""

@@ -47,6 +47,7 @@ class Card:
         cures: what single changes do about the tests that it fails; None where none was asked for.
         left_out: by title of a test why the recipe cannot take it.
         trend: of the headroom over size, see ``SizeTrend.plain``; None without three sizes.
+        stopped: that a signal stopped it before all tests had ended, in a sentence; empty if none did.
     """
 
     recipe: str
@@ -61,6 +62,7 @@ class Card:
     cures: Sequence[Cure] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     trend: Mapping[str, Any] | None = None
+    stopped: str = ""
 
     @property
     def size(self) -> str:
@@ -229,6 +231,9 @@ class Card:
 
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
+        return f"{self.stopped} {self._verdicts()}".strip()
+
+    def _verdicts(self) -> str:
         if not self.is_judged:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
@@ -297,6 +302,7 @@ class Card:
             "command": self.command,
             "folder": str(self.folder),
             "headline": self.headline(),
+            "stopped": self.stopped,
             "is_judged": self.is_judged,
             "best_lr": best_lr(self.losses),
             "fitted_best_lrs": {str(seed): lr for seed, lr in fitted_best_lrs(self.losses).items()},
@@ -460,6 +466,7 @@ def _read(content: Mapping[str, Any], folder: Path) -> Card:
         cures,
         content["left_out"],
         content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
+        content.get("stopped", ""),
     )
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lab.analysis.stress.battery import Setting, read_battery
-from lab.analysis.stress.measures import wanted
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -20,7 +18,7 @@ from lab.features.stress.lines import strips
 from lab.features.stress.pair import CardPair
 from lab.features.stress.plan import USUAL_BEST, Plan, read_plans
 from lab.features.stress.progress import coloured
-from lab.features.stress.training import make_card, make_pair, pair_file, possible_plan
+from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan, try_own_code
 from lab.sweeping import launch, own_code, request
 from lab.sweeping.bench import Bench, compose_settings
 
@@ -33,8 +31,6 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: with status 1 when a run failed.
     """
     given, words = request.options_and_overrides("stress", arguments)
-    if alone := next((name for name in ("html", "thresholds", "fail_on") if getattr(given, name)), ""):
-        raise RequestError(f"--{alone.replace('_', '-')} goes with --params, which asks by numbers")
     minutes = given.minutes or "1"
     if not minutes.isdecimal():
         raise RequestError(f"--minutes takes 1, 5 or 30, not {minutes}")
@@ -52,16 +48,29 @@ def run(arguments: Sequence[str]) -> None:
         budget=_seconds(given.budget) if given.budget else math.inf,
         options=["--config-dir", given.config_dir] if given.config_dir else [],
     )
+    if given.check:
+        if not plans[0].own_model and len(plans) == 1:
+            raise RequestError("--check tries code of your own, which --model FILE.py:NAME or --optimizer names")
+        say(try_own_code(plans[0]))
+        return
     if given.dry_run:
         for plan in plans:
             dry_run(plan)
         return
     machine.clean_process_context()  # where jobs are forked, torch is loaded while this process composes
-    card = make_card(*plans) if len(plans) == 1 else make_pair(plans)
-    if given.json:
+    try:
+        card = make_card(*plans) if len(plans) == 1 else make_pair(plans)
+    except Stopped as end:
+        _print(end.card, end.card.folder / "card.html", as_json=given.json)
+        raise
+    _print(card, plans[0].folder / "card.html" if len(plans) == 1 else pair_file(plans, ".html"), as_json=given.json)
+
+
+def _print(card: Card | CardPair, page: Path, *, as_json: bool) -> None:
+    if as_json:
         say(card.as_json())
     else:
-        print_card(card, plans[0].folder / "card.html" if len(plans) == 1 else pair_file(plans, ".html"))
+        print_card(card, page)
 
 
 def _seconds(text: str) -> float:
@@ -75,10 +84,7 @@ def _seconds(text: str) -> float:
 def dry_run(plan: Plan) -> None:
     """Print what the crash test would cost, if the best learning rate is the usual one."""
     plan = possible_plan(plan)
-    settings = wanted(read_battery(), plan.tests, {})
-    settings += [place.setting(USUAL_BEST) for test in plan.tests for place in test.places]
-    settings += [Setting(words, lr) for words in plan.sizes for lr in read_battery().curve]
-    planned = Bench(plan.request).plan(compose_settings(plan.request, list(dict.fromkeys(settings))), cautions=False)
+    planned = Bench(plan.request).plan(compose_settings(plan.request, plan.settings()), cautions=False)
     best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
     say(f"{plan.recipe}, {best}:")
     launch.print_estimate(planned, plan.request)

@@ -12,7 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lab.analysis.stress.arms import board_changes, no_such_arm
-from lab.analysis.stress.battery import Change, StressTest, read_battery
+from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
+from lab.analysis.stress.measures import wanted
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
@@ -50,6 +51,7 @@ class Plan:
             without a word.
         sizes: overrides of further sizes at which the curve is trained.
         lr: the user's learning rate, for the size from which it fails; NaN if none was given.
+        flops: FLOPs of a run by its overrides, of those that the tests need.
     """
 
     request: Request
@@ -65,6 +67,14 @@ class Plan:
     is_named: bool = False
     sizes: Sequence[tuple[str, ...]] = ()
     lr: float = math.nan
+    flops: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+
+    def settings(self, best: float = USUAL_BEST) -> list[Setting]:
+        """What is trained without cures if this learning rate is the best one, and no curve has to be extended."""
+        settings = wanted(read_battery(), self.tests, {})
+        settings += [place.setting(best) for test in self.tests for place in test.places]
+        settings += [Setting(words, lr) for words in self.sizes for lr in read_battery().curve]
+        return list(dict.fromkeys(settings))
 
     @property
     def names_cures(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
@@ -14,8 +15,10 @@ from lab.core.printing import printable, say
 from lab.features.stress.lines import STRIP, Line, strips, zone_at
 from lab.records.plans import FleetProgress
 from lab.records.status import clock
-from lab.sweeping.progress import seconds_left, summary
+from lab.sweeping.progress import busy
 
+# Seconds whose pace foretells the rest; the fewest of them, and the least share of a round, that tell a pace.
+PACE_OF, FIRST_PACE, LEAST_DONE = 60.0, 5.0, 0.01
 LINE_EVERY = 60.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -33,6 +36,8 @@ class Progress:
 
     def __init__(self, recipe: str) -> None:
         self.recipe, self.stage = recipe, "tests"
+        self.round, self.rounds, self.later = 0, 0, 0.0
+        self.seen = deque[tuple[float, float]]()  # seconds into a round, and the share of its work that was done
         self.lines: dict[str, Line] = {}
         self.started = time.monotonic()
         self.due = self.started + LINE_EVERY
@@ -41,6 +46,27 @@ class Progress:
         )
         if self.live:
             self.live.start()
+
+    def begin(self, rounds: int, later: float) -> None:
+        """Begin a round of training.
+
+        Args:
+            rounds: how many more there will be, as far as is known.
+            later: their work over that of this round.
+        """
+        self.round, self.later = self.round + 1, later
+        self.rounds = self.round + rounds
+        self.seen.clear()
+
+    def left(self, done: float, elapsed: float) -> float | None:
+        """Seconds left of all rounds at the pace of the last minute; None as long as too little is done."""
+        self.seen.append((elapsed, done))
+        while len(self.seen) > 2 and self.seen[1][0] <= elapsed - PACE_OF:
+            self.seen.popleft()
+        (since, before), whole = self.seen[0], 1 - done + self.later
+        if elapsed - since < FIRST_PACE or done - before < LEAST_DONE:
+            return None if done < LEAST_DONE else elapsed / done * whole
+        return (elapsed - since) / (done - before) * whole
 
     def add(self, lines: Sequence[Line]) -> None:
         """Show the tests that have ended since."""
@@ -55,14 +81,17 @@ class Progress:
 
         The last two are those of a round of training, of which a card has several.
         """
+        left, now = self.left(done, elapsed), time.monotonic()
+        number = f"round {self.round} of {self.rounds}" if self.rounds > 1 else ""
+        time_left = "" if left is None else f"{clock(left)} left"
+        parts = [self.stage, number, f"{clock(now - self.started)} elapsed", time_left, busy(fleets)]
+        line = ", ".join(filter(None, parts))
         if self.live:
-            head = Text(summary(fleets, len(fleets), done, elapsed), no_wrap=True, overflow="crop")
+            head = Text(f"{done:4.0%} of it  {line}", no_wrap=True, overflow="crop")
             self.live.update(Group(*coloured(list(self.lines.values())), head), refresh=True)
-        elif (now := time.monotonic()) >= self.due:
+        elif now >= self.due:
             self.due = now + LINE_EVERY
-            left = seconds_left(done, elapsed)
-            more = "" if left is None else f", {clock(left)} left of this round"
-            say(f"lab: {self.recipe}: {self.stage}, {clock(now - self.started)} elapsed{more}", error=True)
+            say(f"lab: {self.recipe}: {line}", error=True)
 
     def close(self) -> None:
         """Leave the strips on the screen until the next round."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest
-from lab.core import files
+from lab.core import files, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.features.stress.bench import CardBench
@@ -22,30 +22,46 @@ from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 
 
+class Stopped(SystemExit):
+    """A signal stopped a crash test before all tests had ended; with the card of those that had."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__(machine.EXIT_PREEMPTED)
+        self.card = card
+
+
 def make_card(plan: Plan) -> Card:
     """Train what is missing and make the card, with its page and its JSON beside the records.
 
     Raises:
         RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
+        Stopped: a signal asked to stop; the card of the tests that had ended is written.
         SystemExit: with status 1 when a run failed otherwise.
     """
-    return _card_of_possible_tests(possible_plan(plan))
+    with machine.catching_sigterm():
+        return _card_of_possible_tests(possible_plan(plan))
 
 
 def _card_of_possible_tests(plan: Plan) -> Card:
     progress = Progress(plan.recipe)
+    bench = CardBench(plan, progress)
     try:
-        bench = CardBench(plan, progress)
         bench.train_tests()
         if plan.sizes:
             progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
         card = bench.card(None if plan.cures == "none" else try_cures(bench))
+    except SystemExit as end:
+        if end.code != machine.EXIT_PREEMPTED or not store.find(plan.folder):
+            raise
+        card = bench.stopped_card()
     finally:
         progress.end()
     store.gather(plan.folder)
     files.write_text(plan.folder / "card.html", card.page())
     files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
+    if card.stopped:
+        raise Stopped(card)
     return card
 
 
@@ -55,8 +71,9 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     Raises:
         RequestError, SystemExit: as ``make_card``.
     """
-    first, second = map(possible_plan, plans)  # before one of them is trained
-    pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
+    with machine.catching_sigterm():
+        first, second = map(possible_plan, plans)  # before one of them is trained
+        pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
     files.write_text(pair_file(plans, ".html"), pair.page())
     files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
     return pair
@@ -68,12 +85,33 @@ def pair_file(plans: Sequence[Plan], suffix: str) -> Path:
     return first.folder.parent / f"{first.folder.name}-and-{second.folder.name}{suffix}"
 
 
+def try_own_code(plan: Plan) -> str:
+    """Try the user's own model and optimizer in a few steps that leave nothing; returns a line on what works.
+
+    Raises:
+        RequestError: they cannot be trained in a fleet, or the recipe is invalid.
+    """
+    from lab.training.building import build_model, count_parameters  # slow to load
+    from lab.training.config import run_config
+
+    usual = Setting((), USUAL_BEST)
+    trees, refusals = first_trees(plan.request, [usual])
+    if usual in refusals:
+        raise RequestError(refusals[usual])
+    _say_what_is_probed(trees[usual])
+    parameters, _ = count_parameters(build_model(run_config(trees[usual]), 1))
+    return f"{plan.recipe} works: it trains in fleets, with {parameters:,} parameters. Nothing was recorded."
+
+
 def possible_plan(plan: Plan) -> Plan:
     """The plan without tests whose settings do not go with the recipe, the others with as many seeds as they need.
 
     Raises:
         RequestError: the recipe itself is invalid, or no test is left.
     """
+    from lab.sweeping.planner import training_flops  # slow to load
+    from lab.training.config import run_config
+
     usual = Setting((), USUAL_BEST)
     places = {test: [place.setting(USUAL_BEST) for place in test.places] for test in plan.tests}
     settings = [usual, *(setting for of_test in places.values() for setting in of_test)]
@@ -100,7 +138,9 @@ def possible_plan(plan: Plan) -> Plan:
         raise RequestError(next(iter(reasons.values())))
     _say_what_is_probed(trees[usual])
     seeds = [tree["seed"] for tree in compose_settings(plan.request, [usual])[usual]]
-    return replace(plan, tests=[_with_seeds(test, seeds) for test in left], left_out=reasons)
+    flops = {setting.words: training_flops(run_config(tree)) for setting, tree in trees.items()}
+    tests = [_with_seeds(test, seeds) for test in left]
+    return replace(plan, tests=tests, left_out=reasons, flops=flops)
 
 
 def _with_seeds(test: StressTest, seeds: Sequence[int]) -> StressTest:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.analysis.events.levels import read_levels
-from lab.analysis.events.log_reader import given_columns
+from lab.analysis.events.log_names import Given, given_columns, given_pattern
 from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.core.usage import OptionParser
 
 if TYPE_CHECKING:
-    from lab.analysis.events.detectors import Event
     from lab.analysis.events.following import Alarm, Follower
     from lab.analysis.events.levels import Level
 
@@ -49,11 +48,15 @@ def watch(given: argparse.Namespace) -> int:
             f"another run of its steps, and lab compare {first} {second} shows what lies between two logs"
         )
     path = given.folders[0]
-    columns = given_columns(given.columns) if given.columns else {}
+    columns: Given = given_columns(given.columns) if given.columns else {}
+    if given.pattern:
+        if given.columns:
+            raise RequestError("--pattern names the columns itself, so it goes without --columns")
+        columns = given_pattern(given.pattern)
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
     levels = {}
     if given.thresholds:
-        from lab.analysis.recordings.origins import quantities
+        from lab.analysis.recordings.signs import quantities
 
         levels = read_levels(Path(given.thresholds), quantities())
     if given.on_alarm and not given.follow:
@@ -79,9 +82,10 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
     from lab.analysis.events.following import Alarm
     from lab.analysis.recordings.following import GrowingRecording
+    from lab.analysis.recordings.recording import is_recording
+    from lab.features.watch.watching import JUDGED
 
     raised, is_waiting = 0, False
-    spikes: list[Event] = []
     recording = GrowingRecording(follower.path, levels)
     try:
         with closing(follower), _interrupted_by_sigterm():
@@ -90,13 +94,15 @@ def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None
                 for found in follower.poll():
                     is_new = True
                     if isinstance(found, Alarm):
+                        if found.event.kind in JUDGED and is_recording(follower.path):
+                            continue
                         raised += 1
-                        spikes += [found.event] if found.event.kind == "spike" else []
                         _raise(found, command, as_json=as_json)
                     else:
                         say(found, error=as_json)
-                for line, plain in recording.poll(spikes):
+                for line, plain in recording.poll():
                     is_new = True
+                    raised += 1
                     say(json.dumps(plain | {"text": line}) if as_json else line)
                 if not is_new:
                     if not follower.runs and not is_waiting:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.events.detectors import Event, Log
-from lab.analysis.events.log_reader import MICRO_BATCH
+from lab.analysis.events.log_names import MICRO_BATCH
 from lab.analysis.events.twins import TREND_ROWS, common_losses, shared_batches, shares_event
 from lab.core import shipped
 from lab.core.spike_trigger import LEAST_RISE

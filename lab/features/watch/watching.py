@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lab.analysis.events.detectors import Event, Log, detect
 from lab.analysis.events.levels import Level
+from lab.analysis.events.log_names import OR, Given
 from lab.analysis.events.logs import STANDARD_INPUT, read_logs
 from lab.analysis.events.trend import FEWEST_ROWS, spikes_of_runs
 from lab.analysis.recordings.recording import is_recording
 from lab.core import files
+from lab.core.errors import RequestError
 from lab.features.watch.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
+
+# Kinds of alarms that are judged in recordings by part of the model and against the other parts.
+JUDGED = (
+    *("gradient_spike", "norm_not_finite", "norm_drift", "logit_growth", "update_rms", "epsilon_ratio", "loss_scale"),
+    *("router_collapse", "router_balance", "router_logits", "nothing_learned", "reward_fall", "kl_growth"),
+)
+# A measurement that is known in this share of the rows is logged in all.
+MOST_KNOWN = 0.95
 
 
 class Found(NamedTuple):
@@ -28,7 +41,7 @@ class Found(NamedTuple):
 def find_alarms(
     path: Path,
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
 ) -> Found:
     """Find the alarms of a results folder or of logs; for the arguments see ``watch``.
@@ -36,18 +49,56 @@ def find_alarms(
     Raises:
         RequestError: the path cannot be read.
     """
-    logs, notes = read_logs(path, mantissa_bits, columns)
+    logs, notes = read_logs(path, mantissa_bits, columns, with_parts=True)
+    is_recorded = is_recording(path)
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
     notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
     notes += [
         f"{log.name}: no column {column}, so its level is not watched"
         for log in logs
         for column in levels
-        if column not in log.columns and not is_recording(path)  # of which the report says it
+        if column not in log.columns and not is_recorded  # of which the report says it
     ]
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
+    if is_recorded:
+        events = {name: list(unjudged(of_log)) for name, of_log in events.items()}
+    else:
+        for log in logs:
+            _ask(log, events[log.name])
     return Found(logs, notes, events)
+
+
+def unjudged(events: Iterable[Event]) -> Iterator[Event]:
+    """The alarms of a recording as a log, without those that its own checks raise, which know what is harmless."""
+    for event in events:
+        if event.kind not in JUDGED:
+            yield event._replace(lead=None)
+
+
+def _ask(log: Log, events: list[Event]) -> None:
+    """Ask which of two names is meant, if they would give another verdict.
+
+    Raises:
+        RequestError: a loss or a reward that may be meant as well raises alarms where the other does not, or none.
+    """
+    for choice, value_n in log.columns.items():
+        if OR not in choice:
+            continue
+        column = choice.partition("=")[0]
+        known = np.flatnonzero(~np.isnan(value_n))
+        last = int(known[-1]) + 1 if len(known) else 0
+        is_whole = len(known) >= MOST_KNOWN * last  # what is missing after its last row was logged, then, and is NaN
+        kept_n = ~np.isnan(value_n) | (is_whole & (np.arange(len(value_n)) >= last))
+        columns = {name: each_n[kept_n] for name, each_n in {**log.columns, column: value_n}.items()}
+        others = detect(log._replace(step_n=log.step_n[kept_n], columns=columns))
+        if bool(others) != bool(events):
+            taken, _, meant = choice.partition(OR)
+            found, lost = (taken, meant) if events else (meant, taken)
+            raise RequestError(
+                f"{log.name}: alarms if {found} is meant, none if {lost} is; "
+                f"--columns {shlex.quote(found)} or --columns {shlex.quote(lost)} decides"
+            )
 
 
 def watch(
@@ -55,7 +106,7 @@ def watch(
     *,
     replays: Sequence[Path] = (),
     mantissa_bits: int | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Given | None = None,
     levels: Mapping[str, Level] = MappingProxyType({}),
     as_json: bool = False,
 ) -> tuple[list[str], bool]:
@@ -88,16 +139,28 @@ def watch(
     causes, departed = _causes(logs, events, twins)
     recorded = None
     if is_recording(path):
+        from lab.analysis.recordings.diagnosis import causes as causes_of_recordings
         from lab.analysis.recordings.words import report
 
-        recorded = report(path, [event for _, event in alarms], levels)
-    if alarms:  # what words and pages need takes long to load
+        recorded = report(path, levels)
+    findings = recorded.findings if recorded else []
+    explained = {event: finding for _, event in alarms for finding in findings if finding.explains(event)}
+    number = len(findings) + sum(event not in explained for _, event in alarms)
+    if alarms or findings:  # what words and pages need takes long to load
         from lab.features.watch.words import next_look, plain_event, sentence
+
+    def next_of(log: Log, event: Event) -> str:
+        known = explained.get(event)
+        return (
+            causes_of_recordings()[known.kind]["next"]
+            if known
+            else next_look(log, event, events, causes.get(event, ""))
+        )
 
     if as_json:
         plain = [
             plain_event(log, event)
-            | {"text": sentence(log, event), "next": next_look(log, event, events, causes.get(event, ""))}
+            | {"text": sentence(log, event), "next": next_of(log, event)}
             | ({"cause": causes.get(event)} if replays else {})
             for log, event in alarms
         ]
@@ -105,32 +168,31 @@ def watch(
         output |= {"departures": [cause._asdict() for cause in departed]} if replays else {}
         output |= {"recording": recorded.plain} if recorded else {}
         output |= {"notes": notes} if notes else {}
-        return [json.dumps(output, indent=1, allow_nan=False)], bool(alarms)
-    if alarms:
+        return [json.dumps(output, indent=1, allow_nan=False)], bool(number)
+    if number:
         from lab.features.watch import pages, two_logs
         from lab.features.watch.answer import answer_of
-    lines = notes
+    lines = [*notes, *(recorded.lines if recorded else [])]
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
-        if events[log.name]:
+        if events[log.name] or findings:
             page = folder / f"{pages.file_name(log.name)}.html"
             beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
             if str(path) != STANDARD_INPUT:
                 link = beside.name if beside else None
-                files.write_text(page, pages.page(log, events, causes, link), within=folder.parent)
+                of_log = [note for note in notes if not path.is_dir() or note.startswith(log.name)]
+                files.write_text(page, pages.page(log, events, causes, link, recorded, of_log), within=folder.parent)
             if beside and str(path) != STANDARD_INPUT:
                 text = answer_of(two_logs.compared([log, *find_twins(log, logs, twins)])).html()
                 files.write_text(beside, text, within=folder.parent)
             for event in events[log.name]:
                 cause = _because(causes[event]) if event in causes else ""
-                advice = next_look(log, event, events, causes.get(event, ""))
-                lines.append(f"{sentence(log, event)}{cause}. Look next at {advice}.")
+                lines.append(f"{sentence(log, event)}{cause}. Look next at {next_of(log, event)}.")
             lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
-    lines += recorded.lines if recorded else []
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
-    return [*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)} in {runs}"], bool(alarms)
+    return [*lines, f"{number} alarm{'s' * (number != 1)} in {runs}"], bool(number)
 
 
 def _causes(

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.crossings import failing
+from lab.analysis.runaway import FAILS_AT
 from lab.analysis.sensitivity import LOST
 from lab.core import files, shipped
 
@@ -19,6 +20,8 @@ TOLERATED = 0.1  # nats above the best loss, up to which a rate above the best o
 BROKEN = 0.5  # nats above its base, from which a single change counts as catastrophic
 MOST = 12.0  # nats, about the loss of a uniform guess, which stands for all that is higher or not finite
 NAMES = {"mini": "adam_mini", "soape": "soap"}  # of optimizers that Marin's table calls otherwise
+# Nats, where runs that diverged end: the median of losses above 5.5 in each table. Nobody published a unigram model's.
+UNIGRAM = {"Step Law": 6.7, "Marin": 7.7}
 # Keys by which a curve of losses is told from others.
 CURVE = ("source", "arm", "parameters", "tokens", "batch")
 
@@ -37,6 +40,8 @@ class Curve(NamedTuple):
         highest_lr: the highest rate that was tried.
         higher: how many rates above ``failing_lr`` were tried.
         survivors: how many of these ended below that loss.
+        half_edge_lr: the highest rate below ``half_lr`` that was tried.
+        half_lr: the lowest rate above the best one from which the loss is half of the way to that of a unigram model.
     """
 
     best_lr: float
@@ -50,15 +55,21 @@ class Curve(NamedTuple):
     highest_lr: float
     higher: int
     survivors: int
+    half_edge_lr: float
+    half_lr: float
 
 
-def curve_of(lr: np.ndarray, loss: np.ndarray) -> Curve:
-    """The curve of final losses (nats/token) over learning rates; a loss that is not finite is a run that failed."""
+def curve_of(lr: np.ndarray, loss: np.ndarray, unigram: float = math.nan) -> Curve:
+    """The curve of final losses (nats/token) over learning rates; a loss that is not finite is a run that failed.
+
+    The loss of a unigram model may be NaN, which means unknown.
+    """
     order = np.argsort(lr)
     lr, loss = lr[order], np.where(np.isfinite(loss), loss, np.inf)[order]
     best, lost = int(np.argmin(loss)), failing(lr, loss, LOST)
     loss_at = dict(zip(lr, loss, strict=True))
     higher = loss[lr > lost.high]
+    half = failing(lr, loss, FAILS_AT * (unigram - float(loss[best])))
     return Curve(
         best_lr=float(lr[best]),
         best_loss=float(loss[best]),
@@ -71,6 +82,8 @@ def curve_of(lr: np.ndarray, loss: np.ndarray) -> Curve:
         highest_lr=float(lr[-1]),
         higher=len(higher),
         survivors=int((higher <= loss[best] + LOST).sum()),
+        half_edge_lr=half.low if half.times else math.nan,
+        half_lr=half.high if half.times else math.nan,
     )
 
 
@@ -78,13 +91,14 @@ def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each curve: the columns of ``CURVE`` that the runs have, and the fields of ``Curve``.
 
     Args:
-        runs: with the columns ``lr`` and ``loss``, and those that tell curves apart.
+        runs: with the columns ``lr`` and ``loss``, those that tell curves apart, and ``loss_unigram`` if known.
     """
     keys = [name for name in CURVE if name in runs]
-    rows = [
-        {**dict(zip(keys, key, strict=True)), **curve_of(part["lr"].to_numpy(), part["loss"].to_numpy())._asdict()}
-        for key, part in runs.groupby(keys, sort=True)
-    ]
+    rows = []
+    for key, part in runs.groupby(keys, sort=True):
+        unigram = float(part["loss_unigram"].iloc[0]) if "loss_unigram" in part else math.nan
+        curve = curve_of(part["lr"].to_numpy(), part["loss"].to_numpy(), unigram)
+        rows.append({**dict(zip(keys, key, strict=True)), **curve._asdict()})
     return pd.DataFrame(rows)
 
 
@@ -142,6 +156,7 @@ def rates_of(changes: pd.DataFrame) -> pd.DataFrame:
             "batch": kept["tokens"] / kept["steps"],
             "lr": kept["base_lr"].where(kept["is_base"], kept["value"]),
             "loss": kept["loss"],
+            "loss_unigram": UNIGRAM["Marin"],
         }
     )
 

@@ -8,7 +8,7 @@ import pandas as pd
 from lab.analysis.rendering import layout, marks, panels, scales, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.text import count
-from lab.features.numbers.limits import TOKENS_PER_PARAMETER, read_limits
+from lab.features.predict.limits import TOKENS_PER_PARAMETER, read_limits
 from lab.studies.real_runs.curves import RealRuns, failing_brackets
 
 SOURCES = ("the lab", "Marin", "Step Law")
@@ -69,7 +69,7 @@ def failing_rates(runs: RealRuns) -> Sheet:
     Each bar leads from the highest rate that did not fail to the lowest one that did, or has no upper end where none
     failed. All are moved to 20 tokens to a parameter, by the power of tokens of the law that is drawn: it was fitted to
     all of them, and each size of each source counts equally. The band holds 95 % of new curves; the law is dashed
-    beyond the largest run.
+    where nothing ran.
     """
     limit = read_limits()["failing_lr"]
     assert limit.law
@@ -79,13 +79,15 @@ def failing_rates(runs: RealRuns) -> Sheet:
     middle, low, high = np.array([limit.at({"params": each}) for each in size]).T
     area = axes.fill_between(size, low, high, color=style.INK, alpha=0.13, linewidth=0)
     marks.name(area, "95 % of new curves")
-    inside = size <= limit.sizes[1]
-    axes.plot(size[inside], middle[inside], color=style.INK, linewidth=1.2)
-    axes.plot(size[~inside], middle[~inside], color=style.INK, linewidth=1.2, linestyle=style.DASHED)
-    curves = failing_brackets(runs.curves)
+    curves = failing_brackets(runs.curves[runs.curves["arm"] == "adamw"])
+    axes.plot(size, middle, color=style.INK, linewidth=1.2, linestyle=style.DASHED)
+    for is_own in (True, False):
+        ran = curves.loc[(curves["source"] == "the lab") == is_own, "parameters"]
+        inside = (size >= ran.min()) & (size <= ran.max())
+        axes.plot(size[inside], middle[inside], color=style.INK, linewidth=1.2)
     looks = panels.arm_looks(SOURCES)
     for source, look in looks.items():
-        own = curves[(curves["source"] == source) & (curves["arm"] == "adamw")]
+        own = curves[curves["source"] == source]
         ratio = own["tokens"] / own["parameters"] / TOKENS_PER_PARAMETER
         moved = own[["low", "high"]].div(ratio ** limit.law.exponents["tokens"], axis=0)
         spread = np.exp(0.06 * np.linspace(-1, 1, len(own))) if len(own) > 1 else np.ones(1)

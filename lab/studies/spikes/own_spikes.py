@@ -255,8 +255,8 @@ def branch_counts(records: Records) -> pd.DataFrame:
     return pd.DataFrame({"spikes": removed.notna().astype(float), "removed": removed.fillna(0.0)})
 
 
-def removable(records: Records) -> float:
-    """Share of windows, as long as those in which a removed spike must not come, that hold no spike by chance.
+def removable(records: Records, updates: int = MERGE) -> float:
+    """Share of windows that hold no spike by chance, as long as those from the branch to so many updates after a spike.
 
     From the spikes of twins later on: the largest share that a change can remove which makes spikes no rarer.
     """
@@ -267,7 +267,7 @@ def removable(records: Records) -> float:
     steps = records.runs.set_index("id")["steps"].reindex(twins.index) - twins["step"] - MERGE
     if not steps.sum() > 0:
         return math.nan
-    return math.exp(-float(after.sum()) / float(steps.sum()) * float(twins["back"].mean() + MERGE))
+    return math.exp(-float(after.sum()) / float(steps.sum()) * float(twins["back"].mean() + updates))
 
 
 def changes(records: Records) -> pd.DataFrame:

@@ -1,34 +1,29 @@
-"""The numbers of a run held against the limits of the committed records: a row for each risk."""
+"""The numbers of a run held against the limits of public runs: a row for each risk, and what contradicts it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from lab.analysis.laws.fits import Crossing
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from lab.analysis.sensitivity import LOST
 from lab.analysis.text import count, format_value, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
-from lab.features.numbers.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
+from lab.features.predict.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
 from lab.records.columns import spelled_out
 
-BEYOND, OPEN, UNTRIED, CLEAR = "beyond", "open", "not tried", "clear"
-APART, UNASKED = "does not carry over", "no number"
-VERDICTS = (BEYOND, OPEN, UNTRIED, CLEAR, APART, UNASKED)
-FP16 = {"fp16": "fp16_emulated"}
-FORMATS_AT_SIZE = ("fp32", "bf16")  # of public runs
+BEYOND, OPEN, NOT_BEYOND, NOT_JUDGED = "beyond", "open", "not beyond", "not judged"
+STABLE, UNSTABLE = "stable", "unstable"
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
-FAR = 30  # times the largest size, or the most tokens, that ran, beyond which nothing is called clear
+FAR = 30  # times the largest size, or the most tokens, that ran, beyond which no number is told to lie short of a limit
 PARTS = {"active": "params", "batch": "tokens"}  # numbers that are at most another one
 HIGH_RATE = 10.0  # a learning rate above which a page says so first
-DISAGREE = 3.0  # times, by which two records of one level may differ
-GO, LOOK, STOP = "go", "look", "stop"
+APART = ("optimizer", "qk_norm")  # runs that differ in one of these lie a decade apart
 
 
 class Number(float):
@@ -41,6 +36,9 @@ class Number(float):
         number = super().__new__(cls, value)
         number.text = text
         return number
+
+
+Numbers = Mapping[str, Number | str]
 
 
 class Derived(NamedTuple):
@@ -56,11 +54,6 @@ DERIVED = {
         "warm-up in memories of beta2, 1 / (1 - beta2) steps each",
         ("warmup", "beta2"),
         lambda warmup, beta2: warmup * (1 - beta2),
-    ),
-    "decay": Derived(
-        "weight decay times learning rate, summed over the steps at its peak",
-        ("weight_decay", "lr", "tokens", "batch"),
-        lambda weight_decay, lr, tokens, batch: weight_decay * lr * tokens / batch,
     ),
 }
 
@@ -88,9 +81,7 @@ class Risk:
     columns: Sequence[str] = ()
     trouble: str = "above"
     act: str = ""
-    threshold: Mapping[str, Any] | None = None
-    does_not_carry: str = ""
-    also: str = ""
+    threshold: str = ""  # the column that has a level to act on, at which rounding is costly
 
     @property
     def means(self) -> str:
@@ -103,31 +94,40 @@ class Risk:
         return DERIVED[self.number].needs if self.number in DERIVED else (self.number,)
 
 
-class Decision(NamedTuple):
-    """Whether to go, to look closer or to stop, and why."""
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A published run of a large model, as ``published_runs.yaml`` describes it."""
 
-    word: str
-    why: str
+    name: str
+    numbers: Numbers
+    outcome: str
+    published: str
+    about: str
+    source: str
+
+    @cached_property
+    def verdicts(self) -> dict[str, str]:
+        """Its verdict on each risk that applies to it, by the name of the risk."""
+        return {row.risk.name: row.verdict for row in rows(self.numbers)}
 
 
 class Row(NamedTuple):
-    """What the records say of a risk.
+    """What public runs say of a risk.
 
     Attributes:
         risk: the risk.
         value: the user's number; NaN where one that it takes was not given.
         limit: where runs fail, for a model of the user's size, with the ends of its 95 % interval.
         decades: from the number to the limit, with the interval; negative beyond it, NaN without a number.
-        source: the records.
+        source: the runs that tell it.
         beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
-        has_far_tokens: whether the limit is a power of tokens, and was extrapolated to more than ``FAR`` times those of
-            any run.
-        has_optimizer: whether runs of the user's optimizer tell the limit, where it depends on the optimizer.
+        too_far: why the limit cannot tell that a number lies short of it; empty where it can.
         missing: the numbers that it takes, or that say whether it applies, and that were not given.
+        outside: a number of which public runs had only others, so that nothing can be told; empty without one.
         given: the first of the numbers that it takes, as the user gave it; None without one.
         unit: what a limit is multiplied by to be one of that number, with the others as they were given.
         threshold: above which to act; None if there is no such level.
-        remarks: what else is outside of what the records know, a sentence each.
+        remarks: what else is outside of what ran, a sentence each.
     """
 
     risk: Risk
@@ -136,47 +136,41 @@ class Row(NamedTuple):
     decades: Crossing
     source: Limit
     beyond: float
-    has_far_tokens: bool
-    has_optimizer: bool
+    too_far: str
     missing: Sequence[str]
+    outside: str
     given: Number | None
     unit: float
     threshold: Threshold | None
     remarks: Sequence[str]
 
     @property
-    def does_not_carry(self) -> str:
-        """Why the limit is another one for a model of the user's size; empty if no reason is known."""
-        if disagreement := levels_that_disagree(self.risk):
-            return disagreement
-        reason = "" if self.source.has_trend else str(table()["without_a_trend"])
-        if self.beyond > math.log10(FAR):
-            reason = reason or str(table()["too_far"])
-        if self.has_far_tokens:
-            reason = reason or str(table()["too_many_tokens"])
-        if not self.has_optimizer:
-            reason = reason or str(table()["no_such_optimizer"])
-        return self.risk.does_not_carry or (reason if min(self.decades) > 0 else "")
-
-    @property
     def factors_of_two(self) -> Crossing:
-        """From the number to the limit, with the interval; negative beyond it."""
+        """The same distance as ``decades``, in doublings."""
         return Crossing(*(decades / math.log10(2) for decades in self.decades))
 
     @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``; open if the interval of the limit holds the number, not tried if it has no end there.
+        """Where the number lies beside the limit; open if its interval holds the number.
 
-        A limit of small models at one size, or far below the user's, can tell what is beyond it, but never that a large
-        model is clear of it.
+        None of them is a permission: of published runs whose numbers were not beyond a limit, many were unstable.
         """
-        if math.isnan(self.value):
-            return UNASKED
-        if self.does_not_carry:
-            return APART
-        if max(self.decades) < 0 and (math.isfinite(self.decades.middle) or self.value == 0):
+        if self.missing or self.outside:
+            return NOT_JUDGED
+        if max(self.decades) < 0:
             return BEYOND
-        return CLEAR if min(self.decades) > 0 else UNTRIED if math.isinf(min(self.decades)) else OPEN
+        if self.too_far:
+            return NOT_JUDGED
+        return NOT_BEYOND if min(self.decades) > 0 else OPEN
+
+    @property
+    def reason(self) -> str:
+        """Why it is not judged; empty if it is."""
+        if self.verdict != NOT_JUDGED:
+            return ""
+        return (
+            f"{listed(f'{key}=' for key in self.missing)} not given" if self.missing else self.outside or self.too_far
+        )
 
 
 @cache
@@ -188,8 +182,15 @@ def table() -> Mapping[str, Any]:
 
 @cache
 def risks() -> Sequence[Risk]:
-    """All risks, in their order."""
-    return [Risk(name, **{"when": {}, **entry}) for name, entry in table()["risks"].items()]
+    """All risks, in their order: that of the learning rate, of which public runs tell most, comes first."""
+    return [Risk(name, **entry) for name, entry in table()["risks"].items()]
+
+
+@cache
+def published_runs() -> Sequence[Published]:
+    """The published runs that come with the lab."""
+    entries = shipped.load(Path(__file__).with_name("published_runs.yaml"))
+    return [Published(name, **{**entry, "numbers": read_numbers(entry["numbers"])}) for name, entry in entries.items()]
 
 
 def read_numbers(words: Sequence[str]) -> dict[str, Number | str]:
@@ -236,29 +237,45 @@ def _value(key: str, text: str, entry: Mapping[str, Any]) -> Number | str:
     return Number(value, text)
 
 
-def rows(numbers: Mapping[str, Number | str]) -> list[Row]:
-    """What the records say of each risk of a run, the nearest limits first.
+def rows(numbers: Numbers) -> list[Row]:
+    """What public runs say of each risk of a run, those beyond their limits first, and else in the order of ``risks``.
 
-    A risk is left out if a number excludes it: attention logits, of a run with qk-norm.
+    A risk is left out if a number excludes it: the learning rate without qk-norm, of a run with it.
 
     Args:
         numbers: as ``read_numbers`` makes them, with ``params``.
     """
     found = [_row(risk, numbers) for risk in risks() if not _excluded(risk, numbers)]
-    return sorted(found, key=lambda row: (VERDICTS.index(row.verdict), row.decades.middle))
+    return sorted(found, key=lambda row: row.verdict != BEYOND)
 
 
-def levels_that_disagree(risk: Risk) -> str:
-    """The levels that two records give to one quantity, a clause; empty if they agree within ``DISAGREE`` times."""
-    records = [read_limits()[name] for name in (risk.limit, risk.also) if name]
-    levels = [record.beyond for record in records]
-    if len(records) < 2 or max(levels) <= DISAGREE * min(levels):
-        return ""
-    named = [f"{record.beyond:.3g} in {record.place} ({format_value(record.steps[0])} steps)" for record in records]
-    return f"its records disagree, and the level is {listed(named)}"
+def contradicting(row: Row, numbers: Numbers, known: Sequence[Published]) -> Published | None:
+    """The nearest published run that contradicts what a row says.
+
+    Of a number beyond its limit that is a run that was stable there. Of any other it is one that was unstable although
+    none of its own numbers was beyond a limit; if there are such runs to which the risk applies, one of them.
+    """
+    is_beyond = row.verdict == BEYOND
+    alike, others = list[Published](), list[Published]()
+    for run in known:
+        if is_beyond and run.outcome == STABLE and run.verdicts.get(row.risk.name) == BEYOND:
+            alike.append(run)
+        elif not is_beyond and run.outcome == UNSTABLE and BEYOND not in run.verdicts.values():
+            (alike if row.risk.name in run.verdicts else others).append(run)
+    return min(alike or others, key=lambda run: distance(run.numbers, numbers), default=None)
 
 
-def left_out(numbers: Mapping[str, Number | str]) -> dict[str, list[str]]:
+def distance(a: Numbers, b: Numbers) -> float:
+    """Decades of size, learning rate and tokens between two runs, and one for another optimizer or norm of queries.
+
+    What is not given in both counts nothing.
+    """
+    apart = sum(key in a and key in b and a[key] != b[key] for key in APART)
+    both = [key for key in ("params", "lr", "tokens") if key in a and key in b]
+    return apart + sum(abs(math.log10(float(a[key]) / float(b[key]))) for key in both)
+
+
+def left_out(numbers: Numbers) -> dict[str, list[str]]:
     """The titles of the risks that do not apply, by the number that excludes them, such as ``qk_norm=yes``."""
     found: dict[str, list[str]] = {}
     for risk in risks():
@@ -267,17 +284,17 @@ def left_out(numbers: Mapping[str, Number | str]) -> dict[str, list[str]]:
     return found
 
 
-def not_covered(numbers: Mapping[str, Number | str]) -> list[str]:
-    """What these records do not know of the values given, half a sentence each."""
+def not_covered(numbers: Numbers) -> list[str]:
+    """What public runs do not tell of the values given, half a sentence each."""
     found = {}
     for key, value in numbers.items():
         reasons = table()["numbers"][key].get("not_covered", {})
-        found[f"{key}={_text(value)}"] = reasons if isinstance(reasons, str) else reasons.get(value, "")
+        found[f"{key}={text_of(value)}"] = reasons if isinstance(reasons, str) else reasons.get(value, "")
     return [f"{given}: {reason}" for given, reason in found.items() if reason]
 
 
-def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
-    """What to know before all else, a sentence each: how far the numbers lie from all that ran."""
+def far_away(numbers: Numbers) -> list[str]:
+    """How far the numbers lie from all that ran, a sentence each."""
     ranges, found = public()["ranges"], []
     if times := _far(numbers).get("params"):
         found.append(
@@ -289,9 +306,9 @@ def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
             f"lr={lr.text} is above {HIGH_RATE:g}, and the highest that ran here is {ranges['lr'][1]:g}: is it meant?"
         )
     outside = [
-        f"{key}={_text(numbers[key])} ({short(low)} to {short(high)})"
+        f"{key}={text_of(numbers[key])} ({short(low)} to {short(high)})"
         for key, (low, high) in ranges.items()
-        if key in numbers and key not in ("params", "lr") and not low <= float(numbers[key]) <= high
+        if key in numbers and key not in ("params", "lr") and not _is_inside(key, numbers[key])
     ]
     if outside:
         found.append(f"Outside of what public runs had: {listed(outside)}.")
@@ -300,52 +317,16 @@ def far_away(numbers: Mapping[str, Number | str]) -> list[str]:
     return found
 
 
-def _far(numbers: Mapping[str, Number | str]) -> dict[str, float]:
+def _is_inside(key: str, value: Number | str) -> bool:
+    """Whether public runs had numbers below and above a value."""
+    low, high = public()["ranges"][key]
+    return bool(low <= float(value) <= high)
+
+
+def _far(numbers: Numbers) -> dict[str, float]:
     """The size and the tokens over the most of any public run, where they are more than ``FAR`` times that."""
     most = {key: float(public()["ranges"][key][1]) for key in ("params", "tokens")}
     return {key: times for key in most if key in numbers and (times := float(numbers[key]) / most[key]) > FAR}
-
-
-def decide(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> Decision:
-    """What to do, by the rows of a run.
-
-    Stop beyond a limit. Look where one is open, far from all that ran, where a number is not covered, in a number
-    format that no public run had, or where none is clear.
-    """
-    titles = {word: [row.risk.title for row in found if row.verdict == word] for word in VERDICTS}
-    if beyond := titles[BEYOND]:
-        return Decision(STOP, f"{_are(beyond)} beyond the limit")
-    if unsure := [*titles[OPEN], *titles[UNTRIED]]:
-        return Decision(LOOK, f"{_are(unsure)} open")
-    for key, times in _far(numbers).items():
-        what = "size" if key == "params" else key
-        return Decision(LOOK, f"nothing is clear at {count(times)} times the {what} of any public run here")
-    if not titles[CLEAR]:
-        return Decision(LOOK, "no limit that carries over judges these numbers")
-    if apart := [reason.partition(":")[0] for reason in not_covered(numbers)]:
-        return Decision(LOOK, f"{_are(apart)} not covered by these limits")
-    if numbers.get("precision", "bf16") not in FORMATS_AT_SIZE:
-        small = [row.risk.title for row in found if row.verdict == APART and "precision" in row.risk.when]
-        return Decision(LOOK, f"{_are(small or ['the number format'])} known of small models alone")
-    return Decision(GO, f"{_are(titles[CLEAR])} clear of the limit")
-
-
-def _are(titles: Sequence[str]) -> str:
-    return f"{listed(titles)} {'is' if len(titles) == 1 else 'are'}"
-
-
-def cliff(found: Sequence[Row], numbers: Mapping[str, Number | str]) -> str:
-    """How far the learning rate lies from that at which runs begin to fail, a sentence; empty if that is not known."""
-    of_rates = [row for row in found if row.risk.number == "lr" and row.source.law and not math.isnan(row.value)]
-    for row in sorted(of_rates, key=lambda row: row.decades.middle)[:1]:
-        middle, *ends = row.factors_of_two
-        side = "below" if middle > 0 else "above"
-        low, high = sorted(ends) if middle > 0 else sorted(-end for end in ends)
-        return (
-            f"lr={_text(numbers['lr'])} is {abs(middle):.1f} [{low:.1f}, {high:.1f}] factors of two {side} the cliff, "
-            f"the rate from which such runs end {LOST:g} nats higher or more."
-        )
-    return ""
 
 
 def changes_of(optimizer: Number | str | None) -> list[str]:
@@ -376,20 +357,21 @@ def _together(tables: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Sequen
     return found
 
 
-def _text(value: Number | str) -> str:
+def text_of(value: Number | str) -> str:
+    """A number as it was given."""
     return value.text if isinstance(value, Number) else value
 
 
-def _excluded(risk: Risk, numbers: Mapping[str, Number | str]) -> str:
+def _excluded(risk: Risk, numbers: Numbers) -> str:
     """The number that excludes a risk; a risk of one number format is excluded if no format is given."""
     for key, values in risk.when.items():
         if key in numbers and numbers[key] not in values:
-            return f"{key}={numbers[key]}"
+            return f"{key}={text_of(numbers[key])}"
     return "precision= not given" if "precision" in risk.when and "precision" not in numbers else ""
 
 
 def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
-    source, size = read_limits()[risk.limit], numbers["params"]
+    source = read_limits()[risk.limit]
     conditions = [key for key in risk.when if key != "optimizer"]
     missing = [key for key in (*risk.needs, *conditions) if key not in numbers]
     value, unit = math.nan, 1.0
@@ -399,12 +381,14 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
         if risk.number in DERIVED:  # in proportion to the first of its numbers
             derived = DERIVED[risk.number].value
             value, unit = derived(first, *others), 1 / derived(1.0, *others)
+    outside = [key for key in risk.needs[1:] if key in numbers and not _is_inside(key, numbers[key])]
     limit = source.at(numbers)
     sign = -1 if risk.trouble == "below" else 1
-    ends = [sign * _decades(value, end) for end in limit]
-    if value == 0 and source.offsets and numbers.get("optimizer", "adamw") not in source.offsets:
+    ends = [sign * (math.log10(end / value) if value else math.inf) for end in limit]
+    has_optimizer = not source.offsets or numbers.get("optimizer", "adamw") in source.offsets
+    if value == 0 and not has_optimizer:
         ends[-1] = math.inf  # some optimizers need no warm-up, and of this one nobody knows
-    beyond = max(0.0, math.log10(size / source.sizes[1]))
+    beyond = max(0.0, math.log10(numbers["params"] / source.sizes[1]))
     return Row(
         risk,
         value,
@@ -412,49 +396,48 @@ def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
         Crossing(*ends),
         source,
         beyond,
-        has_far_tokens=bool(source.law and "tokens" in source.law.exponents and "tokens" in _far(numbers)),
-        has_optimizer=not source.offsets or numbers.get("optimizer", "adamw") in source.offsets,
+        too_far=_too_far(source, beyond, has_optimizer, numbers),
         missing=missing,
+        outside=f"no public run had {' or '.join(f'{key}={numbers[key].text}' for key in outside)}" if outside else "",
         given=numbers.get(risk.needs[0]),
         unit=unit,
         threshold=_threshold(risk, numbers),
-        remarks=_remarks(risk, source, value, numbers),
+        remarks=_remarks(risk, source, value, has_optimizer, numbers),
     )
 
 
-def _decades(value: float, limit: float) -> float:
-    if math.isnan(value) or math.isnan(limit):
-        return math.nan
-    if value == 0 or math.isinf(limit):
-        return math.inf
-    return math.log10(limit / value) if limit else -math.inf
+def _too_far(source: Limit, beyond: float, has_optimizer: bool, numbers: Numbers) -> str:
+    """Why a limit cannot tell that a number lies short of it; empty where it can."""
+    reasons: Mapping[str, str] = table()["too_far"]
+    if not source.law.exponents and beyond > 0:
+        return reasons["without_a_trend"]
+    if beyond > math.log10(FAR):
+        return reasons["size"]
+    if "tokens" in source.law.exponents and "tokens" in _far(numbers):
+        return reasons["tokens"]
+    return "" if has_optimizer else reasons["optimizer"]
 
 
-def _remarks(risk: Risk, source: Limit, value: float, numbers: Mapping[str, Any]) -> list[str]:
+def _remarks(risk: Risk, source: Limit, value: float, has_optimizer: bool, numbers: Mapping[str, Any]) -> list[str]:
     remarks = []
     low, high = source.tried
-    if source.has_trend and numbers["params"] < source.sizes[0]:
+    if source.law.exponents and numbers["params"] < source.sizes[0]:
         remarks.append(f"Your size lies below those that ran, from {count(source.sizes[0])} on.")
-    if source.law and "tokens" in source.law.exponents and "tokens" not in numbers:
+    if "tokens" in source.law.exponents and "tokens" not in numbers:
         remarks.append(f"No tokens are given, so {TOKENS_PER_PARAMETER} to each parameter are taken.")
-    optimizer = str(numbers.get("optimizer", "adamw"))
-    if source.offsets and optimizer not in source.offsets:
+    if not has_optimizer:
         remarks.append(
-            f"No public run here tells where {optimizer} begins to fail, so the interval covers "
+            f"No public run here tells where {numbers['optimizer']} begins to fail, so the interval covers "
             f"{count(len(source.offsets))} others."
         )
-    if source.lines and math.isnan(source.beyond):
-        at = f"The limit is that at a learning rate of {format_value(source.nearest(numbers.get('lr')))}"
-        if "lr" not in numbers:
-            remarks.append(f"{at}, the highest that ran, since no lr is given.")
-        elif numbers["lr"] not in source.lines:
-            remarks.append(f"{at}, the nearest that ran; yours is {numbers['lr'].text}.")
-    elif not math.isnan(value) and not low <= value <= high:
+    if not math.isnan(value) and not low <= value <= high:
         yours = short(value) if risk.number in DERIVED else numbers[risk.number].text
         remarks.append(f"Your {yours} lies outside of what ran, {short(low)} to {short(high)}.")
     asked = {key: values for key, values in risk.when.items() if key not in numbers and key != "optimizer"}
-    remarks += [f"It applies if {key}={listed(values, 'or')}, which was not given." for key, values in asked.items()]
-    return remarks
+    return [
+        *remarks,
+        *(f"It applies if {key}={listed(values, 'or')}, which was not given." for key, values in asked.items()),
+    ]
 
 
 def short(value: float) -> str:
@@ -462,11 +445,9 @@ def short(value: float) -> str:
     return count(value) if value >= 1e4 else format_value(float(f"{value:.3g}"))
 
 
-def _threshold(risk: Risk, numbers: Mapping[str, Any]) -> Threshold | None:
+def _threshold(risk: Risk, numbers: Numbers) -> Threshold | None:
+    """The level of a risk: that at which rounding in the user's number format is costly."""
     if not risk.threshold:
         return None
-    column, above = risk.threshold["column"], risk.threshold["above"]
-    if above == "rounding":
-        precision = str(numbers["precision"])
-        above = float(f"{level_at_cost(COSTLY, MANTISSA_BITS[FP16.get(precision, precision)]):.3g}")
-    return Threshold(column, float(above))
+    level = level_at_cost(COSTLY, MANTISSA_BITS[str(numbers["precision"])])
+    return Threshold(risk.threshold, float(f"{level:.3g}"))

@@ -1,0 +1,639 @@
+"""Small training loops with a recorder, and the faults that are planted in them; see ``recorded_faults.py``.
+
+The loops are written as a user of PyTorch writes them, of models and optimizers that are none of the lab's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lab
+
+WIDTH, BLOCKS, HEADS, VOCABULARY, LENGTH, ROWS = 32, 4, 2, 32, 24, 8
+CLASSES, SIDE, PATCH = 8, 8, 2
+EXPERTS, CHOSEN = 4, 2
+
+
+class Attention(nn.Module):
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.is_causal = is_causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
+        mixed = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=self.is_causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.top_k = nn.Linear(WIDTH, EXPERTS), CHOSEN
+        self.experts = nn.ModuleList(mlp() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probability = self.router(x).softmax(-1)
+        top, chosen = probability.topk(self.top_k)
+        gate = torch.zeros_like(probability).scatter(-1, chosen, top / top.sum(-1, keepdim=True))
+        self.balancing = EXPERTS * ((gate > 0).float().mean((0, 1)) * probability.mean((0, 1))).sum()
+        return torch.stack([expert(x) * gate[..., e, None] for e, expert in enumerate(self.experts)]).sum(0)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class Block(nn.Module):
+    def __init__(self, *, is_causal: bool, has_experts: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.dropout = Attention(is_causal), nn.Dropout(0.0)
+        self.mlp: nn.Module = Experts() if has_experts else mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, *, has_experts: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(is_causal=True, has_experts=has_experts) for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.apply(_initialize)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, WIDTH, PATCH, PATCH)
+        self.positions = nn.Parameter(torch.zeros((SIDE // PATCH) ** 2, WIDTH))
+        self.layers = nn.ModuleList(Block(is_causal=False, has_experts=False) for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x).mean(1))
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.1)
+
+
+def of_transformers() -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * WIDTH,
+            max_position_embeddings=LENGTH,
+            initializer_range=0.1,
+            use_cache=False,
+        )
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "nano": LanguageModel,
+    "transformers": of_transformers,
+    "mixture": lambda: LanguageModel(has_experts=True),
+    "vision": VisionTransformer,
+}
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of momentum (Chen et al. 2023, arXiv:2302.06675)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(weights, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(torch.lerp(weight.grad, momentum, beta1).sign(), alpha=group["lr"])
+                momentum.lerp_(weight.grad, 1 - beta2)
+
+
+def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
+    """One of AdamW, Lion, and Muon, which takes matrices of blocks while AdamW takes all else."""
+    weights = dict(model.named_parameters())
+    if name == "lion":
+        return [Lion(weights.values(), lr=3e-4, weight_decay=decay)]
+    if name == "adamw":
+        return [torch.optim.AdamW(weights.values(), lr=1e-3, betas=(0.9, 0.95), weight_decay=decay)]
+    inside = {id(weight) for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2}
+    rest = [weight for weight in weights.values() if id(weight) not in inside]
+    muon = torch.optim.Muon([w for w in weights.values() if id(w) in inside], lr=5e-3, weight_decay=decay)
+    return [muon, torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=decay)]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    return list(
+        max(
+            (part for part in model.modules() if isinstance(part, nn.ModuleList)),
+            key=lambda x: len(x) * (type(x[0]) is not nn.Sequential),
+        )
+    )
+
+
+class Text:
+    """Chains of letters: after each letter some are likely and most are not."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=self.random).mul(2.5).softmax(-1)
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        letters = [torch.randint(VOCABULARY, (rows,), generator=self.random)]
+        for _ in range(LENGTH):
+            letters.append(torch.multinomial(self.table[letters[-1]], 1, generator=self.random)[:, 0])
+        chain = torch.stack(letters, 1)
+        return chain[:, :-1], chain[:, 1:]
+
+    def bad(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Letters that come by no rule, in inputs that are all the same."""
+        return torch.zeros(rows, LENGTH, dtype=torch.long), torch.randint(
+            VOCABULARY, (rows, LENGTH), generator=self.random
+        )
+
+
+class Images:
+    """Noisy pictures of some classes, each with a pattern of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed)
+        self.patterns = torch.randn(CLASSES, 1, SIDE, SIDE, generator=self.random)
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        label = torch.randint(CLASSES, (4 * rows,), generator=self.random)
+        return self.patterns[label] + 2.0 * torch.randn(4 * rows, 1, SIDE, SIDE, generator=self.random), label
+
+    def bad(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Pictures that are far too bright, with labels at random."""
+        images, _ = self(rows)
+        return 10 * images, torch.randint(CLASSES, (4 * rows,), generator=self.random)
+
+
+@dataclass
+class Loop:
+    """A training loop, with places in which a fault can act.
+
+    Attributes:
+        at: the step from which a fault acts.
+        block: the number of the block in which it acts, if it acts in one.
+        batch, gradients, update: act at every step: on a batch, on the gradients before they are clipped, and before
+            the update.
+        evaluates, resumes, halves: what healthy loops do, too: evaluate in between, go on from a checkpoint in the
+            middle, and accumulate two micro-batches.
+    """
+
+    model_name: str
+    optimizer_name: str
+    seed: int
+    steps: int
+    at: int = 0
+    block: int = 0
+    clip: float = 1.0
+    decay: float = 0.0
+    is_bf16: bool = False
+    evaluates: bool = False
+    resumes: bool = False
+    halves: bool = False
+    rate: Callable[[int], float] = lambda step: min(1.0, (step + 1) / 20)
+    rows: Callable[[int], int] = lambda step: ROWS
+    batch: Callable[[Loop, int, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda loop, step, x, y: (x, y)
+    gradients: Callable[[Loop, int], None] = lambda loop, step: None
+    update: Callable[[Loop, int], None] = lambda loop, step: None
+    scaler: Any = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.model = MODELS[self.model_name]()
+        self.blocks = blocks_of(self.model)
+        self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
+        self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
+        self.data: Any = (Images if self.model_name == "vision" else Text)(1000 + self.seed)
+
+    def matrices(self, block: int) -> list[nn.Parameter]:
+        """The matrices of a block, that into its MLP and that out of it last."""
+        return [weight for weight in self.blocks[block].parameters() if weight.ndim == 2]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [weight for weight in self.model.parameters() if weight.grad is not None]
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
+            output = self.model(x)
+            logits = getattr(output, "logits", output)
+        loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
+        mixtures = [part for part in self.model.modules() if isinstance(part, Experts)]
+        return loss + 0.01 * sum(part.balancing for part in mixtures) if mixtures else loss
+
+    def run(self, every: int, out: Path) -> None:
+        """Train, and record every so many steps."""
+        recorder = lab.record(self.model, self.optimizers, every=every, out=out, scaler=self.scaler)
+        for step in range(self.steps):
+            if self.resumes and step == self.steps // 2:
+                recorder.close()
+                states = [each.state_dict() for each in self.optimizers]
+                for each, state in zip(self.optimizers, states, strict=True):
+                    each.load_state_dict(state)
+                recorder = lab.record(self.model, self.optimizers, every=every, out=out, first_step=step)
+            if self.evaluates and step % 25 == 0:
+                self.model.eval()
+                with torch.no_grad():
+                    self.loss(*self.data(ROWS))
+                self.model.train()
+            for each, peaks in zip(self.optimizers, self.peaks, strict=True):
+                for group, peak in zip(each.param_groups, peaks, strict=True):
+                    group["lr"] = peak * self.rate(step)
+            x, y = self.batch(self, step, *self.data(self.rows(step)))
+            loss = self._backward(x, y)
+            self.gradients(self, step)
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.update(self, step)
+            for each in self.optimizers:
+                self.scaler.step(each) if self.scaler else each.step()
+            if self.scaler:
+                self.scaler.update()
+            for each in self.optimizers:
+                each.zero_grad()
+            recorder.step(loss)
+        recorder.close()
+
+    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
+        parts = [(x, y)] if not self.halves else list(zip(x.chunk(2), y.chunk(2), strict=True))
+        losses = []
+        for part in parts:
+            loss = self.loss(*part) / len(parts)
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+            losses.append(loss.detach())
+        if self.scaler:
+            for each in self.optimizers:
+                self.scaler.unscale_(each)
+        return torch.stack(losses).sum()
+
+
+# faults: each changes a loop before it runs
+
+
+def block_gradients(loop: Loop) -> None:
+    """The gradients of one block are 10,000 times too large for three steps."""
+
+    def grow(loop: Loop, step: int) -> None:
+        if loop.at <= step < loop.at + 3:
+            for weight in loop.blocks[loop.block].parameters():
+                weight.grad.mul_(1e4)
+
+    loop.gradients = grow
+
+
+def _once(loop: Loop, act: Callable[[Loop], None]) -> None:
+    """Act on the weights before the first step of the fault, so that its forward pass has them already."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step == loop.at:
+            with torch.no_grad():
+                act(loop)
+        return x, y
+
+    loop.batch = batch
+
+
+def block_weights(loop: Loop) -> None:
+    """One matrix of one block becomes 30 times as large."""
+    _once(loop, lambda loop: loop.matrices(loop.block)[-1].mul_(30))
+
+
+def bad_batch(loop: Loop) -> None:
+    """Three batches are bad."""
+    loop.batch = lambda loop, step, x, y: loop.data.bad(ROWS) if loop.at <= step < loop.at + 3 else (x, y)
+
+
+def rate_jump(loop: Loop) -> None:
+    """The learning rate becomes 100 times as large."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (100 if step >= loop.at else 1)
+
+
+def initial_values(loop: Loop) -> None:
+    """One matrix has initial values with a standard deviation of 3."""
+    nn.init.normal_(loop.matrices(loop.block)[-1], std=3.0)
+
+
+def dead_layer(loop: Loop) -> None:
+    """The bias before the activation function of one block is -20, so nothing gets through."""
+    bias = next(b for b in loop.blocks[loop.block].parameters() if b.shape == (4 * WIDTH,))
+    nn.init.constant_(bias, -20.0)
+
+
+def wrong_labels(loop: Loop) -> None:
+    """From a step on the labels are those of other rows, in another order."""
+    loop.batch = lambda loop, step, x, y: (
+        x,
+        y.flatten()[torch.randperm(y.numel())].reshape(y.shape) if step >= loop.at else y,
+    )
+
+
+def gradient_nan(loop: Loop) -> None:
+    """One entry of one gradient is NaN, once."""
+
+    def spoil(loop: Loop, step: int) -> None:
+        if step == loop.at:
+            loop.matrices(loop.block)[-1].grad.view(-1)[0] = math.nan
+
+    loop.gradients = spoil
+
+
+def query_scale(loop: Loop) -> None:
+    """Queries and keys of one block become eight times as large."""
+
+    def act(loop: Loop) -> None:
+        qkv = next(weight for weight in loop.matrices(loop.block) if weight.shape == (3 * WIDTH, WIDTH))
+        if loop.model_name == "transformers":  # of each head in turn
+            qkv.view(HEADS, 3, -1, WIDTH)[:, :2].mul_(8)
+        else:
+            qkv[: 2 * WIDTH].mul_(8)
+
+    _once(loop, act)
+
+
+class Fp16:
+    """Gradients pass through fp16, with a loss scale that a scaler sets."""
+
+    def __init__(self, loop: Loop, scale: float) -> None:
+        loop.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=100_000)
+        self.is_too_large = False
+        for weight in loop.model.parameters():
+            weight.register_hook(lambda grad: (grad * (1e9 if self.is_too_large else 1)).half().float())
+
+
+def scale_overflow(loop: Loop) -> None:
+    """From a step on gradients overflow in fp16 at any loss scale."""
+    format_ = Fp16(loop, 1024.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        format_.is_too_large = step >= loop.at
+        return x, y
+
+    loop.batch = batch
+
+
+def state_zeroed(loop: Loop) -> None:
+    """The optimizer forgets its moments, and not the number of its steps."""
+
+    def act(loop: Loop) -> None:
+        for each in loop.optimizers:
+            for state in each.state.values():
+                for name, value in state.items():
+                    if name != "step":
+                        value.zero_()
+
+    _once(loop, act)
+
+
+def router_collapse(loop: Loop) -> None:
+    """The router of one block sends all tokens to the same experts."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.blocks[loop.block].modules():
+            if isinstance(part, Experts):
+                part.router.bias.copy_(torch.tensor([30.0, 20.0, 0.0, 0.0]))
+
+    _once(loop, act)
+
+
+def frozen_block(loop: Loop) -> None:
+    """From a step on one block is not trained any more, since its gradients are taken away."""
+
+    def freeze(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            for weight in loop.blocks[loop.block].parameters():
+                weight.grad = None
+
+    loop.gradients = freeze
+
+
+def residual_scale(loop: Loop) -> None:
+    """From a step on one block returns 20 times what it should."""
+    acts = {"now": False}
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        acts["now"] = step >= loop.at
+        return x, y
+
+    def scale(_: nn.Module, __: Any, output: Any) -> Any:
+        if not acts["now"]:
+            return output
+        return (output[0] * 20, *output[1:]) if isinstance(output, tuple) else output * 20
+
+    loop.batch = batch
+    loop.blocks[loop.block].register_forward_hook(scale)
+
+
+def embedding_spike(loop: Loop) -> None:
+    """The embedding becomes 30 times as large."""
+
+    def act(loop: Loop) -> None:
+        next(weight for weight in loop.model.parameters() if weight.ndim in (2, 4)).mul_(30)
+
+    _once(loop, act)
+
+
+def epsilon(loop: Loop) -> None:
+    """From a step on Adam's epsilon is 1, beside which gradients are small."""
+
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            for each in loop.optimizers:
+                for group in each.param_groups:
+                    group["eps"] = 1.0
+
+    loop.update = update
+
+
+def fp16_underflow(loop: Loop) -> None:
+    """From a step on the loss scale is so small that gradients underflow in fp16."""
+    Fp16(loop, 1024.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step == loop.at:
+            loop.scaler.update(1e-6)
+        return x, y
+
+    loop.batch = batch
+
+
+def decay_sign(loop: Loop) -> None:
+    """From a step on weight decay has the wrong sign: weights grow by two per cent in each step."""
+
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            with torch.no_grad():
+                for weight in loop.model.parameters():
+                    weight.mul_(1.02)
+
+    loop.update = update
+
+
+def repeated_batch(loop: Loop) -> None:
+    """From a step on all batches are the same one."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            x, y = loop.kept.setdefault("batch", (x, y))
+        return x, y
+
+    loop.batch = batch
+
+
+def dropout_on(loop: Loop) -> None:
+    """From a step on half of the activations are dropped."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.5
+
+    _once(loop, act)
+
+
+def label_shift(loop: Loop) -> None:
+    """From a step on each label is that of the neighbour."""
+    loop.batch = lambda loop, step, x, y: (x, y.roll(1, -1) if step >= loop.at else y)
+
+
+def momentum_nan(loop: Loop) -> None:
+    """One entry of the momentum of one matrix is NaN, once."""
+
+    def update(loop: Loop, step: int) -> None:
+        if step == loop.at:
+            weight = loop.matrices(loop.block)[-1]
+            (state,) = [each.state[weight] for each in loop.optimizers if weight in each.state]
+            name = next(name for name in ("exp_avg", "momentum", "momentum_buffer") if name in state)
+            state[name].view(-1)[0] = math.nan
+
+    loop.update = update
+
+
+def schedule_jump(loop: Loop) -> None:
+    """The rate has decayed to a hundredth, and then the schedule starts anew."""
+
+    def rate(step: int) -> float:
+        return 0.01 ** (step / loop.at) if step < loop.at else 1.0
+
+    loop.rate = rate
+
+
+def head_weights(loop: Loop) -> None:
+    """The weights of the head become 30 times as large."""
+    names = dict(loop.model.named_parameters())
+    head = next(weight for name, weight in names.items() if name in ("head.weight", "embed_out.weight"))
+    _once(loop, lambda loop: head.mul_(30))
+
+
+# what healthy loops do
+
+
+def plain(loop: Loop) -> None:
+    """A constant rate after a short warm-up."""
+
+
+def warm_up_and_decay(loop: Loop) -> None:
+    """A long warm-up, and a cosine to nothing."""
+    warm = loop.steps // 4
+    loop.rate = lambda step: min(
+        (step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm) / (loop.steps - warm))
+    )
+
+
+def batch_ramp(loop: Loop) -> None:
+    """Batches double twice."""
+    loop.rows = lambda step: ROWS * 2 ** min(2, step // (loop.steps // 3))
+
+
+def evaluation(loop: Loop) -> None:
+    """An evaluation every 25 steps."""
+    loop.evaluates = True
+
+
+def resumed(loop: Loop) -> None:
+    """Training goes on from a checkpoint."""
+    loop.resumes = True
+
+
+def spiky_data(loop: Loop) -> None:
+    """One batch in ten holds rows that are harder than others."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.rand((), generator=loop.data.random) < 0.1:
+            x, y = x.clone(), y.clone()
+            _, y[: len(y) // 4] = loop.data.bad(len(y))[0], loop.data.bad(ROWS)[1][: len(y) // 4]
+        return x, y
+
+    loop.batch = batch
+
+
+def unclipped(loop: Loop) -> None:
+    """Gradients are not clipped."""
+    loop.clip = 0.0
+
+
+def step_decay(loop: Loop) -> None:
+    """The rate falls to a third, twice."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) / 3 ** (step // (loop.steps // 3))
+
+
+def micro_batches(loop: Loop) -> None:
+    """Two micro-batches in each step."""
+    loop.halves = True
+
+
+def bf16(loop: Loop) -> None:
+    """Products in bf16."""
+    loop.is_bf16 = True
+
+
+def dropout(loop: Loop) -> None:
+    """A tenth of the activations is dropped from the start."""
+    for part in loop.model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.1
+
+
+def fp16(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale that grows."""
+    Fp16(loop, 1024.0)
+    loop.scaler.set_growth_interval(50)

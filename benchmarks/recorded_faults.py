@@ -1,0 +1,227 @@
+"""Where did it begin? Plants faults in training loops with a recorder, and scores what `lab watch` says of each.
+
+    python benchmarks/recorded_faults.py [tuning|all] [FOLDER]
+
+Loops and faults are in ``fault_loops.py``, the design, the rule and the split in ``recorded_faults.yaml``. Recordings
+that FOLDER (default: runs/recorded_faults) already holds are kept. ``all`` writes ``recorded_faults.csv`` and
+RECORDED_FAULTS.md; ``tuning`` prints what is wrong on the runs on which rules were made, and reads no others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fault_loops
+import pandas as pd
+import torch
+import yaml
+
+from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.diagnosis import diagnose
+from lab.analysis.recordings.recording import read_recording
+from lab.features.watch.watching import find_alarms
+
+HERE = Path(__file__).parent
+DESIGN: dict[str, Any] = yaml.safe_load((HERE / "recorded_faults.yaml").read_text(encoding="utf-8"))
+TABLE, PAGE = HERE / "recorded_faults.csv", HERE / "RECORDED_FAULTS.md"
+HEAD = """# Where did it begin? Faults planted in recorded loops
+
+Written by `python benchmarks/recorded_faults.py`. Each run is a small training loop with a recorder: a language model,
+one of Hugging Face's transformers, a mixture of experts or a vision transformer, with AdamW, Muon or Lion. In some a
+fault is planted at a step, and others are healthy, with the variety that healthy training has. `recorded_faults.yaml`
+has the design, what counts as right, and which half of the faults, which model and which optimizer were held out while
+rules were made; it was committed before any recording was judged.
+"""
+EMBEDDING = {"vision": "other"}  # the part that holds it
+
+
+class Planted(NamedTuple):
+    """A run of the design: a fault or a healthy habit, by name, and the loop in which it is."""
+
+    name: str
+    is_fault: bool
+    model: str
+    optimizer: str
+    seed: int
+    at: int
+    block: int
+    finest: int  # it is recorded every so many steps
+    steps: int
+
+    @property
+    def is_of_tuning(self) -> bool:
+        split = DESIGN["tuning"]
+        of_kind = not self.is_fault or DESIGN["faults"][self.name].get("tuning", False)
+        return bool(of_kind and self.model in split["models"] and self.optimizer in split["optimizers"])
+
+    @property
+    def file(self) -> str:
+        return "-".join(map(str, self)) + ".jsonl"
+
+    def loop(self) -> fault_loops.Loop:
+        loop = fault_loops.Loop(self.model, self.optimizer, self.seed, self.steps, self.at, self.block)
+        getattr(fault_loops, self.name)(loop)
+        return loop
+
+
+def design() -> Iterator[Planted]:
+    """The runs: first the eight faults of the first table, then a fraction of all combinations."""
+    for number, name in enumerate(list(DESIGN["faults"])[:8]):
+        at = DESIGN["faults"][name].get("at", 150)
+        yield Planted(name, True, "nano", "adamw", 0, at, (1, 1, 0, 0, 2, 2, 0, 3)[number], 5, 200)
+    for is_fault, rows, repeats in (
+        (True, DESIGN["faults"], DESIGN["repeats"]),
+        (False, DESIGN["healthy"], DESIGN["healthy_repeats"]),
+    ):
+        for number, (name, row) in enumerate(rows.items()):
+            models, optimizers = (row.get(of, DESIGN[of]) for of in ("models", "optimizers"))
+            for repeat in range(repeats):
+                turn = number + repeat
+                at = row.get("at", DESIGN["at"][turn % 3]) if is_fault else 0
+                model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
+                yield Planted(
+                    *(name, is_fault, model, optimizer, 10 * number + repeat, at, turn % fault_loops.BLOCKS),
+                    *(1 if turn % 4 == 0 and model in DESIGN["every_step"] else 10, DESIGN["steps"]),
+                )
+
+
+def thinned(recording: Path, every: int, out: Path) -> Path:
+    """What would have been recorded every so many steps: a measurement changes nothing, so its rows are the same."""
+    rows = map(json.loads, recording.read_text(encoding="utf-8").splitlines())
+    kept = [
+        row | {"every": every} if "recorder" in row else row if row["step"] % every == 0 else _loss_alone(row)
+        for row in rows
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+    return out
+
+
+def _loss_alone(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"step": row["step"], "loss": row["loss"]}
+
+
+def recorded(planted: Planted, folder: Path) -> Path:
+    """The recording of a run, which is trained if it is missing."""
+    recording = folder / planted.file
+    if not recording.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = recording.with_suffix(".part")
+        unfinished.unlink(missing_ok=True)
+        planted.loop().run(planted.finest, unfinished)
+        unfinished.rename(recording)
+    return recording
+
+
+def rates(planted: Planted) -> list[int]:
+    """How many steps lie between two recorded rows of the recordings that are judged."""
+    return [planted.finest] if planted.finest == 5 else [every for every in DESIGN["every"] if every >= planted.finest]
+
+
+def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
+    """A row of the table: what is said of a recording, and whether it is right by the rule of the design."""
+    (log,), events = read_logs(recording).runs, find_alarms(recording).events
+    findings = diagnose(read_recording(recording)).findings
+    unexplained = [event for event in events[log.name] if not any(found.explains(event) for found in findings)]
+    first = findings[0] if findings else None
+    row = planted._asdict() | {
+        "every": every,
+        "split": "tuning" if planted.is_of_tuning else "held out",
+        "counted": planted.is_fault,
+        "kind": first.kind if first else "",
+        "parts": " ".join(first.parts) if first else "",
+        "since": first.since if first else None,
+        "step": first.step if first else None,
+        "alarms": len(findings) + len(unexplained),
+    }
+    if not planted.is_fault:
+        return row | {"right": row["alarms"] == 0}
+    fault = DESIGN["faults"][planted.name]
+    lasts = range(planted.at, planted.at + fault.get("lasts", planted.steps))
+    row["counted"] = any(step % every == 0 for step in lasts if step < planted.steps)
+    if first is None:
+        return row | {"right_kind": False, "right_part": False, "right_step": False, "right": False}
+    part = EMBEDDING.get(planted.model, fault["part"]) if fault["part"] == "embedding" else fault["part"]
+    wanted = {"block": [f"block{planted.block}"], "all": []}.get(part, [part])
+    since = -1 if first.since is None else first.since
+    right = {
+        "right_kind": first.kind in fault["kinds"],
+        "right_part": first.parts == wanted or (fault["part"] == "all" and len(first.parts) >= 3),
+        "right_step": planted.at <= first.step and since < planted.at + every,
+    }
+    return row | right | {"right": all(right.values())}
+
+
+def main(part: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    rows = list[dict[str, Any]]()
+    for planted in design():
+        if part == "tuning" and not planted.is_of_tuning:
+            continue
+        recording = recorded(planted, folder)
+        for every in rates(planted):
+            rows.append(judged(planted, every, thinned(recording, every, folder / f"every{every}" / planted.file)))
+    table = pd.DataFrame(rows).drop(columns=["finest", "steps"])
+    if part == "tuning":
+        wrong = table[(table["counted"] | ~table["is_fault"]) & ~table["right"].astype(bool)]
+        print(wrong.to_string(index=False) if len(wrong) else "all right")
+        return
+    table.to_csv(TABLE, index=False)
+    PAGE.write_text(page(table), encoding="utf-8")
+
+
+def page(table: pd.DataFrame) -> str:
+    """The page: shares right by split and rate, then each fault and each healthy habit."""
+    faults, healthy = table[table["is_fault"] & table["counted"]], table[~table["is_fault"]]
+    lines = [
+        "| recordings | every | right kind, part and step | kind | part | step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for split, of_split in faults.groupby("split"):
+        for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
+            shares = " | ".join(_share(of_rate[f"right{what}"]) for what in ("", "_kind", "_part", "_step"))
+            lines.append(f"| {split} | {every} | {shares} |")
+    lines += ["", "| healthy recordings | every | without an alarm |", "|---|---:|---:|"]
+    for split, of_split in healthy.groupby("split"):
+        for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
+            lines.append(f"| {split} | {every} | {_share(of_rate['right'])} |")
+    lines += ["", "| fault | what is planted | split | right | otherwise said |", "|---|---|---|---:|---|"]
+    for (name, split), of_fault in faults.groupby(["name", "split"], sort=False):
+        wrong = of_fault[~of_fault["right"].astype(bool)]
+        said = sorted({f"{row.kind} {row.parts}".strip() or "nothing" for row in wrong.itertuples()})
+        lines.append(f"| `{name}` | {_what(name)} | {split} | {_share(of_fault['right'])} | {', '.join(said)} |")
+    alarmed = healthy[healthy["alarms"] > 0]
+    names = sorted(
+        {
+            f"`{row.name_}` ({row.model}, {row.optimizer})"
+            for row in alarmed.rename(columns={"name": "name_"}).itertuples()
+        }
+    )
+    left_out = table[table["is_fault"] & ~table["counted"]]
+    silent = int((left_out["alarms"] == 0).sum())
+    lines += [
+        "",
+        f"Healthy runs with an alarm: {', '.join(names) or 'none'}.",
+        "",
+        f"Of {len(left_out)} more recordings no row is of a step of the fault, so they are not counted; of {silent} "
+        "nothing is said.",
+    ]
+    return "\n".join([HEAD, *lines, ""])
+
+
+def _share(right: pd.Series[Any]) -> str:
+    return f"{int(right.astype(bool).sum())} of {len(right)}"
+
+
+def _what(name: str) -> str:
+    return str(getattr(fault_loops, name).__doc__).strip().rstrip(".")
+
+
+if __name__ == "__main__":
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else "all", Path(sys.argv[2] if len(sys.argv) > 2 else "runs/recorded_faults")
+    )

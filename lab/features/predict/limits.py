@@ -1,0 +1,83 @@
+"""Limits: the numbers from which public runs fail, as powers of size and tokens, with intervals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lab.analysis.laws.brackets import PowerLaw
+from lab.analysis.laws.fits import Crossing
+from lab.core import shipped
+
+# Written by ``make results-readme``.
+FILE, PUBLIC = (Path(__file__).with_name(f"{name}.yaml") for name in ("limits", "public"))
+TOKENS_PER_PARAMETER = 20  # of a run whose tokens are not given
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The number from which public runs fail.
+
+    Attributes:
+        runs: whose they are, with which optimizer and schedule.
+        sizes: the smallest and the largest model (parameters without embeddings).
+        steps: the fewest and the most steps.
+        tried: the lowest and the highest value of the number that ran.
+        law: the limit as a power of ``params`` and perhaps ``tokens``, or a level.
+        offsets: decades by which the limit of an optimizer lies above that law, and the standard error.
+    """
+
+    runs: str
+    sizes: tuple[float, float]
+    steps: tuple[int, int]
+    tried: tuple[float, float]
+    law: PowerLaw
+    offsets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def at(self, numbers: Mapping[str, Any]) -> Crossing:
+        """The limit for a run of these numbers, with the ends of its 95 % interval.
+
+        It takes the tokens that are given, or else ``TOKENS_PER_PARAMETER`` to each parameter. Of a model with experts
+        it takes both sizes: the interval reaches from all parameters to those that act on a token.
+        """
+        offset, error = self._offset(str(numbers.get("optimizer", "adamw")))
+        sizes = [numbers["params"], numbers.get("active", numbers["params"])]
+        values = [{"params": size, "tokens": numbers.get("tokens", TOKENS_PER_PARAMETER * size)} for size in sizes]
+        first, last = (self.law.predict(each, offset, error) for each in values)
+        return Crossing(
+            math.sqrt(first.middle * last.middle),
+            min(first.earliest, last.earliest),
+            max(first.latest, last.latest),
+        )
+
+    def _offset(self, optimizer: str) -> tuple[float, float]:
+        """Of an optimizer that did not run, the mean over those that did and their spread."""
+        if optimizer in self.offsets or not self.offsets:
+            return self.offsets.get(optimizer, (0.0, 0.0))
+        known = [offset for offset, _ in self.offsets.values()]
+        return statistics.mean(known), statistics.stdev(known) * math.sqrt(1 + 1 / len(known))
+
+
+@cache
+def read_limits() -> dict[str, Limit]:
+    """The limits that come with the lab, by name."""
+    return {name: _read(entry) for name, entry in shipped.load(FILE).items()}
+
+
+def _read(entry: Mapping[str, Any]) -> Limit:
+    pairs = {key: tuple(map(float, entry[key])) for key in ("sizes", "tried")}
+    offsets = {name: tuple(pair) for name, pair in entry.get("offsets", {}).items()}
+    steps = tuple(map(int, entry["steps"]))
+    return Limit(**{**entry, **pairs, "law": PowerLaw(**entry["law"]), "offsets": offsets, "steps": steps})
+
+
+@cache
+def public() -> Mapping[str, Any]:
+    """What public runs had, by number, as ``ranges``; and the ``changes`` of a tuned recipe that broke them."""
+    content: Mapping[str, Any] = shipped.load(PUBLIC)
+    return content

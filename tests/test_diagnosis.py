@@ -1,0 +1,338 @@
+"""Where did it begin? What is said of recordings with planted faults, and that nothing is said of healthy ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lab.__main__ import main
+from lab.analysis.recordings.diagnosis import Finding, causes, diagnose
+from lab.analysis.recordings.moves import moves_of
+from lab.analysis.recordings.recording import read_recording
+from lab.analysis.recordings.signs import quantities
+from lab.analysis.recordings.words import checked, sentence
+
+Row = dict[str, Any]
+PARTS = ("block0", "block1", "block2", "block3", "embedding", "head")
+BLOCKS = PARTS[:4]
+# What a healthy recording has of each part, and the deviation of its logarithm from row to row.
+USUAL = {
+    "param_rms": (0.1, 1e-4),
+    "grad_rms": (0.01, 0.1),
+    "update_ratio": (2e-3, 0.05),
+    "moment_ratio": (1.0, 0.05),
+    "block_rms": (1.0, 0.02),
+    "attention_entropy": (2.0, 0.02),
+    "attention_logit_max": (3.0, 0.1),
+    "grad_below_eps": (0.01, 0.3),
+}
+OF_BLOCKS = ("block_rms", "attention_entropy", "attention_logit_max")
+STEPS, AT = 300, 200
+
+
+def planted(
+    out: Path,
+    fault: Callable[[Row, int], None] = lambda row, step: None,
+    every: int = 5,
+    seed: int = 0,
+    steps: int = STEPS,
+) -> Path:
+    """A recording in which a fault changes the rows from ``AT`` on."""
+    random = np.random.default_rng(seed)
+    rows: list[Row] = [{"recorder": "0", "every": every, "not_found": []}]
+    for step in range(steps):
+        row: Row = {"step": step, "loss": 2 + 2 / math.sqrt(step + 10) + random.normal(0, 0.03)}
+        if step % every == 0:
+            row["lr"] = 1e-3 * min(1.0, (step + 1) / 20)
+            for name, (usual, noise) in USUAL.items():
+                for part in BLOCKS if name in OF_BLOCKS else PARTS:
+                    row[f"{name}/{part}"] = usual * math.exp(random.normal(0, noise))
+            for number, block in enumerate(BLOCKS):
+                row[f"block_rms/{block}"] *= 1 + number
+        fault(row, step)
+        rows.append(row)
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return out
+
+
+def times(
+    factor: float, *columns: str, loss: float = 0.0, at: int = AT, until: int = STEPS
+) -> Callable[[Row, int], None]:
+    """A fault that multiplies columns, and adds to the loss, from a step on."""
+
+    def fault(row: Row, step: int) -> None:
+        if at <= step < until:
+            row["loss"] += loss
+            for column in columns:
+                if column in row:
+                    row[column] *= factor
+
+    return fault
+
+
+def of_all(name: str) -> list[str]:
+    return [f"{name}/{part}" for part in (BLOCKS if name in OF_BLOCKS else PARTS)]
+
+
+def sets(value: Any, *columns: str, at: int = AT) -> Callable[[Row, int], None]:
+    """A fault that writes a value into rows that are recorded, from a step on; None takes the column away."""
+
+    def fault(row: Row, step: int) -> None:
+        if step >= at and "lr" in row:
+            for column in columns:
+                if value is None:
+                    row.pop(column)
+                else:
+                    row[column] = value
+
+    return fault
+
+
+def both(*faults: Callable[[Row, int], None]) -> Callable[[Row, int], None]:
+    def fault(row: Row, step: int) -> None:
+        for each in faults:
+            each(row, step)
+
+    return fault
+
+
+FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
+    "gradients of a block": (times(1e3, "grad_rms/block1", until=AT + 3), "gradients", ["block1"]),
+    "weights of a block": (times(3, "param_rms/block2"), "weights", ["block2"]),
+    "weights of all parts": (times(2, *of_all("param_rms")), "weights", []),
+    "data": (times(1, loss=1.5), "data", []),
+    "data and gradients": (both(times(1, loss=1.5), times(20, *of_all("grad_rms"))), "data", []),
+    "gradients of all parts": (times(30, *of_all("grad_rms")), "data", []),
+    "rate": (times(100, "lr", *of_all("update_ratio"), loss=1.0), "rate", []),
+    "output of a block": (times(6, "block_rms/block2", "block_rms/block3", loss=1.0), "activations", ["block2"]),
+    "attention": (times(200, "attention_logit_max/block3"), "attention", ["block3"]),
+    "state of the optimizer": (times(5, *of_all("moment_ratio")), "optimizer", []),
+    "rate of one group": (times(8, "update_ratio/head"), "optimizer", ["head"]),
+    "epsilon": (sets(0.99, *of_all("grad_below_eps")), "optimizer", []),
+    "frozen": (sets(None, "grad_rms/block0"), "frozen", ["block0"]),
+    "no update": (sets(0.0, "update_ratio/block3"), "frozen", ["block3"]),
+    "NaN in a gradient": (sets(["w.1"], "gradient_not_finite/block1"), "not_finite", ["block1"]),
+    "NaN in a state": (sets(["w.1"], "update_not_finite/block1"), "not_finite", ["block1"]),
+    "infinite activations": (sets(math.inf, "block_rms/block2", "block_rms/block3"), "not_finite", ["block2"]),
+    "dead": (sets(["w.1"], "gradient_zero/block1"), "dead", ["block1"]),
+    "initial weights": (times(9, "param_rms/block2", at=0), "weights", ["block2"]),
+    "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
+    "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
+}
+
+
+def findings(out: Path) -> list[Finding]:
+    return diagnose(read_recording(out)).findings
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_told_with_its_kind_part_and_step(name: str, tmp_path: Path) -> None:
+    fault, kind, parts = FAULTS[name]
+    first = findings(planted(tmp_path / "probes.jsonl", fault))[0]
+    assert (first.kind, first.parts) == (kind, parts)
+    is_from_start = name.startswith("initial") or name.endswith("start")
+    assert (first.since, first.step) == ((None, 0) if is_from_start else (AT - 5, AT))
+    text = sentence(first)
+    assert all(part in text for part in parts)
+    assert causes()[kind]["next"] in text or "initial" in text or "from the first row on" in text
+
+
+@pytest.mark.parametrize("every", [1, 5, 20, 100])
+def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> None:
+    told = [
+        finding for seed in range(4) for finding in findings(planted(tmp_path / "probes.jsonl", every=every, seed=seed))
+    ]
+    assert not told
+
+
+def test_growth_at_a_harmless_level_is_no_alarm(tmp_path: Path) -> None:
+    def grow(row: Row, step: int) -> None:
+        for block in BLOCKS if "lr" in row else ():
+            row[f"attention_logit_max/{block}"] *= min(20.0, 1.03**step)
+
+    assert not findings(planted(tmp_path / "probes.jsonl", grow))
+
+
+def test_a_schedule_that_warms_up_and_decays_does_not_jump(tmp_path: Path) -> None:
+    for every in (1, 10, 100):
+
+        def schedule(row: Row, step: int) -> None:
+            if "lr" in row:
+                row["lr"] = 1e-3 * (step + 1) / 150 if step < 150 else 1e-3 * 0.97 ** (step - 150)
+
+        assert not findings(planted(tmp_path / "probes.jsonl", schedule, every))
+
+
+# a move against its own noise
+
+
+def series(rise: float, noise: float = 0.1, rows: int = 200, seed: int = 0) -> Any:
+    random = np.random.default_rng(seed)
+    log_m = random.normal(0, noise, rows)
+    log_m[150:] += rise
+    return np.exp(log_m)
+
+
+@pytest.mark.parametrize(("deviations", "moves"), [(5.5, 0), (-5.5, 0), (14.0, 1), (-14.0, 1)])
+def test_a_move_exceeds_eight_deviations_of_its_own_noise(deviations: float, moves: int) -> None:
+    found = list(moves_of("grad_rms", "block0", series(0.1 * deviations)))
+    assert len(found) == moves
+    for move in found:
+        assert (move.row, move.end) == (150, 200)
+        assert np.sign(move.change) == np.sign(deviations)
+        assert move.deviations == pytest.approx(abs(deviations), rel=0.4)
+
+
+def test_a_move_is_larger_than_a_quarter_whatever_its_noise() -> None:
+    assert not list(moves_of("param_rms", "block0", series(0.2, noise=1e-4)))
+    assert len(list(moves_of("param_rms", "block0", series(0.3, noise=1e-4)))) == 1
+
+
+def test_a_noise_that_is_seldom_large_is_no_move() -> None:
+    """One row in ten is three times as large, so another of that size is nothing new."""
+    value_m = series(0, noise=0.05)
+    value_m[5::10] *= 3
+    assert not [move for move in moves_of("grad_rms", "block0", value_m) if move.row > 30]
+
+
+def test_a_trend_is_no_move() -> None:
+    assert not list(moves_of("grad_rms", "block0", series(0, noise=0.05) * 1.02 ** np.arange(200)))
+
+
+# what moved before the loss
+
+
+@pytest.mark.parametrize("until", [AT + 1, AT + 5, STEPS])
+def test_what_moved_before_the_loss_and_lasted_up_to_it_was_first(until: int, tmp_path: Path) -> None:
+    fault = both(times(2.5, "update_ratio/block1", at=AT - 10, until=until), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.parts, found.step) == ("optimizer", ["block1"], AT - 10)
+    assert found.loss_step is not None
+    assert f"{found.loss_step - found.step} steps later" in sentence(found)
+
+
+def test_what_was_usual_again_before_the_loss_was_not_first(tmp_path: Path) -> None:
+    fault = both(times(2.5, "update_ratio/block1", at=AT - 50, until=AT - 20), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert found.kind == "data"
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(0.3, "attention"), (3.0, "data")])
+def test_what_is_troubling_when_it_falls_is_first_only_if_it_falls(factor: float, kind: str, tmp_path: Path) -> None:
+    fault = both(times(factor, "attention_entropy/block1", at=AT - 10), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert found.kind == kind
+
+
+def test_of_what_moved_at_once_the_farthest_is_named_first(tmp_path: Path) -> None:
+    fault = both(
+        times(4, "moment_ratio/block3", at=AT - 10),
+        times(9, "moment_ratio/block2", at=AT - 10),
+        times(1, loss=1.5, at=AT + 2),
+    )
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.parts) == ("optimizer", ["block2", "block3"])
+    assert [move.place for move in found.moves[:2]] == ["block2", "block3"]
+
+
+def test_gradients_of_several_parts_before_the_loss_are_an_instability(tmp_path: Path) -> None:
+    fault = both(times(4, "grad_rms/block0", "grad_rms/block1", at=AT - 10), times(1, loss=1.5, at=AT + 2))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.parts) == ("instability", ["block0", "block1"])
+
+
+def test_a_spike_between_two_recorded_rows_leaves_the_cause_open(tmp_path: Path) -> None:
+    fault = times(1, loss=3.0, at=230, until=236)
+    out = planted(tmp_path / "probes.jsonl", fault, every=100, steps=400)
+    (found,) = findings(out)
+    assert (found.since, found.step) == (200, 300)
+    assert "between the recorded steps 200 and 300" in sentence(found)
+    assert found.kind == "unseen"
+
+
+def test_two_events_that_lie_apart_are_two_findings(tmp_path: Path) -> None:
+    fault = both(
+        times(1e3, "grad_rms/block1", until=AT + 3), times(1e3, "grad_rms/block2", at=AT + 400, until=AT + 403)
+    )
+    found = findings(planted(tmp_path / "probes.jsonl", fault, steps=800))
+    assert [(each.parts, each.step) for each in found] == [(["block1"], AT), (["block2"], AT + 400)]
+
+
+# what is said
+
+
+def test_every_kind_has_words_and_every_quantity_a_kind_of_them() -> None:
+    assert {known["kind"] for known in quantities().values() if "kind" in known} <= causes().keys()
+    assert all({"said", "next"} <= cause.keys() for cause in causes().values())
+
+
+def test_only_what_was_recorded_and_did_not_move_is_said_to_be_as_before(tmp_path: Path) -> None:
+    fault = times(1, loss=1.5)
+    out = tmp_path / "probes.jsonl"
+    assert findings(planted(out, fault))[0].as_before == ["the learning rate", "the weights"]
+    without = both(fault, sets(None, "lr", at=0))
+    assert findings(planted(out, without))[0].as_before == ["the weights"]
+    assert "The weights are as before" in sentence(findings(out)[0])
+    assert findings(planted(out, times(100, "lr", loss=1.5)))[0].as_before == []
+
+
+def test_checks_are_named_by_what_became_of_them(tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl", times(100, "lr"), every=5)
+    checks = diagnose(read_recording(out)).checks
+    assert checks["learning rate"] == "alarm"
+    assert checks["finite numbers"] == "passed"
+    assert checks["loss scale"] == "not recorded"
+    assert "reward" not in checks
+    assert checked(checks).startswith(f"{len(checks)} checks: ")
+    assert sum(int(part.split()[0]) for part in checked(checks).partition(": ")[2].split("), ")[0].split(", ")[:1]) > 10
+    short = diagnose(read_recording(planted(out, every=200))).checks
+    assert short["learning rate"] == "too few rows"
+
+
+def test_lab_watch_leads_with_the_finding_and_its_page_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = planted(tmp_path / "probes.jsonl", times(3, "param_rms/block2", loss=1.5))
+    assert main(["watch", str(out)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if f"step {AT}: weights of block2 moved first" in line)
+    spike = next(number for number, line in enumerate(lines) if "loss spike" in line)
+    assert first < spike
+    assert causes()["weights"]["next"] in lines[spike]
+    assert lines[-1] == "1 alarm in 1 run"
+    (page,) = (tmp_path / "probes.jsonl.alarms").glob("*.html")
+    text = page.read_text(encoding="utf-8")
+    assert 0 < text.index("weights of block2 moved first") < text.index("<svg") < text.index("<h2")
+
+
+def test_what_a_loop_adds_is_judged(tmp_path: Path) -> None:
+    def collapse(row: Row, step: int) -> None:
+        if "lr" in row:
+            random = np.random.default_rng(step)
+            row["kl"] = 0.02 * math.exp(random.normal(0, 0.1)) * (1 if step < AT - 20 else 30)
+            row["reward"] = 0.6 + random.normal(0, 0.02) - (0.5 if step >= AT else 0)
+            row["zero_variance_groups"] = 0.3 if step < AT + 20 else 0.98
+
+    out = planted(tmp_path / "probes.jsonl", collapse)
+    first = findings(out)[0]
+    assert (first.kind, first.step) == ("policy", AT - 20)
+    assert [move.quantity for move in first.moves] == ["kl", "reward"]
+    checks = diagnose(read_recording(out)).checks
+    assert [checks[quantities()[name]["name"]] for name in ("reward", "zero_variance_groups")] == ["alarm", "alarm"]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_are_read_in_two_seconds(tmp_path: Path) -> None:
+    out = planted(tmp_path / "probes.jsonl", every=100, steps=100_000)
+    begun = time.process_time()
+    recording = read_recording(out)
+    diagnose(recording)
+    assert len(recording.loss_n) == 100_000
+    assert time.process_time() - begun < 2
