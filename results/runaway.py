@@ -19,17 +19,17 @@ import pandas as pd
 
 from faithful_toy import unigram_loss
 from lab.analysis.crossings import halving_lrs
+from lab.analysis.rendering import layout
 from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
 from lab.studies.real_runs.curves import failing_brackets, read_real_runs
+from lab.studies.runaway import figures
 from lab.studies.runaway.rates import (
-    CODES,
-    COVARIATES,
-    POWERS,
     RATES,
+    SETTINGS,
     effects,
     error_of,
     errors_of_nulls,
@@ -185,7 +185,7 @@ def read_ladders() -> pd.DataFrame:
 
 
 def report() -> None:
-    """Print every number that the study quotes."""
+    """Print every number that the study quotes, and draw its figures."""
     plan, table = shipped.load(HOME / "plan.yaml"), read_ladders()
     for stage, own in table.groupby("stage", sort=False):
         print(stage)
@@ -193,20 +193,42 @@ def report() -> None:
             found = "  ".join(f"{name} {row[name]}" for name in RATES)
             print(f"  {row['row']}, seed {row['seed']}: best {row['best_lr']:g} {row['best_loss']:.3f}  {found}")
     print_laws(table, plan)
+    draw(table, plan)
+
+
+def draw(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
+    """Draw the figures beside the runs."""
+    real, alike = read_real_runs(), comparable(table)
+    coupled = alike[alike["optimizer"] == "adamw_coupled"]
+    public = public_settings(failing_brackets(real.curves), plan["real"])
+    drawings = {
+        "over_width": figures.over_width(table),
+        "over_size": figures.over_size(coupled, public, law(alike, "runaway", SETTINGS)),
+        "share_of_the_way": figures.share_of_the_way(files.read_csv(RUNS), unigram_losses(), real),
+    }
+    for name, drawing in drawings.items():
+        (HOME / f"{name}.svg").write_text(layout.svg(drawing, name), encoding="utf-8")
+
+
+def comparable(table: pd.DataFrame) -> pd.DataFrame:
+    """The ladders of one law: coupled decay, and independent decay that adds up to 1 over the run."""
+    total = table["weight_decay"] * table["steps"]
+    return table[~table["stage"].isin(APART) & ((table["optimizer"] == "adamw_coupled") | total.between(0.99, 1.01))]
 
 
 def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
     """What moves the rates, the law of each decay, and what it says of public runs."""
     rows = table[table["stage"] == "factorial"]
     public = public_settings(failing_brackets(read_real_runs().curves), plan["real"])
-    coupled = table[(table["optimizer"] == "adamw_coupled") & ~table["stage"].isin(APART)]
+    alike = comparable(table)
+    coupled = alike[alike["optimizer"] == "adamw_coupled"]
     for rate in RATES:
         print(f"factorial, {rate}: decades between the two levels")
         print(
             *(f"  {name} {interval:.3f}" for name, interval in effects(rows, signs(plan), rate, BASE).items()), sep="\n"
         )
-        fitted = law(coupled, rate, [*POWERS, *COVARIATES, *CODES])
-        print(f"law of {rate} with coupled decay, scatter {fitted.scatter:.3f}:")
+        fitted = law(alike, rate, SETTINGS)
+        print(f"law of {rate}, scatter {fitted.scatter:.3f}, {fitted.freedom} degrees of freedom:")
         print(*(f"  {name} {fitted.exponent(name):.3f}" for name in fitted.exponents), sep="\n")
         print(f"  off public runs by {error_of(fitted, public):.2f}")
         for (source, size), own in public.groupby(["source", "parameters"]):

@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.crossings import failing
+from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.rendering import layout, marks, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.sensitivity import capped
-from lab.analysis.text import format_value
+from lab.analysis.text import count, format_value
 from lab.studies.real_runs.curves import RealRuns
-from lab.studies.runaway.rates import LADDER
+from lab.studies.runaway.rates import LADDER, error_of
 
 SHOWN = {"runaway": "attention logits pass 500", "failing": "the loss is half of the way up"}
 UNIGRAM = 6.65  # nats per token, the median loss at which diverged runs of Step Law end
@@ -49,6 +50,41 @@ def over_width(table: pd.DataFrame) -> Sheet:
         scales.x_axis(axes, "width", widths, widths, format_value)
     sheet.keys(("weight decay", panels.arm_keys(looks, marker="")))
     sheet.note("Dashed: 200 steps; solid: 800 steps.")
+    return sheet
+
+
+@layout.styled
+def over_size(table: pd.DataFrame, public: pd.DataFrame, fitted: PowerLaw) -> Sheet:
+    """From which learning rate small models run away, what their law says of large ones, and where large ones failed.
+
+    A dot is a small model whose attention logits pass 500 there, trained with decay that multiplies the learning rate.
+    A bar leads from the highest rate at which a public run did not fail to the lowest at which one did. A diamond is
+    the law of the small models with the width, depth, steps, batch and warm-up of these runs put in, a mean over the
+    settings of a size, with its 95 % interval.
+    """
+    sheet = Sheet(1, [20])
+    axes = sheet.panel(0, 0)
+    groups = ["small models: logits run away", "public runs: the loss fails", "law of the small models"]
+    looks = panels.arm_looks(groups)
+    small, large, law = (looks[name]["color"] for name in groups)
+    known = table[[found.times > 0 and not found.is_censored for found in table["runaway"]]]
+    size = 12 * known["width"] ** 2 * known["depth"]
+    axes.plot(size, [found.at for found in known["runaway"]], ".", color=small, markersize=4, alpha=0.7)
+    failed = public[np.isfinite(public["high"])]
+    spread = 10 ** (0.03 * np.linspace(-1, 1, len(failed)))
+    axes.vlines(failed["parameters"] * spread, failed["low"], failed["high"], color=large, linewidth=0.8, alpha=0.5)
+    for params, own in failed.groupby("parameters"):
+        off = error_of(fitted, own)
+        observed = np.log10(own[["low", "high"]].to_numpy()).mean()
+        middle, low, high = (10 ** (observed + each) for each in off[:3])
+        axes.vlines(params * 0.85, low, high, color=law, linewidth=1.4)
+        axes.plot(params * 0.85, middle, "D", color=law, markersize=4)
+    axes.set_yscale("log")
+    scales.y_ticks(axes)
+    axes.set_ylabel("learning rate")
+    ends = [float(size.min()) / 1.5, float(public["parameters"].max()) * 1.5]
+    scales.x_axis(axes, "parameters (without embeddings)", ends, [1e4, 1e5, 1e6, 1e7, 1e8, 1e9], count)
+    sheet.keys(("", panels.arm_keys(looks, linestyle="", marker="o")))
     return sheet
 
 

@@ -23,6 +23,9 @@ RATES = {"runaway": "runaway rate", "failing": "failing rate", "costly": f"rate 
 POWERS = ["width", "depth", "steps", "tokens_per_step"]  # settings in which the law is a power law
 COVARIATES = ["warm_up", "head_width", "memory"]  # settings of the factorial that are numbers
 CODES = ["is_bf16", "is_bpe", "is_small_init"]
+# Decay that does not multiply the learning rate has exponents of its own; the others are those of coupled decay.
+INDEPENDENT = ["is_independent", "width_if_independent", "steps_if_independent"]
+SETTINGS = [*POWERS, *COVARIATES, *CODES, *INDEPENDENT]
 INTERPOLATED = 0.01  # decades, to which a crossing between two rates of a fine ladder is known
 
 
@@ -53,7 +56,11 @@ def ladders(runs: pd.DataFrame, unigram: Mapping[int, float], level: float = LEV
         best = {"best_lr": lr[loss.argmin()], "best_loss": loss.min(), "share": steepness(lr, loss) / way}
         rows.append({**own.iloc[0].drop(["lr", "id"]).to_dict(), **best, **found})
     table = pd.DataFrame(rows)
+    independent = table["optimizer"] == "adamw"
     return table.assign(
+        is_independent=np.where(independent, 10.0, 1.0),
+        width_if_independent=table["width"].where(independent, 32) / 32,
+        steps_if_independent=table["steps"].where(independent, 400) / 400,
         tokens_per_step=table["batch_size"] * table["seq_len"],
         memory=1 / (1 - table["beta2"]),  # steps over which Adam averages squares
         is_bf16=_code(table["precision"] == "bf16"),
@@ -130,6 +137,7 @@ def public_settings(curves: pd.DataFrame, real: Mapping[str, Any]) -> pd.DataFra
         head_width=real["head_width"],
         memory=1 / (1 - real["beta2"]),
         **dict.fromkeys(CODES, high),
+        **dict.fromkeys(INDEPENDENT, 1.0),
     )
 
 
