@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from faithful_toy import unigram_loss
-from lab.analysis.crossings import halving_lrs
+from lab.analysis.crossings import halving_lrs, over_seeds, rate_text
 from lab.analysis.rendering import layout
 from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
@@ -46,6 +46,7 @@ RUNS = HOME / "runs.csv"
 TRAINED = "runs/runaway"
 LARGEST = ["block_rms", "log_z", "eps_ratio", "grad_norm"]  # probes of which the largest value is kept
 KEYS = ["stage", "row", "seed"]  # of a ladder
+FELL, EVENT = 0.9, 10.0  # of the way in the middle of a run; the factor by which a probe jumps
 MOST = 4  # rates by which a ladder is refined, at most one more
 BASE = ["width", "depth", "steps", "decay", "batch"]  # settings of the factorial of which pairs have an effect
 APART = ["qk-layernorm", "events"]  # stages of other models
@@ -190,10 +191,26 @@ def report() -> None:
     for stage, own in table.groupby("stage", sort=False):
         print(stage)
         for row in own.to_dict("records"):
-            found = "  ".join(f"{name} {row[name]}" for name in RATES)
+            found = "  ".join(f"{name} {rate_text(over_seeds([row[name]]))}" for name in RATES)
             print(f"  {row['row']}, seed {row['seed']}: best {row['best_lr']:g} {row['best_loss']:.3f}  {found}")
     print_laws(table, plan)
+    print_events(table)
     draw(table, plan)
+
+
+def print_events(table: pd.DataFrame) -> None:
+    """How steeply each ladder of the screen falls, and which of its runs fell on the way and came back."""
+    runs, unigram = files.read_csv(RUNS), unigram_losses()
+    for row in table[table["stage"] == "events"].to_dict("records"):
+        own = runs[(runs[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
+        way = unigram[row["vocabulary"]] - row["best_loss"]
+        halfway, end = ((own[name] - row["best_loss"]) / way for name in ("loss_at_half", "loss"))
+        fell, back = halfway > FELL, (halfway > FELL) & (end < 0.5)
+        events = own["jump"] > EVENT
+        print(
+            f"  {row['row']}, seed {row['seed']}: share {row['share']:.2f}; {events.sum()} of {len(own)} had an event;"
+        )
+        print(f"    {fell.sum()} were over {FELL:g} of the way in the middle, and {back.sum()} of these came back")
 
 
 def draw(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:

@@ -13,11 +13,11 @@ from lab.analysis.rendering import layout, marks, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.sensitivity import capped
 from lab.analysis.text import count, format_value
-from lab.studies.real_runs.curves import RealRuns
+from lab.studies.real_runs.curves import UNIGRAM, RealRuns
 from lab.studies.runaway.rates import LADDER, error_of
 
 SHOWN = {"runaway": "attention logits pass 500", "failing": "the loss is half of the way up"}
-UNIGRAM = 6.65  # nats per token, the median loss at which diverged runs of Step Law end
+
 DASHES = {200: (0, (4, 2)), 800: "-"}
 
 
@@ -103,7 +103,12 @@ def share_of_the_way(runs: pd.DataFrame, unigram: Mapping[int, float], real: Rea
     for curve in curves.to_dict("records"):
         lr = np.array([curve[name] for name in ("best_lr", "tolerated_lr", "edge_lr", "failing_lr")])
         rise = np.array([0, 0.1, curve["edge_loss"] - curve["best_loss"], curve["failing_loss"] - curve["best_loss"]])
-        _draw(axes, lr, rise / (UNIGRAM - curve["best_loss"]), looks[groups[0]] | {"linewidth": 0.6, "alpha": 0.35})
+        _draw(
+            axes,
+            lr,
+            rise / (UNIGRAM["Step Law"] - curve["best_loss"]),
+            looks[groups[0]] | {"linewidth": 0.6, "alpha": 0.35},
+        )
     for _, own in runs[runs["stage"] == "events"].groupby(LADDER, sort=False):
         own = own.assign(loss=capped(own)).sort_values("lr")
         rise = own["loss"].to_numpy() - own["loss"].min()
