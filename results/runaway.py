@@ -25,6 +25,7 @@ from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
+from lab.studies.claims.rules import effect_text
 from lab.studies.real_runs.curves import failing_brackets, read_real_runs
 from lab.studies.runaway import figures
 from lab.studies.runaway.rates import (
@@ -247,7 +248,8 @@ def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
         fitted = law(alike, rate, SETTINGS)
         print(f"law of {rate}, scatter {fitted.scatter:.3f}, {fitted.freedom} degrees of freedom:")
         print(*(f"  {name} {fitted.exponent(name):.3f}" for name in fitted.exponents), sep="\n")
-        print(f"  off public runs by {error_of(fitted, public):.2f}")
+        off = error_of(fitted, public)
+        print(f"  off public runs by {off:.2f}, absolute {np.abs(off.values).mean():.2f}")
         for (source, size), own in public.groupby(["source", "parameters"]):
             print(f"    {source} {size:.3g}: {error_of(fitted, own):.2f}")
         print(errors_of_nulls(coupled, rate, public).round(3))
@@ -264,6 +266,23 @@ def finer(chosen: Sequence[Ladder], width: float) -> list[Ladder]:
         if lrs and len(tried[key]) < len(ladder.rates) + MOST:
             found.append(ladder._replace(rates=tuple(lrs)))
     return found
+
+
+def quoted() -> dict[str, str]:
+    """What pages quote of the study, by the name in their marks."""
+    plan, alike = shipped.load(HOME / "plan.yaml"), comparable(read_ladders())
+    public = public_settings(failing_brackets(read_real_runs().curves), plan["real"])
+    laws = {rate: law(alike, rate, SETTINGS) for rate in RATES}
+    off = error_of(laws["runaway"], public)
+    nulls = errors_of_nulls(alike[alike["optimizer"] == "adamw_coupled"], "runaway", public)
+    nearest = nulls["absolute"].idxmin()
+    return {
+        **{f"scatter_of_{rate}": f"{laws[rate].scatter:.2f}" for rate in RATES},
+        **{f"runaway_{name}": effect_text(*laws["runaway"].exponent(name)[:3]) for name in ("width", "steps", "depth")},
+        "runaway_off": f"{off:.2f}",
+        "runaway_absolute": f"{np.abs(off.values).mean():.2f}",
+        "nearest_null": f"{nearest}, {nulls.loc[nearest, 'absolute']:.2f}",
+    }
 
 
 def stages(names: Iterable[str]) -> list[Ladder]:

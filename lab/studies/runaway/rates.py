@@ -144,15 +144,20 @@ def public_settings(curves: pd.DataFrame, real: Mapping[str, Any]) -> pd.DataFra
 def error_of(fitted: PowerLaw, settings: pd.DataFrame) -> Interval:
     """By how many decades a law is off the failing rates of these settings, on average, with the interval of the law.
 
-    Settings of which no rate that was tried failed are left out.
+    Settings of which no rate that was tried failed are left out. ``values`` are the errors of the settings.
     """
     known = settings[np.isfinite(settings["high"])]
-    observed = np.log10(known[["low", "high"]].to_numpy()).mean(1)
     x_nk = _logs(fitted, known)
-    off = float((fitted.height + x_nk[:, 1:] @ [*fitted.exponents.values()] - observed).mean())
+    off_n = fitted.height + x_nk[:, 1:] @ [*fitted.exponents.values()] - _observed(known)
     mean_k = x_nk.mean(0)
     error = math.sqrt(mean_k @ np.array(fitted.covariance) @ mean_k)
-    return Interval.around(off, float(scipy.special.stdtrit(fitted.freedom, 0.975)) * error, len(known), (), error)
+    half = float(scipy.special.stdtrit(fitted.freedom, 0.975)) * error
+    return Interval.around(float(off_n.mean()), half, len(known), tuple(off_n.tolist()), error)
+
+
+def _observed(known: pd.DataFrame) -> np.ndarray:
+    """log10 of the middle of each bracket."""
+    return np.asarray(np.log10(known[["low", "high"]].to_numpy()).mean(1))
 
 
 def errors_of_nulls(small: pd.DataFrame, rate: str, public: pd.DataFrame) -> pd.DataFrame:
@@ -161,7 +166,7 @@ def errors_of_nulls(small: pd.DataFrame, rate: str, public: pd.DataFrame) -> pd.
     Each goes through the mean of the small runs, but the last, which is the mean failing rate of Marin's curves.
     """
     known = public[np.isfinite(public["high"])]
-    observed = np.log10(known[["low", "high"]].to_numpy()).mean(1)
+    observed = _observed(known)
     marin = (known["source"] == "Marin").to_numpy()
     size = np.log10(12 * small["width"] ** 2 * small["depth"]).to_numpy()
     tokens = np.log10(small["steps"] * small["tokens_per_step"]).to_numpy()
@@ -182,16 +187,3 @@ def errors_of_nulls(small: pd.DataFrame, rate: str, public: pd.DataFrame) -> pd.
 def _logs(fitted: PowerLaw, settings: pd.DataFrame) -> np.ndarray:
     columns = (np.log10(settings[name] / centre) for name, centre in fitted.centres.items())
     return np.column_stack([np.ones(len(settings)), *columns])
-
-
-def forecasts(fitted: PowerLaw, settings: pd.DataFrame) -> pd.DataFrame:
-    """What a law says of settings beyond those that it was fitted to.
-
-    Returns:
-        ``log_at``, and ``half``: half the width of its 95 % interval, decades, without the scatter of one setting.
-    """
-    x_nk = _logs(fitted, settings)
-    log_at = fitted.height + x_nk[:, 1:] @ [*fitted.exponents.values()]
-    error = np.sqrt(np.einsum("nk,kl,nl->n", x_nk, np.array(fitted.covariance), x_nk))
-    half = float(scipy.special.stdtrit(fitted.freedom, 0.975)) * error
-    return pd.DataFrame({"log_at": log_at, "half": half}, index=settings.index)
