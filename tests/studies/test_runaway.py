@@ -15,6 +15,7 @@ from lab.studies.runaway.rates import effects, error_of, errors_of_nulls, ladder
 UNIGRAM = {256: 3.0}
 LRS = 0.01 * 10 ** (0.15 * np.arange(9))
 SETTINGS = {"vocabulary": 256, "batch_size": 16, "seq_len": 32, "beta2": 0.95, "precision": "bf16", "depth": 2}
+SETTINGS |= {"optimizer": "adamw_coupled", "weight_decay": 0.1}
 
 
 def ladder(logit: np.ndarray, loss: np.ndarray, **settings: object) -> pd.DataFrame:
@@ -28,10 +29,28 @@ def test_a_ladder_has_the_rate_at_which_its_logits_pass_the_level_and_its_loss_g
     logit = 500 * (LRS / 0.05) ** 4
     loss = 2.0 + np.maximum(np.log10(LRS / 0.02), 0)  # best 2, so half of the way is 2.5
     (row,) = ladders(ladder(logit, loss), UNIGRAM).to_dict("records")
-    assert row["runaway"].at == pytest.approx(0.05) and row["runaway"].slope == pytest.approx(4)
+    assert row["runaway"].at == pytest.approx(0.05)
+    assert row["runaway"].slope == pytest.approx(4)
     assert row["failing"].at == pytest.approx(0.02 * 10**0.5, rel=0.01)
     assert row["costly"].at == pytest.approx(0.02 * 10**0.3, rel=0.01)
     assert row["share"] == pytest.approx(0.15)
+
+
+def test_independent_decay_has_exponents_of_its_own() -> None:
+    """With independent decay rates fall half as fast with width, and with the root of steps; with coupled decay not."""
+    generator, parts = np.random.default_rng(2), []
+    for optimizer, width, steps in product(("adamw", "adamw_coupled"), (16, 32, 64), (200, 800)):
+        is_independent = optimizer == "adamw"
+        slopes = (-0.5, -0.5) if is_independent else (-1.0, 0.0)
+        at = 0.05 * (width / 32) ** slopes[0] * (steps / 400) ** slopes[1] * (0.5 if is_independent else 1)
+        logit = 500 * (LRS / (at * 10 ** (0.01 * generator.standard_normal()))) ** 5
+        own = {"row": f"{optimizer} {width} {steps}", "width": width, "steps": steps, "optimizer": optimizer}
+        parts.append(ladder(logit, np.full(9, 2.0), **own))
+    over = ["width", "steps", "is_independent", "width_if_independent", "steps_if_independent"]
+    fitted = law(ladders(pd.concat(parts), UNIGRAM), "runaway", over)
+    truth = dict(zip(over, (-1.0, 0.0, math.log10(0.5), 0.5, -0.5), strict=True))
+    for name, exponent in truth.items():
+        assert fitted.exponents[name] == pytest.approx(exponent, abs=0.05), name
 
 
 def test_a_run_that_diverged_has_run_away_whatever_its_logits_were() -> None:
@@ -56,7 +75,8 @@ def test_effects_of_settings_and_of_two_together_are_found() -> None:
     rows, signs = design({"a": -0.4, "c": 0.1, "a x b": 0.2})
     found = effects(rows, signs, "runaway", ["a", "b"])
     for name, truth in {"a": -0.4, "b": 0.0, "c": 0.1, "a x b": 0.2}.items():
-        assert found[name].low < truth < found[name].high and found[name].high - found[name].low < 0.05, name
+        assert found[name].low < truth < found[name].high, name
+        assert found[name].high - found[name].low < 0.05, name
 
 
 def planted(exponents: dict[str, float]) -> pd.DataFrame:
@@ -78,7 +98,8 @@ def test_a_power_law_is_found_and_carried_to_settings_that_follow_it() -> None:
     at = 0.05 * (1024 / 32) ** -0.4 * (6e4 / 400) ** 0.1
     right = error_of(fitted, far.assign(low=at * 0.99, high=at * 1.01))
     wrong = error_of(fitted, far.assign(low=at * 9.9, high=at * 10.1))
-    assert right.low < 0 < right.high and wrong.high < 0
+    assert right.low < 0 < right.high
+    assert wrong.high < 0
     assert wrong.mean == pytest.approx(right.mean - 1, abs=0.01)
 
 
