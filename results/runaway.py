@@ -275,13 +275,11 @@ def quoted() -> dict[str, str]:
     laws = {rate: law(alike, rate, SETTINGS) for rate in RATES}
     off = error_of(laws["runaway"], public)
     nulls = errors_of_nulls(alike[alike["optimizer"] == "adamw_coupled"], "runaway", public)
-    nearest = nulls["absolute"].idxmin()
     return {
         **{f"scatter_of_{rate}": f"{laws[rate].scatter:.2f}" for rate in RATES},
-        **{f"runaway_{name}": effect_text(*laws["runaway"].exponent(name)[:3]) for name in ("width", "steps", "depth")},
+        **{f"runaway_{name}": effect_text(*laws["runaway"].exponent(name)[:3]) for name in ("width", "steps")},
         "runaway_off": f"{off:.2f}",
-        "runaway_absolute": f"{np.abs(off.values).mean():.2f}",
-        "nearest_null": f"{nearest}, {nulls.loc[nearest, 'absolute']:.2f}",
+        "unfitted_off": f"{nulls.loc['(D/N^2)^(1/4)', 'absolute']:.2f}",
     }
 
 
