@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.events.last_words import says_the_end
 from lab.analysis.events.log_lines import (
     FIRST,
     HELD_OUT_WORD,
@@ -29,6 +28,7 @@ from lab.analysis.events.log_lines import (
     listed_numbers,
     number,
     plain_line,
+    says_the_end,
     size_of_zero,
     table_of,
 )
