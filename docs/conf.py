@@ -76,6 +76,7 @@ docs/one_large_run
 :hidden:
 :caption: Understand it
 docs/notebooks
+notebooks/00_tour
 notebooks/01_lr_sensitivity
 notebooks/02_attention_logits
 notebooks/03_output_logits
