@@ -20,6 +20,7 @@ from scipy import stats
 
 import lab
 from lab import analysis, main
+from lab.analysis.runaway import COSTLY, HALF
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Setting, StepTime, read_battery
@@ -62,6 +63,7 @@ from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import read_plan, read_plans
 from lab.features.stress.progress import Progress, coloured
+from lab.features.stress.rates import finer_settings
 from lab.features.stress.reference import beside_published
 from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
@@ -680,6 +682,9 @@ def test_a_dry_run_estimates_the_runs_of_all_tests_and_trains_none(monkeypatch: 
     monkeypatch.setattr("lab.sweeping.launch.print_estimate", lambda plan, request: plans.append(plan))
     assert main(["stress", *TINY, "seed=0", "--dry-run", "--tests", "lr_x10", "out=card"]) == 0
     assert [len(plan.missing) for plan in plans] == [len(read_battery().curve)]
+    words = ["seed=0", "--dry-run", "--tests", "lr_x10", "--minutes", "5", "--cures", "none", "out=card"]
+    assert main(["stress", *TINY, *words]) == 0
+    assert len(plans.pop().missing) == len(read_battery().curve) + 3  # half a decade is halved thrice
     assert not Path("card").exists()
 
 
@@ -758,6 +763,94 @@ def test_two_cards_say_from_which_rates_they_fail() -> None:
     partly = planted(lambda lr: [2.0 + 0.6 * max(math.log10(lr / 0.03), 0), 2.0, 2.0])
     assert "on (in 1 of 3 seeds), and b" in side_by_side(partly, second).failing_line()
     assert side_by_side(planted(valley(rise=0.6, floor=3.0)), second).failing_line() == ""  # it is not judged
+
+
+UNIGRAM = 3.2
+
+
+def cliff(at: float, logit_knee: float = math.nan) -> Callable[[float], pd.DataFrame]:
+    """Runs that end at 2.2 up to a rate, 0.1 decades higher a seed, and at the loss of a unigram model beyond."""
+
+    def of_lr(lr: float) -> pd.DataFrame:
+        stands = [lr < at * 10 ** (0.1 * seed) for seed in range(SEEDS)]
+        ends = [2.2 + 0.01 * abs(math.log10(lr / 0.03)) if stand else UNIGRAM for stand in stands]
+        made = table(ends).assign(loss_unigram=UNIGRAM)
+        return made if math.isnan(logit_knee) else made.assign(**{LOGIT: 200 * lr / logit_knee})
+
+    return of_lr
+
+
+LOGIT = "largest.attention_logit_max"
+
+
+def ladder(runs: Callable[[float], pd.DataFrame]) -> dict[Setting, pd.DataFrame]:
+    return {Setting((), lr): runs(lr) for lr in read_battery().curve}
+
+
+def fine_card(
+    runs: Callable[[float], pd.DataFrame], between: dict[Setting, pd.DataFrame], folder: Path = Path("runs")
+) -> Card:
+    tests = list(read_battery().tests.values())[:2]
+    return card_of("planted", "lab stress", folder, tests, ladder(runs), read_battery(), between)
+
+
+def test_the_rate_at_which_a_recipe_fails_is_found_to_a_twentieth_of_a_decade_and_tests_do_not_read_it() -> None:
+    runs, between = cliff(at=0.13), dict[Setting, pd.DataFrame]()
+    wide = fine_card(runs, {})
+    while settings := finer_settings(ladder(runs), between, 0.1):
+        between |= {setting: runs(setting.lr) for setting in settings}
+    made = fine_card(runs, between)
+    half, coarse = made.passings[HALF], wide.passings[HALF]
+    for seed, found in half.seeds.items():
+        assert found.log_at == pytest.approx(math.log10(0.13) + 0.1 * seed, abs=0.05)
+    assert half.width <= 0.1 < coarse.width
+    assert half.headroom.mean == pytest.approx(math.log10(0.13 / 0.03) + 0.1, abs=0.06)
+    assert half.rate.low < half.rate.mean < half.rate.high
+    assert half.steepness.mean > 2 * coarse.steepness.mean > 0  # between far rates a cliff looks like a slope
+    assert [line.number for line in made.lines] == [line.number for line in wide.lines]
+    assert len(between) <= 6
+    assert finer_settings(ladder(runs), {}, math.inf) == []
+
+
+def test_a_recipe_that_never_fails_has_a_bound_and_no_more_runs() -> None:
+    runs = cliff(at=9.0)
+    row = fine_card(runs, {}).passings[HALF].row
+    assert (row["learning rate"], row["seeds that pass"]) == ("> 1", "0 of 3")
+    assert row["decades above the best"].startswith("> 1.")
+    assert finer_settings(ladder(runs), {}, 0.1) == []
+
+
+def test_a_card_tells_where_recorded_attention_logits_run_away() -> None:
+    runs = ladder(cliff(at=0.13, logit_knee=0.2))
+    assert card(runs).passings["attention_logits"].rate.mean == pytest.approx(0.2)
+    # the last logits of a run that diverged may never have been recorded
+    runs[Setting((), 0.3)] = runs[Setting((), 0.3)].assign(**{"loss": AT_INIT, LOGIT: 1.0})
+    assert card(runs).passings["attention_logits"].rate.mean == pytest.approx(math.sqrt(0.1 * 0.3))
+    unrecorded = {setting: table.assign(**{LOGIT: math.nan}) for setting, table in runs.items()}
+    assert "attention_logits" not in card(unrecorded).passings
+
+
+def test_the_learning_rates_of_a_card_are_read_again_and_stand_in_text_and_page(tmp_path: Path) -> None:
+    runs = cliff(at=0.13, logit_knee=0.2)
+    made = fine_card(runs, {Setting((), lr): runs(lr) for lr in (0.173, 0.228)}, tmp_path)
+    (tmp_path / "card.json").write_text(made.as_json())
+    pd.testing.assert_frame_equal(read_card(tmp_path).rate_table, made.rate_table)
+    rate = made.passings[HALF].row["learning rate"]
+    assert any("loss half of the way" in line and rate in line for line in made.text())
+    assert "Learning rates" in made.page()
+    assert rate in made.page()
+    earlier = json.loads(made.as_json())
+    del earlier["learning_rates"]
+    (tmp_path / "card.json").write_text(json.dumps(earlier))
+    assert list(read_card(tmp_path).passings) == [COSTLY]
+
+
+def test_two_cards_say_at_which_rates_they_fail_by_half_of_the_way() -> None:
+    pair = side_by_side(ladder(cliff(at=0.04)), ladder(cliff(at=0.13)))
+    first, second = (card.passings[HALF].row["learning rate"] for card in pair.cards)
+    line = pair.failing_line()
+    assert line.startswith(f"a fails, half of the way to a unigram model, at {first}, and b at {second}")
+    assert "a ends 0.3 nats above" in line
 
 
 def test_a_tolerance_that_is_a_lower_bound_never_stands_less() -> None:

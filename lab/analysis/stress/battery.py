@@ -211,6 +211,7 @@ class Battery(NamedTuple):
         farthest: the learning rates up to which the curve is extended.
         seeds: how many seeds a card of so many minutes has.
         sizes: overrides of further sizes at which a card of so many minutes trains the curve.
+        bracket: decades to which a card of so many minutes finds the learning rate from which a recipe fails.
         confirm: how changes are tried.
         changes: single changes of a recipe by name.
         without_hooks: names of the changes that a model of the user's own can take, the most promising first.
@@ -222,6 +223,7 @@ class Battery(NamedTuple):
     farthest: tuple[float, float]
     seeds: Mapping[int, int]
     sizes: Mapping[int, Sequence[str]]
+    bracket: Mapping[int, float]
     confirm: Stages
     changes: Mapping[str, Change]
     without_hooks: tuple[str, ...]
@@ -360,6 +362,7 @@ def read_battery() -> Battery:
         (low, high),
         tree["seeds"],
         tree["sizes"],
+        tree["bracket"],
         Stages(**tree["confirm"]),
         changes,
         tuple(tree["without_hooks"]),

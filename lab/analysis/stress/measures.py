@@ -65,7 +65,8 @@ def by_run(records: Records) -> pd.DataFrame:
     """The runs that did not fail, by id.
 
     Columns: ``seed``, ``loss`` (capped by the loss at initialization, which replaces NaN), ``loss_at_init``,
-    ``loss_bigram``, ``parameters``, ``active`` (those that act on a token), ``log_rms`` (log10 of the root mean square
+    ``loss_bigram``, ``loss_unigram``, ``parameters``,
+    ``active`` (those that act on a token), ``log_rms`` (log10 of the root mean square
     after the last block, at the end), ``spikes`` of the training loss per 1,000 steps, if it was recorded at every
     step; and of experts, if their routers were measured, ``load_cv`` (variation of loads over the experts of a block,
     at the end) and ``router_logit`` (log10 of the largest). Of every probe there is also the largest value,
@@ -75,7 +76,7 @@ def by_run(records: Records) -> pd.DataFrame:
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
     losses = metrics[metrics["probe"] == "train_loss"].sort_values("step").groupby("id")["value"]
     largest = metrics.groupby(["id", "probe"], observed=True)["value"].max().unstack()
-    table = runs[["seed", "loss_at_init", "loss_bigram", "parameters"]].assign(
+    table = runs[["seed", "loss_at_init", "loss_bigram", "loss_unigram", "parameters"]].assign(
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
         active=runs["parameters"] - idle_parameters(records.runs),
         log_rms=np.log10(_last_rms(metrics)),

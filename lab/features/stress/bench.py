@@ -16,6 +16,7 @@ from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
+from lab.features.stress.rates import finer_settings
 from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.sweeping.bench import Bench
 
@@ -32,6 +33,8 @@ class CardBench:
         self.plan, self.progress = plan, progress
         self.bench = Bench(plan.request, f"{plan.recipe} has no card,")
         self.done: Outcomes = {}
+        self.finer: list[Setting] = []  # the recipe itself at learning rates between those that tests read
+        self.between: Outcomes = {}  # their runs
         self.parameters = pd.Series(dtype=float)  # without embeddings, by run
         self.started = time.monotonic()
         self.seeds = next((word.text.count(",") + 1 for word in plan.request.words if word.key == "seed"), 1)
@@ -39,7 +42,11 @@ class CardBench:
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
         self.foretell(settings)
-        self.done = self.bench.train(settings, self.progress)
+        self._take(self.bench.train(settings, self.progress))
+
+    def _take(self, trained: Outcomes) -> None:
+        self.between = {setting: table for setting, table in trained.items() if setting in self.finer}
+        self.done = {setting: table for setting, table in trained.items() if setting not in self.finer}
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
 
     def foretell(self, settings: Sequence[Setting]) -> None:
@@ -62,6 +69,15 @@ class CardBench:
         while settings := wanted(read_battery(), self.plan.tests, self.done):
             self.train(settings)
             self.progress.add(self.card().lines)
+
+    def train_finer(self) -> None:
+        """Train more learning rates where the recipe fails, until the plan's bracket is met.
+
+        Tests do not read them: their zones are those of a curve of half decades.
+        """
+        while settings := finer_settings(self.done, self.between, self.plan.bracket):
+            self.finer += settings
+            self.train(settings)
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""
@@ -86,8 +102,7 @@ class CardBench:
 
     def take_up(self) -> None:
         """Take up what is recorded of the settings that were planned."""
-        self.done = self.bench.so_far()
-        self.parameters = parameters(self.bench.records.runs.set_index("id"))
+        self._take(self.bench.so_far())
 
     def stopped_card(self) -> Card:
         """The card of the tests all of whose runs had ended before a signal; it names the others as missing."""
@@ -111,7 +126,9 @@ class CardBench:
     def card(self, cures: Sequence[Cure] | None = None) -> Card:
         """The card of the runs so far."""
         plan = self.plan
-        card = card_of(plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery())
+        card = card_of(
+            plan.recipe, plan.request.command, plan.folder, plan.tests, self.done, read_battery(), self.between
+        )
         unmeasured = {line.test.title: UNMEASURED for line in card.lines if not line.interval.n}
         lines = [line for line in card.lines if line.interval.n]
         trained = {setting.words: self.parameters[self.bench.ids[setting][0]] for setting in self.done}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from lab.core.errors import RequestError, nearest
 from lab.features.stress.cures import LOSES, SCREENED, Cure
 from lab.features.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
 from lab.features.stress.page import card_body, card_figure
+from lab.features.stress.rates import FineCurve, Passing, fine_curve, passings
 from lab.features.stress.reference import beside_published, published_verdicts
 
 INTERVAL_LEVEL = 0.95
@@ -48,6 +50,7 @@ class Card:
         left_out: by title of a test why the recipe cannot take it.
         trend: of the headroom over size, see ``SizeTrend.plain``; None without three sizes.
         stopped: that a signal stopped it before all tests had ended, in a sentence; empty if none did.
+        fine: what else is known of its curve.
     """
 
     recipe: str
@@ -63,6 +66,7 @@ class Card:
     left_out: Mapping[str, str] = field(default_factory=dict)
     trend: Mapping[str, Any] | None = None
     stopped: str = ""
+    fine: FineCurve = field(default_factory=FineCurve)
 
     @property
     def size(self) -> str:
@@ -90,6 +94,17 @@ class Card:
     def best_loss(self) -> float:
         """Lowest loss over learning rates of the mean over seeds, nats per token; NaN without losses."""
         return float(self.losses.mean(axis=1).min()) if len(self.losses) else math.nan
+
+    @property
+    def passings(self) -> Mapping[str, Passing]:
+        """Where it fails, and where its attention logits run away if they were recorded, by quantity; none unjudged."""
+        found = passings(self.losses, self.fine) if self.is_judged else ()
+        return {passing.quantity: passing for passing in found}
+
+    @property
+    def rate_table(self) -> pd.DataFrame:
+        """A row for each of ``passings``."""
+        return pd.DataFrame([passing.row for passing in self.passings.values()])
 
     @property
     def failing_lrs(self) -> dict[int, float]:
@@ -184,7 +199,11 @@ class Card:
     def _body(self) -> Iterator[Markup]:
         lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
         cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
-        yield from (*lead, *card_body(self.lines, self.table), *cures)
+        yield from (*lead, *card_body(self.lines, self.table))
+        if self.passings:
+            means = html.paragraph(SENTENCES.learning_rates(), "note")
+            yield html.section("Learning rates", html.table(self.rate_table), means)
+        yield from cures
         if self.trend and self.is_judged:
             yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
         beside = beside_published(self.recipe, self.lines)
@@ -280,6 +299,8 @@ class Card:
         yield ""
         yield from strips(self.lines)
         yield ""
+        if self.passings:
+            yield from (*plain_text(self.rate_table), str(SENTENCES.learning_rates()), "")
         if self.cures:
             if len(self.cure_table):
                 yield from plain_text(self.cure_table)
@@ -307,9 +328,15 @@ class Card:
             "best_lr": best_lr(self.losses),
             "fitted_best_lrs": {str(seed): lr for seed, lr in fitted_best_lrs(self.losses).items()},
             "failing_lrs": {str(seed): lr for seed, lr in self.failing_lrs.items()},
+            "learning_rates": {
+                "passed": [passing.plain for passing in self.passings.values()],
+                "loss_unigram": self.fine.unigram,
+                "between": _by_lr(self.fine.between),
+                "attention_logits": _by_lr(self.fine.logits),
+            },
             "best_loss": self.best_loss,
             "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
-            "curve": {str(lr): _by_seed(self.losses, lr) for lr in map(float, self.losses.index)},
+            "curve": _by_lr(self.losses),
             "loss_bigram": self.bigram,
             "parameters": self.parameters,
             "active_parameters": self.active,
@@ -320,6 +347,15 @@ class Card:
             "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
         }
         return to_json(content)
+
+
+def _by_lr(values: pd.DataFrame) -> dict[str, dict[str, float]]:
+    return {str(lr): _by_seed(values, lr) for lr in map(float, values.index)}
+
+
+def _from_lrs(told: Mapping[str, Mapping[str, float | None]]) -> pd.DataFrame:
+    """The table of ``_by_lr``."""
+    return pd.DataFrame({float(lr): of_lr for lr, of_lr in told.items() if of_lr}, dtype=float).T.rename(columns=int)
 
 
 def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
@@ -409,14 +445,25 @@ def _plain_cure(cure: Cure) -> dict[str, Any]:
 
 
 def card_of(
-    recipe: str, command: str, folder: Path, tests: Sequence[StressTest], done: Outcomes, battery: Battery
+    recipe: str,
+    command: str,
+    folder: Path,
+    tests: Sequence[StressTest],
+    done: Outcomes,
+    battery: Battery,
+    between: Outcomes = MappingProxyType({}),
 ) -> Card:
-    """The card that these runs make; tests some of whose runs are missing are left out."""
+    """The card that these runs make; tests some of whose runs are missing are left out.
+
+    Args:
+        between: runs of the recipe itself at learning rates that no test reads.
+    """
     losses, lines = curve(done), lines_of(tests, done, battery)
     tables = list(done.values())
     bigram = float(tables[0]["loss_bigram"].mean()) if len(losses) else math.nan
     parameters, active = (int(tables[0][key].iloc[0]) if tables else 0 for key in ("parameters", "active"))
-    return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done))
+    fine = fine_curve(done, between)
+    return Card(recipe, command, folder, lines, losses, bigram, parameters, active, is_judged(done), fine=fine)
 
 
 def read_card(folder: Path) -> Card:
@@ -451,14 +498,15 @@ def _read(content: Mapping[str, Any], folder: Path) -> Card:
         facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
         lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("caveat", "")))
     curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
-    losses = pd.DataFrame({float(lr): of_lr for lr, of_lr in curve.items() if of_lr}, dtype=float).T
+    rates = content.get("learning_rates", {"between": {}, "loss_unigram": None, "attention_logits": {}})
+    logits = _from_lrs(rates["attention_logits"]).fillna(math.inf)
     cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]
     return Card(
         content["recipe"],
         content["command"],
         folder,
         lines,
-        losses.rename(columns=int),
+        _from_lrs(curve),
         _number(content["loss_bigram"]),
         content["parameters"],
         content["active_parameters"],
@@ -467,6 +515,7 @@ def _read(content: Mapping[str, Any], folder: Path) -> Card:
         content["left_out"],
         content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
         content.get("stopped", ""),
+        FineCurve(_from_lrs(rates["between"]), _number(rates["loss_unigram"]), logits),
     )
 
 

@@ -84,7 +84,8 @@ def _seconds(text: str) -> float:
 def dry_run(plan: Plan) -> None:
     """Print what the crash test would cost, if the best learning rate is the usual one."""
     plan = possible_plan(plan)
-    planned = Bench(plan.request).plan(compose_settings(plan.request, plan.settings()), cautions=False)
+    settings = [*plan.settings(), *plan.finer_settings()]
+    planned = Bench(plan.request).plan(compose_settings(plan.request, settings), cautions=False)
     best = f"for a best learning rate of {USUAL_BEST:g}, without learning rates by which the curve is extended"
     say(f"{plan.recipe}, {best}:")
     launch.print_estimate(planned, plan.request)

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
+from lab.analysis.crossings import rate_text
 from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
+from lab.analysis.runaway import HALF
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
@@ -154,17 +156,19 @@ class CardPair:
         """From which learning rates the two fail, and by how many decades these differ; empty if one is not judged."""
         if not all(card.is_judged and len(card.losses) for card in self.cards):
             return ""
-        first, second = (pd.Series(card.failing_lrs, dtype=float).map(math.log10) for card in self.cards)
-        difference = student_t((first - second).dropna())
-        return str(
-            SENTENCES.fails_from(
-                names=self.names,
-                from_which=[card.fails_from for card in self.cards],
-                decades=f"{difference:±+.2f}" if difference.n else "",
-                may_be_none=not difference.low * difference.high > 0,
-                fails_above=FAILS_ABOVE,
-            )
+        failing = [pd.Series(card.failing_lrs, dtype=float).map(math.log10) for card in self.cards]
+        sentence = SENTENCES.fails_from(
+            names=self.names,
+            from_which=[card.fails_from for card in self.cards],
+            fails_above=FAILS_ABOVE,
+            **_difference(*failing),
         )
+        halves = [card.passings[HALF] for card in self.cards if HALF in card.passings]
+        if len(halves) < len(self.cards):
+            return str(sentence)
+        logs = [pd.Series({seed: found.log_at for seed, found in half.seeds.items()}) for half in halves]
+        rates = [rate_text(half.rate) for half in halves]
+        return f"{SENTENCES.fails_by_half(names=self.names, rates=rates, **_difference(*logs))} {sentence}"
 
     def figure(self) -> Drawing:
         """The strips of all tests, those of the two recipes one below the other."""
@@ -260,6 +264,15 @@ class CardPair:
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
             "stands_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
         }
+
+
+def _difference(first: pd.Series[float], second: pd.Series[float]) -> dict[str, Any]:
+    """What a sentence says of the difference of two logarithms, paired by seed; without words where none is known."""
+    difference = student_t((first - second).dropna())
+    return {
+        "decades": f"{difference:±+.2f}" if difference.n else "",
+        "may_be_none": not difference.low * difference.high > 0,
+    }
 
 
 def _with(name: str, changes: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lab.analysis.crossings import Crossing, halving_lrs
 from lab.analysis.stress.arms import board_changes, no_such_arm
 from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
 from lab.analysis.stress.measures import wanted
@@ -50,6 +51,8 @@ class Plan:
         is_named: whether the tests were asked for by name; else those that the recipe lacks the parts for are left out
             without a word.
         sizes: overrides of further sizes at which the curve is trained.
+        bracket: decades to which the learning rate is found from which the recipe fails; infinite if none is tried
+            besides those of the curve.
         lr: the user's learning rate, for the size from which it fails; NaN if none was given.
         flops: FLOPs of a run by its overrides, of those that the tests need.
     """
@@ -66,6 +69,7 @@ class Plan:
     own_model: str = ""
     is_named: bool = False
     sizes: Sequence[tuple[str, ...]] = ()
+    bracket: float = math.inf
     lr: float = math.nan
     flops: Mapping[tuple[str, ...], float] = field(default_factory=dict)
 
@@ -75,6 +79,14 @@ class Plan:
         settings += [place.setting(best) for test in self.tests for place in test.places]
         settings += [Setting(words, lr) for words in self.sizes for lr in read_battery().curve]
         return list(dict.fromkeys(settings))
+
+    def finer_settings(self) -> list[Setting]:
+        """The learning rates that are tried besides if the recipe fails between the last two of the curve."""
+        (low, high), lrs = read_battery().curve[-2:], list[float]()
+        while middle := halving_lrs([Crossing(low=low, high=high)], self.bracket):
+            lrs += middle
+            high = middle[0]
+        return [Setting((), lr) for lr in lrs]
 
     @property
     def names_cures(self) -> bool:
@@ -158,6 +170,7 @@ def read_plan(
         own_model=next((own_code.name for own_code in code if own_code.kind == "model"), ""),
         is_named=bool(names),
         sizes=sizes,
+        bracket=read_battery().bracket.get(minutes, math.inf) if any(test.reads_curve for test in tests) else math.inf,
         lr=rates[-1] if rates else math.nan,
     )
     for test in tests:
