@@ -77,7 +77,14 @@ OF_NO_CLAIM = {"law_params", "law_tokens", "law_n", "law_correlation", "rise_of_
 OF_NO_CLAIM |= {f"way_of_{runs}" for runs in ("the_lab", "public_runs")} | {"allowed_by_nats", "allowed_by_share"}
 OF_NO_CLAIM |= {f"costly_at_{width}_{steps}" for width in (16, 32) for steps in (200, 800)}
 OF_NO_CLAIM |= {"gradients_above_epsilon", "base_falls_with_batch", "quiet_100"}
-OF_NO_CLAIM |= {f"runaway_{name}" for name in ("off", "steps", "width")}  # of a law of small models
+OF_NO_CLAIM |= {
+    "runaway_off",
+    "runaway_steps",
+    "runaway_width",
+    "scatter_of_failing",
+    "scatter_of_runaway",
+    "unfitted_off",
+}
 OF_NO_CLAIM |= {f"quiet_by_chance_{updates}" for updates in (20, 100)}
 
 
