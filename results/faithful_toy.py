@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lab.analysis.crossings import SLOPE_OVER, steepness
 from lab.analysis.curves import load
 from lab.analysis.rendering import layout
 from lab.analysis.sensitivity import LOST
@@ -70,15 +71,15 @@ if __name__ == "__main__":
         of_screen = (screen[same].astype(str) == own[same].astype(str).iloc[0]).all(axis=1)
         own = pd.concat([own, screen[of_screen]])
         ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
-        fine = np.log10(ladder[0, 2:] / ladder[0, :-2]) < 1.1 * yardstick.STEP  # two steps of the ladder are as wide
-        rises = [yardstick.steepness(*ladder), *(ladder[1, 2:] - ladder[1, :-2])[fine]]
+        fine = np.log10(ladder[0, 2:] / ladder[0, :-2]) < 1.1 * SLOPE_OVER  # two steps of the ladder are as wide
+        rises = [steepness(*ladder), *(ladder[1, 2:] - ladder[1, :-2])[fine]]
         rise, room = max(rises[1:] or rises), unigram[2048] - ladder[1].min()
         print(*setting, rise, rise / room, ladder.round(3).tolist())
     public = read_real_runs().curves[lambda curves: curves["source"] == "Step Law"]
     ends = public["failing_loss"] - public[["edge_loss", "best_loss"]].T
     print("the first failing step of public runs on longer steps, nats per 0.15 decades, between two bounds:")
     for step in (0.15, 0.3, 0.5, 0.6):
-        print(step, "decades:", (ends * yardstick.STEP / step).mean(axis=1).round(2).tolist())
+        print(step, "decades:", (ends * SLOPE_OVER / step).mean(axis=1).round(2).tolist())
     made = single_changes_of(runs_of("changes", folder))
     print(
         made.groupby(["optimizer", *yardstick.CHANGE])["excess"]

@@ -26,7 +26,7 @@ from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
 from lab.studies.claims.rules import effect_text
-from lab.studies.real_runs.curves import failing_brackets, read_real_runs
+from lab.studies.real_runs.curves import UNIGRAM, failing_brackets, read_real_runs
 from lab.studies.runaway import figures
 from lab.studies.runaway.rates import (
     RATES,
@@ -222,7 +222,9 @@ def draw(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
     drawings = {
         "over_width": figures.over_width(table),
         "over_size": figures.over_size(coupled, public, law(alike, "runaway", SETTINGS)),
-        "share_of_the_way": figures.share_of_the_way(files.read_csv(RUNS), unigram_losses(), real),
+        "share_of_the_way": figures.share_of_the_way(
+            files.read_csv(RUNS), unigram_losses(), real.curves, UNIGRAM["Step Law"]
+        ),
     }
     for name, drawing in drawings.items():
         (HOME / f"{name}.svg").write_text(layout.svg(drawing, name), encoding="utf-8")

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from lab.analysis.crossings import steepness
 from lab.studies.faithful_toy import screen, yardstick
 from lab.studies.faithful_toy.single_changes import single_changes_of
 from lab.studies.faithful_toy.yardstick import CHANGE
@@ -113,9 +114,9 @@ def test_average_precision_is_the_textbooks() -> None:
 def test_steepness_is_read_above_the_best_rate() -> None:
     rates = 0.001 * 2.0 ** np.arange(6)
     loss = np.array([9.0, 3.0, 3.1, 3.2, 7.2, 7.3])  # the steep start is under-training
-    assert yardstick.steepness(rates, loss) == pytest.approx(4 * 0.15 / math.log10(2))
-    assert yardstick.steepness(rates[::-1], loss[::-1]) == pytest.approx(4 * 0.15 / math.log10(2))
-    assert math.isnan(yardstick.steepness(rates, loss[::-1].cumsum()[::-1]))
+    assert steepness(rates, loss) == pytest.approx(4 * 0.15 / math.log10(2))
+    assert steepness(rates[::-1], loss[::-1]) == pytest.approx(4 * 0.15 / math.log10(2))
+    assert math.isnan(steepness(rates, loss[::-1].cumsum()[::-1]))
 
 
 @pytest.mark.parametrize("by", ["optimizer", "key"])

@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 import scipy.special
 
-from lab.analysis.crossings import failing
+from lab.analysis.crossings import failing, steepness
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
-from lab.studies.faithful_toy.yardstick import steepness
 
 
 class Setting(NamedTuple):

@@ -18,7 +18,6 @@ import scipy.stats
 from lab.analysis.sensitivity import LOST
 
 BROKEN = 0.5  # nats above its base, from which a run of Marin's counts as broken
-STEP = 0.15  # decades of learning rate, in which a cliff is measured
 CHANGE = ["key", "direction", "ratio"]
 NULLS = {" and ".join(CHANGE[:count]): CHANGE[:count] for count in (1, 2, 3)}
 
@@ -161,19 +160,6 @@ def factors_to_failure(changes: pd.DataFrame, limit: float = BROKEN) -> pd.Serie
         failed = own.loc[own["excess"] > limit, "ratio"]
         first[place] = math.log10(failed.min() if len(failed) else 2 * own["ratio"].max())
     return pd.Series(first).groupby(level=0).median()
-
-
-def steepness(lr: np.ndarray, loss: np.ndarray) -> float:
-    """The steepest rise of the final loss between neighbouring rates from the best one on, nats per ``STEP`` decades.
-
-    A loss that is not finite must have been given a number, such as the loss at initialization. NaN with no rate above
-    the best one.
-    """
-    order = np.argsort(lr)
-    lr, loss = np.asarray(lr)[order], np.asarray(loss)[order]
-    best = int(np.argmin(loss))
-    rises = np.diff(loss[best:]) * STEP / np.diff(np.log10(lr[best:]))
-    return float(rises.max()) if len(rises) else math.nan
 
 
 class Score(NamedTuple):

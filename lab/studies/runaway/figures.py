@@ -13,7 +13,6 @@ from lab.analysis.rendering import layout, marks, panels, scales
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.sensitivity import capped
 from lab.analysis.text import count, format_value
-from lab.studies.real_runs.curves import UNIGRAM, RealRuns
 from lab.studies.runaway.rates import LADDER, error_of
 
 SHOWN = {"runaway": "attention logits pass 500", "failing": "the loss is half of the way up"}
@@ -89,24 +88,25 @@ def over_size(table: pd.DataFrame, public: pd.DataFrame, fitted: PowerLaw) -> Sh
 
 
 @layout.styled
-def share_of_the_way(runs: pd.DataFrame, unigram: Mapping[int, float], real: RealRuns) -> Sheet:
+def share_of_the_way(runs: pd.DataFrame, unigram: Mapping[int, float], curves: pd.DataFrame, diverged: float) -> Sheet:
     """How runs fall as the learning rate rises: the share of the way from the best loss to that of a unigram model.
 
     Rates are multiples of the one at which a curve has gone half of the way. Curves of public runs are drawn through
-    their best rate, the one that costs 0.1 nats, the last before the first failing rate, and that one.
+    their best rate, the one that costs 0.1 nats, the last before the first failing rate, and that one; ``diverged`` is
+    the loss at which their runs that diverged end.
     """
     groups = ["public runs (Step Law)", "small models, one change each"]
     looks = panels.arm_looks(groups)
     sheet = Sheet(1, [17])
     axes = sheet.panel(0, 0)
-    curves = real.curves[(real.curves["source"] == "Step Law") & real.curves["failing_lr"].notna()]
-    for curve in curves.to_dict("records"):
+    failed = curves[(curves["source"] == "Step Law") & curves["failing_lr"].notna()]
+    for curve in failed.to_dict("records"):
         lr = np.array([curve[name] for name in ("best_lr", "tolerated_lr", "edge_lr", "failing_lr")])
         rise = np.array([0, 0.1, curve["edge_loss"] - curve["best_loss"], curve["failing_loss"] - curve["best_loss"]])
         _draw(
             axes,
             lr,
-            rise / (UNIGRAM["Step Law"] - curve["best_loss"]),
+            rise / (diverged - curve["best_loss"]),
             looks[groups[0]] | {"linewidth": 0.6, "alpha": 0.35},
         )
     for _, own in runs[runs["stage"] == "events"].groupby(LADDER, sort=False):
