@@ -76,6 +76,7 @@ docs/one_large_run
 :hidden:
 :caption: Understand it
 docs/notebooks
+notebooks/00_tour
 notebooks/01_lr_sensitivity
 notebooks/02_attention_logits
 notebooks/03_output_logits
@@ -114,6 +115,7 @@ benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
+benchmarks/RECORDED_FAULTS
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG

@@ -18,6 +18,7 @@ import pandas as pd
 
 import paper_pairs
 import public_limits
+import runaway
 import score_recorder
 import transfer
 from lab.analysis.events.costs import BEFORE, HELD_OUT, first_onsets
@@ -396,7 +397,10 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
         text = text.replace(between(text, marks), between(tables, marks))
     yield README, quote_public_runs(text)
     above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
-    effects, tally = quotable(rows) | above | public_effects() | spike_effects(), next(scoreboard.tallies(rows))
+    effects, tally = (
+        quotable(rows) | above | public_effects() | spike_effects() | runaway.quoted(),
+        next(scoreboard.tallies(rows)),
+    )
     for page in QUOTING:
         text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
         yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))

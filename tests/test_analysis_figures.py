@@ -256,6 +256,31 @@ def test_a_seed_without_a_value_is_still_marked_as_lost():
     assert [list(mark.get_xdata()) for mark in left.get_lines() if mark.get_marker() == "^"] == [[12 * 2 * 32**2 + 32]]
 
 
+def diamonds(axes):
+    """Where a panel marks failing rates, and whether the marks are filled."""
+    lines = [line for line in axes.get_lines() if line.get_marker() == "D" and line.get_transform() == axes.transData]
+    return [(*map(float, line.get_xydata()[0]), line.get_fillstyle() == "full") for line in lines]
+
+
+def test_failing_rates_are_marked_on_their_curves():
+    """Half of the way from 2 to a unigram model's 4 is 3, which one arm passes halfway from 0.01 to 0.1."""
+    losses = {("without", 1e-3): 2.0, ("without", 1e-2): 2.5, ("without", 1e-1): 3.5}
+    made = cards(
+        lrs=(1e-3, 1e-2, 1e-1),
+        seeds=(0, 1, 2),
+        intervention=("none", "qk_layernorm"),
+        loss=lambda card: 2.0 if "qk" in card["intervention"] else losses["without", card[LR]],
+    )
+    figure = FIGURES["failing_learning_rate"](records([card | {"loss_unigram": 4.0} for card in made], everything))
+    (fails, holds) = sorted(diamonds(figure.axes[0]))
+    assert fails == (pytest.approx(10**-1.5), pytest.approx(math.sqrt(2.5 * 3.5)), True), "on a line of log by log"
+    assert holds == (0.1, pytest.approx(2.0), False)
+    assert {text.get_text() for text in figure.axes[0].texts} >= {"fails from 0.032", "not up to 0.1"}
+    calm = [card | {"loss_unigram": 9.0} for card in made]
+    with pytest.raises(NothingToDrawError):
+        FIGURES["failing_learning_rate"](records(calm, everything))
+
+
 def notice(made):
     figure = FIGURES["learning_rate_sensitivity"](records(made, lambda card, step: []))
     return [text.get_text() for text in figure.texts if "partial" in text.get_text()]

@@ -35,7 +35,7 @@ from lab.sweeping.local_jobs import JobEnd
 pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
 # Of what planted runs recorded these figures can be drawn.
 DRAWN = {"learning_rate_sensitivity", "best_loss_with_size", "loss_over_steps", "max_attention_logit"}
-DRAWN |= {"attention_logit_with_size"}
+DRAWN |= {"attention_logit_with_size", "failing_learning_rate"}
 HOSTILE = '_<script>alert("1")</script> $x^{2 \\foo$ & {0} \u2603'
 
 

@@ -160,6 +160,12 @@ def test_growth_at_a_harmless_level_is_no_alarm(tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", grow))
 
 
+@pytest.mark.parametrize(("factor", "kinds"), [(6.0, []), (1 / 6, ["router"])])
+def test_only_the_troubling_direction_raises_an_alarm(factor: float, kinds: list[str], tmp_path: Path) -> None:
+    fault = both(sets(1.2, "router_entropy/block1", at=0), times(factor, "router_entropy/block1"))
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))] == kinds
+
+
 def test_a_schedule_that_warms_up_and_decays_does_not_jump(tmp_path: Path) -> None:
     for every in (1, 10, 100):
 
@@ -188,6 +194,14 @@ def test_a_move_exceeds_eight_deviations_of_its_own_noise(deviations: float, mov
         assert (move.row, move.end) == (150, 200)
         assert np.sign(move.change) == np.sign(deviations)
         assert move.deviations == pytest.approx(abs(deviations), rel=0.4)
+
+
+@pytest.mark.parametrize(("rise", "moves"), [(1.0, 0), (3.0, 1)])
+def test_eight_deviations_count_where_no_change_is_larger_than_others(rise: float, moves: int) -> None:
+    """Logarithms that go up and down by 0.2 have deviations of 0.3, so a rise of 1 is four of them."""
+    log_m = 0.1 * (-1.0) ** np.arange(200)
+    log_m[150:] += rise
+    assert len(list(moves_of("grad_rms", "block0", np.exp(log_m)))) == moves
 
 
 def test_a_move_is_larger_than_a_quarter_whatever_its_noise() -> None:

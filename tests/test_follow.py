@@ -433,7 +433,7 @@ def test_a_table_in_parquet_is_a_log(is_packed: bool, tmp_path: Path, output_of:
     ("name", "content", "said"),
     [
         ("empty.parquet", b"", "is empty"),
-        ("empty.parquet.gz", gzip.compress(b""), "is empty"),
+        ("empty.parquet.gz", gzip.compress(b"", mtime=0), "is empty"),
         ("cut.parquet", b"PAR1" + bytes(100), "cannot be read as Parquet"),
         ("words.parquet", b"step 1 loss 2.0\n", "cannot be read as Parquet"),
         ("unpacked.parquet.gz", b"PAR1" + bytes(100), "cannot be read: Not a gzipped file"),

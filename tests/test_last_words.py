@@ -12,7 +12,7 @@ import yaml
 from lab import main
 from lab.analysis.events import detect
 from lab.analysis.events.following import Alarm, Follower
-from lab.analysis.events.last_words import says_the_end
+from lab.analysis.events.log_lines import says_the_end
 from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 

@@ -15,9 +15,10 @@ import pytest
 
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
-from lab.analysis import findings, study
+from lab.analysis import findings, load, points, study
 from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
+from lab.analysis.runaway import HALF, rates
 from lab.studies.claims import ruled, scoreboard
 from lab.studies.claims.registry import BY_STUDY, CLAIMS
 
@@ -76,6 +77,8 @@ OF_NO_CLAIM = {"law_params", "law_tokens", "law_n", "law_correlation", "rise_of_
 OF_NO_CLAIM |= {f"way_of_{runs}" for runs in ("the_lab", "public_runs")} | {"allowed_by_nats", "allowed_by_share"}
 OF_NO_CLAIM |= {f"costly_at_{width}_{steps}" for width in (16, 32) for steps in (200, 800)}
 OF_NO_CLAIM |= {"gradients_above_epsilon", "base_falls_with_batch", "quiet_100"}
+OF_NO_CLAIM |= {"runaway_off", "runaway_width", "runaway_steps", "unfitted_off"}
+OF_NO_CLAIM |= {"scatter_of_runaway", "scatter_of_failing"}
 OF_NO_CLAIM |= {f"quiet_by_chance_{updates}" for updates in (20, 100)}
 
 
@@ -177,6 +180,28 @@ def test_the_numbers_of_its_page_are_those_of_the_committed_quickstart() -> None
     assert first_lost.apply(set).to_dict()["without qk-layernorm"] == {0.1}
     assert first_lost.count().to_dict()["with qk-layernorm"] == 0
     assert "from learning rate 0.1 on" in " ".join(page.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_first_picture_shows_from_where_the_committed_quickstart_fails(page: str) -> None:
+    records = load(RESULTS / "quickstart")
+    found = {(rate.arm, rate.size): rate.rate for rate in rates(records, points(records.runs)) if rate.quantity == HALF}
+    small, large = (found["without qk-layernorm", size].mean for size in (24736, 98624))
+    alt = f"fail from {small:.2g} and from {large:.2g}; with it they stay low, and neither fails up to 0.3]"
+    picture = "results/quickstart/figures/failing_learning_rate.svg"
+    assert re.search(re.escape(alt) + rf"\((?:\.\./)?{picture}\)", (HOME / page).read_text(encoding="utf-8"))
+    drawn = re.findall(r"<!-- (fails from .*?|not up to .*?) -->", (HOME / picture).read_text(encoding="utf-8"))
+    assert drawn == [f"fails from {small:.2g}", "not up to 0.3", f"fails from {large:.2g}", "not up to 0.3"]
+    assert {found["with qk-layernorm", size].low for size in (24736, 98624)} == {0.3}
+
+
+def test_the_first_page_is_short_and_begins_with_what_everybody_understands() -> None:
+    assert len(README.splitlines()) <= 150
+    screen, _, _ = README.partition("\n## ")
+    assert "](results/quickstart/figures/failing_learning_rate.svg)" in screen
+    assert screen.count("![") == 1
+    assert not re.search(r"\bp [<=]|\(p |95 %|±|\bnull\b|\[\d", screen)
+    assert re.findall(r"^make (\w+)", screen, re.MULTILINE) == ["quickstart", "test"]
 
 
 def test_the_terminal_shows_the_committed_quickstart() -> None:

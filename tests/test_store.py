@@ -401,7 +401,7 @@ def test_no_csv_of_an_imported_table_holds_what_a_terminal_or_a_spreadsheet_runs
     assert main(["report", str(out)]) == 0
     assert main(["export", str(out), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0
     written = [*(out / "tables").glob("*.csv"), *(tmp_path / "csv").glob("*.csv")]
-    assert len(written) == 8
+    assert len(written) == 9
     arms = set[str]()
     for path in written:
         text = path.read_text()

@@ -612,6 +612,23 @@ def test_a_reward_that_falls_too_slowly_for_its_trend_alarms_once_half_is_lost()
     assert detect(hardly) == []
 
 
+@pytest.mark.parametrize(("rows", "first"), [(20, 13), (14, 9), (40, 28)])
+def test_a_reward_of_a_few_rows_alarms_where_it_begins_to_fall(rows: int, first: int) -> None:
+    row_n, noise_n = np.arange(rows), np.random.default_rng(rows).normal(0, 0.01, rows)
+    rising_n = 0.3 + 0.02 * row_n + noise_n
+    falling_n = np.where(row_n < first, rising_n, 0.3 + 0.02 * first - 0.08 * (row_n - first + 1) + noise_n)
+    columns = {"loss": noise_n, "grad_norm": np.full(rows, 0.3) + noise_n}
+    (event,) = detect(Log("planted", row_n, {**columns, "reward": falling_n}))
+    assert (event.kind, event.step, event.ending) == ("reward_fall", first, "stuck")
+    assert detect(Log("planted", row_n, {**columns, "reward": rising_n})) == []
+
+
+def test_of_a_few_rows_one_low_reward_is_no_fall() -> None:
+    reward_n = 0.3 + 0.02 * np.arange(20) + np.random.default_rng(0).normal(0, 0.01, 20)
+    reward_n[-1] = 0.0
+    assert detect(Log("planted", np.arange(20), {"loss": reward_n - 0.5, "reward": reward_n})) == []
+
+
 @pytest.mark.parametrize(("returns", "ending"), [(0.0, "stuck"), (0.004, "recovered")])
 def test_a_slow_fall_of_the_reward_lasts_to_the_end_or_until_it_has_come_back(returns: float, ending: str) -> None:
     noise_n = np.random.default_rng(3).normal(0, 0.03, 300)

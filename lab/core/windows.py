@@ -52,6 +52,11 @@ def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
     return window_statistics(sliding_window_view(padded, WINDOW))
 
 
+def noise_of(value_n: Numbers) -> float:
+    """The standard deviation of measurements about a smooth course, by their second differences."""
+    return NORMAL * float(np.median(np.abs(np.diff(value_n[np.isfinite(value_n)], 2)))) / math.sqrt(6)
+
+
 def has_risen(before_n: Numbers, after_n: Numbers, rows: int = 10) -> bool:
     """Whether the median of the last ``rows`` of some measurements exceeds that of the last ones before them.
 

@@ -7,6 +7,7 @@ from lab.report import loss_figures, probe_figures
 FIRST_FIGURES = (
     "logit_rounding",
     "learning_rate_sensitivity",
+    "failing_learning_rate",
     "loss_by_arm",
     "best_loss_with_size",
     "loss_against_setting",

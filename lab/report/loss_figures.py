@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lab.analysis.contrasts import Measure, baseline_of, by_size, contrast, final_losses
+from lab.analysis.crossings import rate_text
 from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
@@ -19,8 +21,9 @@ from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS, Dot
+from lab.analysis.runaway import HALF, Rate, rates
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
-from lab.analysis.text import capitalized, count, number, shortened
+from lab.analysis.text import LEARNING_RATE, capitalized, count, number, shortened
 from lab.records.run_table import is_imported, size_name
 from lab.records.store import Records
 
@@ -37,6 +40,9 @@ LOSS_LABEL = "final held-out loss\n(nats/token)"
 # More arms than colours have a row each instead of a line.
 OWN_LABELS = 15.0  # least width of a panel with labels of its own, in multiples of the size of text
 MOST_LINES = len(style.ARM_COLOURS)
+FAILING, BOUND = "failing rate", "beyond what was tried"
+# Lines of a panel that say in words from where they fail, and the height of such words, as a share of the panel's.
+MOST_LABELS, LABEL_HEIGHT = 3, 0.1
 # The two numbers drawn for each arm and size, and the look of each.
 PARTS: dict[str, dict[str, Any]] = {
     "total": {},
@@ -194,6 +200,70 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
     keys = [Line2D([], [], label=name, **look) for look, name in zip(looks, names, strict=True)]
     sheet.keys(("", keys))
     return sheet
+
+
+@figure("failing_learning_rate")
+def failing_learning_rate(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Final loss against {axis.name}, and from which training fails.
+
+    Lines are means over seeds. Training fails where the loss is half of the way from the best one to that of a unigram
+    model, which knows only how often each token occurs.
+    """
+    found: dict[Any, Rate] = {rate.curve: rate for rate in rates(records, runs, ()) if rate.quantity == HALF}
+    if style.axis() != LEARNING_RATE or not any(seed.times for rate in found.values() for seed in rate.seeds):
+        raise NothingToDrawError("nothing to draw: no curve is known to fail at a learning rate")
+    shown = facets(records.runs, runs)
+    sheet, facet_axes = layout.facets([title for title, _ in shown.panels], [LOSS_LABEL], 15.0)
+    most = max(panel_runs["curve"].nunique() for _, panel_runs in shown.panels)
+    room = most if most <= MOST_LABELS else 0
+    for (axes,), (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
+        position = scales.lr_axis(axes, runs["lr"])
+        outcome = panel_runs["outcome"].replace("unstable", "")  # which is worse than a bigram model, another level
+        placed = panel_runs.assign(position=position(panel_runs["lr"]), outcome=outcome)
+        panels.lines(axes, placed, shown.line, shown.looks, "position", "capped", FINAL_LOSS)
+        for row, (curve, of_curve) in enumerate(panel_runs.groupby("curve", sort=False)):
+            if curve in found:
+                look = shown.looks[of_curve[shown.line].iloc[0]]
+                _mark_failing(axes, found[curve], of_curve, look, row if room else None)
+    scales.loss_axis(facet_axes[0][0], runs, runs["capped"], bigram=False)
+    low, high = facet_axes[0][0].get_ylim()
+    facet_axes[0][0].set_ylim(low, high * (high / low) ** (LABEL_HEIGHT * room))
+    sheet.keys((shown.name, shown.keys))
+    sheet.explain(FAILING, "A diamond marks where a line gets there, between the {axis.values} that were tried.")
+    sheet.explain(
+        BOUND, "A hollow diamond is a bound: some seed fails at none that was tried, or already at the first."
+    )
+    return sheet
+
+
+def _mark_failing(axes: Axes, rate: Rate, runs: pd.DataFrame, look: Any, row: int | None) -> None:
+    """A diamond on the mean curve where it fails, and in this row of the panel's top the same in words."""
+    is_bound = math.isnan(rate.rate.mean)
+    at = (rate.rate.low if math.isinf(rate.rate.high) else rate.rate.high) if is_bound else rate.rate.mean
+    if not at:
+        return  # some seed fails at the first learning rate, and another at none
+    losses = runs[runs["lr"] > 0].groupby("lr")["capped"].mean().dropna()
+    loss = math.exp(np.interp(math.log(at), np.log(losses.index), np.log(losses)))
+    colour = look if isinstance(look, str) else look["color"]
+    diamond: dict[str, Any] = {
+        "color": colour,
+        "marker": "D",
+        "linestyle": "",
+        "markersize": 7,
+        "fillstyle": "none" if is_bound else "full",
+    }
+    (mark,) = axes.plot([at], [loss], **diamond, markeredgewidth=1.4, zorder=4)
+    marks.name(mark, BOUND if is_bound else FAILING)
+    text = f"{rate.arm}, {count(rate.size)} parameters\n{rate.level} at {rate_text(rate.rate)}"
+    panels.add_hover_texts(axes, mark, [text])
+    if row is not None:
+        fails_somewhere = any(seed.times for seed in rate.seeds)
+        bound = f"fails {rate_text(rate.rate)}" if fails_somewhere else f"not up to {at:g}"
+        words = bound if is_bound else f"fails from {at:.2g}"
+        em, y = style.em() / scales.width(axes), 1 - LABEL_HEIGHT * (row + 0.7)
+        axes.plot([em], [y], **diamond, transform=axes.transAxes)
+        look = {"va": "center_baseline", "size": style.SMALL * style.page().size}
+        axes.text(2 * em, y, words, **look, transform=axes.transAxes)
 
 
 @figure("loss_by_arm")

@@ -8,14 +8,13 @@ without the artefact shows it.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lab.core.windows import NORMAL, has_risen
+from lab.core.windows import has_risen, noise_of
 
 # Evaluations of a line through each of the two losses; and how many in a row must find them parted.
 WINDOW, HELD = 20, 5
@@ -83,9 +82,8 @@ def turn(held_out: pd.Series, training: pd.Series) -> Turn | None:
     if len(known) < FEW:
         has_turned = bool((np.diff(later_n) > 0).all()) and later_n[-1] - lowest > LEAST_OF_FEW * abs(lowest)
     else:
-        noise = NORMAL * float(np.median(np.abs(np.diff(known, 2)))) / math.sqrt(6)
         earlier, last = (float(np.median(half_n)) for half_n in np.array_split(later_n, 2))
-        least = max(LEAST_TURN * abs(lowest), TURN_NOISE * noise)
+        least = max(LEAST_TURN * abs(lowest), TURN_NOISE * noise_of(known.to_numpy()))
         has_turned = len(later_n) > 2 and earlier < last and float(np.median(later_n[-3:])) - lowest > least
     before, after = training[training.index <= step], training[training.index > step]
     falls = has_risen(-before.to_numpy(), -after.to_numpy(), rows=max(1, min(10, len(after) // 3)))

@@ -1,4 +1,4 @@
-"""What stands in a line of a log: names with the numbers beside them, or numbers below a line of names."""
+"""What stands in a line of a log: names beside numbers or above them, or last words with which a program stops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.analysis.events.log_names import (
@@ -21,6 +22,7 @@ from lab.analysis.events.log_names import (
     STEP,
     rank_of,
 )
+from lab.core import shipped
 from lab.records.table_files import flat, mapping_of, without_commas
 
 # Suffixes that W&B adds to columns of an exported chart which hold extremes over a group of runs.
@@ -95,6 +97,11 @@ WITH_NUMBER = re.compile(r"[:=]\s*[-+]?\.?\d")
 RULE = re.compile(r"[\s|:+=\-\u2500-\u257f]+")
 _ADJECTIVES = (HELD_OUT | OF_WHOLE | AVERAGES | {"grad", "gradient", "learning", "total"}) - {*NAMES[STEP]}
 BOUND = re.compile(rf"\b({'|'.join(sorted(_ADJECTIVES))}) (?=\S)", re.IGNORECASE)
+# Parts of lines with which trainers say that they stop because training diverged; the file says how.
+LAST_WORDS_PARTS = {
+    name: re.compile("|".join(patterns), 0 if name == "errors" else re.IGNORECASE)
+    for name, patterns in shipped.load(Path(__file__).with_name("last_words.yaml")).items()
+}
 
 Fields = Mapping[str, Any]
 
@@ -112,6 +119,33 @@ def plain_line(line: str) -> str:
     if "#" in line or "nan(" in line:
         line = NAN_OF_C.sub(lambda match: (match[1] or "") + {"INF": "inf", None: ""}.get(match[2], "nan"), line)
     return BOLD.sub(r"\2", line) if "**" in line or "`" in line else line
+
+
+def says_the_end(line: str) -> bool:
+    """Whether a line says that the program stops since its loss, a gradient or a weight is no number, or has diverged.
+
+    Trainers that stop by themselves seldom log the row that made them: fairseq, Megatron-LM, DeepSpeed, detectron2,
+    mmengine, Keras, Lightning and scripts in the manner of MAE print a sentence or raise an error instead. What only
+    configures such a check, asks for it, or says that an update was skipped, has none of these forms.
+
+    >>> says_the_end("Loss is nan, stopping training"), says_the_end("terminate_on_nan=True")
+    (True, False)
+    """
+
+    def has(part: str) -> bool:
+        return LAST_WORDS_PARTS[part].search(line) is not None
+
+    if not has("hints"):
+        return False
+    if LAST_WORDS_PARTS["asserted"].match(line):
+        return True
+    if LAST_WORDS_PARTS["code"].match(line) or has("goes_on") or (has("settings") and not has("errors")):
+        return False
+    if has("skipped") and not has("stops"):
+        return False
+    if has("phrases"):
+        return True
+    return (has("errors") or has("stops")) and has("not_finite") and (has("of_loss") or not has("early"))
 
 
 def number(value: object, *, has_decimal_comma: bool = False) -> float | None:

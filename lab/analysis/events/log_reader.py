@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab.analysis.events.last_words import says_the_end
 from lab.analysis.events.log_lines import (
     FIRST,
     HELD_OUT_WORD,
@@ -29,6 +28,7 @@ from lab.analysis.events.log_lines import (
     listed_numbers,
     number,
     plain_line,
+    says_the_end,
     size_of_zero,
     table_of,
 )
@@ -306,7 +306,12 @@ class LogReader:
         of_rows = lines if self.in_one_line else [fields for _, fields in self.waiting]
         apart = {name for name in self.names if not any(name in fields for fields in lines)} if self.steps else set()
         names = [name for name in self.names if any(name in fields for fields in of_rows) or self._recurs(name)]
-        known = [name for name in names if is_of_rewards(name) or not (is_some_loss(name) or _is(STEP, name))]
+        given = {*self.given.values()}
+        known = [
+            name
+            for name in names
+            if is_of_rewards(name) or {name, plain_name(name)} & given or not (is_some_loss(name) or _is(STEP, name))
+        ]
         dim = [name for name in known if self._is_dim(name) and not _is(REWARD, name)]
         chosen = usual_columns([*(name for name in known if name not in dim), losses[0]], self.given, self.names)
         self.columns = chosen | {LOSS: losses[0]} | (dict.fromkeys([STEP], self.steps[0]) if self.steps else {})

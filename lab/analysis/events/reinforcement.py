@@ -17,17 +17,21 @@ import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
 from lab.analysis.events.flagged import lasting_medians
-from lab.analysis.events.trend import Span, rises
-from lab.core.windows import NORMAL, Numbers, has_risen
+from lab.analysis.events.trend import FEWEST_ROWS, Span, rises
+from lab.core.windows import NORMAL, Numbers, has_risen, noise_of
 
 # A reward falls slowly where a median over many rows has lost half of the largest one, and so many times its noise.
 SLOW_NOISE = 3.0
 # A move of samples lasts at least so many rows; and medians that drift are those of so many.
 LASTING_ROWS, SLOW_ROWS, SMOOTH_ROWS = 10, 20, 5
+# A reward of a few rows falls if its last rows lie below so many before, by so many times the noise. It begins to fall
+# in the first of rows that each fall by so many.
+LAST_ROWS, USUAL_ROWS, SHORT_NOISE, ONSET_NOISE = 3, 5, 6.0, 3.0
 # What falls is small at this share of its usual value.
 SMALL = 0.05
-# Most of a departure is done between these shares of it.
-BEGUN, DONE = 0.1, 0.9
+# Most of a departure is done between these shares of it. It may come before the reward that it brings, which is looked
+# for in so many times the rows.
+BEGUN, DONE, LATER = 0.1, 0.9, 3
 
 
 class Departure(NamedTuple):
@@ -56,7 +60,7 @@ DEPARTURES = {
     "kl_growth": Departure("kl", False, 1.0, may_learn=True),
     "update_kl_growth": Departure("update_kl", False, 1.0, may_learn=True),
     "gradient_spike": Departure("grad_norm", False, 1.0),
-    "zero_variance_growth": Departure("zero_variance", False, 0.5, 0.4, lasts=True, may_learn=True),
+    "zero_variance_growth": Departure("zero_variance", False, 0.5, 0.5, lasts=True, may_learn=True),
     "length_growth": Departure("response_length", False, 1.0, lasts=True, may_learn=True),
     "length_fall": Departure("response_length", True, 0.5, lasts=True, may_learn=True),
     "truncation_growth": Departure("truncated", False, 0.5, 0.2, lasts=True, may_learn=True),
@@ -74,10 +78,11 @@ def departures(
             continue
         value_n = columns[each.column]
         found = [span for span in _sudden(step_n, value_n, each) if _is_large(value_n, span, each)]
-        if not found and each.column == "reward":
-            found = list(_slow_fall(value_n))
-        elif not found and each.lasts:
-            found = list(_slow(value_n, each))
+        if each.column == "reward":
+            found = found or list(_slow_fall(value_n)) or list(_short_fall(value_n))
+            found = [_from_onset(value_n, span) for span in found]
+        elif each.lasts:
+            found = found or list(_slow(value_n, each))
         learned = [span for span in found if each.may_learn and _reward_rises(reward_n, value_n, span)]
         yield kind, [span for span in found if span not in learned], learned
 
@@ -122,10 +127,12 @@ def _slow(value_n: Numbers, each: Departure) -> Iterator[Span]:
 
     known_n = np.flatnonzero(np.isfinite(value_n))
     rows = min(max(len(known_n) // 5, LASTING_ROWS), SLOW_ROWS)
-    for span in _ended(value_n, lasting_medians(value_n, beyond, rows)):
+    smooth_n = value_n.copy()  # since shares of a few groups have few values, and so have their medians
+    smooth_n[known_n] = scipy.ndimage.uniform_filter(value_n[known_n], SMOOTH_ROWS, mode="nearest")
+    for span in _ended(value_n, lasting_medians(smooth_n, beyond, rows)):
         during_n = known_n[known_n <= span.first]
         share_n = (_smooth(value_n[during_n]) - span.usual) / (
-            np.median(value_n[span.first : span.last + 1]) - span.usual
+            np.nanmedian(value_n[span.first : span.last + 1]) - span.usual
         )
         begun = np.flatnonzero(share_n <= BEGUN)
         yield span._replace(first=int(during_n[begun[-1] + 1 if len(begun) and begun[-1] + 1 < len(during_n) else 0]))
@@ -143,6 +150,34 @@ def _slow_fall(reward_n: Numbers) -> Iterator[Span]:
     yield from _ended(reward_n, lasting_medians(reward_n, below))
 
 
+def _short_fall(reward_n: Numbers) -> Iterator[Span]:
+    """The fall of a reward to the end of a log too short for a trend.
+
+    The last rows are all below all of those before the fall, and their median by a fifth of the usual value, by half of
+    the range of the rows before, and by many times the noise.
+    """
+    known_n = np.flatnonzero(np.isfinite(reward_n))
+    value_n = reward_n[known_n]
+    if not 2 * USUAL_ROWS <= len(value_n) < FEWEST_ROWS:
+        return
+    for first in range(USUAL_ROWS, len(value_n) - LAST_ROWS + 1):
+        before_n, last = value_n[:first], float(np.median(value_n[-LAST_ROWS:]))
+        usual = float(np.median(before_n[-USUAL_ROWS:]))
+        least = max(0.2 * abs(usual), float(np.ptp(before_n)) / 2, SHORT_NOISE * noise_of(value_n))
+        if value_n[first:].max() < before_n[-USUAL_ROWS:].min() and usual - last >= least:
+            yield Span(int(known_n[first]), int(known_n[-1]), usual, "stuck", int(known_n[-1]))
+            return
+
+
+def _from_onset(reward_n: Numbers, span: Span) -> Span:
+    """A fall from the first of the rows before it that each fall by more than noise."""
+    known_n = np.flatnonzero(np.isfinite(reward_n))
+    fall_n, row = -np.diff(reward_n[known_n]), int(np.searchsorted(known_n, span.first))
+    while row > 1 and fall_n[row - 2] > ONSET_NOISE * noise_of(reward_n):
+        row -= 1
+    return span._replace(first=int(known_n[row]))
+
+
 def _ended(value_n: Numbers, spans: Iterator[Span]) -> Iterator[Span]:
     """Spans that ended, or last to the last known row."""
     last = np.flatnonzero(np.isfinite(value_n))[-1:]
@@ -156,7 +191,7 @@ def _without_loss(span: Span) -> Span:
 
 
 def _reward_rises(reward_n: Numbers, value_n: Numbers, span: Span) -> bool:
-    """Whether the reward rises over the rows in which most of a departure is done."""
+    """Whether the reward rises over the rows in which most of a departure is done, or soon after."""
     known_n = np.flatnonzero(np.isfinite(value_n[: span.last + 1]))
     gone_n, during_n = _smooth(value_n[known_n]) - span.usual, known_n >= span.first
     whole = float(np.median(gone_n[during_n]))
@@ -164,7 +199,7 @@ def _reward_rises(reward_n: Numbers, value_n: Numbers, span: Span) -> bool:
     begun = np.flatnonzero(np.abs(gone_n[:done]) <= BEGUN * abs(whole))
     first = int(known_n[begun[-1] + 1]) if len(begun) else span.first
     until = max(int(known_n[done]), first + LASTING_ROWS // 2 - 1)
-    return has_risen(reward_n[:first], reward_n[first : until + 1])
+    return has_risen(reward_n[:first], reward_n[first : first + LATER * (until + 1 - first)])
 
 
 def _smooth(value_n: Numbers) -> Numbers:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.core.windows import NORMAL, Numbers, finite_median, window_statistics
+from lab.core.windows import NORMAL, Numbers, finite_median, noise_of, window_statistics
 
 # Rows before the first row that is judged; and rows whose misses (loss minus the line) make the tolerance, by scale.
 FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)
@@ -683,8 +683,7 @@ def _rises(steps: bytes, values: bytes, may_grow: bool) -> tuple[Span, ...]:
     known_n = value_n[row_n]
     if len(known_n) < FEWEST_ROWS:
         return ()
-    noise = NORMAL * float(np.median(np.abs(np.diff(known_n, 2)))) / math.sqrt(6)
-    unit = max(noise, LEAST_NOISE * float(np.ptp(known_n))) / NOISE
+    unit = max(noise_of(known_n), LEAST_NOISE * float(np.ptp(known_n))) / NOISE
     watch = TrendWatch(math.inf if may_grow else 0.0)
     found = [*watch.add(step_n[row_n], known_n / unit), *watch.finish()] if unit else []
     spans = {rise.first: rise.span for rise in found}.values()

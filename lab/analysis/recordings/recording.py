@@ -82,7 +82,8 @@ def read_recording(path: Path) -> Recording:
             continue
         step = row[STEP]
         if is_begun:
-            rows, losses = ({at: of[at] for at in of if at < step} for of in (rows, losses))
+            rows = {at: earlier for at, earlier in rows.items() if at < step}
+            losses = {at: earlier for at, earlier in losses.items() if at < step}
             is_begun = False
         if isinstance(loss := row.get(LOSS), int | float):
             losses[step] = loss if math.isfinite(loss) else math.inf

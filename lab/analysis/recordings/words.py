@@ -98,14 +98,14 @@ def sentence(finding: Finding) -> str:
 def next_look(finding: Finding) -> str:
     """What to look at next."""
     cause = causes()[finding.kind]
-    return cause.get("next_at_start", cause["next"]) if finding.since is None else cause["next"]
+    return str(cause.get("next_at_start", cause["next"]) if finding.since is None else cause["next"])
 
 
 def what_moved(finding: Finding) -> str:
     """What moved first, where, when and by how much; what followed; and what the numbers exclude."""
     cause = causes()[finding.kind]
     is_from_start = finding.since is None
-    said = (cause.get("at_start", cause["said"]) if is_from_start else cause["said"]).format(
+    said = str(cause.get("at_start", cause["said"]) if is_from_start else cause["said"]).format(
         parts=listed(finding.parts) if finding.parts else "all parts"
     )
     deciding = [move for move in finding.moves if move.row == _first_row(finding) and _decides(finding, move)]

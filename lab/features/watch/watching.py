@@ -108,8 +108,8 @@ def _ask(log: Log, events: list[Event]) -> None:
 
 def remarks(log: Log) -> Iterator[str]:
     """What is no alarm but worth knowing: a held-out loss that has turned, and what moves while the policy learns."""
-    held_out = log.held_out.get("val_loss", pd.Series(dtype=float))
-    if found := turn(held_out, pd.Series(log.columns["loss"], log.step_n)):
+    held_out = log.held_out.get("val_loss")
+    if held_out is not None and (found := turn(held_out, pd.Series(log.columns["loss"], log.step_n))):
         rises = f"is lowest at step {found.step}, {found.lowest:.3g}, and has risen to {found.last:.3g} since"
         yield f"{log.name}: the evaluation loss {rises}, while the training loss falls: the run overfits from there on"
     for kind, _, learned in departures(log.step_n, log.columns) if log.is_of_rewards else ():
