@@ -71,7 +71,7 @@ from lab.features.stress.training import Stopped, make_card, make_pair, pair_fil
 from lab.records import store
 from lab.records.plans import FleetProgress
 from lab.sweeping import own_code
-from lab.sweeping.bench import compose_settings
+from lab.sweeping.bench import Bench, compose_settings
 from lab.sweeping.launch import Composed
 from planted import cards as planted_cards
 from sampling import few
@@ -810,6 +810,26 @@ def test_the_rate_at_which_a_recipe_fails_is_found_to_a_twentieth_of_a_decade_an
     assert [line.number for line in made.lines] == [line.number for line in wide.lines]
     assert len(between) <= 6
     assert finer_settings(ladder(runs), {}, math.inf) == []
+
+
+def test_a_card_of_five_minutes_trains_the_rates_between_after_its_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, trained = cliff(at=0.13), dict[Setting, pd.DataFrame]()
+
+    def train(bench: Bench, settings: Sequence[Setting], screen: Progress) -> dict[Setting, pd.DataFrame]:
+        trained.update({setting: runs(setting.lr) for setting in settings})
+        return dict(trained)
+
+    monkeypatch.setattr(Bench, "train", train)
+    monkeypatch.setattr(Bench, "records", store.Records(pd.DataFrame({"id": []}), pd.DataFrame()), raising=False)
+    monkeypatch.setattr("lab.features.stress.bench.parameters", lambda runs: pd.Series(dtype=float))
+    for minutes, more in ((1, 0), (5, 6)):  # three seeds fail in three quarters of a bracket: 1 + 2 + 3 rates
+        trained.clear()
+        plan = read_plan([*TINY, "out=none"], "lab stress", names=["lr_x10"], minutes=minutes)
+        bench = CardBench(plan, Progress("mine"))
+        bench.train([Setting((), lr) for lr in read_battery().curve])
+        bench.train_finer()
+        assert len(bench.between) == more
+        assert sorted(setting.lr for setting in bench.done) == list(read_battery().curve)
 
 
 def test_a_recipe_that_never_fails_has_a_bound_and_no_more_runs() -> None:

@@ -76,7 +76,7 @@ def by_run(records: Records) -> pd.DataFrame:
     metrics = records.metrics[records.metrics["id"].isin(runs.index)]
     losses = metrics[metrics["probe"] == "train_loss"].sort_values("step").groupby("id")["value"]
     largest = metrics.groupby(["id", "probe"], observed=True)["value"].max().unstack()
-    table = runs[["seed", "loss_at_init", "loss_bigram", "loss_unigram", "parameters"]].assign(
+    table = runs.reindex(columns=["seed", "loss_at_init", "loss_bigram", "loss_unigram", "parameters"]).assign(
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
         active=runs["parameters"] - idle_parameters(records.runs),
         log_rms=np.log10(_last_rms(metrics)),

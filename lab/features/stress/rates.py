@@ -140,14 +140,19 @@ def passings(losses: pd.DataFrame, fine: FineCurve) -> Iterator[Passing]:
     if len(losses) < 2:
         return
     every = pd.concat([losses, fine.between]).sort_index()[list(losses)]
-    lrs, best_lrs, ways = every.index, fitted_best_lrs(losses), fine.unigram - every.min()
+    best_lrs, ways = fitted_best_lrs(losses), fine.unigram - every.min()
+    by_seed = {int(str(seed)): loss for seed, loss in every.items()}
     if (ways > 0).all():
-        yield Passing(HALF, {seed: failing(lrs, every[seed], FAILS_AT * ways[seed]) for seed in every}, best_lrs, ways)
-    yield Passing(COSTLY, {seed: failing(lrs, every[seed], FAILS_ABOVE) for seed in every}, best_lrs, ways)
+        half = {seed: failing(loss.index, loss, FAILS_AT * ways[seed]) for seed, loss in by_seed.items()}
+        yield Passing(HALF, half, best_lrs, ways)
+    up = {seed: failing(loss.index, loss, FAILS_ABOVE) for seed, loss in by_seed.items()}
+    yield Passing(COSTLY, up, best_lrs, ways)
     if len(fine.logits):
-        level, at = read_runaways()[LOGITS].level, fine.logits.index
-        found = {seed: crossing(at, fine.logits[seed], level, log=True) for seed in fine.logits}
-        yield Passing(LOGITS, found, best_lrs, ways)
+        level = read_runaways()[LOGITS].level
+        logits = {
+            int(str(seed)): crossing(of_seed.index, of_seed, level, log=True) for seed, of_seed in fine.logits.items()
+        }
+        yield Passing(LOGITS, logits, best_lrs, ways)
 
 
 def finer_settings(done: Outcomes, between: Outcomes, width: float) -> list[Setting]:
