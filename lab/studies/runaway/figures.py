@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from lab.analysis.crossings import failing
 from lab.analysis.laws.brackets import PowerLaw
@@ -122,7 +124,7 @@ def share_of_the_way(runs: pd.DataFrame, unigram: Mapping[int, float], curves: p
     return sheet
 
 
-def _draw(axes: object, lr: np.ndarray, share: np.ndarray, look: Mapping[str, object]) -> None:
+def _draw(axes: Axes, lr: np.ndarray, share: np.ndarray, look: Mapping[str, Any]) -> None:
     order = np.argsort(lr)
     at = failing(lr[order], share[order], 0.5)
     axes.plot(lr[order] / 10**at.log_bound, share[order], **{**look, "marker": "", "linestyle": "-"})

@@ -53,7 +53,7 @@ def ladders(runs: pd.DataFrame, unigram: Mapping[int, float], level: float = LEV
             "costly": failing(lr, loss, LOST),
         }
         best = {"best_lr": lr[loss.argmin()], "best_loss": loss.min(), "share": steepness(lr, loss) / way}
-        rows.append({**own.iloc[0].drop(["lr", "id"]).to_dict(), **best, **found})
+        rows.append({**dict(own.drop(columns=["lr", "id"]).iloc[0]), **best, **found})
     table = pd.DataFrame(rows)
     independent = table["optimizer"] == "adamw"
     return table.assign(
@@ -97,7 +97,7 @@ def effects(rows: pd.DataFrame, signs: pd.DataFrame, rate: str, together: Sequen
     quantile = float(scipy.special.stdtrit(freedom, 0.975))
     errors = 2 * np.sqrt(variance * np.diag(inverse))
     return {
-        name: Interval.around(2 * float(fitted[place]), quantile * float(errors[place]), freedom + 1, (), errors[place])
+        str(name): Interval.around(2 * fitted[place], quantile * errors[place], freedom + 1, (), errors[place])
         for place, name in enumerate(columns, 1)
     }
 
@@ -167,18 +167,15 @@ def errors_of_nulls(small: pd.DataFrame, rate: str, public: pd.DataFrame) -> pd.
     known = public[np.isfinite(public["high"])]
     observed = _observed(known)
     marin = (known["source"] == "Marin").to_numpy()
-    size = np.log10(12 * small["width"] ** 2 * small["depth"]).to_numpy()
-    tokens = np.log10(small["steps"] * small["tokens_per_step"]).to_numpy()
+    size = np.log10((12 * small["width"] ** 2 * small["depth"]).to_numpy(float))
+    tokens = np.log10((small["steps"] * small["tokens_per_step"]).to_numpy(float))
     own = np.array([found.log_or_beyond(0.15) for found in small[rate]])
-    real_size, real_tokens = np.log10(known["parameters"]).to_numpy(), np.log10(known["tokens"]).to_numpy()
+    real_size, real_tokens = (np.log10(known[name].to_numpy(float)) for name in ("parameters", "tokens"))
     rules = {"constant": (0.0, 0.0), "N^-1/2": (-1 / 2, 0.0), "(D/N^2)^(1/4)": (-1 / 2, 1 / 4)}
-    off = {
-        name: (own - of_size * size - of_tokens * tokens).mean()
-        + of_size * real_size
-        + of_tokens * real_tokens
-        - observed
-        for name, (of_size, of_tokens) in rules.items()
-    }
+    off = {}
+    for name, (of_size, of_tokens) in rules.items():
+        height = (own - of_size * size - of_tokens * tokens).mean()
+        off[name] = height + of_size * real_size + of_tokens * real_tokens - observed
     off["Marin's mean"] = observed[marin].mean() - observed[~marin]
     return pd.DataFrame({name: {"off by": each.mean(), "absolute": abs(each).mean()} for name, each in off.items()}).T
 
