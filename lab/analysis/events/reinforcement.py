@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lab.analysis.events.flagged import lasting_medians
 from lab.analysis.events.trend import FEWEST_ROWS, Span, rises
-from lab.core.windows import NORMAL, Numbers, has_risen, noise_of
+from lab.core.windows import NORMAL, WINDOW, Numbers, has_risen, noise_of
 
 # A reward falls slowly where a median over many rows has lost half of the largest one, and so many times its noise.
 SLOW_NOISE = 3.0
@@ -173,7 +173,9 @@ def _from_onset(reward_n: Numbers, span: Span) -> Span:
     """A fall from the first of the rows before it that each fall by more than noise."""
     known_n = np.flatnonzero(np.isfinite(reward_n))
     fall_n, row = -np.diff(reward_n[known_n]), int(np.searchsorted(known_n, span.first))
-    while row > 1 and fall_n[row - 2] > ONSET_NOISE * noise_of(reward_n):
+    # of rows before the fall, so that its first row stays what it is while a log grows
+    noise = noise_of(reward_n[known_n[max(row - WINDOW, 0) : row]])
+    while row > 1 and fall_n[row - 2] > ONSET_NOISE * noise:
         row -= 1
     return span._replace(first=int(known_n[row]))
 
