@@ -3,11 +3,12 @@
 What a claim, a figure, a table, a notebook or a command reads stays.  In every folder:
 
 - Nobody reads entropies of attention, the size of output logits, or the octave of gains.  Only alarms read the norm of
-  the gradient before clipping, and Adam's epsilon over the gradients.
+  the gradient before clipping.
 - Tensors are read in the first MLP layer of each block; gradients and weights in its key projection, too.  Norms of
   queries and keys are read in the first block, and shares, such as that of saturated entries, where they are largest.
 - Of a probe that is reduced to one number per run, such as the RMS of a tensor, the first step and the last tenth of
   the run are read.  Only the gradient and the update of one tensor are drawn over all steps.
+- Of what may run away, such as logits, the largest value of a run is read, and of Adam's epsilon the last ones.
 - The noise scale is read of the whole gradient, so its sums over groups of weights take the place of these.
 
 Some folders keep more:
@@ -41,6 +42,7 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets
 from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
+from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
 from lab.core import files
 from lab.features.predict.advice import PROBE as NOISE
@@ -86,7 +88,11 @@ def read_everywhere(records: store.Records) -> pd.Series:
     is_drawn = probe.isin([GRADIENT, UPDATE]) & (where == DRAWN)
     is_read &= ~probe.isin(AT_THE_ENDS) | is_drawn | at_the_ends(records)
     is_read &= ~probe.isin(SHARES) | largest(metrics) | (where == CLAIMED)
-    return is_read | ((probe == CLIPPED) & largest(metrics.assign(step=0)))
+    is_largest, last = largest(metrics.assign(step=0)), metrics.groupby(["id", "probe"], observed=True)["step"]
+    for runaway in read_runaways().values():
+        is_taken = is_largest if runaway.takes == "largest" else metrics["step"] == last.transform("max")
+        is_read |= (probe == runaway.probe) & is_taken
+    return is_read | ((probe == CLIPPED) & is_largest)
 
 
 def at_the_ends(records: store.Records) -> pd.Series:

@@ -76,6 +76,7 @@ SPIKES |= {"own_spike_remedies"}
 CORPUS = {"sources", "two_held_out_losses"}
 DEEP = {"gradient_with_depth", "embedding_gradient"}
 OF_MANY_ARMS = {"loss_by_arm"}
+CROSSING = {"runaway_rates", "failing_learning_rate"}  # which need a curve that fails
 OF_ONE_PROBE = {"distance_from_init", "logit_rounding", "loss_scale_over_steps"}
 PRECISION = {"spikes_by_loss_scale", "rounding_faults"}
 BATCHES = {"batch_ramps", "noise_scale_with_loss", "best_lr_with_batch", "steps_with_batch"}
@@ -103,6 +104,7 @@ def test_a_figure_is_there_where_its_data_are(axes, names):
 def test_every_figure_but_those_of_settings_shows_probes_or_sizes():
     complete = records(cards(seeds=(0,), **{WIDTH: (16, 32)}), everything)
     others = SIZES | SETTINGS | BATCHES | SPIKES | DEEP | OF_ONE_PROBE | OF_MANY_ARMS | PRECISION | CORPUS | EXPERTS
+    others |= CROSSING
     assert drawn(complete, set(FIGURES) - SIZES) == set(FIGURES) - others
     without_probes = Records(complete.runs, complete.metrics.head(0))
     assert drawn(without_probes, FIGURES) == {"learning_rate_sensitivity", "best_loss_with_size"}

@@ -167,7 +167,7 @@ def test_the_same_records_give_the_same_bytes_without_torch(folder):
     subprocess.run([sys.executable, "-W", "error", "-c", again, str(folder)], check=True, env=environment)
     assert {path: path.read_bytes() for path in made} == before
     assert {path.stem for path in folder.glob("figures/*")} == DRAWN
-    assert len(made) == 1 + len(DRAWN) + 5
+    assert len(made) == 1 + len(DRAWN) + 6
 
 
 def test_text_tables_align_their_columns_and_end_without_spaces():

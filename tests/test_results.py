@@ -103,7 +103,7 @@ def test_a_pruned_folder_holds_all_runs_and_decides_the_same_claims(pruned: Path
     whole, less = store.read(RESULTS / "quickstart"), store.read(pruned)
     pd.testing.assert_frame_equal(less.runs, whole.runs)
     assert len(less.metrics) < len(whole.metrics) / 3
-    left_out = {"eps_ratio", "grad_norm", "attention_entropy", "output_logit_rms"}
+    left_out = {"grad_norm", "attention_entropy", "output_logit_rms"}
     assert set(whole.metrics["probe"]) - set(less.metrics["probe"]) == left_out
     scoreboards = [table(judge_all(read([folder]))) for folder in (RESULTS / "quickstart", pruned)]
     pd.testing.assert_frame_equal(*scoreboards)
