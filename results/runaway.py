@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,6 +176,7 @@ def table(records: store.Records, of_id: Mapping[str, Ladder]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@cache
 def unigram_losses() -> dict[int, float]:
     """The loss of a unigram model by vocabulary, nats per token."""
     tokens = {size: unigram_loss(StandardLibrary("bpe", size).open()) for size in (1024, 2048)}
