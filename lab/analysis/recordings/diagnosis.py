@@ -25,6 +25,7 @@ from lab.core.windows import MERGE
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
 LOSS = "loss"
+OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
 @cache
@@ -106,9 +107,7 @@ def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
 def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list[Sign]]]:
     """The rows that begin and end each event, and its signs; what is less than ``MERGE`` rows apart is one event."""
     last = len(read.step_m) - 1
-    rows = sorted(
-        {sign.row for sign in signs} | {min(int(np.searchsorted(read.step_m, rise.first)), last) for rise in read.rises}
-    )
+    rows = sorted({sign.row for sign in signs} | {read.row_of(rise.first) for rise in read.rises})
     ends = [row for row, later in zip(rows, [*rows[1:], MERGE + last + 1], strict=False) if later - row >= MERGE]
     begin = 0
     for end in ends:
@@ -134,7 +133,7 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
         found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
-        found.append(Sign("data" if rise.last >= read.step_m[anchor] else "unseen", first))
+        found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]
     return _finding(read, found, range(first, rows.stop))
@@ -143,9 +142,11 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
 def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
     order = list(causes())
+    row = signs[0].row
+    if any(move.row == row for move in read.moves.get(("input_rms", ""), [])):  # blocks get what entered the first one
+        signs = [sign for sign in signs if sign.kind not in OF_PASS] or [Sign("data", row)]
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
-    row = chosen[0].row
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))

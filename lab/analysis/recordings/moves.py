@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lab.core.windows import NORMAL, Numbers
+from lab.core.windows import MERGE, NORMAL, Numbers
 
 # What is usual is the median of so many measurements before. A measurement has moved if its logarithm differs from that
 # by so many scaled median absolute deviations of the ``PAST`` differences before it, by so many times the largest of
@@ -28,7 +28,7 @@ class Move(NamedTuple):
         place: the part of the model; empty for the whole.
         row: at which it was first seen away, and ``end`` after the last row of it.
         end: see ``row``.
-        value: the farthest one.
+        value: the farthest one of its first ``USUAL`` rows.
         usual: the one that its trend had.
         deviations: its first distance from that, in scaled median absolute deviations of its own noise.
     """
@@ -71,11 +71,11 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
         tolerance = max(DEVIATIONS * noise, TIMES_LARGEST * (1 + UNCERTAINTY / len(past)) * largest, least)
         if size_n[n] <= tolerance:
             continue
-        away_n = np.abs(log_n[n:] - usual_n[n]) > max(DEVIATIONS * noise, least)
+        sign = np.sign(log_n[n] - usual_n[n])
+        away_n = sign * (log_n[n:] - usual_n[n]) > max(DEVIATIONS * noise, least)
         near_n = np.flatnonzero(~away_n[:-1] & ~away_n[1:])  # a single row may be near between two that are away
         end = n + (int(near_n[0]) if len(near_n) else len(away_n) - (not away_n[-1]))
-        away = log_n[n:end]
-        farthest = float(away[np.argmax(np.abs(away - usual_n[n]))])
+        farthest = float(sign * np.max(sign * log_n[n : min(end, n + USUAL)]))
         last = int(row_n[end - 1]) + 1
         yield Move(
             *(quantity, place, int(row_n[n]), last, math.exp(farthest), math.exp(usual_n[n])),
@@ -83,6 +83,7 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
         )
         earlier.append(n)
         at = end + (USUAL // 2 + 1) * (end - n > USUAL // 2)  # the median is that of the move until then
+        at = min(at, n + MERGE)  # what lasts longer has become usual
         calm_n[n:at] = False
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from lab.analysis.events.trend import loss_spikes
 from lab.analysis.recordings.moves import Move, moves_of
@@ -22,14 +24,18 @@ RATE_JUMP = 3.0
 UNLIKE = 4.0
 # Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
 BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
-# A block's weights change apart from the others if their logarithm changes by so much more, and by so many times the
-# spread of the others.
-APART, SPREADS = 0.7, 8.0
+# A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
+# more, and by so many times the median spread of the others. A zero counts as ``TINY``.
+APART, SPREADS, TINY = 0.7, 8.0, 1e-30
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
-# The same batch comes again and again if the loss bends less by this factor over so many steps than ever before.
+# The same batch comes again and again if over so many steps the loss bends less by this factor than just before.
 REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
+# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
+STEP_LASTS = 10
+# The loss falls at once if so many losses lie below all before, by so many times the usual change from step to step.
+FALL_STEPS, FALL_CHANGES = 10, 3.0
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
@@ -63,10 +69,11 @@ class Sign(NamedTuple):
 
 
 class Rise(NamedTuple):
-    """The first and the last step at which the loss lies above what it was."""
+    """The first and the last step at which the loss lies above what it was, and whether it went there at once."""
 
     first: int
     last: int
+    is_step: bool
 
 
 class Readings:
@@ -101,10 +108,20 @@ class Readings:
         """Steps since the recorded row before."""
         return int(self.step_m[row] - self.step_m[row - 1])
 
+    def row_of(self, step: int) -> int:
+        """The first recorded row that shows a step, or else the last one."""
+        return min(int(np.searchsorted(self.step_m, step)), len(self.step_m) - 1)
+
     def rise_before(self, row: int) -> Rise | None:
         """The rise of the loss that began after the row before and up to this row; None if there is none."""
         since = self.step_m[row - 1] if row else -1
         return next((rise for rise in self.rises if since < rise.first <= self.step_m[row]), None)
+
+    def change(self, name: str, place: str, row: int) -> Move:
+        """What a measurement did from the row before, also where that is no move against its own noise."""
+        known = next((move for move in self.moves.get((name, place), []) if move.row == row), None)
+        before, after = self.column(name, place)[row - 1 : row + 1].tolist()
+        return known or Move(name, place, row, row + 1, after, before, math.nan)
 
     def named(self, what: str) -> dict[int, dict[str, list[str]]]:
         """By row and part the names of weights of which something is so."""
@@ -117,13 +134,14 @@ class Readings:
 
 def _rises_of_loss(recording: Recording) -> list[Rise]:
     """The loss spikes, from the first step to that of the ending."""
-    step_n = recording.loss_step_n
-    spans = loss_spikes(step_n, recording.loss_n)
-    ends = [None if span.ending in ("stuck", "diverged") else span.end for span in spans]
-    return [
-        Rise(int(step_n[span.first]), int(step_n[-1 if end is None else end]))
-        for span, end in zip(spans, ends, strict=True)
-    ]
+    step_n, loss_n = recording.loss_step_n, recording.loss_n
+    found = list[Rise]()
+    for span in loss_spikes(step_n, loss_n):
+        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
+        rise_n = loss_n[span.first : end + 1] - span.usual
+        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
+        found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
+    return found
 
 
 def rate_jumps(read: Readings) -> Iterator[Sign]:
@@ -202,33 +220,49 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
-    log_pm = dict[str, Numbers]()
-    for place in read.recording.places("param_rms"):
-        rms_m = read.column("param_rms", place)
-        log_pm[place] = np.log(np.where(np.isfinite(rms_m) & (rms_m > 0), rms_m, math.nan))
-    change_pm = {place: np.diff(log_m) for place, log_m in log_pm.items()}
+    change_pm = {place: _changes(read.column("param_rms", place)) for place in read.recording.places("param_rms")}
+    apart_pm = _apart(read, change_pm)
     for place, change_m in change_pm.items():
-        others_pm = np.array([change_pm[block] for block in read.blocks if block != place and block in change_pm])
         ratio_m = read.column("update_ratio", place)
         for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
             largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
-            change, usual = float(change_m[row]), 0.0
-            if place in read.blocks and len(others_pm) > 1:
-                usual = float(np.median(others_pm[:, row]))
-                spread = float(np.abs(others_pm[:, row] - usual).max())
-            is_apart = (
-                place in read.blocks and len(others_pm) > 1 and abs(change - usual) > max(APART, SPREADS * spread)
-            )
-            if is_apart or abs(change) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest:
-                before, after = (math.exp(log_pm[place][at]) for at in (row, row + 1))
-                known = next((move for move in read.moves["param_rms", place] if move.row == row + 1), None)
-                yield Sign(
-                    "weights",
-                    row + 1,
-                    [place] if place else [],
-                    [known or Move("param_rms", place, row + 1, row + 2, after, before, math.nan)],
-                )
+            is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
+            if is_beyond or (place in apart_pm and apart_pm[place][row]):
+                yield Sign("weights", row + 1, [place] if place else [], [read.change("param_rms", place, row + 1)])
                 break
+
+
+def outputs_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
+    gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
+    for block in sorted(read.blocks, key=lambda block: int(block[5:])):
+        leaving_m = read.column("block_rms", block)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain_pm[block] = leaving_m / entering_m
+        entering_m = leaving_m
+    for block, apart_m in _apart(read, {block: _changes(gain_m) for block, gain_m in gain_pm.items()}).items():
+        if apart_m.any():
+            row = int(np.argmax(apart_m)) + 1
+            yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
+
+
+def _changes(value_m: Numbers) -> Numbers:
+    """The logarithm of the factor from each row to the next; NaN where one of them is not finite."""
+    return np.diff(np.log(np.where(np.isfinite(value_m), np.maximum(value_m, TINY), math.nan)))
+
+
+def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
+    """Between which rows the logarithm of a block changed unlike those of the other blocks."""
+    found = dict[str, NDArray[np.bool_]]()
+    for block in read.blocks:
+        others_pm = np.array(
+            [change_m for other, change_m in change_pm.items() if other in read.blocks and other != block]
+        )
+        if block in change_pm and len(others_pm) > 1:
+            usual_m = np.median(others_pm, axis=0)
+            spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
+            found[block] = np.abs(change_pm[block] - usual_m) > np.maximum(APART, SPREADS * spread_m)
+    return found
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
@@ -282,18 +316,32 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
-    """A loss that no longer varies from step to step as it did."""
+    """A loss that no longer varies from step to step as it did in the steps before."""
     loss_n, steps = read.recording.loss_n, REPEATED_STEPS
     if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
         return
     bend_n = np.abs(np.diff(loss_n, 2))
-    medians = np.array([np.median(bend_n[at : at + steps]) for at in range(0, len(bend_n) - steps)])
-    usual_n = np.minimum.accumulate(medians[:-steps])  # of windows that ended before each window begins
-    small = np.flatnonzero(medians[steps:] * REPEATED_BENDS < usual_n)
+    medians = np.median(sliding_window_view(bend_n, steps), axis=1)
+    before = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps] / REPEATED_BENDS
+    small = np.flatnonzero(medians[2 * steps :] < before)
     if len(small):
-        step = int(read.recording.loss_step_n[small[0] + steps])
-        row = min(int(np.searchsorted(read.step_m, step)), len(read.step_m) - 1)
-        yield Sign("data", row)
+        at = int(small[0])
+        window_n = bend_n[at + 2 * steps : at + 3 * steps]
+        last = at + 2 * steps + int(np.flatnonzero(window_n >= before[at]).max(initial=-1))  # that varied as before
+        yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
+
+
+def loss_falls(read: Readings) -> Iterator[Sign]:
+    """A loss that falls in one step, and stays so low that no step before comes near it."""
+    loss_n, steps = read.recording.loss_n, FALL_STEPS
+    if len(loss_n) < 2 * steps or not np.isfinite(loss_n).all():
+        return
+    lowest_n = np.minimum.accumulate(loss_n)[steps - 1 : -steps]
+    highest_n = sliding_window_view(loss_n, steps).max(1)[steps:]
+    change_n = np.median(np.abs(sliding_window_view(np.diff(loss_n), 2 * steps - 1)), axis=1)
+    fallen = np.flatnonzero(lowest_n - highest_n > FALL_CHANGES * change_n)
+    if len(fallen):
+        yield Sign("data", read.row_of(int(read.recording.loss_step_n[fallen[0] + steps])))
 
 
 Check = Callable[[Readings], Iterator[Sign]]
@@ -304,9 +352,11 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
+    "output against other blocks": (outputs_apart, "block_rms"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "repeated batches": (repeated_batches, "loss"),
+    "falls of the loss": (loss_falls, "loss"),
     **{
         known["name"]: (partial(moved, name=name), name)
         for name, known in quantities().items()
