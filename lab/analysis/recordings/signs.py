@@ -321,13 +321,13 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
     if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
         return
     bend_n = np.abs(np.diff(loss_n, 2))
-    medians = np.median(sliding_window_view(bend_n, steps), axis=1)
-    before = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps] / REPEATED_BENDS
-    small = np.flatnonzero(medians[2 * steps :] < before)
+    median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
+    before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
+    small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
     if len(small):
-        at = int(small[0])
-        window_n = bend_n[at + 2 * steps : at + 3 * steps]
-        last = at + 2 * steps + int(np.flatnonzero(window_n >= before[at]).max(initial=-1))  # that varied as before
+        first = int(small[0]) + 2 * steps
+        between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
+        last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
         yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
 
 
