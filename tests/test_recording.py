@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import logging
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -575,6 +577,29 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
         optimizer.step()
         recorder.step(loss)
     assert [count > 0 for count in counts] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_model_may_be_copied_while_it_is_measured(copied: Callable[..., Any], tmp_path: Path) -> None:
+    """As for an average of weights, a reference policy, or a file that holds the model."""
+
+    def recorded(out: Path, is_copied: bool) -> list[dict[str, Any]]:
+        model = built()
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        for step in range(2):
+            loss = loss_of(model, batch(step))
+            if is_copied:
+                twin, its_optimizer = copied((model, optimizer))
+                loss_of(twin, batch(step + 7)).backward()
+                its_optimizer.step()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step(loss)
+        return written(out)
+
+    assert recorded(tmp_path / "copied.jsonl", True) == recorded(tmp_path / "plain.jsonl", False)
 
 
 @pytest.mark.parametrize("clip", [True, False])

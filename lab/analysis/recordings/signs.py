@@ -287,6 +287,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     value_pm = np.array([read.column(name, place) for place in places])
     beyond_pm = np.where(np.isfinite(value_pm), value_pm, 0) > known["level"]
     enough_m = beyond_pm.mean(0) >= (MOST if known.get("everywhere") else 1 / len(places))
+    if known.get("share"):  # what one row alone may show by chance, or because it is the first
+        enough_m[:-1] &= enough_m[1:]
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
