@@ -591,6 +591,8 @@ def test_a_model_may_be_copied_while_it_is_measured(copied: Callable[..., Any], 
             loss = loss_of(model, batch(step))
             if is_copied:
                 twin, its_optimizer = copied((model, optimizer))
+                with torch.no_grad():
+                    loss_of(twin, batch(step + 6))
                 loss_of(twin, batch(step + 7)).backward()
                 its_optimizer.step()
             loss.backward()

@@ -386,7 +386,7 @@ class Inert(Measurement):
     """Measures nothing."""
 
     def __init__(self) -> None:
-        self.fault, self.depth, self.passing = "copied", 0, ExitStack()
+        self.fault, self.depth, self.passing, self.is_shadow = "copied", 0, ExitStack(), False
 
 
 _TOTAL_NORM: Any = getattr(clip_grad, "_get_total_norm", None)
