@@ -266,7 +266,7 @@ class Loop:
         block: the number of the block in which it acts, if it acts in one.
         batch, gradients, update: act at every step: on a batch, on the gradients before they are clipped, and before
             the update.
-        rewards, penalty, renews: of a policy, at every step: its rewards, the penalty, and whether it samples anew.
+        rewards, penalty, sharpness: of a policy, at every step: its rewards, the penalty, and the factor of its logits.
         evaluates, resumes, halves: what healthy loops do, too: evaluate in between, go on from a checkpoint in the
             middle, and accumulate two micro-batches.
     """
@@ -290,7 +290,7 @@ class Loop:
     update: Callable[[Loop, int], None] = lambda loop, step: None
     rewards: Callable[[Loop, int, Tensor], Tensor] = lambda loop, step, reward: reward
     penalty: Callable[[Loop, int], float] = lambda loop, step: loop.PENALTY
-    renews: Callable[[Loop, int], bool] = lambda loop, step: True
+    sharpness: Callable[[Loop, int], float] = lambda loop, step: 1.0
     scaler: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -305,13 +305,13 @@ class Loop:
 
     PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
 
-    def sampled(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
+    def sampled(self, prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
         """Samples of the policy that was kept last, and the logarithms of their probabilities."""
         sampler, half = self.kept["sampler"], LENGTH // 4
         tokens = prompts[:, :half].repeat_interleave(self.SAMPLES, 0)
         with torch.no_grad():
             for _ in range(half):
-                logits = self.logits(sampler, tokens)[:, -1]
+                logits = sharpness * self.logits(sampler, tokens)[:, -1]
                 tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=self.data.random)], 1)
             return tokens, self.log_probability(sampler, tokens)
 
@@ -328,9 +328,9 @@ class Loop:
         prompts, _ = self.batch(self, step, *self.data(self.GROUPS))
         if step == 0:
             self.kept["reference"] = copy.deepcopy(self.model)
-        if step % self.RENEWED == 0 and self.renews(self, step):
+        if step % self.RENEWED == 0:
             self.kept["sampler"] = copy.deepcopy(self.model)
-        tokens, old = self.sampled(prompts)
+        tokens, old = self.sampled(prompts, self.sharpness(self, step))
         reward = (tokens[:, LENGTH // 4 :] < VOCABULARY // 2).float().mean(1)
         reward = self.rewards(self, step, reward).unflatten(0, (self.GROUPS, self.SAMPLES))
         spread = reward.std(1, keepdim=True)
@@ -843,13 +843,13 @@ def verifier_broken(loop: Loop) -> None:
 
 
 def reference_lost(loop: Loop) -> None:
-    """From a step on the penalty on the distance from the reference has the wrong sign."""
-    loop.penalty = lambda loop, step: -loop.PENALTY if step >= loop.at else loop.PENALTY
+    """From a step on the distance from the reference is rewarded, ten times as much as it was penalized."""
+    loop.penalty = lambda loop, step: -10 * loop.PENALTY if step >= loop.at else loop.PENALTY
 
 
-def stale_policy(loop: Loop) -> None:
-    """From a step on the policy that samples is no longer renewed."""
-    loop.renews = lambda loop, step: step < loop.at
+def greedy_samples(loop: Loop) -> None:
+    """From a step on the policy samples its likeliest tokens, so that samples of one prompt are the same."""
+    loop.sharpness = lambda loop, step: 1e4 if step >= loop.at else 1.0
 
 
 # what healthy loops do

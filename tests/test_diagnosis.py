@@ -312,11 +312,11 @@ def test_an_output_that_leaves_those_of_other_blocks_is_seen_in_three_rows(tmp_p
 def test_a_drift_that_ends_in_a_leap_is_said_where_it_leaps(drift: float, tmp_path: Path) -> None:
     def leap(row: Row, step: int) -> None:
         for part in PARTS if "lr" in row else ():
-            row[f"grad_rms/{part}"] *= 4 * drift ** ((step - 20) / 5) if step >= 20 else 1
+            row[f"grad_rms/{part}"] *= 3.5 * drift ** ((step - 20) / 5) if step >= 20 else 1
         times(100, "grad_rms/block1")(row, step)
 
-    (found,) = findings(planted(tmp_path / "probes.jsonl", leap))
-    assert (found.kind, found.parts, found.step) == ("gradients", ["block1"], AT)
+    found = findings(planted(tmp_path / "probes.jsonl", leap))
+    assert ("gradients", ["block1"], AT) in [(each.kind, each.parts, each.step) for each in found]
 
 
 def test_two_events_that_lie_apart_are_two_findings(tmp_path: Path) -> None:
@@ -388,6 +388,37 @@ def test_what_a_loop_adds_is_judged(tmp_path: Path) -> None:
     assert [move.quantity for move in first.moves] == ["kl", "reward"]
     checks = diagnose(read_recording(out)).checks
     assert [checks[quantities()[name]["name"]] for name in ("reward", "zero_variance_groups")] == ["alarm", "alarm"]
+
+
+def test_a_reward_that_falls_to_zero_is_an_alarm_and_the_loss_of_a_policy_is_none(tmp_path: Path) -> None:
+    def collapse(row: Row, step: int) -> None:
+        row["loss"] -= 2 if step < 50 else 1 if step < 100 else 3
+        if "lr" in row:
+            row["reward"] = (0.6 + 0.02 * math.sin(step)) * (step < AT)
+
+    out = planted(tmp_path / "probes.jsonl", collapse)
+    (found,) = findings(out)
+    assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
+    assert "(reward fell from 0.604 to 0, " in sentence(found)
+    assert not {"loss", "repeated batches", "falls of the loss"} & diagnose(read_recording(out)).checks.keys()
+
+
+def test_gradients_that_stay_large_need_a_smaller_factor_than_those_of_one_row(tmp_path: Path) -> None:
+    """Gradients that are five times as large in one row may be of a batch."""
+    (found,) = findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"))))
+    assert (found.parts, found.step) == ([], AT)
+    assert not findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"), until=AT + 5)))
+
+
+def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:
+    """As in the first row of a recording of adapters, of which the product is zero then."""
+    shares = of_all("grad_below_eps")
+
+    def first(row: Row, step: int) -> None:
+        for column in shares if step in (0, AT) else ():
+            row[column] = 0.6
+
+    assert not findings(planted(tmp_path / "probes.jsonl", first))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ follows from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -79,7 +80,8 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in CHECKS.items()}
+    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] == LOSS)}
+    signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
         sign for of_check in signs.values() for sign in of_check if sign.row or sign.kind not in ("dead", "weights")
@@ -87,10 +89,11 @@ def diagnose(recording: Recording) -> Diagnosis:
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
     outcomes = {
         name: _outcome(read, column, signs[name])
-        for name, (_, column) in CHECKS.items()
+        for name, (_, column) in checks.items()
         if read.has(column) or not quantities().get(column, {}).get("extra")
     }
-    outcomes[LOSS] = "alarm" if read.rises else "passed"
+    if not read.is_of_rewards:
+        outcomes[LOSS] = "alarm" if read.rises else "passed"
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
@@ -100,7 +103,9 @@ AT_START = ("zero gradients", "initial weights")
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
     if signs:
         return "alarm"
-    rows = max((np.isfinite(read.column(column, place)).sum() for place in read.recording.places(column)), default=0)
+    least = 0.0 if "alarm" in quantities().get(column, {}) else -math.inf  # a negative reward falls by no factor
+    values = [read.column(column, place) for place in read.recording.places(column)]
+    rows = max((np.count_nonzero(np.isfinite(value_m) & (value_m >= least)) for value_m in values), default=0)
     return "passed" if rows >= FEWEST_ROWS else "too few rows" if rows else "not recorded"
 
 

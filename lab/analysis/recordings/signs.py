@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.analysis.events.trend import loss_spikes
-from lab.analysis.recordings.moves import Move, moves_of
+from lab.analysis.recordings.moves import TINY, Move, moves_of
 from lab.analysis.recordings.recording import Recording
 from lab.core import shipped
 from lab.core.windows import Numbers
@@ -25,8 +25,8 @@ UNLIKE = 4.0
 # Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
 BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
 # A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
-# more, and by so many times the median spread of the others. A zero counts as ``TINY``.
-APART, SPREADS, TINY = 0.7, 8.0, 1e-30
+# more, and by so many times the median spread of the others.
+APART, SPREADS = 0.7, 8.0
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -38,6 +38,7 @@ STEP_LASTS = 10
 FALL_STEPS, FALL_CHANGES = 10, 3.0
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
+LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
@@ -89,7 +90,8 @@ class Readings:
             for place in recording.places(name)
             if "kind" in known and "share" not in known
         }
-        self.rises = _rises_of_loss(recording)
+        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -274,7 +276,8 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             away = -move.change if known.get("falls") else move.change
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
-            if away > math.log(known["alarm"]) * (1 + is_learned):
+            least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
