@@ -31,6 +31,7 @@ from lab import Fleet
 from lab.__main__ import main
 from lab.analysis.events.detectors import detect
 from lab.analysis.events.logs import read_logs
+from lab.analysis.recordings.diagnosis import diagnose
 from lab.analysis.recordings.following import GrowingRecording
 from lab.analysis.recordings.recording import read_recording
 from lab.core.errors import RequestError
@@ -577,6 +578,39 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
         optimizer.step()
         recorder.step(loss)
     assert [count > 0 for count in counts] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_around_a_rise_of_the_loss_sizes_are_written_of_every_update(clip: bool, tmp_path: Path) -> None:
+    def trained(on_spike: bool) -> list[Tensor]:
+        model = built()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        recorder = lab.record(model, optimizer, every=100, out=out, on_spike=on_spike)
+        for step in range(120):
+            loss = loss_of(model, batch(0))
+            loss.backward()
+            for weight in model.layers[1].parameters() if step == 60 else ():
+                weight.grad.mul_(1e4)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step(loss + 5 * (61 <= step < 70))
+        recorder.close()
+        assert not optimizer._optimizer_step_pre_hooks
+        return [weight.detach().clone() for weight in model.parameters()]
+
+    out = tmp_path / "plain.jsonl"
+    plain = trained(False)
+    out = tmp_path / "probes.jsonl"
+    assert all(map(torch.equal, plain, trained(True)))
+    recording = read_recording(out)
+    assert recording.step_m.tolist() == [0, *range(41, 67), 100]
+    rms_m = recording.columns["grad_rms", "block1"]
+    assert rms_m[20] > 1e3 * rms_m[19]  # before clipping
+    assert recording.columns["grad_norm", ""][20] == pytest.approx(max(recording.columns["grad_norm", ""]))
+    first = diagnose(recording).findings[0]
+    assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 59, 60)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])

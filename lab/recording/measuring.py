@@ -83,7 +83,7 @@ class Measurement:
         else:
             self._hook_passes(self.hooks)
         if not (scaler and scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
-            self.hooks.enter_context(_before_clipping(self._after_backward))
+            self.hooks.enter_context(before_clipping(self._after_backward))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
@@ -400,7 +400,7 @@ def _total_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _before_clipping(act: Callable[[], None]) -> Iterator[None]:
+def before_clipping(act: Callable[[], None]) -> Iterator[None]:
     """Within the block, ``act`` is called before torch clips gradients, of which one that is NaN then makes all NaN."""
     clip_grad._get_total_norm = _total_norm
     _BEFORE_CLIPPING.append(act)

@@ -155,7 +155,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
-    since = int(read.step_m[row - 1]) if row else None
+    earlier = [read.row_before(row, read.column(move.quantity, move.place)) for move in deciding[:1]]
+    since = int(read.step_m[earlier[0] if earlier else row - 1]) if row else None
     parts = _parts(read, chosen, kind)
     weights = [name for sign in chosen for name in sign.weights]
     step = int(read.step_m[row])

@@ -122,8 +122,14 @@ class Readings:
     def change(self, name: str, place: str, row: int) -> Move:
         """What a measurement did from the row before, also where that is no move against its own noise."""
         known = next((move for move in self.moves.get((name, place), []) if move.row == row), None)
-        before, after = self.column(name, place)[row - 1 : row + 1].tolist()
-        return known or Move(name, place, row, row + 1, after, before, math.nan)
+        value_m = self.column(name, place)
+        before = float(value_m[self.row_before(row, value_m)])
+        return known or Move(name, place, row, row + 1, float(value_m[row]), before, math.nan)
+
+    def row_before(self, row: int, value_m: Numbers) -> int:
+        """The last row before in which a number was recorded; at a rise of the loss some rows have only a few."""
+        known = np.flatnonzero(~np.isnan(value_m[:row]))
+        return int(known[-1]) if len(known) else row - 1
 
     def named(self, what: str) -> dict[int, dict[str, list[str]]]:
         """By row and part the names of weights of which something is so."""
@@ -226,6 +232,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     apart_pm = _apart(read, change_pm)
     for place, change_m in change_pm.items():
         ratio_m = read.column("update_ratio", place)
+        ratio_m = ratio_m[np.maximum.accumulate(np.where(np.isfinite(ratio_m), np.arange(len(ratio_m)), 0))]
         for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
             largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
             is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
@@ -249,8 +256,11 @@ def outputs_apart(read: Readings) -> Iterator[Sign]:
 
 
 def _changes(value_m: Numbers) -> Numbers:
-    """The logarithm of the factor from each row to the next; NaN where one of them is not finite."""
-    return np.diff(np.log(np.where(np.isfinite(value_m), np.maximum(value_m, TINY), math.nan)))
+    """The logarithm of the factor to each row from the last one before that is finite; NaN without both."""
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    change_m = np.full(len(value_m) - 1, math.nan)
+    change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
+    return change_m
 
 
 def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
