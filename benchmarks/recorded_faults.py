@@ -36,6 +36,12 @@ Written by `python benchmarks/recorded_faults.py`. Each run is a small training 
 models of Hugging Face's transformers, a mixture of experts, a vision transformer, or a policy that is trained on
 rewards (whole, or only adapters of it), with AdamW, Muon, Lion or SGD. In some a fault is planted at a step, and others
 are healthy, with the variety that healthy training has. `recorded_faults.yaml` has the design, and says what is right.
+
+The half of these faults that was held out at first, with the vision transformer and Lion, was told rightly in 56 of 68
+recordings (82 %; the goal is 90 %), those of tuning in 33 of 33, and 79 of 81 healthy recordings raised no alarm. Then
+the wrong ones were looked at and rules were mended, so that half is now of tuning (of which fewer runs are recorded at
+every step than then), and other faults are held out, with a model and an optimizer that no rule had seen. They were
+committed before any run of them was trained, and judged once.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
 EMBEDDING = {"vision": "other"}  # the part that holds it
