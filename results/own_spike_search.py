@@ -21,7 +21,7 @@ import scipy  # its parts are loaded when they are used
 import yaml
 from numpy.typing import NDArray
 
-from lab.analysis.events.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
+from lab.analysis.spikes.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
 from lab.core import machine, schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed

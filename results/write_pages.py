@@ -21,7 +21,7 @@ import public_limits
 import runaway
 import score_recorder
 import transfer
-from lab.analysis.events.costs import BEFORE, HELD_OUT, first_onsets
+from lab.analysis.spikes.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes

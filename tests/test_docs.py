@@ -124,7 +124,7 @@ def test_every_command_is_on_a_page() -> None:
 
 def test_the_architecture_page_finds_what_it_names() -> None:
     rows = re.findall(
-        r"^\|.*\| `(lab/[\w/]+\.py)` \| `(\w+)` \|$", text_of(HOME / "docs/architecture.md"), re.MULTILINE
+        r"^\|.*\| `(lab(?:watch)?/[\w/]+\.py)` \| `(\w+)` \|$", text_of(HOME / "docs/architecture.md"), re.MULTILINE
     )
     assert len(rows) == 21
     for file, name in rows:

@@ -28,7 +28,6 @@ PACKAGES: dict[str, set[str]] = {
     "probes": {"core"},
     "interventions": {"core", "model"},
     "responses": {"core"},
-    "recording": {"core", "model", "probes"},
     "training": TRAINING_PARTS,
     "analysis": {"core", "records"},
     "report": {"core", "records", "analysis"},
@@ -36,8 +35,9 @@ PACKAGES: dict[str, set[str]] = {
     "sweeping": BELOW_SWEEP,
     "features": BELOW_FEATURES,
     "notebook": {"core", "records", "analysis", "report", "features"},
-    "cli": {*BELOW_FEATURES, "features"},
-    "studies": {*BELOW_FEATURES, "features", "cli"},
+    "labwatch": {"core", "records", "model", "probes", "analysis", "report"},
+    "cli": {*BELOW_FEATURES, "features", "labwatch"},
+    "studies": {*BELOW_FEATURES, "features", "cli", "labwatch"},
     "hydra_plugins": {"core", "sweeping", "cli"},
     "pytest_plugin": {"core", "records", "analysis", "features", "sweeping"},
     "__main__": {"core", "sweeping", "cli"},
@@ -47,15 +47,24 @@ ANALYSIS_FLOORS = [
     {"text", "statistics", "probe_values"},
     {"curves", "crossings", "logit_rounding", "rendering", "batch_fits"},
     {"sensitivity", "grouping"},
-    {"drawing", "events", "batch_sizes", "curve_summaries", "runaway"},
-    {"laws", "guard", "recordings", "stress", "contrasts"},
+    {"drawing", "spikes", "batch_sizes", "curve_summaries", "runaway"},
+    {"laws", "guard", "stress", "contrasts"},
     {"changes"},
 ]
 # Packages that only pass names on, when first asked for; they may name what is of any package but the studies.
 FACES = {"lab", "lab.analysis"}
 # Who may do what the others must leave to them, by package or by module.
-COMMANDS = {f"lab.features.{name}.command" for name in ("board", "predict", "stress", "watch")}
-COMMANDS |= {"lab.__main__", "lab.cli", "lab.studies.claims.command"}
+COMMANDS = {
+    *(f"lab.features.{name}.command" for name in ("board", "coordcheck", "guard", "predict", "report", "stress")),
+    *(
+        "lab.features.selftest",
+        "labwatch.watch.command",
+        "labwatch.compare.command",
+        "lab.__main__",
+        "lab.cli",
+        "lab.studies.claims.command",
+    ),
+}
 ALLOWED = {
     "print": {
         *COMMANDS,
@@ -82,7 +91,7 @@ ALLOWED = {
     "open files": {"lab.core.files", "lab.core.machine", "lab.data.packing", "lab.records.leases"},
 }
 
-FILES = sorted(path for folder in ("lab", "hydra_plugins") for path in (HOME / folder).rglob("*.py"))
+FILES = sorted(path for folder in ("lab", "labwatch", "hydra_plugins") for path in (HOME / folder).rglob("*.py"))
 MODULES = {".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
 
@@ -249,7 +258,8 @@ def test_a_planted_circle_is_found() -> None:
 
 
 def test_analysis_needs_neither_torch_nor_hydra() -> None:
-    modules = [module for module in MODULES if package(module) in ("analysis", "studies", "report", "features")]
+    readers = ("analysis", "studies", "report", "features", "labwatch")
+    modules = [module for module in MODULES if package(module) in readers and "labwatch.recorder" not in module]
     modules = [module for module in modules if not {"sweeping", "training"} & packages_below(module)]
     code = f"import {', '.join(modules)}, sys; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=HOME, check=False).returncode == 0
@@ -356,7 +366,9 @@ def test_documents_and_examples_import_the_public_face_only() -> None:
 def test_nothing_is_left_to_be_done() -> None:
     notes = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     texts = [
-        path for folder in ("lab", "hydra_plugins", "conf", "sweeps", "tests") for path in (HOME / folder).rglob("*.*")
+        path
+        for folder in ("lab", "labwatch", "hydra_plugins", "conf", "sweeps", "tests")
+        for path in (HOME / folder).rglob("*.*")
     ]
     for path in texts:
         if path.suffix in (".py", ".yaml"):

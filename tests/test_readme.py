@@ -16,11 +16,11 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, load, points, study
-from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.runaway import HALF, rates
 from lab.studies.claims import ruled, scoreboard
 from lab.studies.claims.registry import BY_STUDY, CLAIMS
+from labwatch.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")

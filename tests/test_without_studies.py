@@ -72,7 +72,7 @@ STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartiti
 def copy_lab(to: Path, without: str) -> None:
     """A checkout whose ``lab`` lacks the folders of a name."""
     shutil.copytree(HOME / "lab", to / "lab", ignore=shutil.ignore_patterns(without, "__pycache__"))
-    for name in ("conf", "hydra_plugins", "results"):
+    for name in ("conf", "labwatch", "hydra_plugins", "results"):
         (to / name).symlink_to(HOME / name)
 
 

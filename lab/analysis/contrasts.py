@@ -13,8 +13,8 @@ import pandas as pd
 
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curve_summaries import summarize_curves
-from lab.analysis.events.costs import spike_costs
 from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sensitivity, per_seed
+from lab.analysis.spikes.costs import spike_costs
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
 from lab.core import shipped

@@ -12,9 +12,9 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records, points, probe_values
-from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
+from lab.analysis.spikes.costs import named_costs
 from lab.report.all_figures import FIGURES
 from lab.studies.spikes import restart_effects as claims
 from lab.studies.spikes.restart_effects import restarts_of

@@ -12,8 +12,8 @@ import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.events.costs import spike_costs
 from lab.analysis.rendering import style
+from lab.analysis.spikes.costs import spike_costs
 from lab.report.all_figures import FIGURES
 from lab.studies.claims.evidence import Evidence
 from lab.studies.claims.registry import CLAIMS

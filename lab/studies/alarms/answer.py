@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
-from lab.analysis.events.detectors import LABELS
-from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
+from labwatch.events.detectors import LABELS
+from labwatch.events.scores import score_runs, summarize
 
 FOUND = Measure("Share of bursts found", "", own_points, by_column, "higher")
 LEAD = Measure("Lead over the loss, median and quartiles", "steps", own_points, by_column)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lab.analysis.events.costs import NONE
-from lab.analysis.events.scores import PER_STEPS, score_runs
+from lab.analysis.spikes.costs import NONE
+from lab.analysis.spikes.trend import PER_STEPS
 from lab.records.store import Records
 from lab.studies.claims.effects import Effects, Qualified, exceeds, parts
 from lab.studies.claims.evidence import BURST, ArmTables, ComparisonGroup, MissingRunsError, bursts_of
+from labwatch.events.scores import score_runs
 
 # Bounds of the claims: lead in steps, and share of the bursts that the alarm must find.
 LEAST_LEAD, LEAST_SHARE, HALF = 5, 0.9, 0.5

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
-from lab.analysis.events.detectors import LABELS
-from lab.analysis.events.score_panels import alarm_dots
-from lab.analysis.events.scores import NONE, score_runs, summarize
 from lab.analysis.rendering import layout, panels
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import Interval
 from lab.records.store import Records
+from labwatch.events.detectors import LABELS
+from labwatch.events.score_panels import alarm_dots
+from labwatch.events.scores import NONE, score_runs, summarize
 
 BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text
 

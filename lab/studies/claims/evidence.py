@@ -19,8 +19,8 @@ import pandas as pd
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curve_summaries import CURVE_QUANTITIES, CurveSummary, summarize_curves
 from lab.analysis.curves import Curve, configs, interventions, points
-from lab.analysis.events.costs import NONE
 from lab.analysis.sensitivity import HIGH, LOST, judge
+from lab.analysis.spikes.costs import NONE
 from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.core.schema import first_key

@@ -10,7 +10,7 @@ import pandas as pd
 
 import lab.analysis.probe_values as probe_values
 from lab.analysis.contrasts import RUN_TABLES
-from lab.analysis.events.costs import HELD_OUT
+from lab.analysis.spikes.costs import HELD_OUT
 from lab.studies.claims.evidence import ArmTables
 
 # ``NAME`` of a number of ``CurveSummary.values``; or arguments, the first of which is a key of ``QUANTITIES`` or of

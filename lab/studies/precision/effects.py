@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from lab.analysis.events.costs import spike_costs
 from lab.analysis.probe_values import late, peak
+from lab.analysis.spikes.costs import spike_costs
 from lab.records.store import Records
 from lab.studies.claims.effects import Effects, mean
 from lab.studies.claims.evidence import ArmTables, ComparisonGroup, Config

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.contrasts import in_columns, valued
-from lab.analysis.events.costs import NONE, named_costs, spike_costs
 from lab.analysis.grouping import arm_labels
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import Study
+from lab.analysis.spikes.costs import NONE, named_costs, spike_costs
 from lab.studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from lab.studies.spikes.own_spikes import (
     ALL,

@@ -10,8 +10,8 @@ import pandas as pd
 
 from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.curves import EPSILON
-from lab.analysis.events.costs import REPEATS
 from lab.analysis.probe_values import near
+from lab.analysis.spikes.costs import REPEATS
 from lab.core.schema import batches_of_bursts
 from lab.core.spike_trigger import LEAST_RISE
 from lab.studies.claims.effects import Effects, Qualified, exceeds, mean, parts, slope

@@ -14,12 +14,12 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from lab.analysis.curves import EPSILON
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
-from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets, named_costs, spike_costs
 from lab.analysis.probe_values import places
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import RowPanel
+from lab.analysis.spikes.costs import HELD_OUT, NONE, first_onsets, named_costs, spike_costs
 from lab.analysis.statistics import student_t
 from lab.analysis.text import format_value
 from lab.records.store import Records

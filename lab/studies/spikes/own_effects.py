@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from lab.analysis.contrasts import RUN_TABLES
-from lab.analysis.events.scores import PER_STEPS
+from lab.analysis.spikes.trend import PER_STEPS
 from lab.studies.claims.effects import Effects, Qualified, exceeds, mean, parts
 from lab.studies.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
 from lab.studies.claims.quantities import run_column

@@ -12,15 +12,13 @@ from matplotlib.ticker import MaxNLocator
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
-from lab.analysis.events.costs import HELD_OUT, NONE, spike_costs
-from lab.analysis.events.detectors import LABELS
-from lab.analysis.events.score_panels import alarm_dots
-from lab.analysis.events.scores import PER_STEPS, summarize
 from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot, RowPanel
+from lab.analysis.spikes.costs import HELD_OUT, NONE, spike_costs
+from lab.analysis.spikes.trend import PER_STEPS
 from lab.analysis.statistics import Interval, share_interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
@@ -53,6 +51,9 @@ from lab.studies.spikes.own_spikes import (
     source_traits,
 )
 from lab.studies.spikes.planted import change
+from labwatch.events.detectors import LABELS
+from labwatch.events.score_panels import alarm_dots
+from labwatch.events.scores import summarize
 
 # By the label of its axis, the lines of each panel: their names, and the probes and places that they show.
 PANELS = {

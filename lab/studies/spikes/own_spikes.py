@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.events.costs import HELD_OUT, NONE
-from lab.analysis.events.detectors import KINDS, Log, detect, gradient_spikes
-from lab.analysis.events.logs import logs_of
-from lab.analysis.events.scores import COLUMNS, PER_STEPS
-from lab.analysis.events.trend import loss_spikes
 from lab.analysis.probe_values import TRAIN, training_losses
+from lab.analysis.spikes.costs import HELD_OUT, NONE
+from lab.analysis.spikes.trend import PER_STEPS, loss_spikes
 from lab.core.spike_trigger import LEAST_RISE, triggered
 from lab.core.windows import MERGE, NORMAL, Numbers
 from lab.records.store import Records
 from lab.studies.spikes.effects import is_met_by
+from labwatch.events.detectors import KINDS, Log, detect, gradient_spikes
+from labwatch.events.logs import logs_of
+from labwatch.events.scores import COLUMNS
 
 # Before this step a model is still learning, and a spike is not counted.
 START = 500

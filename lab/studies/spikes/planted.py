@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, points, setting_name, setting_text
-from lab.analysis.events.costs import HELD_OUT, NONE, REPEATS, first_onsets, repeats_of, spike_costs
+from lab.analysis.spikes.costs import HELD_OUT, NONE, REPEATS, first_onsets, repeats_of, spike_costs
 from lab.core.schema import batches_of_bursts
 from lab.core.shipped import default_recipe
 from lab.records.store import Records

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import setting_name
-from lab.analysis.events.detectors import detect
-from lab.analysis.events.logs import logs_of
 from lab.analysis.probe_values import late_excess, rise
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import ENTRIES, Records
@@ -18,6 +16,8 @@ from lab.studies.claims.effects import Effects, Qualified, exceeds, parts
 from lab.studies.claims.evidence import ArmTables
 from lab.studies.claims.quantities import held_out, loss_at_top
 from lab.studies.spikes.effects import HALF
+from labwatch.events.detectors import detect
+from labwatch.events.logs import logs_of
 
 RESTARTS, NONE, CHAIN = "restarts", "none", "optimizer.chain"
 # Settings of the optimizer that are shown as multiples of those at the start; and names of settings for readers.
