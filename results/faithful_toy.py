@@ -19,10 +19,10 @@ from lab.analysis.sensitivity import LOST
 from lab.core import files
 from lab.data.corpus import Corpus
 from lab.data.text import StandardLibrary
-from lab.studies.faithful_toy import figures, yardstick
-from lab.studies.faithful_toy.screen import RESPONSES, effects, rows_of
-from lab.studies.faithful_toy.single_changes import KEYS, single_changes_of
-from lab.studies.real_runs.curves import read_real_runs
+from studies.faithful_toy import figures, yardstick
+from studies.faithful_toy.screen import RESPONSES, effects, rows_of
+from studies.faithful_toy.single_changes import KEYS, single_changes_of
+from studies.real_runs.curves import read_real_runs
 
 FOLDER = Path(__file__).with_suffix("")
 LR = "learning_rate"

@@ -29,8 +29,8 @@ from lab.core.windows import MERGE, Numbers, window_statistics
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
-from lab.studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 from lab.sweeping.launch import compose_points
+from studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 
 RESULTS = Path(__file__).parent
 SEARCH = Path(__file__).with_suffix(".yaml")

@@ -41,14 +41,6 @@ from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
-from lab.studies.claims import ruled, scoreboard
-from lab.studies.claims.registry import BY_STUDY, CLAIMS, study_of
-from lab.studies.claims.rules import effect_text
-from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import effects_of
-from lab.studies.real_runs.claims import STEP
-from lab.studies.real_runs.curves import broken_by_arm
-from lab.studies.spikes.own_spikes import changes, removable
 from measure_limits import limits_text, public_text
 from score_crash_test import (
     agreement_markdown,
@@ -64,6 +56,14 @@ from score_crash_test import (
     reference_table,
     score_records,
 )
+from studies.claims import ruled, scoreboard
+from studies.claims.registry import BY_STUDY, CLAIMS, study_of
+from studies.claims.rules import effect_text
+from studies.claims.scoreboard import ScoreboardRow
+from studies.claims.verdicts import effects_of
+from studies.real_runs.claims import STEP
+from studies.real_runs.curves import broken_by_arm
+from studies.spikes.own_spikes import changes, removable
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
@@ -75,7 +75,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
-    *(f"lab/studies/{study}/README.md" for study in BY_STUDY),
+    *(f"studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)

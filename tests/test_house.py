@@ -15,7 +15,7 @@ import pytest
 
 HOME = Path(__file__).parents[1]
 TRAINING_PARTS = {"core", "records", "data", "model", "interventions", "optim", "probes", "responses"}
-BELOW_SWEEP = {*TRAINING_PARTS, "training", "analysis", "report"}
+BELOW_SWEEP = {*TRAINING_PARTS, "contrib", "training", "analysis", "report"}
 BELOW_FEATURES = {*BELOW_SWEEP, "sweeping"}
 # What a package may import besides itself.  Every module may import `lab`, which imports nothing.
 PACKAGES: dict[str, set[str]] = {
@@ -28,10 +28,10 @@ PACKAGES: dict[str, set[str]] = {
     "probes": {"core"},
     "interventions": {"core", "model"},
     "responses": {"core"},
-    "training": TRAINING_PARTS,
+    "contrib": TRAINING_PARTS - {"records"},
+    "training": {*TRAINING_PARTS, "contrib"},
     "analysis": {"core", "records"},
     "report": {"core", "records", "analysis"},
-    "plugins": TRAINING_PARTS - {"records"},  # of studies; no package may import them
     "sweeping": BELOW_SWEEP,
     "features": BELOW_FEATURES,
     "notebook": {"core", "records", "analysis", "report", "features"},
@@ -62,7 +62,7 @@ COMMANDS = {
         "labwatch.compare.command",
         "lab.__main__",
         "lab.cli",
-        "lab.studies.claims.command",
+        "studies.claims.command",
     ),
 }
 ALLOWED = {
@@ -91,15 +91,15 @@ ALLOWED = {
     "open files": {"lab.core.files", "lab.core.machine", "lab.data.packing", "lab.records.leases"},
 }
 
-FILES = sorted(path for folder in ("lab", "labwatch", "hydra_plugins") for path in (HOME / folder).rglob("*.py"))
+FILES = sorted(
+    path for folder in ("lab", "labwatch", "studies", "hydra_plugins") for path in (HOME / folder).rglob("*.py")
+)
 MODULES = {".".join(path.relative_to(HOME).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
 
 
 def package(module: str) -> str:
-    """``lab.data.text`` is in the package ``data``, and ``lab.studies.spikes.data_plugin`` in ``plugins``."""
-    if re.fullmatch(r"lab\.studies\.\w+\.\w*plugin", module):
-        return "plugins"
+    """``lab.data.text`` is in the package ``data``, and ``studies.spikes.figures`` in ``studies``."""
     first, _, rest = module.partition(".")
     return rest.split(".")[0] if first == "lab" and rest else first
 
@@ -152,17 +152,16 @@ def packages_below(module: str) -> set[str]:
 def passed_on(face: str) -> Iterator[str]:
     """The dotted names of the house in the source of a face, in imports for type checkers or as words."""
     words = (node.value for node in nodes(face) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    yield from (name for name in (*imported_names(face), *words) if re.fullmatch(r"lab(\.\w+)+", name))
+    yield from (
+        name for name in (*imported_names(face), *words) if re.fullmatch(r"(lab|labwatch|studies)(\.\w+)+", name)
+    )
 
 
 def upward_imports(sources: Mapping[str, str]) -> list[str]:
     """Imports that the tables above do not allow."""
     floor = {name: height for height, names in enumerate(ANALYSIS_FLOORS) for name in names}
     refused = [
-        f"{face} passes on {name}"
-        for face in FACES
-        for name in passed_on(sources[face])
-        if package(name) in ("studies", "plugins")
+        f"{face} passes on {name}" for face in FACES for name in passed_on(sources[face]) if package(name) == "studies"
     ]
     for module, others in arrows(sources).items():
         for other in others - {"lab"}:
@@ -183,7 +182,7 @@ def imports_of_neighbours(sources: Mapping[str, str], home: str, shared: str = "
     """Imports of a package of ``home``, such as a feature, by another, but for the one that all may import."""
 
     def name(module: str) -> str:
-        return module.split(".")[2] if module.startswith(f"{home}.") else ""
+        return module.removeprefix(f"{home}.").split(".")[0] if module.startswith(f"{home}.") else ""
 
     return [
         f"{module} imports {other}"
@@ -226,11 +225,11 @@ def test_no_feature_imports_another() -> None:
     assert imports_of_neighbours({**SOURCES, "lab.features.board.text": planted}, "lab.features")
 
 
-@pytest.mark.parametrize("module", ["lab.studies.experts.figures", "lab.studies.claims.ruled"])
+@pytest.mark.parametrize("module", ["studies.experts.figures", "studies.claims.ruled"])
 def test_no_study_imports_another_nor_do_the_claims_import_one(module: str) -> None:
-    assert not imports_of_neighbours(SOURCES, "lab.studies", shared="claims")
-    planted = f"{SOURCES[module]}\nfrom lab.studies.alarms.figures import detector_scores\n"
-    assert imports_of_neighbours({**SOURCES, module: planted}, "lab.studies", shared="claims")
+    assert not imports_of_neighbours(SOURCES, "studies", shared="claims")
+    planted = f"{SOURCES[module]}\nfrom studies.alarms.figures import detector_scores\n"
+    assert imports_of_neighbours({**SOURCES, module: planted}, "studies", shared="claims")
 
 
 def test_there_are_no_circles() -> None:
@@ -243,9 +242,9 @@ def test_there_are_no_circles() -> None:
         ("lab.core.files", "from lab.records import store"),
         ("lab.optim.schedule", "def f():\n    from lab.model.layers import Linear"),
         ("lab.analysis.curves", "import lab.analysis.sensitivity"),
-        ("lab.report.build", "from lab.studies.claims import scoreboard"),
-        ("lab.analysis", "if TYPE_CHECKING:\n    from lab.studies.claims.scoreboard import verdicts"),
-        ("lab", 'MODULES = {"lab.studies.claims.scoreboard": ("verdicts",)}'),
+        ("lab.report.build", "from studies.claims import scoreboard"),
+        ("lab.analysis", "if TYPE_CHECKING:\n    from studies.claims.scoreboard import verdicts"),
+        ("lab", 'MODULES = {"studies.claims.scoreboard": ("verdicts",)}'),
     ],
 )
 def test_a_planted_upward_import_is_found(module: str, line: str) -> None:
@@ -367,7 +366,7 @@ def test_nothing_is_left_to_be_done() -> None:
     notes = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     texts = [
         path
-        for folder in ("lab", "labwatch", "hydra_plugins", "conf", "sweeps", "tests")
+        for folder in ("lab", "labwatch", "studies", "hydra_plugins", "conf", "sweeps", "tests")
         for path in (HOME / folder).rglob("*.*")
     ]
     for path in texts:

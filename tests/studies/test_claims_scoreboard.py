@@ -13,11 +13,11 @@ from markupsafe import escape
 
 import planted
 from lab.__main__ import main
-from lab.studies.claims import scoreboard
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import Verdict, judge_claim
+from studies.claims import scoreboard
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.scoreboard import ScoreboardRow
+from studies.claims.verdicts import Verdict, judge_claim
 from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[2] / "results"

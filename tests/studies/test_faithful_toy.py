@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from lab.analysis.crossings import steepness
-from lab.studies.faithful_toy import screen, yardstick
-from lab.studies.faithful_toy.single_changes import single_changes_of
-from lab.studies.faithful_toy.yardstick import CHANGE
-from lab.studies.real_runs.curves import read_real_runs
+from studies.faithful_toy import screen, yardstick
+from studies.faithful_toy.single_changes import single_changes_of
+from studies.faithful_toy.yardstick import CHANGE
+from studies.real_runs.curves import read_real_runs
 
 RULE = yaml.safe_load((Path(yardstick.__file__).parent / "yardstick.yaml").read_text())
 

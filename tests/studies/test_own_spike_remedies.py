@@ -19,11 +19,11 @@ from lab.analysis.spikes.trend import loss_spikes
 from lab.report.all_figures import FIGURES
 from lab.responses.between_steps import RewindAndSkip
 from lab.responses.response import Action, Memory, Reading
-from lab.studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from small import configs
+from studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits
 
 SPIKE = 9  # the step whose loss is said to be that of a spike
 

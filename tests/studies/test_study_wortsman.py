@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.contrib.wortsman import KappaTransplant, SyntheticSample
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint
 from lab.data.synthetic import Synthetic
 from lab.model.config import ModelConfig
-from lab.studies.wortsman.plugin import KappaTransplant, SyntheticSample
 from pieces import model, tokens
 from test_interventions import inside
 
