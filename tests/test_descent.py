@@ -12,7 +12,7 @@ from torch import Tensor
 
 from example_noise import example_noise
 from lab import Fleet
-from lab.contrib.architecture import distance_from_init
+from lab.contrib.probes import distance_from_init
 from lab.probes.updates import HeldOutLoss, update_curvature
 from lab.training.loop import train
 from lab.training.recorder import Recorder

@@ -1,3 +1,3 @@
 """What studies train with and no recipe needs: data, probes, interventions and responses."""
 
-from lab.contrib import architecture, mixtures, precision, spike_probes, spike_responses, wortsman  # noqa: F401
+from lab.contrib import data, interventions, probes, responses  # noqa: F401

@@ -14,7 +14,7 @@ from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
-from lab.contrib.mixtures import Mixture
+from lab.contrib.data import Mixture
 from lab.core.registry import DATA
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.contrib.mixtures import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
-from lab.contrib.spike_responses import ActivationClamp, SoftLRGuard
+from lab.contrib.data import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
+from lab.contrib.responses import ActivationClamp, SoftLRGuard
 from lab.core.hooks import HookPoint
 from lab.data.synthetic import Trigram
 from sweeping import finished

@@ -17,7 +17,7 @@ from drawn_texts import complaints
 from lab import Fleet
 from lab.analysis.curves import points
 from lab.analysis.sensitivity import judge
-from lab.contrib.spike_responses import Branch
+from lab.contrib.responses import Branch
 from lab.core import machine
 from lab.report.all_figures import FIGURES
 from lab.responses.response import Action, Memory, Reading

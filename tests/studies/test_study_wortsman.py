@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lab.contrib.wortsman import KappaTransplant, SyntheticSample
+from lab.contrib.data import SyntheticSample
+from lab.contrib.interventions import KappaTransplant
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint
 from lab.data.synthetic import Synthetic

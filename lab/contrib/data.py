@@ -1,4 +1,4 @@
-"""Texts of studies of loss spikes: rows damaged by escape characters, and mixtures of several sources."""
+"""Texts of studies: rows damaged by escape characters, mixtures of several sources, and a short text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data.corpus import HELD_OUT, TRAINING, Corpus, Tokens, draw
-from lab.data.synthetic import COUNTED_SEQ_LEN, TRIGRAM_VOCABULARY, EndlessCorpus, open_echo, open_trigram
+from lab.data.corpus import HELD_OUT, HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, draw, fingerprint
+from lab.data.packing import PackedCorpus
+from lab.data.synthetic import (
+    COUNTED_SEQ_LEN,
+    TRIGRAM_VOCABULARY,
+    EndlessCorpus,
+    open_echo,
+    open_synthetic,
+    open_trigram,
+)
 
 BACKSLASH = TRIGRAM_VOCABULARY  # the token after the tokens of the text
 ESCAPED = 8  # tokens below this one, such as quotation marks, are escaped
@@ -193,3 +201,28 @@ def _open_mixture(weights: tuple[float, ...]) -> Corpus:
         thresholds=np.rint(shares.cumsum() * 2**32).astype(np.uint64),
     )
     return corpus.identified(corpus.thresholds)
+
+
+@DATA.register("synthetic_sample")
+@dataclass(frozen=True)
+class SyntheticSample:
+    """The first ``tokens`` tokens of the synthetic language's held-out rows, on which runs are trained and validated.
+
+    With ``seq_len = tokens - 1`` one window holds the whole text: every gradient is exact, and the validation loss is
+    the mean over all that there is to predict.
+    """
+
+    tokens: int = schema.bounded(512, at_least=2, at_most=HELD_OUT_TARGETS)
+    seed: PerRunSeed = schema.seed(0)
+
+    def open(self) -> Corpus:
+        """Draw the text, once per process."""
+        return _open_sample(self.tokens)
+
+
+@cache
+def _open_sample(size: int) -> Corpus:
+    tokens = open_synthetic().held_out(COUNTED_SEQ_LEN).ravel()[:size].astype(np.uint8)
+    return PackedCorpus(
+        training=tokens, reserved=tokens, fingerprint=fingerprint(tokens), notes={"held_out": "the training text"}
+    )

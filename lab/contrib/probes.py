@@ -1,13 +1,15 @@
-"""Probes of loss spikes: what the update and successive gradients have in common, and the sources of a batch."""
+"""Probes that studies record: what updates and successive gradients have in common, precision, distances."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from lab.core.axes import over, per_run_dot, per_run_mean, per_run_norm
 from lab.core.hooks import HeldOut
+from lab.core.number_formats import E4M3, MX_BLOCK, joined, mx_blocks, split
 from lab.probes.listener import probe, share
 
 LARGE = 0.8  # of an entry of the update, whose size is about 1 at most once gradients agree for long
@@ -75,3 +77,63 @@ def _cosine(firsts_r: Collection[Tensor], seconds_r: Collection[Tensor]) -> Tens
 def source_rows(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Windows of the update that are of each source of a mixture, by its name; of other data there is none."""
     return rows
+
+
+@probe(event="gradients")
+def zero_gradients(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Share of each tensor's gradient that is exactly zero when it reaches the optimizer.
+
+    The embedding has zeros in any format: tokens that are not in the batch.
+    """
+    return {name: share(gradient == 0, gradient) for name, gradient in gradients.items()}
+
+
+@probe(event="gains")
+def gain_octave(gains: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Largest share of the gains of a norm that lie between one power of two and the next, of one sign."""
+    return {
+        name: _largest_share(torch.frexp(gain_r)[1] * gain_r.sign().to(torch.int32)) for name, gain_r in gains.items()
+    }
+
+
+@probe(event="gains")
+def gain_code(gains: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Largest share of the gains of a norm that MXFP8 (E4M3, blocks of 32, floored scale) would round to one number.
+
+    The same measure in every precision, whether the model rounds its gains or not (arXiv:2506.20752).
+    """
+    shares = dict[str, Tensor]()
+    for name, gain_r in gains.items():
+        kept_r, _ = mx_blocks(split(gain_r.float(), -1, MX_BLOCK), -1, E4M3)
+        shares[name] = _largest_share(joined(kept_r, -1, gain_r.shape[-1]))
+    return shares
+
+
+def _largest_share(value_r: Tensor) -> Tensor:
+    """Share of the entries of each run that have its most frequent value."""
+    flat_rn = value_r.flatten(1)
+    return per_run_mean((flat_rn == flat_rn.mode(1).values[:, None]).to(torch.float32))
+
+
+@probe(event="initial_parameters")
+def distance_from_init(weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Distance of each tensor from its initial value, over the norm of that value, after the update.
+
+    Infinite for a tensor that began at zero and has moved, NaN while it has not.
+    """
+    distances = {name: per_run_norm([weight - initial[name]]) for name, weight in weights.items()}
+    return {name: distance_r / per_run_norm([initial[name]]) for name, distance_r in distances.items()}
+
+
+@probe(event="parameters")
+def head_common_mode(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Share of the head's norm in its common mode, the mean over the vocabulary, which moves all logits alike.
+
+    From 0 (the columns ``[d]`` of the head add up to zero) to 1 (all are equal), about 1/sqrt(vocabulary) at the start.
+    A custom model has no head by this name.
+    """
+    if "head" not in weights:
+        return {}
+    head_rdv = weights["head"]
+    common_rd = head_rdv.mean(-1) * head_rdv.shape[-1] ** 0.5
+    return {"head": per_run_norm([common_rd]) / per_run_norm([head_rdv])}
