@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
-from itertools import starmap
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,24 +145,32 @@ def judge_all(
     if sweeps is not None:
         claims = [claim for claim in claims if not {claim.sweep, *claim.affirms, *claim.denies}.isdisjoint(sweeps)]
     claims.sort(key=_position)
-    verdicts = [judge_claim(claim, folders) for claim in claims]
-    qs = [max(q, LEAST_Q) for q in benjamini_hochberg([verdict.p for verdict in verdicts])]
-    apart = [_judge_apart(claim, other_text) for claim in claims]
-    return list(starmap(ScoreboardRow, zip(claims, verdicts, apart, qs, strict=True)))
+    return _rows((claim, judge_claim(claim, folders), _judge_apart(claim, other_text)) for claim in claims)
+
+
+def _rows(judged: Iterable[tuple[Claim, Verdict, str]]) -> list[ScoreboardRow]:
+    """The rows of claims, with their verdicts here and on other text; their q comes from the p of all of them."""
+    found = list(judged)
+    qs = benjamini_hochberg([verdict.p for _, verdict, _ in found])
+    return [ScoreboardRow(*each, q=max(q, LEAST_Q)) for each, q in zip(found, qs, strict=True)]
 
 
 def committed() -> list[ScoreboardRow]:
     """The rows of the committed results, as they were judged, of the claims whose studies are there."""
-    return [
-        ScoreboardRow(
-            CLAIMS[name],
-            verdict_of(entry),
-            entry["on_other_text"],
-            math.nan if entry["q"] is None else entry["q"],
-        )
-        for name, entry in verdicts_by_claim().items()
-        if name in CLAIMS
+    entries = {name: entry for name, entry in verdicts_by_claim().items() if name in CLAIMS}
+    return _rows((CLAIMS[name], verdict_of(entry), entry["on_other_text"]) for name, entry in entries.items())
+
+
+def judged_again(
+    names: Collection[str], folders: Sequence[Evidence], other_text: Sequence[Evidence]
+) -> list[ScoreboardRow]:
+    """The committed rows, with these claims judged on these folders, as ``judge_all`` does."""
+    kept = [(row.claim, row.verdict, row.on_other_text) for row in committed() if row.claim.name not in names]
+    anew = [
+        (claim, judge_claim(claim, folders), _judge_apart(claim, other_text))
+        for claim in map(CLAIMS.__getitem__, names)
     ]
+    return _rows(sorted([*kept, *anew], key=lambda judged: _position(judged[0])))
 
 
 def to_commit(rows: Sequence[ScoreboardRow]) -> str:
@@ -171,7 +178,7 @@ def to_commit(rows: Sequence[ScoreboardRow]) -> str:
     lines = []
     for row in rows:
         verdict = row.verdict._replace(folder=row.verdict.folder and f"results/{Path(row.verdict.folder).name}")
-        entry = {"name": row.claim.name, **verdict._asdict(), "on_other_text": row.on_other_text, "q": row.q}
+        entry = {"name": row.claim.name, **verdict._asdict(), "on_other_text": row.on_other_text}
         known = {key: finite(value) for key, value in entry.items()}
         lines.append(json.dumps(known, allow_nan=False, ensure_ascii=False))
     return "[\n" + ",\n".join(lines) + "\n]\n"
