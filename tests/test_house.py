@@ -108,7 +108,7 @@ LINES = {
     "responses": 138,
     "contrib": 326,
     "training": 2070,
-    "analysis": 5289,
+    "analysis": 5298,
     "report": 1662,
     "sweeping": 2752,
     "features": 5464,
