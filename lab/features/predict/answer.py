@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pandas as pd
 
 import lab.analysis.laws.fits as fits
 import lab.features.predict.advice as advice
-import lab.features.predict.output_logits as output_logits
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.laws.fits import REACH, crossing_text
@@ -25,7 +23,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
-from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, ForecastQuantity, every_forecast
 from lab.records import run_table
 from lab.records.store import Records
 from lab.report.answer import Answer, Part, Section
@@ -49,7 +47,7 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
 
     Raises:
         RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
-            no output logits and no noise scale were recorded, and neither quantity at enough sizes.
+            no noise scale was recorded, and no quantity at enough sizes.
     """
     parts, data = list[Part](), dict[str, Any]()
     try:
@@ -68,10 +66,10 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
 
 
 def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines; of a table's runs, of what ``sizes`` forecasts.
+    """Forecasts of all quantities in every arm, as lines; of a table's runs, of what ``sizes`` forecasts.
 
     Raises:
-        RequestError: no arm has two sizes, or neither quantity was recorded.
+        RequestError: no arm has two sizes, or no quantity was recorded.
     """
     return Answer("", _trends(records)).text().splitlines()
 
@@ -81,23 +79,16 @@ def _forecast_parts(records: Records, folder: Path, window: Window | None) -> li
         return sizes.parts(records, window or WINDOW)
     if window:
         raise RequestError(NO_WINDOW)
-    rounded = output_logits.parts(records)
-    try:
-        parts = _trends(records)
-        forecasts = [forecast for _, forecast in _all_forecasts(records)]
-        if not any(forecast.scored for forecast in forecasts):
-            raise RequestError(f"no forecast: {_unscored_reason(forecasts[0])}")
-    except RequestError as error:
-        if not rounded:
-            raise
-        return [*rounded, str(error)]
-    figures = []
+    made, _ = every_forecast(records)
+    if not any(forecast.scored for _, forecast in made):
+        raise RequestError(f"no forecast: {_unscored_reason(made[0][1])}")
+    parts = [*_trends(records), *said_of_experts(records)]
     for draw in (logit_forecast, gradient_forecast):
         with suppress(RequestError):  # the text contains its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
-            figures.append(f"figure: {path}")
-    return [*parts, *rounded, *said_of_experts(records), *figures]
+            parts.append(f"figure: {path}")
+    return parts
 
 
 def said_of_experts(records: Records) -> list[str]:
@@ -116,7 +107,7 @@ def _fits(records: Records, window: Window | None = None) -> list[dict[str, Any]
     if run_table.is_imported(records):
         return sizes.plain(records, window or WINDOW)
     rows = []
-    for quantity, forecast in _all_forecasts(records):
+    for quantity, forecast in every_forecast(records)[0]:
         for lr, line in forecast.lines.items():
             row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
             row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
@@ -131,30 +122,17 @@ def _fits(records: Records, window: Window | None = None) -> list[dict[str, Any]
     return rows
 
 
-def _all_forecasts(records: Records) -> Iterator[tuple[ForecastQuantity, Forecast]]:
-    for quantity in (LOGIT, GRADIENT):
-        with suppress(RequestError):  # a quantity that was not recorded
-            yield from ((quantity, forecast) for forecast in make_forecasts(records, quantity))
-
-
 def _trends(records: Records) -> list[Part]:
     """A section for each quantity in every arm; for runs imported from a table, those of ``sizes``."""
     if run_table.is_imported(records):
         return sizes.parts(records, WINDOW)
-    parts, errors, fitted_arms = list[Part](), [], set()
-    for quantity in (LOGIT, GRADIENT):
-        try:
-            forecasts = make_forecasts(records, quantity)
-        except RequestError as error:
-            errors.append(error)
-            parts.append(Section(quantity.name, [str(error)]))
-            continue
-        for forecast in forecasts:
-            title = f"{quantity.name}; {forecast.arm}"
-            parts.append(Section(title, [_table(forecast, quantity), *_notes(forecast, quantity)]))
-            fitted_arms.add(forecast.arm)
-    if len(errors) == 2:
-        raise errors[0]
+    made, refusals = every_forecast(records)
+    parts: list[Part] = [
+        Section(f"{quantity.name}; {forecast.arm}", [_table(forecast, quantity), *_notes(forecast, quantity)])
+        for quantity, forecast in made
+    ]
+    parts += [Section(name, [str(refusal)]) for name, refusal in refusals.items() if name != OUTPUT_LOGIT.name]
+    fitted_arms = {forecast.arm for _, forecast in made}
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
         parts.append(f"Not fitted, having one size only: {listed(few(not_fitted))}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, wi
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, format_value, listed
 from lab.core.errors import RequestError
-from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.features.predict.forecasts import LOGIT, Forecast, ForecastQuantity, every_forecast
 from lab.records import run_table
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
@@ -78,13 +77,10 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     elif window:
         raise RequestError(NO_WINDOW)
     else:
-        found = []
-        for quantity in (LOGIT, GRADIENT):
-            with suppress(RequestError):  # a quantity that was not recorded
-                forecasts = make_forecasts(records, quantity)
-                found += [_of_forecast(forecast, quantity, size, lr) for forecast in forecasts if forecast.scored]
+        made, _ = every_forecast(records)
+        found = [_of_forecast(forecast, quantity, size, lr) for quantity, forecast in made if forecast.scored]
     if not found:
-        raise RequestError("no forecast: it takes probes of attention logits or gradients at three sizes or more")
+        raise RequestError("no forecast: it takes probes of logits or gradients at three sizes or more")
     return found
 
 

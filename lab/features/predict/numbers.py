@@ -361,11 +361,8 @@ def base_rate(known: Sequence[Published]) -> str:
 
 def not_covered(numbers: Numbers) -> list[str]:
     """What public runs do not tell of the values given, half a sentence each."""
-    found = {}
-    for key, value in numbers.items():
-        reasons = table()["numbers"][key].get("not_covered", {})
-        found[f"{key}={text_of(value)}"] = reasons if isinstance(reasons, str) else reasons.get(value, "")
-    return [f"{given}: {reason}" for given, reason in found.items() if reason]
+    words, reasons = {key: f"{key}={text_of(value)}" for key, value in numbers.items()}, table()["not_covered"]
+    return [f"{word}: {reason}" for key, word in words.items() if (reason := reasons.get(key) or reasons.get(word))]
 
 
 def answer_of(given: Numbers, command: str, known: Sequence[Published] | None = None) -> Answer:
