@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +52,12 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
     """
     parts, data = list[Part](), dict[str, Any]()
     try:
-        parts = _forecast_parts(records, folder, window)
-        data["fits"] = _fits(records, window)
+        if run_table.is_imported(records):
+            parts, data["fits"] = sizes.parts(records, window or WINDOW), sizes.plain(records, window or WINDOW)
+        elif window:
+            raise RequestError(NO_WINDOW)
+        else:
+            parts, data["fits"] = _forecasts_of_runs(records, folder)
     except RequestError as refusal:
         if window or run_table.is_imported(records):
             raise
@@ -71,24 +76,23 @@ def say(records: Records) -> list[str]:
     Raises:
         RequestError: no arm has two sizes, or no quantity was recorded.
     """
-    return Answer("", _trends(records)).text().splitlines()
+    imported = run_table.is_imported(records)
+    parts = sizes.parts(records, WINDOW) if imported else _trends(records, *every_forecast(records))
+    return Answer("", parts).text().splitlines()
 
 
-def _forecast_parts(records: Records, folder: Path, window: Window | None) -> list[Part]:
-    if run_table.is_imported(records):
-        return sizes.parts(records, window or WINDOW)
-    if window:
-        raise RequestError(NO_WINDOW)
-    made, _ = every_forecast(records)
+def _forecasts_of_runs(records: Records, folder: Path) -> tuple[list[Part], list[dict[str, Any]]]:
+    """The forecasts of runs of the lab as parts of an answer and as data; draws their figures into the folder."""
+    made, refusals = every_forecast(records)
     if not any(forecast.scored for _, forecast in made):
         raise RequestError(f"no forecast: {_unscored_reason(made[0][1])}")
-    parts = [*_trends(records), *said_of_experts(records)]
+    parts = [*_trends(records, made, refusals), *said_of_experts(records)]
     for draw in (logit_forecast, gradient_forecast):
         with suppress(RequestError):  # the text contains its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
             parts.append(f"figure: {path}")
-    return parts
+    return parts, [row for quantity, forecast in made for row in _fits(quantity, forecast)]
 
 
 def said_of_experts(records: Records) -> list[str]:
@@ -102,31 +106,23 @@ def said_of_experts(records: Records) -> list[str]:
     return [f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
 
 
-def _fits(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
-    """The numbers of each fit: a line over size of an arm and a learning rate."""
-    if run_table.is_imported(records):
-        return sizes.plain(records, window or WINDOW)
-    rows = []
-    for quantity, forecast in every_forecast(records)[0]:
-        for lr, line in forecast.lines.items():
-            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
-            row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
-            if lr in forecast.scored and not math.isnan(forecast.limit):
-                row["crossing"] = fits.size_beyond(
-                    line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1]
-                )
-            if forecast.score is not None and lr in forecast.score.table.index:
-                held_out = forecast.score.table.loc[lr].astype(float).to_dict()
-                row["held_out"] = {"size": int(forecast.score.size), **held_out}
-            rows.append(row)
-    return rows
+def _fits(quantity: ForecastQuantity, forecast: Forecast) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of each line over size."""
+    smallest, largest, score = forecast.sizes[0], forecast.sizes[-1], forecast.score
+    for lr, line in forecast.lines.items():
+        row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
+        row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
+        if lr in forecast.scored and not math.isnan(forecast.limit):
+            row["crossing"] = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
+        if score and lr in score.table.index:
+            row["held_out"] = {"size": score.size, **score.table.loc[lr].astype(float).to_dict()}
+        yield row
 
 
-def _trends(records: Records) -> list[Part]:
-    """A section for each quantity in every arm; for runs imported from a table, those of ``sizes``."""
-    if run_table.is_imported(records):
-        return sizes.parts(records, WINDOW)
-    made, refusals = every_forecast(records)
+def _trends(
+    records: Records, made: Sequence[tuple[ForecastQuantity, Forecast]], refusals: Mapping[str, RequestError]
+) -> list[Part]:
+    """A section for each quantity in every arm, and why another quantity has none."""
     parts: list[Part] = [
         Section(f"{quantity.name}; {forecast.arm}", [_table(forecast, quantity), *_notes(forecast, quantity)])
         for quantity, forecast in made
@@ -164,8 +160,6 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
     runs, score = forecast.runs, forecast.score
     is_unstable = runs["outcome"] != ""
     without_value = runs[runs["value"].isna()]
-    at_largest = runs[runs["size"] == forecast.sizes[-1]].dropna(subset="value")
-    has_slope = bool(forecast.lines) and at_largest["lr"].nunique() > 1
     totals: dict[Any, float] = score.table.sum().to_dict() if score else {}
     error = score.table["error"].abs().median() if score else math.nan
     held_out = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
@@ -184,7 +178,6 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
         held_out=held_out,
         is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
         sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
-        slope=f"{fits.fit(at_largest['lr'], at_largest['value']).slope_interval:±+.2f}" if has_slope else "",
         bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
         mark=BENT,
         has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),

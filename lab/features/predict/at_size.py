@@ -86,29 +86,18 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
 
 def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]:
     observed = sizes.observe(records, window)
-    for quantity in (sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV):
-        for arm, runs in observed.groupby("arm", sort=False):
-            if forecast := sizes.make_forecast(runs.assign(value=runs[quantity])):
-                yield AtSize(
-                    quantity,
-                    str(arm),
-                    float(forecast.runs["size"].max()),
-                    len(forecast.runs),
-                    Crossing(*(10 ** float(end) for end in forecast.line.predict(size))),
-                )
+    for quantity in sizes.QUANTITIES:
+        for arm, (runs, line, *_) in sizes.forecasts_of(observed, quantity).items():
+            value = Crossing(*(10 ** float(end) for end in line.predict(size)))
+            yield AtSize(quantity, arm, float(runs["size"].max()), len(runs), value)
     ended = judge(points(records.runs))
     for failing, quantity in enumerate((sizes.LR, sizes.ETA_DIV)):
         for law in optimum.fit_laws(records, ended, failing=bool(failing)):
             if law.power and "size" in law.power.exponents:
                 others = {name: centre for name, centre in law.power.centres.items() if name != "size"}
                 at = listed(f"{name} {format_value(float(f'{centre:.3g}'))}" for name, centre in others.items())
-                yield AtSize(
-                    quantity,
-                    f"{law.arm or 'by the law'}, at {at}",
-                    float(ended["size"].max()),
-                    law.n,
-                    law.power.predict({**others, "size": size}),
-                )
+                arm, value = f"{law.arm or 'by the law'}, at {at}", law.power.predict({**others, "size": size})
+                yield AtSize(quantity, arm, float(ended["size"].max()), law.n, value)
 
 
 def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:
