@@ -297,6 +297,8 @@ def test_held_out_diverged_runs_count_for_the_class():
     assert made.score.table["error"].isna().all()
     assert made.score.table["runs"].tolist() == [0, 0, 0]
     assert made.score.table["right"].tolist() == [0, 3, 3]
+    (gradients,) = make_forecasts(gathered(*lost), GRADIENT)  # no value tells on which side of epsilon they were
+    assert gradients.score.table["judged"].tolist() == [0, 0, 0]
     assert "nan" not in " ".join(say(gathered(*lost)))
 
 
