@@ -25,7 +25,7 @@ def limits_text() -> str:
     lines = [
         f"{name}: {_flow({key: each for key, each in vars(limit).items() if each})}" for name, limit in found.items()
     ]
-    return "\n".join(["# Written by `make results-readme` from lab/studies/real_runs.", *lines, ""])
+    return "\n".join(["# Written by `make results-readme` from studies/real_runs.", *lines, ""])
 
 
 def measure(entry: Mapping[str, Any]) -> Limit:

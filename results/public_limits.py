@@ -29,7 +29,7 @@ from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 from lab.core import files
 from lab.features.predict.limits import Limit
-from lab.studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
+from studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of
 ADAMW: Mapping[str, Sequence[str]] = {"Step Law": ["adamw"], "Marin": ["adamw"], "the lab": ["adamw"]}

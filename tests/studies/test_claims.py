@@ -15,11 +15,11 @@ import planted
 from lab.analysis import findings, judge, points, probe_values, sensitivity, study
 from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.statistics import student_t
-from lab.studies.claims import effects, scoreboard
-from lab.studies.claims.decision import VERDICTS
-from lab.studies.claims.evidence import ArmTables, Config, Evidence, at_one_rate
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
+from studies.claims import effects, scoreboard
+from studies.claims.decision import VERDICTS
+from studies.claims.evidence import ArmTables, Config, Evidence, at_one_rate
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, judge_claim
 from sweeping import OutputOf
 
 LOWERS = CLAIMS["qk_layernorm_lowers_sensitivity"]
