@@ -31,18 +31,17 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
-from lab.features.predict import numbers
-from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
 from lab.features.predict.limits import FILE as LIMITS
-from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
+from lab.features.predict.numbers import rows as rows_of_risks
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
-from measure_limits import limits_text, public_text
+from measure_limits import limits_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
@@ -254,7 +253,6 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text()
-    yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
@@ -277,20 +275,20 @@ def published_runs() -> Iterator[str]:
     rows = [
         {
             "run": run.name,
-            "learning rate": yours(row).removeprefix("lr="),
-            "limit at its size": limit_text(row),
-            "factors of two to it": factors_text(row.factors_of_two),
+            "learning rate": row.yours.removeprefix("lr="),
+            "limit at its size": row.limit_text,
+            "factors of two to it": row.factors_text,
             "finding": row.verdict,
             "was": f"{run.outcome}: {run.published}",
         }
         for run in known_runs()
-        for row in numbers.rows(run.numbers)
+        for row in rows_of_risks(run.numbers)
         if row.risk.number == "lr" and row.risk.limit.startswith("failing_lr")
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
     for run in known_runs():
         answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
-        size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
+        size, *others = (f"{key}={text_of(value)}" for key, value in run.numbers.items())
         yield f"## {run.name}\n"
         yield f"```sh\nlab predict --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
         yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."

@@ -520,8 +520,23 @@ def test_a_change_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
     at_init = float(table([2.0])["loss_at_init"].iloc[0])
     (cure,) = trials(at_ease=at_init + 0.02, dead=[at_init - 0.01] * 3)
     assert (cure.verdict, cure.improvement.mean > cure.damage) == (OPEN, True)
-    (alive,) = trials(at_ease=at_init - 0.5, alive=[at_init - 0.45] * 3)
+    (alive,) = trials(at_ease=2.3, alive=[2.35] * 3)
     assert alive.verdict == CURES
+
+
+def test_a_change_that_ends_above_the_recipe_under_the_stress_cures_nothing() -> None:
+    planted_runs = [(2.75, 2.85, OPEN), (2.75, 2.79, CURES), (2.55, 2.81, OPEN), (2.55, 2.79, IN_PART)]
+    for at_ease, stressed, verdict in planted_runs:
+        (cure,) = trials(at_ease=at_ease, a=[stressed + 0.01, stressed, stressed + 0.01])
+        assert (cure.verdict, cure.p < 0.05, cure.improvement.low > 0) == (verdict, True, True)
+    test = read_battery().tests["residual_growth"]  # whose measure is no loss, so that a little may be lost
+    tried = trial_of(test, "a", ["intervention=[a]"], math.nan)
+    own = table([2.4] * 3, log_rms=2.2)
+    own["log_rms"] += [0.0, 0.01, 0.02]
+    for loss, verdict in ((2.44, CURES), (2.46, OPEN)):
+        done = {Setting(("model.depth=8",), 0.03): own, tried.stressed: table([loss] * 3, log_rms=1.3)}
+        (cure,) = judge_cures(test, [tried], done, math.nan)
+        assert cure.verdict == verdict
 
 
 def test_fresh_seeds_judge_a_change_apart_from_those_that_chose_it() -> None:
@@ -557,11 +572,17 @@ def test_the_p_of_a_cure_is_adjusted_for_all_changes_that_were_tried() -> None:
     noisy = [2.5, 2.9, 2.6]
     alone = trials(half=noisy)[0]
     beside = trials(half=noisy, a=noisy, b=noisy)[0]
-    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.improvement.mean / beside.improvement.error, 6)))
+    assert alone.p == pytest.approx(2 * stats.t.sf(alone.improvement.mean / alone.improvement.error, 2))
+    # three equal groups of two degrees of freedom each are a prior of six, beside the two of the change itself
+    assert beside.p == pytest.approx(min(1, 3 * 2 * stats.t.sf(beside.improvement.mean / beside.improvement.error, 8)))
     assert alone.improvement.mean == pytest.approx(beside.improvement.mean)
-    # with equal groups the pooled spread is that of one group, on three times the degrees of freedom
-    assert alone.improvement.error == pytest.approx(beside.improvement.error)
-    assert beside.improvement.high < alone.improvement.high
+
+
+def test_the_spread_of_a_cure_is_moved_towards_that_of_the_others() -> None:
+    noisy, calm = [2.5, 2.9, 2.6], [2.5, 2.53, 2.49]
+    alone, others = trials(noisy=noisy)[0], {"a": calm, "b": calm, "c": [2.5, 2.48, 2.53]}
+    beside = {cure.change: cure.improvement.error for cure in trials(noisy=noisy, **others)}
+    assert beside["a"] < beside["noisy"] < alone.improvement.error
 
 
 def test_the_fresh_seeds_find_a_change_as_large_as_the_gap_as_often_as_the_page_says() -> None:
