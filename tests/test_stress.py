@@ -716,7 +716,7 @@ def test_two_cards_differ_where_seeds_say_so_and_the_first_line_names_the_tests(
     assert turned.headline().startswith("b tolerates more: ")
     assert [found.p for found in turned.pairs] == pytest.approx([found.p for found in pair.pairs])
     content = json.loads(pair.as_json())
-    assert [test["stands_more"] for test in content["tests"]] == ["a", "a"]
+    assert [test["tolerates_more"] for test in content["tests"]] == ["a", "a"]
     assert [made["recipe"] for made in content["cards"]] == ["a", "b"]
     assert pair.page().count("<figure>") == 1
 

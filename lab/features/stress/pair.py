@@ -16,9 +16,10 @@ from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.runaway import HALF
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
+from lab.analysis.stress.card_json import INTERVAL_LEVEL
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed, plain_text, to_json
-from lab.features.stress.card import INTERVAL_LEVEL, SENTENCES, Card
+from lab.features.stress.card import SENTENCES, Card
 from lab.features.stress.lines import Line, strips
 from lab.features.stress.page import card_figure
 
@@ -262,7 +263,7 @@ class CardPair:
             "interval_level": INTERVAL_LEVEL,
             "p": pair.p,
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
-            "stands_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
+            "tolerates_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
         }
 
 
