@@ -287,7 +287,7 @@ def cards_of(seeds: range) -> dict[str, CardBaseline]:
     for recipe, done in committed().items():
         some = {setting: table.loc[list(seeds)] for setting, table in done.items()}
         made = card_of(recipe, "lab stress", Path(recipe), list(BATTERY.tests.values()), some, BATTERY)
-        content = json.loads(made.as_json()) | {"made": {"data": ["the same"]}}
+        content = json.loads(made.answer.json()) | {"made": {"data": ["the same"]}}
         found[recipe] = baseline_of(Path(recipe), content)
     return found
 

@@ -1,4 +1,4 @@
-"""The card of a recipe: what the crash test says of it, as text, as a page and as JSON."""
+"""The card of a recipe: what the crash test says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
@@ -18,13 +17,14 @@ from lab.analysis.stress import card_json
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
 from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs
-from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
+from lab.analysis.text import capitalized, count, format_p, format_value, listed
 from lab.core.errors import RequestError, nearest
 from lab.features.stress.cures import LOSES, SCREENED, Cure
 from lab.features.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
-from lab.features.stress.page import card_body, card_figure
+from lab.features.stress.page import card_figure
 from lab.features.stress.rates import FineCurve, Passing, fine_curve, passings
 from lab.features.stress.reference import beside_published, published_verdicts
+from lab.report.answer import Answer, Figure, OnPage, Part, Section
 
 SENTENCES = html.macros("card.txt")  # a macro for each kind of sentence
 
@@ -189,30 +189,33 @@ class Card:
         """The strips of all tests."""
         return card_figure(self.lines)
 
+    @property
+    def answer(self) -> Answer:
+        """Its text, its page and its JSON."""
+        parts: list[Part] = [
+            self.cure_line() if self.is_judged else "",
+            *[Figure("card", self.figure, list(strips(self.lines)))] * bool(self.lines),
+            OnPage([self.table]),
+            Section("Learning rates", [self.rate_table, SENTENCES.learning_rates()] if self.passings else []),
+            Section("Which single change cures it?", [*self._cures(), list(self._untried())]),
+            Section("Headroom with size", [self.trend["sentences"] if self.trend and self.is_judged else []]),
+            OnPage([self._beside()]),
+            Section("What the numbers mean, and what they do not", [self.notes()]),
+            OnPage([Section("What each test stands for", [[_failure(line.test) for line in self.lines]])]),
+        ]
+        made = [f"Records: {self.folder}."]
+        title, data = f"Crash test of {self.recipe}", card_json.of_card(self)
+        return Answer(self.headline(), parts, title=title, command=self.command, data=data, made=made)
+
     def _repr_html_(self) -> str:
         """What notebooks display."""
-        return "\n".join(self._body())
+        return self.answer._repr_html_()
 
-    def _body(self) -> Iterator[Markup]:
-        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
-        cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
-        yield from (*lead, *card_body(self.lines, self.table))
-        if self.passings:
-            means = html.paragraph(SENTENCES.learning_rates(), "note")
-            yield html.section("Learning rates", html.table(self.rate_table), means)
-        yield from cures
-        if self.trend and self.is_judged:
-            yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
-        beside = beside_published(self.recipe, self.lines)
-        if len(beside):
-            yield html.section(
-                "Beside published recipes", html.table(beside), html.paragraph(SENTENCES.beside(), "note")
-            )
-        notes = html.bullets(self.notes())
-        yield html.section("What the numbers mean, and what they do not", notes)
-        yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
+    def _beside(self) -> Section:
+        table = beside_published(self.recipe, self.lines)
+        return Section("Beside published recipes", [table, SENTENCES.beside()] if len(table) else [])
 
-    def _cures(self) -> Iterator[Markup]:
+    def _cures(self) -> Iterator[Part]:
         """Yield a table for each test, so that its title and units take no width in each row."""
         table = self.cure_table
         for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
@@ -220,11 +223,7 @@ class Card:
             for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
                 of_test[column] = of_test[column].str.removesuffix(f" {unit}")
                 of_test = of_test.rename(columns={column: f"{column}, {unit}"})
-            of_test["time of a step"] = of_test["time of a step"].str.partition(" ")[0]
-            yield html.paragraph(f"On {test.title}:")
-            yield html.table(of_test)
-        if untried := list(self._untried()):
-            yield html.bullets(untried)
+            yield from (f"On {test.title}:", of_test)
 
     def _untried(self) -> Iterator[str]:
         """Yield which changes were not tried, those together that have one reason on the same tests."""
@@ -239,11 +238,6 @@ class Card:
             changes.setdefault((reason, on), []).append(change)
         for (reason, on), names in changes.items():
             yield f"Not tried{on}: {listed(names)}, since {reason}."
-
-    def page(self) -> str:
-        """A page of HTML."""
-        made = [html.block(self.command), html.paragraph(f"Records: {self.folder}.")]
-        return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
 
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
@@ -287,35 +281,11 @@ class Card:
         )
         return [*(line.test.explained for line in self.lines), *notes.splitlines()]
 
-    def text(self) -> Iterator[str]:
-        """Yield its lines for a terminal."""
-        yield f"Crash test of {self.recipe}"
-        yield self.headline()
-        if self.is_judged:
-            yield self.cure_line()
-        yield ""
-        yield from strips(self.lines)
-        yield ""
-        if self.passings:
-            yield from (*plain_text(self.rate_table), str(SENTENCES.learning_rates()), "")
-        if self.cures:
-            if len(self.cure_table):
-                yield from plain_text(self.cure_table)
-            yield from self._untried()
-            yield ""
-        if self.trend and self.is_judged:
-            yield from (*self.trend["sentences"], "")
-        yield from self.notes()
-
     def not_tested(self) -> list[str]:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
         return [*([f"Not run: {listed(others)}."] if others else []), str(SENTENCES.limits(self.size))]
-
-    def as_json(self) -> str:
-        """The card as a JSON object; null where a number is unknown."""
-        return to_json(card_json.of_card(self))
 
 
 def _at_a_price(cure: Cure) -> str:
