@@ -110,7 +110,8 @@ def test_a_figure_is_drawn_for_a_page_and_nowhere_else() -> None:
 
 def test_text_has_lines_in_the_place_of_a_figure() -> None:
     found = Answer(
-        "Done.", [Figure("strips", lambda: layout.facets(["panel"], ["loss"], 8)[0], ["[..#]  " + "x" * 200])]
+        "Done.",
+        [Figure("strips", layout.styled(lambda: layout.facets(["panel"], ["loss"], 8)[0]), ["[..#]  " + "x" * 200])],
     )
     assert found.text().splitlines() == ["Done.", "", f"[..#]  {'x' * 200}"]  # whole, since they are drawn
     assert "```text\n[..#]  x" in found.markdown()
