@@ -224,6 +224,15 @@ def give(answer: Answer, given: argparse.Namespace) -> None:
                 say(f"{'page' if form == 'html' else form}: {path}")
 
 
+def give_one(answer: Answer, given: argparse.Namespace) -> None:
+    """Write the page of an answer, or say it in the one form that an option asks for."""
+    if given.html:
+        files.write_output(Path(given.html), answer.html())
+        say(f"page: {given.html}")
+    else:
+        say(answer.json() if given.json else answer.markdown() if getattr(given, "markdown", False) else answer.text())
+
+
 def note_damage(*folders: Path) -> None:
     """Say which records of these folders are damaged, since the runs count as missing."""
     for folder in folders:
