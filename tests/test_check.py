@@ -647,6 +647,8 @@ def test_other_differences_of_two_cards_are_remarked(tmp_path: Path, run: Run) -
     assert "no change" in run("check", "--show", empty)[1]
     damaged = edited(good, lambda content: content["tests"][0].update(passes="much"), "damaged")
     assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    fewer_seeds = edited(good, lambda content: content["tests"][0]["seeds"].pop(), "fewer seeds")
+    assert "damaged baseline" in run("check", fewer_seeds, "--baseline", good)[1]
     (damaged / "card.json").write_text("{")
     assert "damaged card" in run("check", damaged, "--baseline", good)[1]
     alone, other = (card_folder(tmp_path / f"{seed}", 0.12, seeds=(seed,)) for seed in (3, 4))

@@ -1338,6 +1338,28 @@ def test_a_card_is_read_again_from_its_folder(tmp_path: Path) -> None:
     assert analysis.card(tmp_path).answer.text() == poor.answer.text()
 
 
+KEYS = {  # of the JSON of a card: whoever reads cards of earlier labs relies on them
+    "card": "active_parameters best_loss best_lr command cures curve failing_lrs fitted_best_lrs folder headline "
+    "is_judged learning_rates left_out loss_bigram losses_at_best_lr not_tested parameters recipe sizes stopped tests",
+    "test": "between capped_seeds caveat fails failure high interval_level is_lower_bound low means n name passes "
+    "power reason seed_numbers seeds source stuck_seeds title unit value verdict",
+    "cure": "capped_seeds change cost_at_best_lr cost_high cost_low damage high interval_level is_advised "
+    "is_confirmed left low n p parameters_added reason seeds step_time stuck_seeds takes_off test unit verdict",
+}
+
+
+def test_keys_of_a_card_stay_and_what_an_earlier_one_lacks_is_nothing(tmp_path: Path) -> None:
+    made = replace(card(planted(valley(rise=0.3, spread=0.02))), folder=tmp_path, cures=trials(half=[2.5, 2.51, 2.5]))
+    content = json.loads(made.answer.json())
+    found = {"card": content, "test": content["tests"][0], "cure": content["cures"][0]}
+    assert {part: " ".join(sorted(keys)) for part, keys in found.items()} == KEYS
+    for test in content["tests"]:
+        del test["caveat"], test["capped_seeds"]
+    del content["stopped"]
+    (tmp_path / "card.json").write_text(json.dumps(content))
+    assert analysis.card(tmp_path).answer.json() == made.answer.json()
+
+
 def test_a_card_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no card .*card\.json"):
         analysis.card(tmp_path)
