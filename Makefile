@@ -52,7 +52,7 @@ docs: .venv/installed-docs reports
 	@echo "site: build/docs/index.html"
 
 # The report of each folder of results is drawn anew if its records, or the lab, have changed since.
-CODE := $(shell find lab sweeps docs/reports.py -type f ! -name '*.pyc')
+CODE := $(shell find lab labwatch studies sweeps docs/reports.py -type f ! -name '*.pyc')
 REPORTS := $(patsubst results/%/store.json,build/reports/%/report.html,$(wildcard results/*/store.json))
 .PHONY: reports
 reports: build/reports/index.html

@@ -21,11 +21,11 @@ import pandas as pd
 import torch
 import yaml
 
-from lab.analysis.events.logs import read_logs
-from lab.analysis.recordings.diagnosis import diagnose
-from lab.analysis.recordings.recording import read_recording
-from lab.analysis.recordings.signs import quantities
-from lab.features.watch.watching import find_alarms
+from labwatch.events.logs import read_logs
+from labwatch.recordings.diagnosis import diagnose
+from labwatch.recordings.recording import read_recording
+from labwatch.recordings.signs import quantities
+from labwatch.watch.watching import find_alarms
 
 HERE = Path(__file__).parent
 DESIGN: dict[str, Any] = yaml.safe_load((HERE / "recorded_faults.yaml").read_text(encoding="utf-8"))

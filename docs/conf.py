@@ -22,7 +22,7 @@ include_patterns = [
     "notebooks/*.ipynb",
     "results/*.md",
     "results/stress/cards.md",
-    "lab/studies/*/README.md",
+    "studies/*/README.md",
     "benchmarks/*.md",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "tests"]
@@ -98,7 +98,7 @@ notebooks/15_my_model_while_it_trains
 :hidden:
 :glob:
 :caption: Studies
-lab/studies/*/README
+studies/*/README
 ```
 
 ```{toctree}

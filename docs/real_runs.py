@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lab.analysis.rendering import layout
-from lab.studies.real_runs import figures
-from lab.studies.real_runs.curves import read_real_runs
+from studies.real_runs import figures
+from studies.real_runs.curves import read_real_runs
 
 HOME = Path(__file__).parent
 

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import lab
-from lab.analysis.recordings.recording import Recording, read_recording
-from lab.analysis.recordings.words import report
 from lab.analysis.rendering import layout, style
-from lab.features.watch.pages import finding_figure
+from labwatch.recordings.recording import Recording, read_recording
+from labwatch.recordings.words import report
+from labwatch.watch.pages import finding_figure
 
 HOME = Path(__file__).parents[1]
 LETTERS, DISTANCE, WIDTH, BLOCKS, HEADS = 16, 3, 32, 3, 2

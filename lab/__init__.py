@@ -38,10 +38,10 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.model.parametrization import Factors as Factors
     from lab.model.parametrization import Standard as Standard
     from lab.optim.links import Link as Link
-    from lab.recording.recorder import record as record
     from lab.training.config import RunConfig as RunConfig
     from lab.training.config import run_config as run_config
     from lab.training.fleet import Fleet as Fleet
+    from labwatch.recorder.recorder import record as record
 
 # Imported when first asked for, since importing the lab must load no torch.
 _MODULES = {
@@ -56,7 +56,7 @@ _MODULES = {
     "lab.data.packing": ("PackedCorpus",),
     "lab.model.parametrization": ("Factors", "Standard"),
     "lab.optim.links": ("Link",),
-    "lab.recording.recorder": ("record",),
+    "labwatch.recorder.recorder": ("record",),
     "lab.analysis.stress.battery": ("add_stress_tests",),
     "lab.training.config": ("RunConfig", "run_config"),
     "lab.training.fleet": ("Fleet",),
@@ -70,7 +70,7 @@ _CALLBACKS = ("hf", "lightning")  # modules that need a package of others
 
 def __getattr__(name: str) -> Any:
     if name in _CALLBACKS:
-        return import_module(f"lab.recording.{name}")
+        return import_module(f"labwatch.recorder.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

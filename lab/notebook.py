@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Study, window_of
-from lab.analysis.text import listed
 from lab.core import shelf
 from lab.core.errors import RequestError, nearest
 from lab.records.store import Records
+from lab.report.pictures import Shown, shown
 
 if TYPE_CHECKING:
-    from lab.analysis.rendering.layout import Drawing
     from lab.features.board.matrix import Matrix
     from lab.features.stress.card import Card
-
-PIXELS = 2  # of a picture, for each point of its width
-
-
-class Shown(NamedTuple):
-    """A drawing as a picture (PNG) and its caption, which notebooks display below it."""
-
-    png: bytes
-    caption: str
-
-    def __repr__(self) -> str:
-        return self.caption
-
-    def _ipython_display_(self) -> None:
-        """Display both: pictures, unlike ``<svg>``, are shown wherever a notebook is, such as on GitHub."""
-        from IPython.display import display  # there where a notebook runs
-
-        title, *others = [" ".join(paragraph.split()) for paragraph in self.caption.split("\n\n")]
-        picture = {"image/png": b64encode(self.png).decode(), "text/plain": title}
-        look = {"width": int.from_bytes(self.png[16:20]) // PIXELS, "alt": title}
-        caption = {"text/html": "".join(map(html.paragraph, [title, *others]))}
-        for output, metadata in ((picture, {"image/png": look}), (caption, {})):
-            display(output, metadata=metadata, raw=True)  # type: ignore[no-untyped-call]
 
 
 def show(records: Records | Study | Card | Matrix, name: str = "", window: Sequence[float] | None = None) -> Shown:
@@ -69,81 +41,14 @@ def show(records: Records | Study | Card | Matrix, name: str = "", window: Seque
     from lab.report.all_figures import FIGURES
 
     if isinstance(records, Card | Matrix):
-        return _shown(records.figure() if isinstance(records, Card) else board_figure(records))
+        return shown(records.figure() if isinstance(records, Card) else board_figure(records))
     if isinstance(records, Study):
         window = window or records.window
         records = records.records
     forecasts = {"gradient_forecast": gradient_forecast, "logit_forecast": logit_forecast}
     if name in forecasts:
-        return _shown(forecasts[name](records))
-    return _shown(FIGURES[name](records, None, window_of(window or WINDOW)))
-
-
-def _shown(drawing: Drawing) -> Shown:
-    from lab.analysis.rendering import layout  # matplotlib is slow to import
-
-    return Shown(layout.png(drawing, PIXELS * 72), drawing.caption)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """The alarms of a log or a folder; in a notebook it displays what was read, and the alarms.
-
-    Attributes:
-        read: lines that say what was read, and how.
-        alarms: a row for each alarm: ``run``, ``step``, ``kind``, ``ending``, what it is, and what to look at next.
-        drawings: by step a function that draws the measurements around an alarm.
-    """
-
-    read: list[str]
-    alarms: pd.DataFrame
-    drawings: Mapping[int, Callable[[], Drawing]]
-
-    def _repr_html_(self) -> str:
-        return "".join([*map(html.paragraph, self.read), html.table(self.alarms)])
-
-    def show(self, step: int) -> Shown:
-        """Draw the run, and a closer view of the alarm at this step.
-
-        Raises:
-            RequestError: no alarm begins there.
-        """
-        if step not in self.drawings:
-            raise RequestError(f"no alarm at step {step}; there are some at {listed(map(str, self.drawings))}")
-        return _shown(self.drawings[step]())
-
-
-def watch(path: str | Path, columns: Mapping[str, str] | None = None) -> Watched:
-    """Find the alarms of a log of any program, a folder of logs, records or a recording, as `lab watch` does.
-
-    Args:
-        path: the log or the folder.
-        columns: names of columns that have no usual one, such as ``{"loss": "ce"}``.
-
-    Raises:
-        RequestError: the path cannot be read, or no loss recurs in it.
-    """
-    from lab.analysis.recordings.recording import is_recording
-    from lab.analysis.recordings.words import next_look as next_in_recording
-    from lab.analysis.recordings.words import report
-    from lab.features.watch.pages import event_figure
-    from lab.features.watch.watching import find_alarms
-    from lab.features.watch.words import next_look, what_happened
-
-    logs, notes, events = find_alarms(Path(path), columns=columns)
-    recorded = report(Path(path), {}) if is_recording(Path(path)) else None
-    findings = recorded.findings if recorded else []
-    rows: list[dict[str, object]] = []
-    drawings: dict[int, Callable[[], Drawing]] = {}
-    for log in logs:
-        for event in events[log.name]:
-            row = {name: getattr(event, name) for name in ("run", "step", "kind", "ending")}
-            known = next((finding for finding in findings if finding.explains(event)), None)
-            advice = next_in_recording(known) if known else next_look(log, event, events)
-            rows.append(row | {"what": what_happened(log, event), "look next at": advice})
-            drawings[event.step] = partial(event_figure, log, event)
-    notes += recorded.lines if recorded else []
-    return Watched(notes, pd.DataFrame(rows), drawings)
+        return shown(forecasts[name](records))
+    return shown(FIGURES[name](records, None, window_of(window or WINDOW)))
 
 
 def card(folder: str | Path, recipe: str = "") -> Card:

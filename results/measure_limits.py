@@ -25,16 +25,7 @@ def limits_text() -> str:
     lines = [
         f"{name}: {_flow({key: each for key, each in vars(limit).items() if each})}" for name, limit in found.items()
     ]
-    return "\n".join(["# Written by `make results-readme` from lab/studies/real_runs.", *lines, ""])
-
-
-def public_text() -> str:
-    """The content of the file on public runs."""
-    content = public_limits.public_content()
-    lines = ["# Written by `make results-readme` from lab/studies/real_runs.", f"ranges: {_flow(content['ranges'])}"]
-    lines.append("# By optimizer, how many runs a single change of a tuned recipe broke, and how many were tried.")
-    lines += ["changes:", *(f"  {optimizer}: {_flow(counts)}" for optimizer, counts in content["changes"].items())]
-    return "\n".join([*lines, ""])
+    return "\n".join(["# Written by `make results-readme` from studies/real_runs.", *lines, ""])
 
 
 def measure(entry: Mapping[str, Any]) -> Limit:

@@ -21,7 +21,7 @@ import scipy  # its parts are loaded when they are used
 import yaml
 from numpy.typing import NDArray
 
-from lab.analysis.events.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
+from lab.analysis.spikes.trend import DEVIATIONS, LEAST_RISE, MISSES, PASTS, Span, TrendWatch, loss_spikes
 from lab.core import machine, schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
@@ -29,8 +29,8 @@ from lab.core.windows import MERGE, Numbers, window_statistics
 from lab.data.corpus import COUNTED, HELD_OUT, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
 from lab.data.synthetic import Echo, Trigram
 from lab.data.text import StandardLibrary
-from lab.studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 from lab.sweeping.launch import compose_points
+from studies.spikes.own_spikes import HELD_AFTER, RATE_STEPS, START, USUAL, find_spikes
 
 RESULTS = Path(__file__).parent
 SEARCH = Path(__file__).with_suffix(".yaml")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import shipped
 from lab.report.power import MOST_SEEDS, POWER, seeds_for, spread_of
-from lab.studies.claims.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.scoreboard import ScoreboardRow, judge_all, read
-from lab.studies.claims.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
+from studies.claims.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
+from studies.claims.effects import Qualified
+from studies.claims.evidence import Evidence
+from studies.claims.scoreboard import ScoreboardRow, judge_all, read
+from studies.claims.verdicts import CONTROLLED, MARGINS, UNDERTRAINED, effects_of
 
 RESULTS = Path(__file__).parent
 MARKS = ("<!-- open claims -->", "<!-- end of open claims -->")

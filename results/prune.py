@@ -39,21 +39,21 @@ import pandas as pd
 from lab.analysis.batch_sizes import noise_sums
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.events.costs import HELD_OUT, NONE, first_onsets
-from lab.analysis.events.scores import score_runs
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
 from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
+from lab.analysis.spikes.costs import HELD_OUT, NONE, first_onsets
 from lab.core import files
 from lab.features.predict.advice import PROBE as NOISE
 from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
-from lab.studies.architecture.figures import begins_unusually
-from lab.studies.precision.effects import FIRST, LAST, has_loss_scales
-from lab.studies.spikes import own_spikes
-from lab.studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes
-from lab.studies.spikes.planted import ALL_WEIGHTS, DESCENT, LAG
+from labwatch.events.scores import score_runs
+from studies.architecture.figures import begins_unusually
+from studies.precision.effects import FIRST, LAST, has_loss_scales
+from studies.spikes import own_spikes
+from studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes
+from studies.spikes.planted import ALL_WEIGHTS, DESCENT, LAG
 
 GRADIENT, UPDATE, WEIGHTS, CLIPPED = "grad_rms", "update_rms", "param_rms", "grad_norm_clipped"
 MLP, KEYS, DRAWN = ".mlp_up", ".attention.key", "block0.mlp_up"

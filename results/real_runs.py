@@ -1,6 +1,6 @@
 """Make the committed numbers of public runs from the published tables, and from the lab's own records.
 
-``python results/real_runs.py STEPLAW.csv OUTPUT_EMBEDDING.csv MARIN.csv`` writes them into ``lab/studies/real_runs``,
+``python results/real_runs.py STEPLAW.csv OUTPUT_EMBEDDING.csv MARIN.csv`` writes them into ``studies/real_runs``,
 whose README says where the tables come from and what was changed.
 
 - Step Law, and sweeps of the lab (means over seeds): a row for each curve.
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import load, points
-from lab.studies.real_runs.curves import HOME, UNIGRAM, curves_of
+from studies.real_runs.curves import HOME, UNIGRAM, curves_of
 
 SEQUENCE = 2048  # tokens of a sequence of Step Law
 RESULTS = Path(__file__).parent

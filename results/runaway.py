@@ -26,10 +26,13 @@ from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
-from lab.studies.claims.rules import effect_text
-from lab.studies.real_runs.curves import UNIGRAM, failing_brackets, read_real_runs
-from lab.studies.runaway import figures
-from lab.studies.runaway.rates import (
+from lab.sweeping.bench import Bench
+from lab.sweeping.progress import ProgressLog
+from lab.sweeping.request import read_request
+from studies.claims.rules import effect_text
+from studies.real_runs.curves import UNIGRAM, failing_brackets, read_real_runs
+from studies.runaway import figures
+from studies.runaway.rates import (
     RATES,
     SETTINGS,
     effects,
@@ -38,10 +41,7 @@ from lab.studies.runaway.rates import (
     law,
     public_settings,
 )
-from lab.studies.runaway.rates import ladders as ladders_of
-from lab.sweeping.bench import Bench
-from lab.sweeping.progress import ProgressLog
-from lab.sweeping.request import read_request
+from studies.runaway.rates import ladders as ladders_of
 
 HOME = Path(__file__).with_suffix("")
 RUNS = HOME / "runs.csv"

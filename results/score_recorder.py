@@ -17,7 +17,7 @@ import pandas as pd
 import scipy
 
 import lab
-from lab.analysis.events.trend import loss_spikes
+from lab.analysis.spikes.trend import loss_spikes
 from lab.core.schema import batches_of_bursts
 from lab.core.windows import MERGE, before
 from lab.records import store

@@ -11,12 +11,13 @@ import pandas as pd
 import scipy
 
 from lab.analysis.stress.arms import REFERENCE
+from lab.analysis.stress.damage import compared
 from lab.core import shipped
 from lab.features.board.failures import Failure, read_cells, read_failures
-from lab.features.board.matrix import Tables, compared, damages, family_of, lost_by_control, tables_of
+from lab.features.board.matrix import Tables, damages, family_of, lost_by_control, tables_of
 from lab.features.stress.reference import BOUNDS_SCORES
-from lab.studies.claims.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
-from lab.studies.claims.verdicts import committed
+from studies.claims.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
+from studies.claims.verdicts import committed
 
 FILE = Path(__file__).with_name("published_orderings.yaml")
 A, B, EQUAL, SIZE_DEPENDENT = "a", "b", "equal", "size-dependent"

@@ -2,13 +2,14 @@
 
 ``python results/write_pages.py`` judges the committed records, and writes ``verdicts.json``, the tables in the README
 of the results, and quoted effects, shares and boards wherever a page marks them. With ``--check`` it writes nothing,
-names the pages that differ, and ends with exit code 1 if there are any.
+names the pages that differ, and ends with exit code 1 if there are any. With names of claims it judges these alone, on
+the folders of their sweeps, and writes what quotes claims, in seconds.
 """
 
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ import public_limits
 import runaway
 import score_recorder
 import transfer
-from lab.analysis.events.costs import BEFORE, HELD_OUT, first_onsets
+from lab.analysis.spikes.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
@@ -30,26 +31,17 @@ from lab.core import files, shipped
 from lab.features.board.matrix import read_matrix
 from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from lab.features.board.text import headline
-from lab.features.predict import numbers
-from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
 from lab.features.predict.limits import FILE as LIMITS
-from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
+from lab.features.predict.numbers import rows as rows_of_risks
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
-from lab.studies.claims import ruled, scoreboard
-from lab.studies.claims.registry import BY_STUDY, CLAIMS, study_of
-from lab.studies.claims.rules import effect_text
-from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import effects_of
-from lab.studies.real_runs.claims import STEP
-from lab.studies.real_runs.curves import broken_by_arm
-from lab.studies.spikes.own_spikes import changes, removable
-from measure_limits import limits_text, public_text
+from measure_limits import limits_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
@@ -64,6 +56,14 @@ from score_crash_test import (
     reference_table,
     score_records,
 )
+from studies.claims import ruled, scoreboard
+from studies.claims.registry import BY_STUDY, CLAIMS, study_of
+from studies.claims.rules import effect_text
+from studies.claims.scoreboard import ScoreboardRow
+from studies.claims.verdicts import effects_of
+from studies.real_runs.claims import STEP
+from studies.real_runs.curves import broken_by_arm
+from studies.spikes.own_spikes import changes, removable
 
 RESULTS = Path(__file__).parent
 HOME = RESULTS.parent
@@ -75,7 +75,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
-    *(f"lab/studies/{study}/README.md" for study in BY_STUDY),
+    *(f"studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
 EFFECT = re.compile(r"(<!-- effect of (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
@@ -121,14 +121,18 @@ def share_of(name: str) -> str:
 
 
 def quote(text: str, effects: Mapping[str, str], tally: str) -> str:
-    """The text of a page with the effects of claims, the shares of some, and the tally of verdicts where it marks them.
+    """The text of a page with the effects of claims and the tally of verdicts where it marks them.
 
     Raises:
         KeyError: a claim has no effect.
     """
-    text = SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
     text = EFFECT.sub(lambda found: f"{found[1]}{effects[found[2]]}{found[4]}", text)
     return TALLY.sub(lambda found: f"{found[1]}{tally}{found[3]}", text)
+
+
+def quote_shares(text: str) -> str:
+    """The text of a page with the shares of hits of some claims where it marks them."""
+    return SHARE.sub(lambda found: f"{found[1]}{share_of(found[2])}{found[4]}", text)
 
 
 def quote_public_runs(text: str) -> str:
@@ -249,7 +253,6 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text()
-    yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
@@ -272,20 +275,20 @@ def published_runs() -> Iterator[str]:
     rows = [
         {
             "run": run.name,
-            "learning rate": yours(row).removeprefix("lr="),
-            "limit at its size": limit_text(row),
-            "factors of two to it": factors_text(row.factors_of_two),
+            "learning rate": row.yours.removeprefix("lr="),
+            "limit at its size": row.limit_text,
+            "factors of two to it": row.factors_text,
             "finding": row.verdict,
             "was": f"{run.outcome}: {run.published}",
         }
         for run in known_runs()
-        for row in numbers.rows(run.numbers)
+        for row in rows_of_risks(run.numbers)
         if row.risk.number == "lr" and row.risk.limit.startswith("failing_lr")
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
     for run in known_runs():
         answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
-        size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
+        size, *others = (f"{key}={text_of(value)}" for key, value in run.numbers.items())
         yield f"## {run.name}\n"
         yield f"```sh\nlab predict --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
         yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."
@@ -389,21 +392,24 @@ def _coverage() -> str:
     return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
 
 
-def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
-    """The file of verdicts and each page that quotes claims or the board, with the text that each should have."""
+def pages_of_claims(rows: Sequence[ScoreboardRow], quoted: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """The file of verdicts and each page that quotes claims, as each should be, given what else they quote."""
     yield VERDICTS, scoreboard.to_commit(rows)
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
-    yield README, quote_public_runs(text)
+    yield README, text
     above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
-    effects, tally = (
-        quotable(rows) | above | public_effects() | spike_effects() | runaway.quoted(),
-        next(scoreboard.tallies(rows)),
-    )
+    effects, tally = {**quoted, **quotable(rows), **above}, next(scoreboard.tallies(rows))
     for page in QUOTING:
-        text = quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
-        yield HOME / page, quote_public_runs(quote_crash_test(quote_board(text)))
+        yield HOME / page, quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
+
+
+def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
+    """Each file that is written from committed records, with the text that it should have."""
+    quoted = public_effects() | spike_effects() | runaway.quoted()
+    for page, text in pages_of_claims(rows, quoted):
+        yield page, quote_public_runs(quote_crash_test(quote_board(quote_shares(text))))
     yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
@@ -412,11 +418,15 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
 
 def main(*options: str) -> int:
     """Write the pages and the verdicts, or with ``--check`` name the pages that differ; returns the exit code."""
-    folders, other_text = scoreboard.read([RESULTS]), scoreboard.read_other_text([RESULTS])
-    rows = scoreboard.judge_all(folders, other_text=other_text)
-    stale = [
-        (path, text) for path, text in pages(rows) if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
+    if names := [name for name in options if name in CLAIMS]:
+        sweeps = {CLAIMS[name].sweep for name in names}
+        rows = scoreboard.judged_again(names, *(scoreboard.read(of) for of in _folders(sweeps)))
+        marks = (mark for page in QUOTING for mark in EFFECT.finditer((HOME / page).read_text(encoding="utf-8")))
+        written = pages_of_claims(rows, {mark[2]: mark[3] for mark in marks})
+    else:
+        folders, other_text = scoreboard.read([RESULTS]), scoreboard.read_other_text([RESULTS])
+        written = pages(scoreboard.judge_all(folders, other_text=other_text))
+    stale = [(path, text) for path, text in written if not path.exists() or path.read_text(encoding="utf-8") != text]
     if options == ("--check",):
         for path, _ in stale:
             print(f"{path.relative_to(HOME)} differs from the committed results; make results-readme writes it")
@@ -424,6 +434,12 @@ def main(*options: str) -> int:
     for path, text in stale:
         path.write_text(text, encoding="utf-8")
     return 0
+
+
+def _folders(sweeps: Collection[str]) -> Iterator[list[Path]]:
+    """The folders of these sweeps among the results, and among those on other text."""
+    for home in (RESULTS, RESULTS / scoreboard.OTHER_TEXT):
+        yield [home / sweep for sweep in sorted(sweeps) if (home / sweep).is_dir()]
 
 
 if __name__ == "__main__":

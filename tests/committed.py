@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.studies.claims import scoreboard
-from lab.studies.claims.scoreboard import ScoreboardRow
+from studies.claims import scoreboard
+from studies.claims.scoreboard import ScoreboardRow
 
 RESULTS = Path(__file__).parents[1] / "results"
 in_one_process = pytest.mark.xdist_group("committed")

@@ -177,5 +177,5 @@ def card_folder(folder: Path, rise: float, seeds: Sequence[int] = (0, 1, 2), **c
     }
     tests = list(battery.tests.values())[:2]
     made = card_of("planted", "lab stress", folder, tests, done, battery)
-    (folder / "card.json").write_text(made.as_json())
+    (folder / "card.json").write_text(made.answer.json())
     return folder

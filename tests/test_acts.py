@@ -18,10 +18,10 @@ from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
 from lab.model.transformer import Transformer
 from lab.records import store
-from lab.studies.claims.evidence import Evidence
 from lab.training import identity
 from pieces import intervention, model, tokens, weights_of
 from small import configs
+from studies.claims.evidence import Evidence
 from test_model import companies
 
 HOOKED = {name: intervention(name) for name in INTERVENTIONS if issubclass(INTERVENTIONS[name], HookIntervention)}

@@ -27,10 +27,10 @@ from lab.records import store
 from lab.report import build
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.judgement import yes_or_no
-from lab.studies.claims.scoreboard import judge_all, read
 from lab.sweeping.local_jobs import JobEnd
+from studies.claims.evidence import Evidence
+from studies.claims.judgement import yes_or_no
+from studies.claims.scoreboard import judge_all, read
 
 pytestmark = pytest.mark.xdist_group("page")  # one process draws the page
 # Of what planted runs recorded these figures can be drawn.

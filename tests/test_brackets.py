@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
-from lab.studies.real_runs.curves import curve_of, curves_of, failing_brackets
+from studies.real_runs.curves import curve_of, curves_of, failing_brackets
 
 NAN = math.nan
 

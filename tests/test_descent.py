@@ -12,8 +12,8 @@ from torch import Tensor
 
 from example_noise import example_noise
 from lab import Fleet
+from lab.contrib.probes import distance_from_init
 from lab.probes.updates import HeldOutLoss, update_curvature
-from lab.studies.architecture.plugin import distance_from_init
 from lab.training.loop import train
 from lab.training.recorder import Recorder
 from lab.training.step import StepFunction

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from lab.__main__ import main
-from lab.analysis.recordings.diagnosis import Finding, causes, diagnose
-from lab.analysis.recordings.moves import moves_of
-from lab.analysis.recordings.recording import read_recording
-from lab.analysis.recordings.signs import quantities
-from lab.analysis.recordings.words import checked, sentence
+from labwatch.recordings.diagnosis import Finding, causes, diagnose
+from labwatch.recordings.moves import moves_of
+from labwatch.recordings.recording import read_recording
+from labwatch.recordings.signs import quantities
+from labwatch.recordings.words import checked, sentence
 
 Row = dict[str, Any]
 PARTS = ("block0", "block1", "block2", "block3", "embedding", "head")

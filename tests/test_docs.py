@@ -28,7 +28,7 @@ PAGES = [
     *(HOME / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")),
     *sorted((HOME / "docs").rglob("*.md")),
     *sorted((HOME / "benchmarks").glob("*.md")),
-    *(STUDIES := sorted((HOME / "lab/studies").glob("*/README.md"))),
+    *(STUDIES := sorted((HOME / "studies").glob("*/README.md"))),
     *sorted((HOME / "notebooks").glob("*.ipynb")),
 ]
 # The packages and their files; only the lab itself has a folder of this name.
@@ -98,7 +98,7 @@ def test_the_page_of_a_study_has_its_question_answer_cost_and_files(page: Path) 
 
 
 def test_every_study_has_a_page() -> None:
-    studies = {path.parent.name for path in (HOME / "lab/studies").glob("*/__init__.py")} - {"claims"}
+    studies = {path.parent.name for path in (HOME / "studies").glob("*/__init__.py")} - {"claims"}
     assert studies == {page.parent.name for page in STUDIES}
 
 
@@ -124,9 +124,11 @@ def test_every_command_is_on_a_page() -> None:
 
 def test_the_architecture_page_finds_what_it_names() -> None:
     rows = re.findall(
-        r"^\|.*\| `(lab/[\w/]+\.py)` \| `(\w+)` \|$", text_of(HOME / "docs/architecture.md"), re.MULTILINE
+        r"^\|.*\| `((?:lab|labwatch|studies)/[\w/]+\.py)` \| `(\w+)` \|$",
+        text_of(HOME / "docs/architecture.md"),
+        re.MULTILINE,
     )
-    assert len(rows) == 21
+    assert len(rows) == 29
     for file, name in rows:
         assert re.search(rf"^(?:def |class )?{name}\b", (HOME / file).read_text(), re.MULTILINE), (file, name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ BROKEN = "optimizer.lr=1e30 optimizer.clip=inf schedule.warmup=0 seed=2"
 
 
 EVERY_STEP = "probes.every=1 probes.names=[train_loss,attention_logit_max,grad_norm]"  # one graph, and not the largest
+
+
+def test_compiled_code_is_kept_for_each_instruction_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code for longer vectors writes beyond the end of tensors where another process compiles its kernels anew."""
+
+    def folder(capability: str) -> str:
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)  # and the folder stays from the process before
+        machine.configure_process()
+        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    monkeypatch.setenv("LAB_CACHE", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    folders = [folder(capability) for capability in ("avx2", "avx512", "avx2")]
+    assert folders[0] == folders[2] != folders[1]
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    assert folder("avx512") == "elsewhere"
 
 
 @compiles

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.analysis.events.detectors import detect
-from lab.analysis.events.following import CURSOR, Alarm, Follower
-from lab.analysis.events.levels import Level
-from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
+from labwatch.events.detectors import detect
+from labwatch.events.following import CURSOR, Alarm, Follower
+from labwatch.events.levels import Level
+from labwatch.events.logs import read_logs
 from sweeping import OutputOf
 from test_watch import bump, calm
 
@@ -374,7 +374,7 @@ def test_ctrl_c_ends_a_calm_log_with_0_and_a_short_one_with_2(log: Path) -> None
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from lab.analysis.events.following import Alarm, Follower
+from labwatch.events.following import Alarm, Follower
 follower = Follower(Path(sys.argv[1]))
 raised = [found.event.step % 10_000 for found in follower.poll() if isinstance(found, Alarm)]
 print(len(raised), sum(5000 <= row < 5040 for row in raised), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

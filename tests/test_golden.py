@@ -34,14 +34,14 @@ from lab.core.shipped import sweeps
 from lab.model.config import ModelConfig
 from lab.probes.listener import ProbesConfig
 from lab.records import store
-from lab.studies.claims.evidence import read_evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import committed, judge_claim
 from lab.sweeping.compose import Composer
 from lab.sweeping.request import read_request
 from lab.training.config import Budget
 from lab.training.identity import run_id
 from small import tree
+from studies.claims.evidence import read_evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import committed, judge_claim
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("golden.yaml").read_text())
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from lab import main
-from lab.analysis.events import detect
-from lab.analysis.events.following import Alarm, Follower
-from lab.analysis.events.log_lines import says_the_end
-from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
+from labwatch.events import detect
+from labwatch.events.following import Alarm, Follower
+from labwatch.events.log_lines import says_the_end
+from labwatch.events.logs import read_logs
 
 LINES = yaml.safe_load(Path(__file__).with_name("last_words.yaml").read_text())
 SAID = "Loss is nan, stopping training"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.analysis.events import detect
-from lab.analysis.events.log_lines import fields_of, number
-from lab.analysis.events.log_names import given_pattern, usual_columns
-from lab.analysis.events.logs import Logs, read_logs
 from lab.core.errors import RequestError
+from labwatch.events import detect
+from labwatch.events.log_lines import fields_of, number
+from labwatch.events.log_names import given_pattern, usual_columns
+from labwatch.events.logs import Logs, read_logs
 from sweeping import OutputOf
 
 ROWS = [(10 * n, round(8 - n / 10, 2)) for n in range(1, 31)]

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from lab import main
-from lab.analysis.events import detect
-from lab.analysis.events.log_names import given_columns, usual_columns
-from lab.analysis.events.log_reader import LogReader
-from lab.analysis.events.logs import read_logs
 from lab.core.errors import RequestError
 from lab.records import trackers
 from lab.records.run_folders import LOGS
+from labwatch.events import detect
+from labwatch.events.log_names import given_columns, usual_columns
+from labwatch.events.log_reader import LogReader
+from labwatch.events.logs import read_logs
 from sweeping import OutputOf
 from test_watch import bump, calm
 
@@ -472,7 +472,7 @@ def test_event_files_of_tensorboard_are_runs_by_folder(tmp_path: Path) -> None:
 def test_a_growing_folder_of_events_is_followed(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    from lab.analysis.events.following import Alarm, Follower
+    from labwatch.events.following import Alarm, Follower
 
     folder, raised = tmp_path / "tb", []
     with SummaryWriter(str(folder)) as writer:

@@ -26,8 +26,8 @@ from traitlets.config import Config
 from lab.analysis import forecast, load, probe_values, show, study, verdicts
 from lab.analysis.sensitivity import WINDOW
 from lab.core.errors import RequestError
-from lab.studies.claims import scoreboard
-from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER
+from studies.claims import scoreboard
+from studies.claims.verdicts import FIGURES_OF_THE_PAPER
 
 HOME = Path(__file__).parents[1]
 QUICKSTART = HOME / "results/quickstart"

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from lab import main
-from lab.analysis.events.following import Alarm, Follower
-from lab.analysis.events.held_out_losses import HELD, WINDOW, parting
-from lab.analysis.events.logs import read_logs
+from labwatch.events.following import Alarm, Follower
+from labwatch.events.held_out_losses import HELD, WINDOW, parting
+from labwatch.events.logs import read_logs
 from sweeping import OutputOf
 
 EVALUATIONS, EVERY, BEGINS = 120, 25, 40  # evaluations of a log, steps from one to the next, and the first that parts

@@ -16,11 +16,11 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, load, points, study
-from lab.analysis.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.runaway import HALF, rates
-from lab.studies.claims import ruled, scoreboard
-from lab.studies.claims.registry import BY_STUDY, CLAIMS
+from labwatch.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
+from studies.claims import ruled, scoreboard
+from studies.claims.registry import BY_STUDY, CLAIMS
 
 HOME = Path(__file__).parents[1]
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ between = SCRIPT["between"]
 # Pages that quote effects of claims, and how many at least.
 QUOTING = {"docs/findings.md": 10, "docs/before_you_launch.md": 10, "docs/low_precision.md": 1}
 QUOTING |= {"docs/my_run_has_spiked.md": 3, "docs/held_to_real_runs.md": 10}
-OF_STUDIES = [page for page in SCRIPT["QUOTING"] if page.startswith("lab/studies/")]
+OF_STUDIES = [page for page in SCRIPT["QUOTING"] if page.startswith("studies/")]
 QUOTING |= {page: 1 for page in OF_STUDIES if "<!-- effect of" in (HOME / page).read_text(encoding="utf-8")}
 # Sweeps that are judged in a moment, and on one text.
 A_FEW = ("epsilon", "depth_width", "spike_responses", "optimizer_arms", "kappa")

@@ -29,21 +29,21 @@ from torch.utils.checkpoint import checkpoint
 import lab
 from lab import Fleet
 from lab.__main__ import main
-from lab.analysis.events.detectors import detect
-from lab.analysis.events.logs import read_logs
-from lab.analysis.recordings.diagnosis import diagnose
-from lab.analysis.recordings.following import GrowingRecording
-from lab.analysis.recordings.recording import read_recording
 from lab.core.errors import RequestError
 from lab.core.hooks import Probe
 from lab.core.registry import MODELS, PROBES
 from lab.probes.listener import probe
-from lab.recording import attention, measuring
-from lab.recording import recorder as recording
-from lab.recording.attention import sampled
-from lab.recording.tally import Known, combined, of_whole
 from lab.training.loop import train
 from lab.training.recorder import Recorder
+from labwatch.events.detectors import detect
+from labwatch.events.logs import read_logs
+from labwatch.recorder import attention, measuring
+from labwatch.recorder import recorder as recording
+from labwatch.recorder.attention import sampled
+from labwatch.recorder.tally import Known, combined, of_whole
+from labwatch.recordings.diagnosis import diagnose
+from labwatch.recordings.following import GrowingRecording
+from labwatch.recordings.recording import read_recording
 from small import configs
 from test_engine import compiles
 from test_ranks import ENVIRONMENT, TORCHRUN

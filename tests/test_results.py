@@ -19,8 +19,8 @@ from lab.core import shipped
 from lab.features.board.training import QUESTION
 from lab.records import store
 from lab.records.parts import written
-from lab.studies.claims.scoreboard import OTHER_TEXT, judge_all, read, table
 from sampling import few, some
+from studies.claims.scoreboard import OTHER_TEXT, judge_all, read, table
 
 BOARD = "board"  # which no sweep trains, but `lab leaderboard DIR --train`
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.parquet"))

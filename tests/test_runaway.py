@@ -18,7 +18,7 @@ from lab.analysis.sensitivity import judge, study_of
 from lab.analysis.stress.battery import read_battery
 from lab.core.shipped import results
 from lab.report import tables
-from lab.studies.claims.registry import CLAIMS
+from studies.claims.registry import CLAIMS
 
 LRS = 1e-3 * 10 ** (0.3 * np.arange(9))
 WAY = planted.UNIGRAM - 2.0

@@ -244,7 +244,7 @@ def dangers(source: str) -> Iterator[str]:
 
 def test_no_code_of_ours_runs_what_it_reads() -> None:
     found = {}
-    for folder in ("lab", "hydra_plugins"):
+    for folder in ("lab", "labwatch", "studies", "hydra_plugins"):
         for path in (HOME / folder).rglob("*.py"):
             found[path.relative_to(HOME).as_posix()] = list(dangers(path.read_text(encoding="utf-8")))
     for planted_danger in ("import pickle", "eval('1')", "torch.load(path)", "np.load(path, allow_pickle=True)"):
@@ -252,7 +252,7 @@ def test_no_code_of_ours_runs_what_it_reads() -> None:
     assert {path: said for path, said in found.items() if said} == {
         "lab/training/shards.py": ["pickle"],
         "lab/pytest_plugin.py": ["subprocess"],
-        "lab/features/watch/command.py": ["subprocess", "shell"],  # the command that the user gives to --on-alarm
+        "labwatch/watch/command.py": ["subprocess", "shell"],  # the command that the user gives to --on-alarm
         "lab/sweeping/own_code.py": ["compile"],  # the file of a class in hand, to see whether it is the code that runs
         "lab/sweeping/request.py": ["yaml"],  # nodes of its safe loader, which are counted
         "lab/core/shipped.py": ["yaml"],  # its safe loader, of the lab's own files

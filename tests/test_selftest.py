@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lab.__main__ import main
-from lab.cli import selftest
 from lab.core import shipped
+from lab.features.selftest import machine as selftest
 from test_gates_page import SCHEMA
 from test_ranks import ENVIRONMENT, TORCHRUN
 

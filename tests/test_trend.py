@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from planted_spikes import judge, synthetic_log
 
-from lab.analysis.events import trend as rules
-from lab.analysis.events.trend import Rise, TrendWatch, loss_spikes, spikes_of_runs
+from lab.analysis.spikes import trend as rules
+from lab.analysis.spikes.trend import Rise, TrendWatch, loss_spikes, spikes_of_runs
 
 
 def found(loss_n: np.ndarray, spacing: int = 1) -> list[tuple[int, str]]:

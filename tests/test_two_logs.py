@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 
 from lab import main
-from lab.analysis.events import Log, detect
-from lab.analysis.events.collapse import departure
-from lab.analysis.events.logs import logs_of
-from lab.analysis.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
 from lab.records import store
+from labwatch.events import Log, detect
+from labwatch.events.collapse import departure
+from labwatch.events.logs import logs_of
+from labwatch.events.twins import LEVEL, bumps, gaps, line_of, shared_batches
 from planted import cards, write
 from sweeping import OutputOf
 

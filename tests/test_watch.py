@@ -18,18 +18,18 @@ import pytest
 import planted
 from lab import main
 from lab.analysis import watch
-from lab.analysis.events import Log, detect
-from lab.analysis.events.detectors import HELD, LEAD
-from lab.analysis.events.levels import Level, read_levels
-from lab.analysis.events.log_names import OF_SAMPLES
-from lab.analysis.events.logs import logs_of, read_logs
 from lab.core.errors import RequestError
 from lab.core.spike_trigger import LEAST_RISE, STALLED_FOR, SpikeTrigger, triggered
 from lab.core.windows import FEWEST, MERGE, window_statistics
-from lab.features.watch.pages import event_figure
-from lab.features.watch.watching import remarks
-from lab.features.watch.words import next_look, what_happened
 from lab.records import store
+from labwatch.events import Log, detect
+from labwatch.events.detectors import HELD, LEAD
+from labwatch.events.levels import Level, read_levels
+from labwatch.events.log_names import OF_SAMPLES
+from labwatch.events.logs import logs_of, read_logs
+from labwatch.watch.pages import event_figure
+from labwatch.watch.watching import remarks
+from labwatch.watch.words import next_look, what_happened
 from planted import cards, write
 
 STEPS = np.arange(1000)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.core import shelf, shipped
-from lab.studies.claims.registry import study_of
 from sampling import some
+from studies.claims.registry import study_of
 
 HOME = Path(__file__).parents[1]
 COMMANDS = """
@@ -57,7 +57,7 @@ from lab import main
 from lab.analysis.drawing.registry import FIGURES
 from lab.core import shelf
 from lab.report import build
-from lab.studies.claims.registry import CLAIMS, RULED
+from studies.claims.registry import CLAIMS, RULED
 gone = sys.argv[1]
 assert lab.__file__.startswith(sys.path[1])
 assert gone not in {study.__name__.rpartition(".")[2] for study in shelf.studies()}
@@ -70,9 +70,11 @@ STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartiti
 
 
 def copy_lab(to: Path, without: str) -> None:
-    """A checkout whose ``lab`` lacks the folders of a name."""
-    shutil.copytree(HOME / "lab", to / "lab", ignore=shutil.ignore_patterns(without, "__pycache__"))
-    for name in ("conf", "hydra_plugins", "results"):
+    """A checkout that lacks a study, or all ``studies``."""
+    shutil.copytree(HOME / "lab", to / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+    if without != "studies":
+        shutil.copytree(HOME / "studies", to / "studies", ignore=shutil.ignore_patterns(without, "__pycache__"))
+    for name in ("conf", "labwatch", "hydra_plugins", "results"):
         (to / name).symlink_to(HOME / name)
 
 
@@ -104,5 +106,5 @@ def test_without_the_studies_every_other_command_works(tmp_path: Path) -> None:
         [sys.executable, "-c", COMMANDS], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    assert ended.stderr.count("needs the folder lab/studies, which this copy of the lab lacks") == 2
+    assert ended.stderr.count("needs the folder studies/ of a clone of the lab") == 2
     assert (tmp_path / "records" / "figures" / "learning_rate_sensitivity.svg").is_file()

@@ -29,16 +29,16 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.notebook import recipes as recipes
     from lab.notebook import show as show
     from lab.notebook import verdicts as verdicts
-    from lab.notebook import watch as watch
     from lab.records.store import Records as Records
     from lab.report import findings as findings
     from lab.report import tables as tables
+    from labwatch.notebook import watch as watch
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
     "lab.analysis.crossings": ("crossing", "over_seeds"),
     "lab.analysis.curves": ("load", "points"),
-    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "verdicts", "watch"),
+    "lab.notebook": ("board", "card", "leaderboard", "recipes", "show", "verdicts"),
     "lab.analysis.sensitivity": (
         "Study",
         "all_pairs",
@@ -50,6 +50,7 @@ _MODULES = {
         "study",
     ),
     "lab.records.store": ("Records",),
+    "labwatch.notebook": ("watch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 # Modules that are themselves names of this one.

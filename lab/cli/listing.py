@@ -59,7 +59,7 @@ def _entries(
 
 
 def _detectors() -> Iterator[tuple[str, str]]:
-    from lab.analysis.events.detectors import LABELS
+    from labwatch.events.detectors import LABELS
 
     for kind, words in LABELS.items():
         yield kind, words["name"]

@@ -7,11 +7,13 @@ import gc
 import math
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -85,10 +87,26 @@ def configure_process() -> None:
     configure_allocator()
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # otherwise MKL's bits depend on a matrix's address
     with suppress(OSError, RuntimeError):  # no home folder that can be written: torch uses a temporary cache
-        cache = cache_folder()
-        cache.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        compiled = cache_folder() / "compiled"
+        given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        if not given or Path(given).parent == compiled:  # as of the machine that submitted this job
+            cache = compiled / _instruction_sets()
+            cache.mkdir(parents=True, exist_ok=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
+
+
+def _instruction_sets() -> str:
+    """A digest of the instruction sets for which torch compiles here.
+
+    Its own key of compiled code does not contain them, so a folder that machines share, or processes that are told to
+    use fewer, would load code whose vectors have another length, which writes beyond the end of tensors.
+    """
+    known = [platform.machine(), os.environ.get("ATEN_CPU_CAPABILITY", "")]
+    with suppress(OSError, StopIteration):  # a system without this file has processors of one kind
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        known.append(next(line for line in lines if line.startswith(("flags", "Features"))))
+    return sha256("\n".join(known).encode()).hexdigest()[:8]
 
 
 def configure_allocator() -> None:

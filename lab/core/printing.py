@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from typing import Any
 
 
 def printable(text: str) -> str:
@@ -22,6 +24,11 @@ def say(text: str, *, error: bool = False) -> None:
     global _texts_on_stdout
     print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
     _texts_on_stdout += not error
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON; what JSON has no form for is printed as text."""
+    say(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False, default=str))
 
 
 def texts_on_stdout() -> int:

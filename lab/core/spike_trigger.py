@@ -1,7 +1,7 @@
 """When a run in training responds to a rise of its loss: the rule that triggers its response.
 
 The rule looks at the last losses only, so it costs next to nothing at each step. Which spikes a run *had* is another
-question, which ``loss_spikes`` of ``lab/analysis/events/trend.py`` answers for records and logs.
+question, which ``loss_spikes`` of ``lab/analysis/spikes/trend.py`` answers for records and logs.
 """
 
 from __future__ import annotations

@@ -319,6 +319,11 @@ def recipe_lrs(folder: Path) -> dict[str, float]:
     return {run: lr for request in requests(folder).values() for run, lr in request.recipe_lrs.items()}
 
 
+def is_results_folder(path: Path) -> bool:
+    """Whether a folder holds records of the lab."""
+    return path.is_dir() and any((path / part).exists() for part in ("store.json", "runs", "runs.parquet"))
+
+
 def results_folders(folder: Path) -> list[Path]:
     """The results folders directly inside a folder that is not one itself."""
     return [] if (folder / "store.json").exists() else sorted(card.parent for card in folder.glob("*/store.json"))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import lab.contrib
 import lab.data
 import lab.interventions
 import lab.optim.loss_scale
@@ -21,7 +22,6 @@ import lab.probes.routing
 import lab.probes.updates
 import lab.records.trackers
 import lab.responses  # noqa: F401  (these fill the registries)
-from lab.core import shelf
 from lab.core.errors import RequestError, nearest
 from lab.core.hooks import HookIntervention, WeightIntervention, changes_weights
 from lab.core.number_formats import MANTISSA_BITS
@@ -47,8 +47,6 @@ from lab.optim.restarts import Groups, RestartSchedule, build_restarts
 from lab.probes.listener import ProbesConfig
 from lab.training import rules
 from lab.training.checkpoint import CheckpointConfig
-
-shelf.modules("plugin")  # these fill the registries, too
 
 FEWEST_TARGETS = 1024  # of a short validation
 

@@ -15,10 +15,10 @@ from lab.analysis.sensitivity import study_of
 from lab.core import shipped
 from lab.report.measures import MEASURES
 from lab.report.replies import answer
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.judgement import yes_or_no
-from lab.studies.claims.scoreboard import judge_all
 from sampling import few
+from studies.claims.evidence import Evidence
+from studies.claims.judgement import yes_or_no
+from studies.claims.scoreboard import judge_all
 
 ASKED = sorted({sweep for measure in MEASURES for sweep in measure.asked_by} - {ANY_SWEEP})
 RECORDS = {

@@ -13,11 +13,11 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
 from lab.analysis.text import format_value
 from lab.report.all_figures import FIGURES
-from lab.studies.batch_size import FIRST_FIGURES
-from lab.studies.batch_size.answer import cautions as batch_cautions
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
+from studies.batch_size import FIRST_FIGURES
+from studies.batch_size.answer import cautions as batch_cautions
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
 
 COLUMN = style.Page(3.25, 8.0)
 HEADLINES = {

@@ -17,11 +17,11 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
 from lab.report.all_figures import FIGURES
-from lab.studies.batch_size.measures import loss_at, over_tokens, predicted_saving, tokens_to
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
 from noisy_quadratic import NoisyQuadratic
+from studies.batch_size.measures import loss_at, over_tokens, predicted_saving, tokens_to
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
 
 SCHEDULES = ("quarter", "palm", "glm_130b", "mt_nlg", "gpt3", "adaptive", "constant")
 SEQ_LEN, SEQUENCES = 32, 32_000

@@ -18,10 +18,10 @@ from lab.analysis.batch_sizes import (
     tune,
     tuned_steps,
 )
-from lab.studies.batch_size import measures
-from lab.studies.batch_size.measures import budget_pairs
 from planted import BIGRAM, card
 from planted import records_of as records
+from studies.batch_size import measures
+from studies.batch_size.measures import budget_pairs
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]
 

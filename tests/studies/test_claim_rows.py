@@ -10,9 +10,9 @@ from test_claims_planted import arms_of
 
 from lab.core import shelf
 from lab.core.errors import RequestError
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.rows import read_claims
+from studies.claims.effects import Qualified
+from studies.claims.registry import CLAIMS
+from studies.claims.rows import read_claims
 
 ROW = """
 - about: a subject

@@ -14,12 +14,12 @@ import pytest
 
 import planted
 import planted_claims
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.evidence import ArmTables, Config, Evidence
-from lab.studies.claims.registry import CLAIMS as FILED
-from lab.studies.claims.scoreboard import read
-from lab.studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
-from lab.studies.spikes.planted import DESCENT
+from studies.claims.effects import Qualified
+from studies.claims.evidence import ArmTables, Config, Evidence
+from studies.claims.registry import CLAIMS as FILED
+from studies.claims.scoreboard import read
+from studies.claims.verdicts import FIGURES_OF_THE_PAPER, SOURCES, Claim, Verdict, judge_claim
+from studies.spikes.planted import DESCENT
 
 PRUNED = runpy.run_path(str(Path(__file__).parents[2] / "results/prune.py"))["pruned"]
 NAMES = list(FILED)

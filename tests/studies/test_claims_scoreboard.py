@@ -13,11 +13,11 @@ from markupsafe import escape
 
 import planted
 from lab.__main__ import main
-from lab.studies.claims import scoreboard
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import Verdict, judge_claim
+from studies.claims import scoreboard
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.scoreboard import ScoreboardRow
+from studies.claims.verdicts import Verdict, judge_claim
 from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -211,3 +211,18 @@ def test_a_q_is_no_smaller_than_what_is_known_of_tails(results: Path, output_of:
     assert min(qs) == 1e-4
     rows = [ScoreboardRow(FALLS, verdict("reproduced"), q=q) for q in (1e-4, 0.002, math.nan)]
     assert scoreboard.table(rows)["q"].tolist() == ["at most 0.0001", "0.002", ""]
+
+
+def test_a_claim_that_is_judged_again_changes_its_own_row() -> None:
+    """On the committed records of its sweep it stays what it is among all; the q of the others come from all p."""
+    name = "qk_layernorm_lowers_sensitivity"
+    folders, other_text = (scoreboard.read([home / CLAIMS[name].sweep]) for home in (RESULTS, RESULTS / "other_text"))
+    before, same = scoreboard.committed(), scoreboard.judged_again([name], folders, other_text)
+    none = scoreboard.judged_again([name], [], [])
+    shown = [[(row.claim.name, row.word, row.effect, row.on_other_text) for row in rows] for rows in (before, same)]
+    assert shown[0] == shown[1]
+    (changed,) = [(row, again) for row, again in zip(before, none, strict=True) if row.verdict != again.verdict]
+    assert (changed[0].claim.name, changed[0].word, changed[1].word) == (name, "reproduced", "not run")
+    others = [(row.q, again.q) for row, again in zip(before, none, strict=True) if scoreboard.LEAST_Q < row.q < 1]
+    assert len(others) > 10
+    assert all(again > q for q, again in others)  # one of the smallest p is not among them any more

@@ -13,11 +13,11 @@ from scipy import stats
 
 import planted
 from lab.analysis.statistics import benjamini_hochberg, share_of_clusters, student_t
-from lab.studies.claims.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
-from lab.studies.claims.effects import Qualified, drift_beyond_half_a_decade, exceeds, extrapolated, parts
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import Verdict, judge_claim
+from studies.claims.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDICTS, alpha_of, decide
+from studies.claims.effects import Qualified, drift_beyond_half_a_decade, exceeds, extrapolated, parts
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import Verdict, judge_claim
 
 UP, DOWN, WIDE = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 1.1, 1.2]
 NONE, SLIGHT = [0.001, 0.0, -0.001], [0.010, 0.011, 0.012]

@@ -11,11 +11,11 @@ import pytest
 
 import planted
 from lab.records import store
-from lab.studies.claims import scoreboard
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.evidence import EARLIER_KEY, Evidence, config_digest, read_evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import Verdict, effects_of, instability_effects, judge_claim
+from studies.claims import scoreboard
+from studies.claims.effects import Qualified
+from studies.claims.evidence import EARLIER_KEY, Evidence, config_digest, read_evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import Verdict, effects_of, instability_effects, judge_claim
 
 # Of sensitivity, with a control, read off the grid.
 NAMES = ("qk_layernorm_lowers_sensitivity", "qk_layernorm_curves_coincide", "eta_div_falls_with_size")

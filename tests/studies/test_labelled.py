@@ -11,13 +11,13 @@ import pytest
 import planted
 import planted_claims
 from lab.analysis import Records, study
-from lab.analysis.events.scores import score_runs, summarize
 from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
 from lab.report.replies import answer
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
+from labwatch.events.scores import score_runs, summarize
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
 
 # Steps 240 to 249.
 BURST = {"bad_batches": "shift", "bad_batches.start": 0.6, "bad_batches.length": 10.0, "bad_batches.fraction": 0.3}

@@ -12,12 +12,12 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.sensitivity import study_of
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.judgement import yes_or_no
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.scoreboard import judge_all
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.precision.effects import spike_rate
+from studies.claims.evidence import Evidence
+from studies.claims.judgement import yes_or_no
+from studies.claims.registry import CLAIMS
+from studies.claims.scoreboard import judge_all
+from studies.claims.verdicts import judge_claim
+from studies.precision.effects import spike_rate
 
 
 def world(sweep: str, *, good: bool = True) -> Records:

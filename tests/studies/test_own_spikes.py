@@ -23,12 +23,14 @@ from lab.analysis.sensitivity import study_of
 from lab.records import store
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.spikes.own_effects import excess_share_of_spikes
-from lab.studies.spikes.own_spikes import (
+from planted_own_spikes import OWN as ONSET
+from planted_own_spikes import STEPS
+from studies.claims.effects import Qualified
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
+from studies.spikes.own_effects import excess_share_of_spikes
+from studies.spikes.own_spikes import (
     APART,
     OWN,
     SIGNALS,
@@ -41,8 +43,6 @@ from lab.studies.spikes.own_spikes import (
     spike_traits,
     stages,
 )
-from planted_own_spikes import OWN as ONSET
-from planted_own_spikes import STEPS
 
 
 @cache

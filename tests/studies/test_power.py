@@ -16,12 +16,12 @@ from committed import RESULTS, in_one_process, judged
 from lab.analysis.statistics import student_t
 from lab.core import shipped
 from lab.report.power import POWER, seeds_for
-from lab.studies.claims.decision import ABOVE_ZERO, alpha_of, decide
-from lab.studies.claims.effects import Qualified
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.scoreboard import ScoreboardRow, read
-from lab.studies.claims.verdicts import judge_claim
+from studies.claims.decision import ABOVE_ZERO, alpha_of, decide
+from studies.claims.effects import Qualified
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.scoreboard import ScoreboardRow, read
+from studies.claims.verdicts import judge_claim
 from sweeping import OutputOf
 
 CLAIM = "qk_layernorm_lowers_sensitivity"

@@ -15,13 +15,13 @@ import pytest
 import public_limits
 import write_pages
 from lab.analysis.statistics import student_t
-from lab.studies.claims import ruled
-from lab.studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge_rule
-from lab.studies.real_runs import figures
-from lab.studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
-from lab.studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
+from studies.claims import ruled
+from studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
+from studies.claims.registry import CLAIMS
+from studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge_rule
+from studies.real_runs import figures
+from studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
+from studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
 from sweeping import OutputOf
 
 HOME = Path(__file__).parents[2]

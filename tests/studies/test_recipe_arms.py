@@ -18,10 +18,10 @@ from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
 from lab.report.all_figures import FIGURES
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
 from pieces import CPU, intervention, model, recipe, tokens
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
 from test_model import gradients
 
 

@@ -15,9 +15,9 @@ import planted_damage
 from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.events.costs import spike_costs
+from lab.analysis.spikes.costs import spike_costs
 from lab.report.all_figures import FIGURES
-from lab.studies.spikes.planted import repeated_costs
+from studies.spikes.planted import repeated_costs
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSETS = (200, 250, 300)

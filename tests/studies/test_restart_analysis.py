@@ -12,13 +12,13 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records, points, probe_values
-from lab.analysis.events.costs import named_costs
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
+from lab.analysis.spikes.costs import named_costs
 from lab.report.all_figures import FIGURES
-from lab.studies.spikes import restart_effects as claims
-from lab.studies.spikes.restart_effects import restarts_of
 from small import configs
+from studies.spikes import restart_effects as claims
+from studies.spikes.restart_effects import restarts_of
 
 OPT = "20: optimizer.lr={:g}+80: optimizer.weight_decay=2e-4 optimizer.beta2=0.95+320: optimizer.clip=0.3"
 

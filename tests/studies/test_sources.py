@@ -14,16 +14,16 @@ from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
 from lab.analysis.sensitivity import study_of
+from lab.contrib.data import Mixture
 from lab.core.registry import DATA
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer
-from lab.studies.claims.effects import qualified
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.spikes.data_plugin import Mixture
-from lab.studies.spikes.own_spikes import START, ranked, source_traits
 from planted_sources import CALM, CAUSE, SOURCES, SPIKES, STEPS
+from studies.claims.effects import qualified
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
+from studies.spikes.own_spikes import START, ranked, source_traits
 from sweeping import finished
 
 CLAIM = CLAIMS["leaving_out_the_source_ranked_first_removes_spikes"]

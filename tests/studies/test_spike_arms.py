@@ -13,8 +13,8 @@ from lab.analysis import Records, Study, all_pairs, by_curve, judge, per_seed, p
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
 from lab.report.all_figures import FIGURES
-from lab.studies.spikes.planted import RECIPE, arm_costs
 from planted_claims import ARM_KEYS, OPTIMIZER_ARMS, SOFTENED
+from studies.spikes.planted import RECIPE, arm_costs
 
 SEEDS = dict.fromkeys(range(3), True)
 NAMES = (RECIPE, "beta2 0.98", "beta2 ramp", "no clip", "clip 2.5", "clip 0.3", "embedding gradient shrink")

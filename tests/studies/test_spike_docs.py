@@ -17,8 +17,8 @@ import pytest
 from lab.__main__ import main
 from lab.analysis import load
 from lab.core.shipped import data_folder
-from lab.features.watch.replays import CAUSES
-from lab.studies.spikes.planted import arm_costs
+from labwatch.watch.replays import CAUSES
+from studies.spikes.planted import arm_costs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "my_run_has_spiked.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

@@ -12,13 +12,13 @@ import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.events.costs import spike_costs
 from lab.analysis.rendering import style
+from lab.analysis.spikes.costs import spike_costs
 from lab.report.all_figures import FIGURES
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.spikes.planted import Cell, cells, factors, factors_by_seed
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
+from studies.spikes.planted import Cell, cells, factors, factors_by_seed
 
 INTERACTIONS = ("a_spike_takes_its_state", "a_spike_takes_its_weights", "a_spike_takes_its_moments")
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from lab.analysis.crossings import crossing
-from lab.studies.runaway.rates import effects, error_of, errors_of_nulls, ladders, law
+from studies.runaway.rates import effects, error_of, errors_of_nulls, ladders, law
 
 UNIGRAM = {256: 3.0}
 LRS = 0.01 * 10 ** (0.15 * np.arange(9))

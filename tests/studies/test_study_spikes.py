@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from lab.contrib.data import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
+from lab.contrib.responses import ActivationClamp, SoftLRGuard
 from lab.core.hooks import HookPoint
 from lab.data.synthetic import Trigram
-from lab.studies.spikes.data_plugin import BACKSLASH, ESCAPED, KINDS, Escapes, Mixture
-from lab.studies.spikes.response_plugin import ActivationClamp, SoftLRGuard
 from sweeping import finished
 
 # --- escapes --------------------------------------------------------------------------------------------------------

@@ -17,19 +17,19 @@ from drawn_texts import complaints
 from lab import Fleet
 from lab.analysis.curves import points
 from lab.analysis.sensitivity import judge
+from lab.contrib.responses import Branch
 from lab.core import machine
 from lab.report.all_figures import FIGURES
 from lab.responses.response import Action, Memory, Reading
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
-from lab.studies.spikes.response_plugin import Branch
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import train
 from lab.training.recorder import Recorder, Run
 from small import configs, records, untimed
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
+from studies.spikes.own_spikes import CHANGE_NAMES, changes, removable
 
 BRANCH = ("response=branch", "response.rewind=4", "response.snapshot_every=2", "response.beta1=0.5")
 # A first moment with so short a memory has no bias left at the spike.

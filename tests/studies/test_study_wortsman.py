@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.contrib.data import SyntheticSample
+from lab.contrib.interventions import KappaTransplant
 from lab.core.errors import RequestError
 from lab.core.hooks import HookPoint
 from lab.data.synthetic import Synthetic
 from lab.model.config import ModelConfig
-from lab.studies.wortsman.plugin import KappaTransplant, SyntheticSample
 from pieces import model, tokens
 from test_interventions import inside
 

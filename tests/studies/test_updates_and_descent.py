@@ -14,10 +14,10 @@ from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.rendering import style
 from lab.report.all_figures import FIGURES
-from lab.studies.claims.evidence import Evidence
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.verdicts import judge_claim
-from lab.studies.spikes.planted import update_traits
+from studies.claims.evidence import Evidence
+from studies.claims.registry import CLAIMS
+from studies.claims.verdicts import judge_claim
+from studies.spikes.planted import update_traits
 
 SEEDS = dict.fromkeys(range(3), True)
 ONSET = 40

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from lab.studies.claims.judgement import yes_or_no
-from lab.studies.claims.registry import CLAIMS
-from lab.studies.claims.scoreboard import ScoreboardRow
-from lab.studies.claims.verdicts import Verdict
+from studies.claims.judgement import yes_or_no
+from studies.claims.registry import CLAIMS
+from studies.claims.scoreboard import ScoreboardRow
+from studies.claims.verdicts import Verdict
 
 CLAIM = CLAIMS["qk_layernorm_lowers_sensitivity"]
 

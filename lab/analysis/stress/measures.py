@@ -12,9 +12,8 @@ import scipy  # its parts are loaded when they are used
 
 from lab.analysis.crossings import crossing, failing
 from lab.analysis.curves import idle_parameters
-from lab.analysis.events.scores import PER_STEPS
-from lab.analysis.events.trend import FEWEST_ROWS, loss_spikes
 from lab.analysis.sensitivity import capped, vertex
+from lab.analysis.spikes.trend import FEWEST_ROWS, PER_STEPS, loss_spikes
 from lab.analysis.statistics import Difference, Interval, Spread, spread_within
 from lab.analysis.stress.battery import LARGEST, Battery, Setting, StressTest
 from lab.core.windows import Numbers

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lab.core import files, shipped
+from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.core.usage import OptionParser
 from lab.features.board import text
 from lab.features.board.matrix import read_matrix
+from lab.report.answer import give_one
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -34,13 +34,9 @@ def run(arguments: Sequence[str]) -> None:
         names = {key: getattr(given, key).split(",") if getattr(given, key) else [] for key in ("arms", "failures")}
         train_board(folder, request.command_line(sys.argv[1:]), **names)
     matrix = read_matrix(folder)
-    if given.html:
-        from lab.features.board.page import board_page  # slow to load
+    if given.csv and not (given.html or given.json):
+        say(text.as_csv(matrix))
+        return
+    from lab.features.board.page import answer_of, how_made  # slow to load
 
-        files.write_output(Path(given.html), board_page(matrix))
-        say(f"page: {given.html}")
-    elif given.json or given.csv:
-        say(text.as_json(matrix) if given.json else text.as_csv(matrix))
-    else:
-        for line in text.lines(matrix):
-            say(line)
+    give_one(answer_of(matrix, [*how_made(matrix)] if given.html else ()), given)

@@ -1,4 +1,4 @@
-"""The board as a page: what to add, what each arm takes off against what it costs, and the matrix in colours."""
+"""The board: what to add, what each arm takes off against what it costs, and the matrix in colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from lab.analysis.rendering import html, layout, panels, style
-from lab.analysis.rendering.layout import Sheet
+from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import first_to_last, listed
 from lab.features.board.failures import Failure
@@ -20,11 +20,14 @@ from lab.features.board.text import (
     is_tested,
     notes,
     p_shown,
+    plain,
     prices,
     ranked,
     shown,
+    table,
 )
 from lab.records import store
+from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 
 PIECES = html.macros("board.html")
 TITLE = "Which change takes which damage away?"
@@ -37,30 +40,32 @@ BETWEEN_NAMES = 0.2  # of the axis of the shares
 ROOM_FOR_NAMES = 0.9  # beside a panel, of its width
 
 
-def board_page(matrix: Matrix) -> str:
-    """The whole page."""
-    figure = list(_figure(matrix))
+def answer_of(matrix: Matrix, made: Sequence[str] = ()) -> Answer:
+    """What to add, and the verdict on each arm under each failure with what it costs.
+
+    Args:
+        matrix: the board.
+        made: how it was made, see ``how_made``.
+    """
+    said = notes(matrix)
+    is_drawn = any(is_tested(matrix, failure) for failure in matrix.failures)
     acting = [row for row in ranked(matrix) if row.number(CURES) + row.number(IN_PART)]
     others = [row for row in ranked(matrix) if row not in acting]
-    body = [
-        Markup(PIECES.style()),
-        html.paragraph(headline(matrix), "lead"),
-        *figure,
-        html.section("What takes what away", _table(matrix, acting)),
-        html.section(f"{len(others)} arms that are not shown to take any away", _table(matrix, others), folded=True),
-        html.section("How to read the numbers", html.bullets(notes(matrix)), folded=True),
-        html.section("Not tried, and why", html.bullets(_untried(matrix)), folded=True),
-        html.section("How this was made", html.bullets(_made(matrix)), folded=True),
+    idle = f"{len(others)} arms that are not shown to take any away"
+    parts: list[Part] = [
+        OnPage([Markup(PIECES.style()), *[Figure("board", lambda: _wide_figure(matrix))] * is_drawn]),
+        OnPage([Section("What takes what away", [_table(matrix, acting)])]),
+        OnPage([Section(idle, [_table(matrix, others)], folded=True)]),
+        InText([table(matrix)]),
+        Section("How to read the numbers", [said], folded=True),
+        OnPage([Section("Not tried, and why", [list(_untried(matrix))], folded=True)]),
     ]
-    return html.document(TITLE, body)
+    return Answer(headline(matrix), parts, title=TITLE, data={**plain(matrix), "notes": said}, made=made)
 
 
-def _figure(matrix: Matrix) -> Iterator[Markup]:
-    """Yield the figure, if any failure could be tested."""
-    if any(is_tested(matrix, failure) for failure in matrix.failures):
-        with style.drawn_for(WIDE):
-            drawing = board_figure(matrix)
-        yield html.figure(layout.svg(drawing, "board"), drawing.caption, html.savers("board"))
+def _wide_figure(matrix: Matrix) -> Drawing:
+    with style.drawn_for(WIDE):
+        return board_figure(matrix)
 
 
 @layout.styled
@@ -181,7 +186,8 @@ def _untried(matrix: Matrix) -> Iterator[str]:
             yield f"{failure.title}: {listed(names)}: {reason}."
 
 
-def _made(matrix: Matrix) -> Iterator[str]:
+def how_made(matrix: Matrix) -> Iterator[str]:
+    """Yield what the board took, the commands that made it, and their versions."""
     runs = store.read(matrix.folder).runs
     days = sorted({request.day for request in store.requests(matrix.folder).values()} - {""})
     yield f"{len(runs):,} runs, {runs['wall_seconds'].sum() / 3600:.1f} core-hours, {first_to_last(days)}."

@@ -59,8 +59,8 @@ def _card_of_possible_tests(plan: Plan) -> Card:
     finally:
         progress.end()
     store.gather(plan.folder)
-    files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
+    files.write_text(plan.folder / "card.html", card.answer.html())
+    files.write_text(plan.folder / CARD_FILE, card.answer.json() + "\n")
     if card.stopped:
         raise Stopped(card)
     return card
@@ -75,8 +75,8 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     with machine.catching_sigterm():
         first, second = map(possible_plan, plans)  # before one of them is trained
         pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
-    files.write_text(pair_file(plans, ".html"), pair.page())
-    files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
+    files.write_text(pair_file(plans, ".html"), pair.answer.html())
+    files.write_text(pair_file(plans, ".json"), pair.answer.json() + "\n")
     return pair
 
 

@@ -1,0 +1,3 @@
+"""What studies train with and no recipe needs: data, probes, interventions and responses."""
+
+from lab.contrib import data, interventions, probes, responses  # noqa: F401

@@ -1,0 +1,1 @@
+"""`lab coordcheck`, coordinate checks."""

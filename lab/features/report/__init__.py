@@ -1,0 +1,1 @@
+"""`lab report`, the pages of results folders."""

@@ -1,0 +1,1 @@
+"""`lab selftest`, a check of the machine."""

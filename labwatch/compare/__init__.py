@@ -1,0 +1,1 @@
+"""`lab compare` of two logs or more of one recipe."""

@@ -1,0 +1,457 @@
+"""What is measured around one update: hooks on a model and its optimizers, which change nothing and then go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.autograd import Variable
+from torch.nn.utils import clip_grad
+
+from lab.core import distributed
+from lab.core.axes import per_run_max, per_run_rms
+from lab.core.routing import route
+from lab.probes import activations, formats, routing, updates
+from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
+from labwatch.recorder.parts import Parts
+from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
+
+OF_BLOCK = (activations.block_rms, activations.block_kurtosis)
+OF_SAMPLED_BLOCK = (
+    *(formats.block_underflow_e4m3, formats.block_underflow_mx),
+    *(formats.block_overflow_fp16, formats.block_overflow_mx),
+)
+OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
+OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entropy)
+OF_ROUTER = (*OF_LOGITS, routing.router_balance)
+TOKENS = 512  # of which output logits are measured
+ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def guarded(method: Function) -> Function:
+    """A method that keeps its exception as the ``fault`` of its measurement, and does nothing once there is one."""
+
+    @wraps(method)
+    def kept(self: Measurement, *args: Any, **kwargs: Any) -> None:
+        if self.fault or torch.compiler.is_compiling():  # hooks of a module that was compiled with them
+            return
+        try:
+            with torch.no_grad(), distributed.alone():
+                method(self, *args, **kwargs)
+        except Exception as fault:
+            self.fault = f"{type(fault).__name__}: {fault}".split("\n")[0]
+
+    return kept  # type: ignore[return-value]
+
+
+class Measurement:
+    """Measures the forward pass, the gradients and the update of the step that comes.
+
+    A compiled model makes its pass as it would without; before it another pass of the same batch is made without the
+    compiler and without gradients, and that one is measured.
+
+    Attributes:
+        tally: what was measured.
+        lr: the learning rate of the first group of weights; None before the update.
+        fault: why the measurement has failed; empty if it has not.
+        of_adam: whether updates follow from Adam's moments, and not from a sample of changed weights.
+    """
+
+    def __init__(
+        self, model: nn.Module, parts: Parts, optimizers: Sequence[torch.optim.Optimizer], scaler: Any = None
+    ) -> None:
+        self.model, self.parts, self.scaler = model, parts, scaler
+        self.name_of = {id(weight): name for name, weight in model.named_parameters()}
+        self.tally, self.fault, self.of_adam = Tally(), "", True
+        self.lr: float | None = None
+        self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
+        self.inside, self.seen = list[str](), set[tuple[str, str]]()
+        self.shape: tuple[int, int] | None = None  # batch and length of the hidden states
+        self.of_head: Tensor | None = None
+        self.before = dict[str, Tensor]()
+        self.hooks, self.passing = ExitStack(), ExitStack()
+        if any(map(_is_compiled, model.modules())):
+            self._hook_compiled()
+        else:
+            self._hook_passes(self.hooks)
+        if not (scaler and scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
+            self.hooks.enter_context(before_clipping(self._after_backward))
+        for optimizer in optimizers:
+            self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
+            self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model may be copied or saved while it is measured; the hooks of the copy do nothing."""
+        return Inert, ()
+
+    def end(self) -> None:
+        """Take all hooks away."""
+        self.hooks.close()
+        self.passing.close()
+
+    # the forward pass
+
+    def _hook_passes(self, hooks: ExitStack) -> None:
+        """Measure the passes of a model that is not compiled."""
+        for module in self.parts.outer:
+            hooks.callback(module.register_forward_pre_hook(self._enter).remove)
+            hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+        for place, block in self.parts.blocks.items():
+            enter, leave = partial(self._enter_block, place), partial(self._leave_block, place)
+            hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(block.register_forward_hook(leave, always_call=True).remove)
+        for place, router in self.parts.routers.items():
+            hooks.callback(router.module.register_forward_hook(partial(self._route, place)).remove)
+        if self.parts.head is not None:
+            hooks.callback(self.parts.head.register_forward_hook(self._measure_head).remove)
+
+    def _hook_compiled(self) -> None:
+        """Make a pass without the compiler before each pass of a compiled model."""
+        for module in self.parts.outer:
+            if module._compiled_call_impl is not None:  # hooks would be compiled with the module
+                call = module._compiled_call_impl
+
+                def compiled(
+                    *args: Any, module: nn.Module = module, call: Callable[..., Any] = call, **kwargs: Any
+                ) -> Any:
+                    self._shadow(module, args, kwargs)
+                    output = call(*args, **kwargs)
+                    self._await_backward(output)
+                    return output
+
+                module._compiled_call_impl = compiled
+                self.hooks.callback(setattr, module, "_compiled_call_impl", call)
+            else:
+                self.hooks.callback(module.register_forward_pre_hook(self._shadow, with_kwargs=True).remove)
+                hook = module.register_forward_hook(lambda _, __, output: self._await_backward(output))
+                self.hooks.callback(hook.remove)
+            if _is_compiled(module):
+                return
+
+    def _shadow(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.is_shadow and torch.is_grad_enabled():
+            self._pass_alone(module, args, kwargs)
+            self.is_shadow = False
+
+    @guarded
+    def _pass_alone(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.is_shadow = True
+        device = next(self.model.parameters()).device
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.compiler.set_stance("force_eager"),
+            ExitStack() as hooks,
+        ):
+            self._hook_passes(hooks)
+            module(*args, **kwargs)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+    def _enter(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.depth += 1
+        if self.depth == 1:
+            self._begin(torch.is_grad_enabled() or self.is_shadow)
+
+    @guarded
+    def _begin(self, is_measured: bool) -> None:
+        """Begin to measure a pass, unless it is an evaluation."""
+        self.is_measured, self.inside, self.seen, self.of_head = is_measured, [], set(), None
+        if is_measured:
+            self.passing.enter_context(intercepting_transformers(self._measure_scores))
+            self.passing.enter_context(Attending(self._measure_scores, lambda: self.shape if self.inside else None))
+
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.depth -= 1
+        if self.depth == 0:
+            self.passing.close()
+            self._end_pass(output)
+
+    @guarded
+    def _end_pass(self, output: Any) -> None:
+        if self.is_measured:
+            self._measure_logits(output)
+            self._await_backward(output)
+        self.is_measured = False
+
+    @guarded
+    def _enter_block(self, place: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self.inside.append(place)
+        hidden = next((x for x in _tensors([args, kwargs]) if x.ndim == 3), None)
+        self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
+        if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
+            self.tally.add(Key("input_square"), activations.block_rms(hidden.float()[None]) ** 2)
+
+    @guarded
+    def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
+        self.inside.pop()
+        hidden = next(_tensors(output), None)
+        if hidden is not None and self._is_new("block", place):
+            x_rbtd = hidden.float()[None]
+            for measure in OF_BLOCK:
+                self.tally.add(Key(measure.__name__, place), measure(x_rbtd))
+            for measure in OF_SAMPLED_BLOCK:
+                self.tally.add(Key(measure.__name__, place), measure(_sample(x_rbtd)))
+
+    def _is_new(self, kind: str, place: str) -> bool:
+        """Whether it is measured, for the first time in a pass: a checkpointed block runs once more in the backward."""
+        is_new = self.is_measured and (kind, place) not in self.seen
+        self.seen.add((kind, place))
+        return is_new
+
+    @guarded
+    def _measure_scores(self, scores: Callable[[], Scores]) -> None:
+        place = self.inside[-1] if self.inside else ""
+        if self._is_new("attention", place):
+            scores_rbhts, weights_rbhts = scores()
+            seeing = (weights_rbhts > 0).any(-1).double().mean()  # others are padding
+            self.tally.add(Key("attention_logit_max", place), per_run_max(scores_rbhts))
+            self.tally.add(Key("attention_entropy", place), activations.attention_entropy(weights_rbhts) / seeing)
+
+    @guarded
+    def _measure_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
+        self.of_head = _tokens(output)
+
+    def _measure_logits(self, output: Any) -> None:
+        """Measure the logits that a model returns, as many as it has embeddings, or else what its head made."""
+        known = self.parts.vocabulary
+        logits = next((_tokens(x) for x in _tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)
+        if logits is None:
+            return
+        logits_rbtv = logits.float()[None, None]
+        log_z_rbt = logits_rbtv.logsumexp(-1)
+        counted_rbt = torch.ones_like(log_z_rbt, dtype=torch.bool)
+        self.tally.add(Key("output_logit_mean"), activations.output_logit_mean(logits_rbtv))
+        self.tally.add(Key("output_logit_rms"), activations.output_logit_rms(logits_rbtv))
+        self.tally.add(Key("log_z"), activations.log_z(log_z_rbt, counted_rbt))
+        self.tally.add(Key("log_z_square"), activations.log_z_square(log_z_rbt, counted_rbt))
+
+    @guarded
+    def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
+        """Measure the logits of a router, and count the routes that it chose or would choose by them."""
+        router = self.parts.routers[place]
+        outputs = list(_tensors(output))
+        logits = next((x for x in outputs if x.is_floating_point() and x.shape[-1] == router.experts), None)
+        chosen = next((x for x in outputs if not x.is_floating_point()), None)
+        if not self._is_new("router", place):
+            return
+        if logits is None:
+            if chosen is not None:
+                experts = torch.arange(router.experts, device=chosen.device)
+                self._count(place, (chosen.flatten()[:, None] == experts).sum(0))
+            return
+        logits_rbte = logits.float().reshape(1, 1, -1, router.experts)
+        routed = route(logits_rbte, router.top_k or 1, is_sigmoid=False)
+        if chosen is not None:
+            one_hot_nke = torch.nn.functional.one_hot(chosen.long(), router.experts)
+            routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(logits_rbte.shape))
+        is_known = chosen is not None or router.top_k > 0
+        for measure in OF_ROUTER if is_known else OF_LOGITS:
+            self.tally.add(Key(measure.__name__, place), measure(routed))
+        if is_known:
+            self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
+
+    def _count(self, place: str, load_e: Tensor) -> None:
+        """Keep the routes to each expert."""
+        for expert, load in enumerate(load_e):
+            self.tally.add(Key("expert_load", place, str(expert)), load)
+
+    # gradients and updates
+
+    @guarded
+    def _await_backward(self, output: Any) -> None:
+        """Measure gradients at the end of the backward pass, before anything clips them."""
+        for x in _tensors(output):
+            if x.requires_grad and not self.is_shadow:
+                x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
+
+    def _queue(self) -> None:
+        if not self.is_queued:  # once more from within, to come after what averages gradients over ranks
+            self.is_queued = True
+            engine: Any = Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
+
+    @guarded
+    def _after_backward(self) -> None:
+        self.is_queued = False
+        scale = 1.0
+        if self.scaler and self.scaler.is_enabled():
+            scale = self.scaler.get_scale()
+            self.tally.kept[Key("loss_scale")] = [(torch.tensor(scale), 1.0)]
+        for name, weight in self.weights().items():
+            if (gradient := _whole_or_shard(weight.grad)) is not None:
+                key = Key("unclipped", self.parts.where[name], name)
+                rms = updates.grad_rms({name: gradient})[name] / scale
+                self.tally.kept[key] = [(rms.reshape(()), gradient.numel())]  # of several micro-batches the sum
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that are trained, by name."""
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Measure before an update; of one with a closure, in which the gradients are made, after that."""
+        (*rest, closure) = args if len(args) > 1 else (*args, kwargs.get("closure"))
+        if closure is None:
+            self._before_update(optimizer)
+            return None
+
+        def measured() -> Any:
+            loss = closure()
+            self._before_update(optimizer)
+            return loss
+
+        return (*rest, measured), {key: value for key, value in kwargs.items() if key != "closure"}
+
+    @guarded
+    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        for name, weight, group in self._of(optimizer):
+            self.lr = _rate(group) if self.lr is None else self.lr
+            w, g = _whole_or_shard(weight), _whole_or_shard(weight.grad)
+            if w is None or g is None:
+                continue
+            scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which divides by it itself
+            g = g if scale is None else g / scale
+            self._add(name, "param_rms", updates.param_rms({name: w}), w)
+            self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
+            if isinstance(group.get("eps"), int | float):  # Adafactor has two
+                self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
+                self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
+            for measure in OF_SAMPLED_GRADIENT:
+                self._add(name, measure.__name__, measure({name: _sample(g)}), g)
+            if not _is_adam(optimizer, group):
+                self.before[name] = _sample(w).clone()
+
+    @guarded
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for name, weight, group in self._of(optimizer):
+            w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
+            if w is None or g is None:
+                continue
+            lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
+            betas, made = group.get("betas", ()), state.get("step", group.get("step"))
+            if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
+                unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
+                self._add(name, "moment_ratio", updates.moment_ratio({name: g}, {name: square}, unbias2), g)
+                self._add(name, "moment_outliers", updates.moment_outliers({name: g}, {name: square}, unbias2), g)
+            if _is_adam(optimizer, group):
+                mean = _whole_or_shard(state["exp_avg"])
+                direction = (mean / unbias1) / ((square / unbias2).sqrt() + group["eps"])
+                update_rms = updates.update_rms({name: direction})[name]
+                step_rms = float(group["lr"]) * update_rms
+            elif name in self.before:
+                direction, self.of_adam = self.before.pop(name) - _sample(w), False
+                step_rms = updates.update_rms({name: direction})[name]
+                update_rms = step_rms / lr if lr else step_rms
+            else:
+                continue
+            self._add(name, "step_rms", {name: step_rms}, direction)
+            if lr or _is_adam(optimizer, group):
+                self._add(name, "update_rms", {name: update_rms}, direction)
+
+    def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, Mapping[str, Any]]]:
+        """The weights of an optimizer, by their names, with their groups."""
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if id(weight) in self.name_of:
+                    yield self.name_of[id(weight)], weight, group
+
+    def _add(self, name: str, of: str, value: Mapping[str, Tensor], measured: Tensor) -> None:
+        """Keep a number of a weight, and of each expert that it holds or belongs to."""
+        place = self.parts.where[name]
+        self.tally.add(Key(of, place, name), value[name], measured.numel())
+        if of not in OF_WEIGHTS:
+            return
+        if name in self.parts.expert:
+            self.tally.add(
+                Key(f"expert_{of}", place, f"{self.parts.expert[name]}/{name}"), value[name], measured.numel()
+            )
+        elif name in self.parts.stacked and len(measured[0]) == self.parts.routers[place].experts:  # no shard of them
+            for expert, rms in enumerate(per_run_rms(measured[0])):
+                self.tally.add(Key(f"expert_{of}", place, f"{expert}/{name}"), rms, measured[0, 0].numel())
+
+
+class Inert(Measurement):
+    """Measures nothing."""
+
+    def __init__(self) -> None:
+        self.fault, self.depth, self.passing, self.is_shadow = "copied", 0, ExitStack(), False
+
+
+_TOTAL_NORM: Any = getattr(clip_grad, "_get_total_norm", None)
+_BEFORE_CLIPPING: list[Callable[[], None]] = []
+
+
+def _total_norm(*args: Any, **kwargs: Any) -> Any:
+    for act in _BEFORE_CLIPPING:
+        act()
+    return _TOTAL_NORM(*args, **kwargs)
+
+
+@contextmanager
+def before_clipping(act: Callable[[], None]) -> Iterator[None]:
+    """Within the block, ``act`` is called before torch clips gradients, of which one that is NaN then makes all NaN."""
+    clip_grad._get_total_norm = _total_norm
+    _BEFORE_CLIPPING.append(act)
+    try:
+        yield
+    finally:
+        _BEFORE_CLIPPING.remove(act)
+        if not _BEFORE_CLIPPING:
+            clip_grad._get_total_norm = _TOTAL_NORM
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def _rate(group: Mapping[str, Any]) -> float | None:
+    """The learning rate; None of an optimizer that finds one itself."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
+
+
+def _is_adam(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    return isinstance(optimizer, torch.optim.Adam) and not group["amsgrad"]
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a module takes or returns."""
+    if isinstance(output, Tensor):
+        yield output
+    elif is_dataclass(output) and not isinstance(output, Mapping):
+        yield from _tensors(vars(output))
+    elif isinstance(output, Mapping | tuple | list):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(part)
+
+
+def _whole_or_shard(tensor: Tensor | None) -> Tensor | None:
+    """A tensor in fp32 with a run axis ``[1 ...]``, or this rank's shard of it; None for none, or a sparse one."""
+    if tensor is None or tensor.is_sparse:
+        return None
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach().float()[None]
+
+
+def _sample(x_r: Tensor) -> Tensor:
+    """Rows along the last axis, evenly spaced, of at most so many entries: ``[1 n d]``."""
+    rows_rnd = x_r.reshape(1, -1, x_r.shape[-1])
+    return rows_rnd[:, evenly(rows_rnd.shape[1], max(1, ENTRIES // max(1, x_r.shape[-1])))]
+
+
+def _tokens(logits_btv: Tensor) -> Tensor:
+    """Logits ``[n v]`` of a sample of tokens."""
+    logits_nv = logits_btv.detach().flatten(0, -2)
+    return logits_nv[evenly(len(logits_nv), TOKENS)]

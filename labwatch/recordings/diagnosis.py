@@ -1,0 +1,193 @@
+"""Where did it begin? What left its usual values first in a recording, in which part of the model, and why.
+
+What is measured at one step has an order: the learning rate, the weights before the update, what they make of the batch
+(the residual stream, attention, routers, logits, the loss), the gradients of that, and the update. The earliest
+recorded step decides, and within it the earliest in this order (that of ``causes.yaml``), since what comes later
+follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lab.core import shipped
+from lab.core.windows import MERGE
+from labwatch.events.detectors import Event
+from labwatch.recordings.moves import Move
+from labwatch.recordings.recording import Recording
+from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Readings, Sign, quantities
+
+# One part is apart from the others if its logarithm moved so many times as far.
+APART = 2.0
+LOSS = "loss"
+OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
+
+
+@cache
+def causes() -> Mapping[str, Mapping[str, Any]]:
+    """What is said of each kind of cause, in their order within a step; see the file."""
+    table: Mapping[str, Mapping[str, Any]] = shipped.load(Path(__file__).with_name("causes.yaml"))
+    return table
+
+
+class Finding(NamedTuple):
+    """What left its usual values first.
+
+    Attributes:
+        kind: of cause, a key of ``causes``.
+        parts: of the model; none if it is all of them, or the whole.
+        since: the last recorded step at which all was as usual; None if there is none.
+        step: the recorded step at which it was seen first.
+        moves: those that decide, and then all others of the same event in the order of their steps.
+        weights: names of single ones, where they are known.
+        loss_step: at which the loss rose; None if it did not.
+        last: the step at which the event was seen last.
+        as_before: what was recorded and had not moved when it was seen first, so that it is no cause.
+    """
+
+    kind: str
+    parts: list[str]
+    since: int | None
+    step: int
+    moves: list[Move]
+    weights: list[str]
+    loss_step: int | None
+    last: int
+    as_before: list[str]
+
+    def explains(self, event: Event) -> bool:
+        """Whether an alarm of the loss belongs to this event."""
+        since = -1 if self.since is None else self.since
+        return event.kind == "spike" and since < event.step <= self.last
+
+
+class Diagnosis(NamedTuple):
+    """The findings of a recording, each an alarm, and the outcome of each check.
+
+    An outcome is ``alarm``, ``passed``, ``too few rows`` or ``not recorded``.
+    """
+
+    findings: list[Finding]
+    checks: dict[str, str]
+
+
+def diagnose(recording: Recording) -> Diagnosis:
+    """What left its usual values in a recording, and where each such event began."""
+    read = Readings(recording)
+    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] == LOSS)}
+    signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
+    findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
+    later = [
+        sign for of_check in signs.values() for sign in of_check if sign.row or sign.kind not in ("dead", "weights")
+    ]
+    findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
+    outcomes = {
+        name: _outcome(read, column, signs[name])
+        for name, (_, column) in checks.items()
+        if read.has(column) or not quantities().get(column, {}).get("extra")
+    }
+    if not read.is_of_rewards:
+        outcomes[LOSS] = "alarm" if read.rises else "passed"
+    return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
+
+
+AT_START = ("zero gradients", "initial weights")
+
+
+def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
+    if signs:
+        return "alarm"
+    least = 0.0 if "alarm" in quantities().get(column, {}) else -math.inf  # a negative reward falls by no factor
+    values = [read.column(column, place) for place in read.recording.places(column)]
+    rows = max((np.count_nonzero(np.isfinite(value_m) & (value_m >= least)) for value_m in values), default=0)
+    return "passed" if rows >= FEWEST_ROWS else "too few rows" if rows else "not recorded"
+
+
+def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list[Sign]]]:
+    """The rows that begin and end each event, and its signs; what is less than ``MERGE`` rows apart is one event."""
+    last = len(read.step_m) - 1
+    rows = sorted({sign.row for sign in signs} | {read.row_of(rise.first) for rise in read.rises})
+    ends = [row for row, later in zip(rows, [*rows[1:], MERGE + last + 1], strict=False) if later - row >= MERGE]
+    begin = 0
+    for end in ends:
+        first = next(row for row in rows if row >= begin)
+        yield range(first, end + 1), [sign for sign in signs if first <= sign.row <= end]
+        begin = end + 1
+
+
+def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
+    """The finding of an event: of its signs, and of the moves that lasted up to its first row, the first ones."""
+    anchor, at_anchor = rows.start, [sign for sign in signs if sign.row == rows.start]
+    rise = read.rise_before(anchor)
+    before = [
+        Sign(quantities()[name]["kind"], move.row, [place] * bool(place), [move])
+        for (name, place), moves in read.moves.items()
+        for move in ([] if at_anchor else moves)
+        if move.row <= anchor <= move.end
+        and anchor - move.row < MERGE
+        and (read.step_m[move.row] < rise.first if rise else move.row < anchor)
+        and (move.change < 0) == bool(quantities()[name].get("falls"))
+    ]
+    first = min([anchor, *(sign.row for sign in before)])
+    found = [sign for sign in [*at_anchor, *before] if sign.row == first]
+    if rise and first == anchor:
+        found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
+        found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
+    elif not found:  # the loss rose after the last row
+        found = [Sign("unseen", first)]
+    return _finding(read, found, range(first, rows.stop))
+
+
+def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
+    """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
+    order = list(causes())
+    row = signs[0].row
+    if any(move.row == row for move in read.moves.get(("input_rms", ""), [])):  # blocks get what entered the first one
+        signs = [sign for sign in signs if sign.kind not in OF_PASS] or [Sign("data", row)]
+    kind = min((sign.kind for sign in signs), key=order.index)
+    chosen = [sign for sign in signs if sign.kind == kind]
+    deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
+    rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
+    rest.sort(key=lambda move: (move.row, -abs(move.change)))
+    earlier = [read.row_before(row, read.column(move.quantity, move.place)) for move in deciding[:1]]
+    since = int(read.step_m[earlier[0] if earlier else row - 1]) if row else None
+    parts = _parts(read, chosen, kind)
+    weights = [name for sign in chosen for name in sign.weights]
+    step = int(read.step_m[row])
+    last = int(read.step_m[rows.stop - 1])
+    if rows.stop == len(read.step_m):  # losses may follow that last row
+        last = int(max([last, *read.recording.loss_step_n[-1:]]))
+    loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
+    if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
+        kind = "instability"
+    elif kind == "gradients" and not parts:
+        kind = "data"
+    moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
+    as_before = [
+        what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved
+    ]
+    return Finding(kind, parts, since, step, [*deciding, *rest], weights, loss_step, last, as_before)
+
+
+def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
+    """The parts that signs name: none if it is all, and one if it is far apart from the others."""
+    size = dict[str, float]()
+    for sign in signs:
+        for part in sign.parts:
+            size[part] = max(size.get(part, 0.0), *(abs(move.change) for move in sign.moves), 0.0)
+    parts = sorted(size, key=lambda part: -size[part])
+    if kind == "activations":  # later blocks get what an earlier one returned
+        return [min(parts, key=_depth)]
+    if len(parts) > 1 and size[parts[0]] > APART * size[parts[1]] > 0:
+        return parts[:1]
+    return [] if len(parts) >= max(2, MOST * len(read.places)) else sorted(parts, key=_depth)
+
+
+def _depth(part: str) -> tuple[int, str]:
+    return (int(part[5:]) if part.startswith("block") else -1, part)

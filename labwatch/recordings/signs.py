@@ -1,0 +1,380 @@
+"""Signs in a recording that something is wrong: each means so by itself, and no healthy loop shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from lab.analysis.spikes.trend import loss_spikes
+from lab.core import shipped
+from lab.core.windows import Numbers
+from labwatch.recordings.moves import TINY, Move, moves_of
+from labwatch.recordings.recording import Recording
+
+# The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before.
+RATE_JUMP = 3.0
+# A block is unlike the others from the first row on if its weights are larger by this factor than their median.
+UNLIKE = 4.0
+# Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
+BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
+# A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
+# more, and by so many times the median spread of the others.
+APART, SPREADS = 0.7, 8.0
+# A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
+# so many rows in a row.
+SCALE_FALL, OVERFLOWS = 64.0, 3
+# The same batch comes again and again if over so many steps the loss bends less by this factor than just before.
+REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
+# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
+STEP_LASTS = 10
+# The loss falls at once if so many losses lie below all before, by so many times the usual change from step to step.
+FALL_STEPS, FALL_CHANGES = 10, 3.0
+# So many steps after the loss moved, parts may differ because they have learned from what came.
+LEARNED_STEPS = 5
+LASTS = 3  # rows after which a move is not that of single batches
+MOST = 0.7  # the share of parts in which something is so, if it is so of most
+LASTING = 2  # rows in which something that is exactly zero stays so
+FEWEST_ROWS = 3
+
+
+@cache
+def quantities() -> Mapping[str, Mapping[str, Any]]:
+    """What is known of each quantity, by its name; see the file."""
+    table: Mapping[str, Mapping[str, Any]] = shipped.load(Path(__file__).with_name("quantities.yaml"))
+    return table
+
+
+class Sign(NamedTuple):
+    """Something that is wrong, seen first at a row of a recording.
+
+    Attributes:
+        kind: of cause, a key of ``causes.yaml``.
+        row: of the recording.
+        parts: of the model; none for the whole.
+        moves: the measurements that show it, as far as it is a move.
+        weights: names of single ones, where they are known.
+    """
+
+    kind: str
+    row: int
+    parts: Sequence[str] = ()
+    moves: Sequence[Move] = ()
+    weights: Sequence[str] = ()
+
+
+class Rise(NamedTuple):
+    """The first and the last step at which the loss lies above what it was, and whether it went there at once."""
+
+    first: int
+    last: int
+    is_step: bool
+
+
+class Readings:
+    """A recording, its moves, and the rises of its loss."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.step_m = recording, recording.step_m
+        self.places = sorted({place for _, place in recording.columns if place})
+        self.blocks = [place for place in self.places if place.startswith("block")]
+        self.moves = {
+            (name, place): list(moves_of(name, place, self.column(name, place)))
+            for name, known in quantities().items()
+            for place in recording.places(name)
+            if "kind" in known and "share" not in known
+        }
+        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
+
+    def column(self, name: str, place: str = "") -> Numbers:
+        """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
+        columns = self.recording.columns
+        value_m = columns.get((name, place), np.full(len(self.step_m), math.nan))
+        if name != "grad_rms" or ("grad_norm", "") not in columns or ("grad_norm_clipped", "") not in columns:
+            return value_m
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor_m = columns["grad_norm", ""] / columns["grad_norm_clipped", ""]
+            return np.where(np.isfinite(factor_m) & (factor_m > 0), value_m * factor_m, value_m)
+
+    def has(self, name: str) -> bool:
+        return bool(self.recording.places(name))
+
+    def steps_before(self, row: int) -> int:
+        """Steps since the recorded row before."""
+        return int(self.step_m[row] - self.step_m[row - 1])
+
+    def row_of(self, step: int) -> int:
+        """The first recorded row that shows a step, or else the last one."""
+        return min(int(np.searchsorted(self.step_m, step)), len(self.step_m) - 1)
+
+    def rise_before(self, row: int) -> Rise | None:
+        """The rise of the loss that began after the row before and up to this row; None if there is none."""
+        since = self.step_m[row - 1] if row else -1
+        return next((rise for rise in self.rises if since < rise.first <= self.step_m[row]), None)
+
+    def change(self, name: str, place: str, row: int) -> Move:
+        """What a measurement did from the row before, also where that is no move against its own noise."""
+        known = next((move for move in self.moves.get((name, place), []) if move.row == row), None)
+        value_m = self.column(name, place)
+        before = float(value_m[self.row_before(row, value_m)])
+        return known or Move(name, place, row, row + 1, float(value_m[row]), before, math.nan)
+
+    def row_before(self, row: int, value_m: Numbers) -> int:
+        """The last row before in which a number was recorded; at a rise of the loss some rows have only a few."""
+        known = np.flatnonzero(~np.isnan(value_m[:row]))
+        return int(known[-1]) if len(known) else row - 1
+
+    def named(self, what: str) -> dict[int, dict[str, list[str]]]:
+        """By row and part the names of weights of which something is so."""
+        found = dict[int, dict[str, list[str]]]()
+        for (name, place), of_rows in self.recording.names.items():
+            for row, names in of_rows.items() if name == what else ():
+                found.setdefault(row, {})[place] = names
+        return dict(sorted(found.items()))
+
+
+def _rises_of_loss(recording: Recording) -> list[Rise]:
+    """The loss spikes, from the first step to that of the ending."""
+    step_n, loss_n = recording.loss_step_n, recording.loss_n
+    found = list[Rise]()
+    for span in loss_spikes(step_n, loss_n):
+        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
+        rise_n = loss_n[span.first : end + 1] - span.usual
+        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
+        found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
+    return found
+
+
+def rate_jumps(read: Readings) -> Iterator[Sign]:
+    """A learning rate that jumps, unless it warms up from the first row on."""
+    lr_m, rise = read.column("lr"), 0.0
+    for row in range(1, len(lr_m)):
+        per_step = (lr_m[row] - lr_m[row - 1]) / read.steps_before(row)
+        if row > 1 and lr_m[row] > RATE_JUMP * lr_m[row - 1] > 0 and per_step > RATE_JUMP * rise:
+            move = Move("lr", "", row, len(lr_m), float(lr_m[row]), float(lr_m[row - 1]), math.inf)
+            yield Sign("rate", row, moves=[move])
+        rise = max(rise, per_step) if math.isfinite(per_step) else rise
+
+
+def not_finite(read: Readings) -> Iterator[Sign]:
+    """The first row with numbers that are not finite, by the parts in which they are."""
+    scaled = read.has("loss_scale")
+    of_names = {what: read.named(f"{what}_not_finite") for what in ("weight", "gradient", "update")}
+    rows = [next(iter(rows)) for what, rows in of_names.items() if rows and not (scaled and what == "gradient")]
+    names = ("block_rms", "param_rms", "attention_logit_max", *(() if scaled else ("grad_rms",)), "update_rms")
+    infinite = {
+        (name, place): int(np.argmax(value_m))
+        for (name, place), column_m in read.recording.columns.items()
+        if name in names and place and (value_m := np.isinf(column_m)).any()
+    }
+    if not rows and not infinite:
+        return
+    first = min([*rows, *infinite.values()])
+    for what in ("weight", "activation", "gradient", "update"):
+        parts = of_names.get(what, {}).get(first, {})
+        if what == "activation":
+            found = [
+                place for (name, place), row in infinite.items() if row == first and name.startswith(("block", "att"))
+            ]
+            parts = {place: [] for place in found[:1]} if len(found) < len(read.blocks) or len(found) == 1 else {}
+        if parts and not (what == "gradient" and scaled):
+            yield Sign("not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of])
+            return
+    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}))
+
+
+def zero_gradients(read: Readings) -> Iterator[Sign]:
+    """Weights whose gradients are exactly zero in some rows in a row."""
+    rows = read.named("gradient_zero")
+    for row, parts in rows.items():
+        lasting = {
+            place: kept
+            for place, names in parts.items()
+            if (kept := [name for name in names if name in rows.get(row + LASTING - 1, {}).get(place, [])])
+        }
+        if lasting:
+            yield Sign("dead", row, sorted(lasting), weights=[name for of in lasting.values() for name in of])
+            return
+
+
+def frozen(read: Readings) -> Iterator[Sign]:
+    """Parts that lose their gradients, or whose updates become zero, while others are trained."""
+    places = read.recording.places("grad_rms")
+    for place in places:
+        is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
+        others_m = np.zeros(len(is_trained_m), dtype=bool)
+        for other in places:
+            others_m |= np.isfinite(read.column("grad_rms", other)) & (other != place)
+        lost = np.flatnonzero(~is_trained_m & others_m & (read.column("lr") != 0))
+        if len(lost) and not is_trained_m[lost[0] :].any() and is_trained_m[: lost[0]].any():
+            yield Sign("frozen", int(lost[0]), [place])
+
+
+def unlike_weights(read: Readings) -> Iterator[Sign]:
+    """Blocks whose weights are larger than those of the other blocks from the first row on."""
+    rms = {block: float(read.column("param_rms", block)[0]) for block in read.blocks if len(read.step_m)}
+    for block, value in rms.items():
+        usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
+        if len(rms) >= 3 and value > UNLIKE * usual:
+            yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
+
+
+def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
+    """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
+    change_pm = {place: _changes(read.column("param_rms", place)) for place in read.recording.places("param_rms")}
+    apart_pm = _apart(read, change_pm)
+    for place, change_m in change_pm.items():
+        ratio_m = read.column("update_ratio", place)
+        ratio_m = ratio_m[np.maximum.accumulate(np.where(np.isfinite(ratio_m), np.arange(len(ratio_m)), 0))]
+        for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
+            largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
+            is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
+            if is_beyond or (place in apart_pm and apart_pm[place][row]):
+                yield Sign("weights", row + 1, [place] if place else [], [read.change("param_rms", place, row + 1)])
+                break
+
+
+def outputs_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
+    gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
+    for block in sorted(read.blocks, key=lambda block: int(block[5:])):
+        leaving_m = read.column("block_rms", block)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain_pm[block] = leaving_m / entering_m
+        entering_m = leaving_m
+    for block, apart_m in _apart(read, {block: _changes(gain_m) for block, gain_m in gain_pm.items()}).items():
+        if apart_m.any():
+            row = int(np.argmax(apart_m)) + 1
+            yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
+
+
+def _changes(value_m: Numbers) -> Numbers:
+    """The logarithm of the factor to each row from the last one before that is finite; NaN without both."""
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    change_m = np.full(len(value_m) - 1, math.nan)
+    change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
+    return change_m
+
+
+def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
+    """Between which rows the logarithm of a block changed unlike those of the other blocks."""
+    found = dict[str, NDArray[np.bool_]]()
+    for block in read.blocks:
+        others_pm = np.array(
+            [change_m for other, change_m in change_pm.items() if other in read.blocks and other != block]
+        )
+        if block in change_pm and len(others_pm) > 1:
+            usual_m = np.median(others_pm, axis=0)
+            spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
+            found[block] = np.abs(change_pm[block] - usual_m) > np.maximum(APART, SPREADS * spread_m)
+    return found
+
+
+def moved(read: Readings, name: str) -> Iterator[Sign]:
+    """Moves of a quantity that are larger than those of healthy loops, or beyond its level."""
+    known = quantities()[name]
+    for place in read.recording.places(name):
+        parts = [place] if place else []
+        for move in read.moves.get((name, place), []) if "alarm" in known else ():
+            away = -move.change if known.get("falls") else move.change
+            rise = read.rise_before(move.row)
+            is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
+            least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if away > math.log(least) * (1 + is_learned):
+                yield Sign(known["kind"], move.row, parts, [move])
+    yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first row at which a part is beyond the level, or at which most parts are."""
+    places = [place for place in read.recording.places(name) if not place or place in read.blocks]
+    if not places:
+        return
+    value_pm = np.array([read.column(name, place) for place in places])
+    beyond_pm = np.where(np.isfinite(value_pm), value_pm, 0) > known["level"]
+    enough_m = beyond_pm.mean(0) >= (MOST if known.get("everywhere") else 1 / len(places))
+    if known.get("share"):  # what one row alone may show by chance, or because it is the first
+        enough_m[:-1] &= enough_m[1:]
+    if not enough_m.any():
+        return
+    row = int(np.argmax(enough_m))
+    moves = [
+        Move(name, place, row, row + 1, float(value_m[row]), float(value_m[row - 1]) if row else math.nan, math.nan)
+        for place, value_m, beyond_m in zip(places, value_pm, beyond_pm, strict=True)
+        if beyond_m[row]
+    ]
+    yield Sign(
+        known["kind"], row, [] if known.get("everywhere") else [move.place for move in moves if move.place], moves
+    )
+
+
+def lost_scale(read: Readings) -> Iterator[Sign]:
+    """A loss scale that fell far, or gradients that overflow in row after row at any scale."""
+    scale_m = read.column("loss_scale")
+    if not np.isfinite(scale_m).any():
+        return
+    highest_m = np.fmax.accumulate(scale_m)
+    fallen = np.flatnonzero(scale_m * SCALE_FALL <= highest_m).tolist()
+    bad = read.named("gradient_not_finite")
+    fallen += [row for row in bad if all(row + later in bad for later in range(OVERFLOWS))]
+    if fallen:
+        row = min(fallen)
+        move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
+        yield Sign("precision", row, moves=[move])
+
+
+def repeated_batches(read: Readings) -> Iterator[Sign]:
+    """A loss that no longer varies from step to step as it did in the steps before."""
+    loss_n, steps = read.recording.loss_n, REPEATED_STEPS
+    if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
+        return
+    bend_n = np.abs(np.diff(loss_n, 2))
+    median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
+    before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
+    small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
+    if len(small):
+        first = int(small[0]) + 2 * steps
+        between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
+        last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
+        yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
+
+
+def loss_falls(read: Readings) -> Iterator[Sign]:
+    """A loss that falls in one step, and stays so low that no step before comes near it."""
+    loss_n, steps = read.recording.loss_n, FALL_STEPS
+    if len(loss_n) < 2 * steps or not np.isfinite(loss_n).all():
+        return
+    lowest_n = np.minimum.accumulate(loss_n)[steps - 1 : -steps]
+    highest_n = sliding_window_view(loss_n, steps).max(1)[steps:]
+    change_n = np.median(np.abs(sliding_window_view(np.diff(loss_n), 2 * steps - 1)), axis=1)
+    fallen = np.flatnonzero(lowest_n - highest_n > FALL_CHANGES * change_n)
+    if len(fallen):
+        yield Sign("data", read.row_of(int(read.recording.loss_step_n[fallen[0] + steps])))
+
+
+Check = Callable[[Readings], Iterator[Sign]]
+# By what is checked: how, and the column of which it takes some rows.
+CHECKS: dict[str, tuple[Check, str]] = {
+    "learning rate": (rate_jumps, "lr"),
+    "finite numbers": (not_finite, "param_rms"),
+    "loss scale": (lost_scale, "loss_scale"),
+    "initial weights": (unlike_weights, "param_rms"),
+    "weights against updates": (weights_beyond_updates, "param_rms"),
+    "output against other blocks": (outputs_apart, "block_rms"),
+    "zero gradients": (zero_gradients, "grad_rms"),
+    "frozen parts": (frozen, "grad_rms"),
+    "repeated batches": (repeated_batches, "loss"),
+    "falls of the loss": (loss_falls, "loss"),
+    **{
+        known["name"]: (partial(moved, name=name), name)
+        for name, known in quantities().items()
+        if known.keys() & {"alarm", "level"}
+    },
+}
