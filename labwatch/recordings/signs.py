@@ -38,6 +38,10 @@ STEP_LASTS = 10
 FALL_STEPS, FALL_CHANGES = 10, 3.0
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
+# All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
+# come after a row by which the fall of the loss slowed down: over the steps so far, so many at least, it fell as much
+# from the first quarter to the middle as from there to the last quarter.
+FEWEST_STEPS = 20
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
@@ -90,6 +94,7 @@ class Readings:
             for place in recording.places(name)
             if "kind" in known and "share" not in known
         }
+        self.settled = self.row_of(_settled_step(recording))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
         self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
 
@@ -110,7 +115,7 @@ class Readings:
         """Steps since the recorded row before."""
         return int(self.step_m[row] - self.step_m[row - 1])
 
-    def row_of(self, step: int) -> int:
+    def row_of(self, step: float) -> int:
         """The first recorded row that shows a step, or else the last one."""
         return min(int(np.searchsorted(self.step_m, step)), len(self.step_m) - 1)
 
@@ -138,6 +143,17 @@ class Readings:
             for row, names in of_rows.items() if name == what else ():
                 found.setdefault(row, {})[place] = names
         return dict(sorted(found.items()))
+
+
+def _settled_step(recording: Recording) -> float:
+    """The first step by which the fall of the loss slowed down; infinite if none is."""
+    loss_n, end = recording.loss_n, FEWEST_STEPS
+    while end <= len(loss_n):
+        first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
+        if first - middle >= middle - last:
+            return int(recording.loss_step_n[end - 1])
+        end += end // 4
+    return math.inf
 
 
 def _rises_of_loss(recording: Recording) -> list[Rise]:
@@ -228,7 +244,7 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
-    change_pm = {place: _changes(read.column("param_rms", place)) for place in read.recording.places("param_rms")}
+    change_pm = {place: _changes(read, read.column("param_rms", place)) for place in read.recording.places("param_rms")}
     apart_pm = _apart(read, change_pm)
     for place, change_m in change_pm.items():
         ratio_m = read.column("update_ratio", place)
@@ -249,17 +265,18 @@ def outputs_apart(read: Readings) -> Iterator[Sign]:
         with np.errstate(invalid="ignore", divide="ignore"):
             gain_pm[block] = leaving_m / entering_m
         entering_m = leaving_m
-    for block, apart_m in _apart(read, {block: _changes(gain_m) for block, gain_m in gain_pm.items()}).items():
+    for block, apart_m in _apart(read, {block: _changes(read, gain_m) for block, gain_m in gain_pm.items()}).items():
         if apart_m.any():
             row = int(np.argmax(apart_m)) + 1
             yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
 
 
-def _changes(value_m: Numbers) -> Numbers:
-    """The logarithm of the factor to each row from the last one before that is finite; NaN without both."""
+def _changes(read: Readings, value_m: Numbers) -> Numbers:
+    """The logarithm of the factor to each row from the last one before that is finite; NaN where none is judged."""
     row_n = np.flatnonzero(np.isfinite(value_m))
     change_m = np.full(len(value_m) - 1, math.nan)
     change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
+    change_m[: read.settled] = math.nan
     return change_m
 
 
@@ -287,7 +304,7 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
-            if away > math.log(least) * (1 + is_learned):
+            if move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
@@ -355,8 +372,8 @@ def loss_falls(read: Readings) -> Iterator[Sign]:
     highest_n = sliding_window_view(loss_n, steps).max(1)[steps:]
     change_n = np.median(np.abs(sliding_window_view(np.diff(loss_n), 2 * steps - 1)), axis=1)
     fallen = np.flatnonzero(lowest_n - highest_n > FALL_CHANGES * change_n)
-    if len(fallen):
-        yield Sign("data", read.row_of(int(read.recording.loss_step_n[fallen[0] + steps])))
+    rows = [read.row_of(int(read.recording.loss_step_n[n + steps])) for n in fallen]
+    yield from [Sign("data", row) for row in rows if row > read.settled][:1]
 
 
 Check = Callable[[Readings], Iterator[Sign]]
