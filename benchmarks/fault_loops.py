@@ -826,6 +826,98 @@ def weight_noise(loop: Loop) -> None:
     _once(loop, act)
 
 
+def tight_clip(loop: Loop) -> None:
+    """From a step on gradients are clipped to a norm of 0.0001."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            loop.clip = 1e-4
+
+    loop.gradients = gradients
+
+
+def transposed(loop: Loop) -> None:
+    """The square matrices of one block are transposed, as by a converter of checkpoints."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.matrices(loop.block):
+            if weight.shape[0] == weight.shape[1]:
+                weight.copy_(weight.T.clone())
+
+    _once(loop, act)
+
+
+def gradient_noise(loop: Loop) -> None:
+    """From a step on noise is added to gradients, ten times as large as they are."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.add_(10 * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
+
+    loop.gradients = gradients
+
+
+def long_momentum(loop: Loop) -> None:
+    """From a step on momentum is 0.999."""
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers if step >= loop.at else ():
+            for group in each.param_groups:
+                if "betas" in group:
+                    group["betas"] = (0.999, group["betas"][1])
+                else:
+                    group["momentum"] = 0.999
+
+    loop.update = update
+
+
+def one_token(loop: Loop) -> None:
+    """From a step on all tokens are the same one."""
+    loop.batch = lambda loop, step, x, y: (torch.zeros_like(x), torch.zeros_like(y)) if step >= loop.at else (x, y)
+
+
+def labels_nan(loop: Loop) -> None:
+    """A mask is multiplied with a loss that is NaN where it masks, once, so all gradients are NaN."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step == loop.at else ():
+            weight.grad.fill_(math.nan)
+
+    loop.gradients = gradients
+
+
+def norm_gain(loop: Loop) -> None:
+    """The gains of one norm of one block become 20 times as large."""
+    gain = next(weight for name, weight in loop.blocks[loop.block].named_parameters() if "norm" in name)
+    _once(loop, lambda loop: gain.mul_(20))
+
+
+def rate_zero(loop: Loop) -> None:
+    """From a step on the learning rate is zero."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * (step < loop.at)
+
+
+def heavy_decay(loop: Loop) -> None:
+    """From a step on weights decay by five per cent in each step."""
+
+    def update(loop: Loop, step: int) -> None:
+        with torch.no_grad():
+            for weight in loop.parameters() if step >= loop.at else ():
+                weight.mul_(0.95)
+
+    loop.update = update
+
+
+def one_label(loop: Loop) -> None:
+    """From a step on all labels are the same one."""
+    loop.batch = lambda loop, step, x, y: (x, torch.zeros_like(y) if step >= loop.at else y)
+
+
+def inputs_scaled(loop: Loop) -> None:
+    """From a step on pictures are 16 times as bright, since they are not normalized."""
+    loop.batch = lambda loop, step, x, y: (16 * x if step >= loop.at else x, y)
+
+
 def adapter_weights(loop: Loop) -> None:
     """The adapters of one block become 30 times as large."""
 
@@ -945,6 +1037,65 @@ def hard_data(loop: Loop) -> None:
 def short_warm_up(loop: Loop) -> None:
     """The rate is at its peak from the first step on, and falls linearly to nothing."""
     loop.rate = lambda step: 1 - step / loop.steps
+
+
+def long_warm_up(loop: Loop) -> None:
+    """A warm-up over half of the steps."""
+    loop.rate = lambda step: min(1.0, 2 * (step + 1) / loop.steps)
+
+
+def triangular_rate(loop: Loop) -> None:
+    """The rate rises and falls, every 60 steps."""
+    loop.rate = lambda step: 0.2 + 0.8 * (1 - abs(step % 60 - 30) / 30)
+
+
+def steep_batch_ramp(loop: Loop) -> None:
+    """Batches double three times."""
+    loop.rows = lambda step: ROWS // 2 * 2 ** min(3, step // 50)
+
+
+def tight_clipping(loop: Loop) -> None:
+    """Gradients are clipped to a norm of 0.1 from the start."""
+    loop.clip = 0.1
+
+
+def two_sources(loop: Loop) -> None:
+    """Every second batch has a quarter of its labels at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = y.clone()
+        if step % 2:
+            y[: len(y) // 4] = y.flip(0)[: len(y) // 4]
+        return x, y
+
+    loop.batch = batch
+
+
+def easy_first(loop: Loop) -> None:
+    """The share of labels at random grows slowly to a fifth."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_wrong = torch.rand(y.shape, generator=loop.data.random) < 0.2 * step / loop.steps
+        return x, torch.where(is_wrong, y.flip(0), y)
+
+    loop.batch = batch
+
+
+def rare_hard_rows(loop: Loop) -> None:
+    """In one batch of twenty an eighth of the rows has labels at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.rand((), generator=loop.data.random) < 0.05:
+            y = y.clone()
+            y[: len(y) // 8] = y.flip(0)[: len(y) // 8]
+        return x, y
+
+    loop.batch = batch
+
+
+def high_rate(loop: Loop) -> None:
+    """The learning rate is one and a half times as high."""
+    loop.rate = lambda step: 1.5 * min(1.0, (step + 1) / 20)
 
 
 def fp16(loop: Loop) -> None:

@@ -70,6 +70,10 @@ class Planted(NamedTuple):
         return DESIGN["splits"][self.split]["faults"][self.name]
 
     @property
+    def has_twin(self) -> bool:
+        return self.is_fault and "first_seed" in DESIGN["splits"][self.split]
+
+    @property
     def twin(self) -> Planted:
         """The same run without the fault."""
         return self._replace(name="plain", is_fault=False, at=0, block=0)
@@ -81,9 +85,9 @@ class Planted(NamedTuple):
 
 
 def design() -> list[Planted]:
-    """The runs of the design, and of faults that are held out the same runs without them."""
+    """The runs of the design, and of splits with seeds of their own the same runs without faults."""
     runs = list(_runs())
-    return [*runs, *dict.fromkeys(run.twin for run in runs if run.is_fault and run.split == "held out")]
+    return [*runs, *dict.fromkeys(run.twin for run in runs if run.has_twin)]
 
 
 def _runs() -> Iterator[Planted]:
@@ -101,10 +105,11 @@ def _runs() -> Iterator[Planted]:
                     at = row.get("at", DESIGN["at"][turn % 3]) if is_fault else 0
                     model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
                     seed = 10 * number + repeat
-                    if split == "held out" and is_fault:  # a run without the fault serves several faults
-                        seed = 1000 + 10 * rows["models"].index(model) + rows["optimizers"].index(optimizer)
-                    elif split == "held out":
-                        seed += 2000
+                    if "first_seed" in rows and is_fault:
+                        seed = rows["first_seed"] + 10 * rows["models"].index(model)
+                        seed += rows["optimizers"].index(optimizer)
+                    elif "first_seed" in rows:
+                        seed += rows["first_healthy_seed"]
                     yield Planted(
                         *(name, is_fault, model, optimizer, seed, at, turn % fault_loops.BLOCKS),
                         *(1 if turn in rows["every_step"] else 10, DESIGN["steps"], split),
@@ -197,10 +202,10 @@ def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
     rows = list[dict[str, Any]]()
     for planted in design():
-        if part == "tuning" and planted.split != "tuning":
+        if part == "tuning" and planted.split == "held out":
             continue
         recording = recorded(planted, folder)
-        twin = recorded(planted.twin, folder) if planted.is_fault and planted.split != "tuning" else None
+        twin = recorded(planted.twin, folder) if planted.has_twin else None
         for every in rates(planted):
             of_rate = thinned(recording, every, folder / f"every{every}" / planted.file)
             its_twin = thinned(twin, every, folder / f"every{every}" / planted.twin.file) if twin else None
