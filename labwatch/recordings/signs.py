@@ -34,13 +34,11 @@ SCALE_FALL, OVERFLOWS = 64.0, 3
 REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 # The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
 STEP_LASTS = 10
-# The loss falls at once if so many losses lie below all before, by so many times the usual change from step to step.
-FALL_STEPS, FALL_CHANGES = 10, 3.0
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
-# come after a row by which the fall of the loss slowed down: over the steps so far, so many at least, it fell as much
-# from the first quarter to the middle as from there to the last quarter.
+# come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
+# so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
 FEWEST_STEPS = 20
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
@@ -94,7 +92,8 @@ class Readings:
             for place in recording.places(name)
             if "kind" in known and "share" not in known
         }
-        self.settled = self.row_of(_settled_step(recording))  # the row after which changes are judged
+        warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
+        self.settled = max(warm, self.row_of(_settled_step(recording)))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
         self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
 
@@ -363,19 +362,6 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
         yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
 
 
-def loss_falls(read: Readings) -> Iterator[Sign]:
-    """A loss that falls in one step, and stays so low that no step before comes near it."""
-    loss_n, steps = read.recording.loss_n, FALL_STEPS
-    if len(loss_n) < 2 * steps or not np.isfinite(loss_n).all():
-        return
-    lowest_n = np.minimum.accumulate(loss_n)[steps - 1 : -steps]
-    highest_n = sliding_window_view(loss_n, steps).max(1)[steps:]
-    change_n = np.median(np.abs(sliding_window_view(np.diff(loss_n), 2 * steps - 1)), axis=1)
-    fallen = np.flatnonzero(lowest_n - highest_n > FALL_CHANGES * change_n)
-    rows = [read.row_of(int(read.recording.loss_step_n[n + steps])) for n in fallen]
-    yield from [Sign("data", row) for row in rows if row > read.settled][:1]
-
-
 Check = Callable[[Readings], Iterator[Sign]]
 # By what is checked: how, and the column of which it takes some rows.
 CHECKS: dict[str, tuple[Check, str]] = {
@@ -388,7 +374,6 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "repeated batches": (repeated_batches, "loss"),
-    "falls of the loss": (loss_falls, "loss"),
     **{
         known["name"]: (partial(moved, name=name), name)
         for name, known in quantities().items()
