@@ -28,9 +28,6 @@ from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
-from lab.features.board.matrix import read_matrix
-from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
-from lab.features.board.text import headline
 from lab.features.predict.limits import FILE as LIMITS
 from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
@@ -56,6 +53,11 @@ from score_crash_test import (
     reference_table,
     score_records,
 )
+from studies.board.matrix import read_matrix
+from studies.board.page import answer_of as board_answer
+from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
+from studies.board.text import as_csv as board_csv
+from studies.board.text import headline
 from studies.claims import ruled, scoreboard
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
 from studies.claims.rules import effect_text
@@ -412,6 +414,9 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
         yield page, quote_public_runs(quote_crash_test(quote_board(quote_shares(text))))
     yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
+    matrix = read_matrix(RESULTS / "board")
+    yield RESULTS / "board.txt", f"{board_answer(matrix).text()}\n"
+    yield RESULTS / "board.csv", f"{board_csv(matrix)}\n"
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()
 

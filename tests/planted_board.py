@@ -11,7 +11,7 @@ import pandas as pd
 
 import planted
 from lab.analysis.stress.arms import REFERENCE
-from lab.features.board.failures import AT_EASE, CELLS, CURVE, STRESSED, Cell, cells_table, read_failures
+from studies.board.failures import AT_EASE, CELLS, CURVE, STRESSED, Cell, cells_table, read_failures
 
 FAILURE, RULE = read_failures().failures["attention_logits"], read_failures().rule
 LR, EASY = FAILURE.stressed.lr, 0.03

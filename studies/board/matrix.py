@@ -17,7 +17,8 @@ from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, against_control, compared, verdict_of
 from lab.analysis.stress.measures import by_run, is_capped, tolerances
-from lab.features.board.failures import (
+from lab.records import store
+from studies.board.failures import (
     AT_EASE,
     CURVE,
     STRESSED,
@@ -31,7 +32,6 @@ from lab.features.board.failures import (
     read_failures,
     read_families,
 )
-from lab.records import store
 
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 LESS, MORE = "grows less", "grows more"  # of a growth, which no arm cures

@@ -17,9 +17,9 @@ from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import format_p, listed
 from lab.core import files
-from lab.features.board.failures import Failure, read_failures
-from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
-from lab.features.board.public_runs import broken_public_runs
+from studies.board.failures import Failure, read_failures
+from studies.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
+from studies.board.public_runs import broken_public_runs
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}

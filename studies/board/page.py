@@ -12,9 +12,11 @@ from lab.analysis.rendering import html, layout, panels, style
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import first_to_last, listed
-from lab.features.board.failures import Failure
-from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, Judged, Matrix, Row
-from lab.features.board.text import (
+from lab.records import store
+from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
+from studies.board.failures import Failure
+from studies.board.matrix import LESS, MORE, NEVER_ENGAGED, Judged, Matrix, Row
+from studies.board.text import (
     PRICES,
     headline,
     is_tested,
@@ -26,8 +28,6 @@ from lab.features.board.text import (
     shown,
     table,
 )
-from lab.records import store
-from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 
 PIECES = html.macros("board.html")
 TITLE = "Which change takes which damage away?"
