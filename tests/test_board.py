@@ -22,12 +22,12 @@ from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
-from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
 from lab.records import store
+from lab.records.plans import Setting
 from lab.report import build
 from lab.report.build import make_report
 from lab.sweeping import bench

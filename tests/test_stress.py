@@ -23,7 +23,7 @@ from lab import analysis, main
 from lab.analysis.runaway import COSTLY, HALF
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Setting, StepTime, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,
@@ -69,7 +69,7 @@ from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
 from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.records import store
-from lab.records.plans import FleetProgress
+from lab.records.plans import FleetProgress, Setting
 from lab.report.answer import Answer
 from lab.sweeping import own_code
 from lab.sweeping.bench import Bench, compose_settings

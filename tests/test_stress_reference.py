@@ -17,7 +17,7 @@ import pytest
 
 from lab.analysis import Records
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Setting, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, read_battery
 from lab.analysis.stress.card_json import CardBaseline, baseline_of
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
 from lab.features.guard.cards import compare_cards
@@ -25,6 +25,7 @@ from lab.features.stress.card import card_of
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
+from lab.records.plans import Setting
 from lab.records.store import METRIC_COLUMNS
 from lab.sweeping.launch import compose_points
 from paper_pairs import RUNS, UNFIXED, linked, measured, ordered, read_pairs, standard_fixes

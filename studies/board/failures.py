@@ -11,10 +11,11 @@ import pandas as pd
 
 from lab.analysis.statistics import Spread
 from lab.analysis.stress.arms import REFERENCE, Arm, arm_cards, board_arms, no_such_arm
-from lab.analysis.stress.battery import Place, Setting, read_battery
+from lab.analysis.stress.battery import Place, read_battery
 from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.schema import build
+from lab.records.plans import Setting
 
 FILE = Path(__file__).with_name("failures.yaml")
 STRESSED, AT_EASE = "stressed", "at ease"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 from lab.analysis.stress.arms import REFERENCE, Arm
-from lab.analysis.stress.battery import Setting
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.core.registry import INTERVENTIONS
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping import launch
 from lab.sweeping.bench import Bench, trees_of_setting
 from lab.sweeping.compose import Composer, Tree

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm, spread_prior
-from lab.analysis.stress.battery import Change, Place, Setting, StepTime, StressTest, read_step_times
+from lab.analysis.stress.battery import Change, Place, StepTime, StressTest, read_step_times
 from lab.analysis.stress.damage import CURES, IN_PART, OPEN, Compared, against_control, compared, verdict_of
 from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval
+from lab.records.plans import Setting
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
