@@ -26,7 +26,7 @@ LR_MEANINGS = {
     "shifted": "has the same unit but another best value",
     "other": "has another unit",
 }
-COLUMNS = ("failure", "verdict", "share", "takes off", "p (Bonferroni)", "seeds", "nats above the control at ease")
+COLUMNS = ("failure", "verdict", "share", "removes", "p (Bonferroni)", "seeds", "nats above the control at ease")
 
 
 class Cells(NamedTuple):

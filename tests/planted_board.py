@@ -1,4 +1,4 @@
-"""A made-up board of one failure, whose arms take off the shares of its control's damage that a test gives them."""
+"""A made-up board of one failure, whose arms remove the shares of its control's damage that a test gives them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tables(
     """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too.
 
     Args:
-        shares: of the control's damage that each arm takes off.
+        shares: of the control's damage that each arm removes.
         lost: the damage of the control.
         spread: of losses over seeds.
         gains: by how much an arm trains better, under stress and at ease.

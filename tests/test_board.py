@@ -97,7 +97,7 @@ def test_an_arm_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> None
         (0.75, 0.15, IN_PART),  # its interval leaves more than a third
         (0.6, 0.05, IN_PART),
         (0.3, 0.05, IN_PART),
-        (0.3, 0.15, OPEN),  # it may take off less than a fifth
+        (0.3, 0.15, OPEN),  # it may remove less than a fifth
         (0.1, 0.05, NO),
         (0.1, 0.15, OPEN),
         (-0.1, 0.05, NO),

@@ -79,7 +79,7 @@ class Rule(NamedTuple):
         alpha: the level of tests, after Bonferroni over the family of a failure.
         screened: seeds of all arms.
         fresh: further seeds of the arms that pass the screening, by which alone these are judged.
-        passes_screening: the share of the control's damage that an arm must take off in the screening.
+        passes_screening: the share of the control's damage that an arm must remove in the screening.
         loses: nats of best loss that an arm may lose to be advised.
         within: nats above a best loss up to which a learning rate is tolerated.
     """

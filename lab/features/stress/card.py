@@ -126,7 +126,7 @@ class Card:
                 "test": cure.test.title,
                 "change": cure.change,
                 "verdict": cure.verdict,
-                "takes off": cure.effect,
+                "removes": cure.effect,
                 "of the damage": cure.share,
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
@@ -220,7 +220,7 @@ class Card:
         table = self.cure_table
         for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
             of_test = table[table["test"] == test.title].drop(columns="test")
-            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+            for column, unit in (("removes", test.unit), ("at the best LR", "nats")):
                 of_test[column] = of_test[column].str.removesuffix(f" {unit}")
                 of_test = of_test.rename(columns={column: f"{column}, {unit}"})
             yield from (f"On {test.title}:", of_test)
@@ -289,7 +289,7 @@ class Card:
 
 
 def _at_a_price(cure: Cure) -> str:
-    """A change, what it takes off and, if it helps, what it costs."""
+    """A change, what it removes and, if it helps, what it costs."""
     price = f"; costs {cure.costs}" if cure.verdict in (CURES, IN_PART) else ""
     return f"{cure.change} ({cure.effect}{price})"
 
