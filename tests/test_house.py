@@ -109,7 +109,7 @@ LINES = {
     "responses": 138,
     "contrib": 326,
     "training": 2070,
-    "analysis": 5477,
+    "analysis": 5479,
     "report": 1692,
     "sweeping": 2752,
     "features": 4044,

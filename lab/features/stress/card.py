@@ -336,13 +336,13 @@ def read_card(folder: Path) -> Card:
             f"{folder / CARD_FILE} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], tests)}"
         )
     try:
-        for told in content["tests"]:  # its texts and zones are those of the card
-            tests[told["name"]] = replace(tests[told["name"]], **card_json.fields(told, card_json.OF_TEST))
+        for entry in content["tests"]:  # its texts and zones are those of the card
+            tests[entry["name"]] = replace(tests[entry["name"]], **card_json.fields(entry, card_json.OF_TEST))
         return Card(
             folder=folder,
-            lines=[Line(tests[told["name"]], **card_json.fields_of_line(told)) for told in content["tests"]],
+            lines=[Line(tests[entry["name"]], **card_json.fields_of_line(entry)) for entry in content["tests"]],
             cures=content["cures"]
-            and [Cure(tests[told["test"]], **card_json.fields_of_cure(told)) for told in content["cures"]],
+            and [Cure(tests[entry["test"]], **card_json.fields_of_cure(entry)) for entry in content["cures"]],
             fine=FineCurve(**card_json.fields_of_curve(content)),
             **card_json.fields_of_card(content),
         )
