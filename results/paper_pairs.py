@@ -18,19 +18,21 @@ worth something where it is right and they are not.
 
 Two more numbers come from fine ladders, by a rule that was written before these were trained. The rates of a card lie
 half a decade apart, and on such steps the rate from which a side fails is known to as much. So ``python
-results/paper_pairs.py --ladders`` trains either side of each pair again with two of the seeds of its card, 20 and 21,
-at the card's rates from the lowest that was best for one of these up to the first at which both had gone half of the
-way from their best loss to that of a unigram model, and records the largest attention logit of any block at every
-tenth step. Wherever the loss of a seed goes half of this way, or an attention logit passes the level of
-``runaway.yaml``, the bracket is halved, for both seeds, until it is at most 0.15 decades wide, by at most
-``MOST`` rates a side. ``stress/pairs_ladders.csv`` has a row for each run. The two numbers are the learning rates of
-these two crossings, as a card reads them, in the mean of the logarithm over seeds. A seed that does not cross counts
-as if it did at the farthest rate of any card, and one that is beyond already at its lowest rate as if it crossed
-there; a side without attention logits does not cross. Ordering, ties, sides that end no better than a bigram model and
-the sign test are as above, and Holm's p is now of five numbers. A number gets a verdict only if its p is below 0.05,
-and if it also beats each of the two nulls: of the pairs in which one is right and the other is not it is right in
-more, with a p of the sign test below 0.05. Brackets of 0.1 decades, a third seed, and the other rates of the card were
-planned at first and given up for their cost, before any result was read.
+results/paper_pairs.py --ladders`` trains both sides of a pair again with seed 20, at the card's rates from the
+lowest that was best for one of these up to the first at which all had gone half of the way from their best loss to
+that of a unigram model, and records the largest attention logit of any block at every tenth step. Wherever the loss of
+a seed goes half of this way, or an attention logit passes the level of ``runaway.yaml``, the bracket is halved, until
+it is at most 0.3 decades wide, by at most twelve rates a side. ``stress/pairs_ladders.csv`` has a row for each
+run. Of the pairs that change the same part, the one taken is the first of the file of which both sides end better than
+a bigram model, and among these the first whose source was read; where there is none, the first of all, which is
+decided without a ladder. The two numbers are the learning rates of these two crossings, as a card reads them, in the
+mean of the logarithm over seeds. A seed that does not cross counts as if it did at the farthest rate of any card, and
+one that is beyond already at its lowest rate as if it crossed there; a side without attention logits does not cross.
+Ordering, ties, sides that end no better than a bigram model and the sign test are as above, and Holm's p is now of
+five numbers. A number gets a verdict only if its p is below 0.05, and if it also beats each of the two nulls: of its
+pairs in which one is right and the other is not it is right in more, with a p of the sign test below 0.05. All pairs,
+three seeds, brackets of 0.1 decades and all rates of the card were planned at first, and given up for their cost
+before any result was read.
 """
 
 from __future__ import annotations
