@@ -94,6 +94,7 @@ ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL
 PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 BY_RATE = re.compile(r"(<!-- pairs by (failing rate|the standard fix) -->)(.*?)(<!-- end -->)", re.DOTALL)
 BESIDE = re.compile(r"(<!-- pairs beside the standard fix -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ON_LADDERS = re.compile(r"(<!-- pairs on fine ladders -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -333,6 +334,7 @@ def quote_crash_test(text: str) -> str:
     text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
     text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by(found[2])}{found[4]}", text)
     text = BESIDE.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.remark(_pairs()))}\n{found[3]}", text)
+    text = ON_LADDERS.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.verdict(_pairs()))}\n{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 

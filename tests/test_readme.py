@@ -78,6 +78,7 @@ OF_NO_CLAIM |= {f"way_of_{runs}" for runs in ("the_lab", "public_runs")} | {"all
 OF_NO_CLAIM |= {f"costly_at_{width}_{steps}" for width in (16, 32) for steps in (200, 800)}
 OF_NO_CLAIM |= {"gradients_above_epsilon", "base_falls_with_batch", "quiet_100"}
 OF_NO_CLAIM |= {"runaway_off", "runaway_width", "runaway_steps", "unfitted_off"}
+OF_NO_CLAIM |= {"runaway_of_stable", "runaway_of_unstable", "stable_too_low"}
 OF_NO_CLAIM |= {"scatter_of_runaway", "scatter_of_failing"}
 OF_NO_CLAIM |= {f"quiet_by_chance_{updates}" for updates in (20, 100)}
 
