@@ -76,6 +76,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
+    "docs/which_batch_size.md",
     *(f"studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
@@ -400,9 +401,9 @@ def pages_of_claims(rows: Sequence[ScoreboardRow], quoted: Mapping[str, str]) ->
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
-    yield README, text
     above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
     effects, tally = {**quoted, **quotable(rows), **above}, next(scoreboard.tallies(rows))
+    yield README, quote(text, effects, tally)
     for page in QUOTING:
         yield HOME / page, quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
 
