@@ -20,7 +20,7 @@ from lab.core import files
 from lab.data.corpus import Corpus
 from lab.data.text import StandardLibrary
 from studies.faithful_toy import figures, yardstick
-from studies.faithful_toy.screen import RESPONSES, effects, rows_of
+from studies.faithful_toy.screen import RESPONSES, design_rows, effects
 from studies.faithful_toy.single_changes import KEYS, single_changes_of
 from studies.real_runs.curves import read_real_runs
 
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     unigram = {256: unigram_loss(StandardLibrary().open()), 2048: unigram_loss(StandardLibrary("bpe", 2048).open())}
     screen = runs_of("screen", folder)
-    rows = rows_of(screen, unigram)
+    rows = design_rows(screen, unigram)
     print("loss of a unigram model, by vocabulary:", unigram)
     print(rows.round(2).to_string())
     for response in RESPONSES:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import scipy.special
+from numpy.typing import NDArray
 
 from lab.analysis.sensitivity import LOST, Study, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of, spread_within
@@ -232,33 +233,41 @@ def trials(study: Study, table: str | None = None) -> Trials:
     runs = runs.assign(name=runs["id"].map(study.points.set_index("id")["arm"]), loss=runs["final_val_loss"])
     runs = runs[runs["loss"].notna()]
     losses, kept = runs["loss"].to_numpy(float), runs["kept"].to_numpy(bool)
-    texts = [NUMBERED.sub("", " ".join(AGAIN.sub(" ", str(text).lower()).split())) for text in runs["text"].fillna("")]
-    groups = list[list[int]]()  # positions of trials that repeat one another
-    own = list[int]()  # the place of the group of each trial
-    for position, text in enumerate(texts):
-        place = next((at for at in reversed(range(len(groups))) if text and texts[groups[at][0]] == text), len(groups))
-        since = groups[place][-1] + 1 if place < len(groups) else position
-        if any(kept[at] and own[at] != place for at in range(since, position)):
-            place = len(groups)
-        if place == len(groups):
-            groups.append([])
-        groups[place].append(position)
-        own.append(place)
+    groups = _repeats([_description(text) for text in runs["text"].fillna("")], kept)
     noise = noise_of_repeats([losses[group].tolist() for group in groups])
     if noise is None:
         pairs = [at for at in range(1, len(runs)) if not (kept[at] or kept[at - 1])]
         noise = noise_of_neighbours([losses[at] - losses[at - 1] for at in pairs])
     rows, before = [], list[int]()
-    for group in dict.fromkeys(own[at] for at in np.flatnonzero(kept)):
-        now = groups[group]
+    for now in (group for group in groups if kept[group].any()):
         effect = float(losses[now].mean() - losses[before].mean()) if before else math.nan
         verdict = cannot_tell(FEWEST_SEEDS) if noise is None else noise.verdict_on(effect, len(now), len(before))
         first = runs.iloc[now[0]]
         rows.append([first["name"], first["text"] or "", losses[now].mean(), effect, verdict if before else ""])
         before = now
     lowest = runs.iloc[int(losses.argmin())]
-    told = f" ({shortened(str(lowest['text']))})" if lowest["text"] else ""
-    best = f"{lowest['name']}{told}, {losses.min():.4f}"
+    description = f" ({shortened(str(lowest['text']))})" if lowest["text"] else ""
+    best = f"{lowest['name']}{description}, {losses.min():.4f}"
     repeated = [str(runs["name"].iloc[at]) for group in groups if len(group) > 1 for at in group]
     columns = ["trial", "change", "loss", "effect", "verdict"]
     return Trials(pd.DataFrame(rows, columns=columns), noise, repeated, len(groups) - 1, best)
+
+
+def _description(text: object) -> str:
+    """What a trial changed, without words that say which repetition it is."""
+    return NUMBERED.sub("", " ".join(AGAIN.sub(" ", str(text).lower()).split()))
+
+
+def _repeats(descriptions: Sequence[str], kept: NDArray[np.bool_]) -> list[list[int]]:
+    """The positions of trials that repeat one another, a list each, in the order of their first trials.
+
+    None repeats an earlier one if another was kept since.
+    """
+    groups = list[list[int]]()
+    for position, description in enumerate(descriptions):
+        alike = [group for group in groups if description and descriptions[group[0]] == description]
+        if alike and not kept[alike[-1][-1] + 1 : position].any():
+            alike[-1].append(position)
+        else:
+            groups.append([position])
+    return groups

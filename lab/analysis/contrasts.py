@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -127,36 +127,52 @@ def contrast(
         level: the confidence level of the intervals of differences; intervals of values are at 95 %.
     """
     table = measure.reduce(points, window)
-    arms = list(dict.fromkeys(map(str, points["arm"])))
     measured = (table.groupby(level="arm").count() > 0).sum()
     columns = [str(column) for column in table if measured[str(column)] > 1 or measured.max() == 1]
-    pairs = [name for name in measure.pairs if name in points]
-    runs_of, keys_of = _values_by_arm(points, dict.fromkeys([*pairs, "size"])), _values_by_arm(points, pairs)
-    seeds_of = {arm: set(seeds) for arm, seeds in points.groupby("arm")["seed"]}
-    alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]
     own = _by_arm(table)
+    levels = {
+        arm: {column: student_t(_seeds(own, arm, column)) for column in columns}
+        for arm in dict.fromkeys(map(str, points["arm"]))
+    }
+    differences = {
+        arm: {
+            column: _difference(_seeds(both, arm, column), _seeds(both, reference, column), level) for column in columns
+        }
+        for arm, both in _with_reference(measure, points, reference, window, own)
+    }
+    return Contrast(measure, reference, levels, differences)
+
+
+def _with_reference(
+    measure: Measure, points: pd.DataFrame, reference: str, window: Window, own: Mapping[str, pd.DataFrame]
+) -> Iterator[tuple[str, Mapping[str, pd.DataFrame]]]:
+    """Each arm with its values and those of the reference, over the runs that both have; none without a reference.
+
+    Arms that share no seed are compared over the runs that agree in all else. ``own`` are the values of each arm over
+    all of its runs.
+    """
+    arms = list(dict.fromkeys(map(str, points["arm"])))
+    keys = [name for name in measure.pairs if name in points]
+    runs_of, keys_of = _values_by_arm(points, dict.fromkeys([*keys, "size"])), _values_by_arm(points, keys)
+    seeds_of = {arm: set(seeds) for arm, seeds in points.groupby("arm")["seed"]}
+    indices = points.groupby("arm").indices
+    alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]  # these are measured at once
     some_alike = 1 < len(alike) < len(arms)
     together = _by_arm(measure.reduce(points[points["arm"].isin(alike)], window)) if some_alike else own
-    rows_of, differences = points.groupby("arm").indices, {}
-    for arm in arms:
-        if reference and arm != reference:
-            pair = dict[str, pd.DataFrame]()
-            if arm in alike:
-                pair = together
-            else:
-                seeds = seeds_of[arm], seeds_of[reference]
-                apart = not set.intersection(*seeds) and min(map(len, seeds)) >= FEWEST_SEEDS
-                keys = [name for name in pairs if name != "seed" or not apart]
-                if apart or keys_of[arm] & keys_of[reference]:
-                    both = points.iloc[np.sort(np.concatenate([rows_of[arm], rows_of[reference]]))]
-                    shared = both[both.groupby(keys)["arm"].transform("nunique") == 2]
-                    pair = _by_arm(measure.reduce(shared, window)) if len(shared) else {}
-            differences[arm] = {
-                column: _difference(_seeds(pair, arm, column), _seeds(pair, reference, column), level)
-                for column in columns
-            }
-    levels = {arm: {column: student_t(_seeds(own, arm, column)) for column in columns} for arm in arms}
-    return Contrast(measure, reference, levels, differences)
+    for arm in arms if reference else ():
+        if arm == reference:
+            continue
+        if arm in alike:
+            yield arm, together
+            continue
+        seeds = seeds_of[arm], seeds_of[reference]
+        apart = not set.intersection(*seeds) and min(map(len, seeds)) >= FEWEST_SEEDS
+        if not apart and not keys_of[arm] & keys_of[reference]:
+            yield arm, {}
+            continue
+        both = points.iloc[np.sort(np.concatenate([indices[arm], indices[reference]]))]
+        agreeing = both.groupby([name for name in keys if name != "seed" or not apart])["arm"].transform("nunique") == 2
+        yield arm, _by_arm(measure.reduce(both[agreeing], window)) if agreeing.any() else {}
 
 
 def _values_by_arm(points: pd.DataFrame, names: Iterable[str]) -> dict[str, set[Any]]:
@@ -171,11 +187,11 @@ def _by_arm(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {str(arm): rows.droplevel("arm") for arm, rows in table.groupby(level="arm")}
 
 
-def _seeds(rows_of: Mapping[str, pd.DataFrame], arm: str, column: str) -> pd.Series:
+def _seeds(tables: Mapping[str, pd.DataFrame], arm: str, column: str) -> pd.Series:
     """The finite values of an arm, by seed."""
-    if arm not in rows_of or column not in rows_of[arm]:
+    if arm not in tables or column not in tables[arm]:
         return pd.Series(dtype=float)
-    values: pd.Series = rows_of[arm][column].astype(float)
+    values: pd.Series = tables[arm][column].astype(float)
     return values.where(np.isfinite(values))
 
 

@@ -49,8 +49,8 @@ def late(records: Records, probe: str, where: str, part: float = 0.1) -> pd.Seri
     """
     values = _recorded(records, probe, where)
     values = values[values["step"] >= (1 - part) * (values["updates"] - 1)]
-    value, rows_of = values["value"].to_numpy(), values.groupby("id").indices
-    return pd.Series({run: float(np.mean(value[rows])) for run, rows in rows_of.items()}, name="value", dtype=float)
+    value, indices = values["value"].to_numpy(), values.groupby("id").indices
+    return pd.Series({run: float(np.mean(value[rows])) for run, rows in indices.items()}, name="value", dtype=float)
 
 
 def peak(records: Records, probe: str, where: str) -> pd.Series:

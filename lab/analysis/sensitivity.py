@@ -231,17 +231,17 @@ def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: fl
     lrs, losses = significant(points["lr"]), capped(points)
     sizes, seeds = points["size"].tolist(), points["seed"].tolist()
     places = points.groupby(["size", "seed", "lr"], sort=False).ngroup().tolist()  # that runs of two arms share
-    rows_of = {
+    rows_by_place = {
         arm: {places[row]: row for row in rows} for arm, rows in points.groupby("arm", sort=False).indices.items()
     }
-    places_of = {arm: frozenset(rows) for arm, rows in rows_of.items()}
+    places_of = {arm: frozenset(rows) for arm, rows in rows_by_place.items()}
     measured: dict[Any, dict[Any, dict[Any, Sensitivity]]] = {}
 
     def measure(arm: str, shared: frozenset[int]) -> dict[Any, dict[Any, Sensitivity]]:
         """The parts of sensitivity by size and seed, over the runs that are shared."""
         if (arm, shared) not in measured:
             by_curve: dict[tuple[Any, Any], list[int]] = {}
-            for place, row in rows_of[arm].items():
+            for place, row in rows_by_place[arm].items():
                 if place in shared:
                     by_curve.setdefault((sizes[row], seeds[row]), []).append(row)
             by_size = measured.setdefault((arm, shared), {})

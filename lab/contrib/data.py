@@ -42,7 +42,7 @@ class EscapedCorpus(EndlessCorpus):
         """The rows of ``held_out`` before any was damaged."""
         return _undamaged(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
 
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         text_bt = _undamaged(stream, seed, step, rows, length)
         bits_b = draw(stream, seed, 2 * step + 1, rows, 1)[:, 0]
@@ -60,7 +60,7 @@ class EscapedCorpus(EndlessCorpus):
 
 
 def _undamaged(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return open_trigram().rows_of(stream, seed, 2 * step, rows, length)
+    return open_trigram().draw_rows(stream, seed, 2 * step, rows, length)
 
 
 @DATA.register("escapes")
@@ -99,11 +99,11 @@ Rows = Callable[[int, int, int, int, int], Tokens]  # tokens [rows, length] of (
 
 
 def _trigram(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return open_trigram().rows_of(stream, seed, step, rows, length)
+    return open_trigram().draw_rows(stream, seed, step, rows, length)
 
 
 def _echo(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return open_echo(ALPHABET // 2).rows_of(stream, seed, step, rows, length)
+    return open_echo(ALPHABET // 2).draw_rows(stream, seed, step, rows, length)
 
 
 def _script(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
@@ -148,7 +148,7 @@ class MixtureCorpus(EndlessCorpus):
         bits_b = draw(stream, seed, step * (len(KINDS) + 1), rows, 1)[:, 0]
         return np.searchsorted(self.thresholds, bits_b >> np.uint64(32), side="right")
 
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of a stream and a step; every kind has steps of its own, so that none share bits."""
         kind_b = self._kinds(stream, seed, step, rows)
         mixed_bt = np.empty((rows, length), dtype=np.int64)

@@ -48,7 +48,7 @@ class EndlessCorpus(Corpus):
     counted_rows: ClassVar[int] = 4_096
 
     @abstractmethod
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
 
     @property
@@ -58,7 +58,7 @@ class EndlessCorpus(Corpus):
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Rows ``[batch_size, seq_len + 1]`` of one step."""
-        return self.rows_of(TRAINING, seed, step, batch_size, seq_len + 1)
+        return self.draw_rows(TRAINING, seed, step, batch_size, seq_len + 1)
 
     def held_out_rows(self, seq_len: int) -> int:
         """The number of rows of a validation."""
@@ -66,11 +66,11 @@ class EndlessCorpus(Corpus):
 
     def held_out(self, seq_len: int) -> Tokens:
         """Rows ``[n, seq_len + 1]`` from a stream that no seed of a batch reaches."""
-        return self.rows_of(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
+        return self.draw_rows(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
 
     def pair_counts(self) -> scipy.sparse.csr_array:
         """How often a token follows another in rows drawn as batches are: ``[vocabulary, vocabulary]``, sparse."""
-        return count_pairs(self.rows_of(COUNTED, 0, 0, self.counted_rows, COUNTED_SEQ_LEN + 1), self.vocabulary)
+        return count_pairs(self.draw_rows(COUNTED, 0, 0, self.counted_rows, COUNTED_SEQ_LEN + 1), self.vocabulary)
 
     def identified(self, *numbers: NDArray[np.generic]) -> Self:
         """The same with the fingerprint of its numbers and of a sample.
@@ -139,7 +139,7 @@ class SyntheticCorpus(EndlessCorpus):
     thresholds: NDArray[np.uint64]
     successors: Tokens
 
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         bits = draw(stream, seed, step, rows, length + 4)
         rank_tb = np.searchsorted(self.thresholds, bits[:, 4:].T >> np.uint64(32), side="right")
@@ -218,7 +218,7 @@ class TrigramCorpus(EndlessCorpus):
     thresholds: NDArray[np.uint64]
     successors: Tokens
 
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         bits = draw(stream, seed, step, rows, length)
         rank_bt = np.searchsorted(self.thresholds, bits >> np.uint64(32), side="right")
@@ -276,7 +276,7 @@ class EchoCorpus(EndlessCorpus):
 
     def batch(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Rows ``[batch_size, seq_len + 1]`` of one step; of a text of so many rows, all of them at every step."""
-        return self.rows_of(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
+        return self.draw_rows(TRAINING, seed, 0 if self.rows else step, batch_size, seq_len + 1)
 
     def check(self, batch_size: int, seq_len: int) -> None:
         """Refuse batches that are not the whole text of so many rows."""
@@ -309,7 +309,7 @@ class EchoCorpus(EndlessCorpus):
         repeated_t = (cycle_t + 1) * self.fresh - 1 - self.distance - (place_t - self.fresh)
         return before + np.where(echo_t, repeated_t, cycle_t * self.fresh + place_t), echo_t
 
-    def rows_of(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
+    def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         drawn_t, echo_t = self._places(length)
         bits = draw(stream, seed, step, rows, int(drawn_t.max()) + 1)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
-from studies.faithful_toy.screen import RESPONSES, SETTINGS, effects
+from studies.faithful_toy.screen import FACTORS, RESPONSES, effects
 
 
 @layout.styled
@@ -18,7 +18,7 @@ def screen(rows: pd.DataFrame) -> Sheet:
     range from the best rate to one that costs 0.3 nats. Intervals hold 95 %, by what single settings leave unexplained
     of the rows; one seed.
     """
-    names = [f"{name}: {setting.low} to {setting.high}" for name, setting in SETTINGS.items()]
+    names = [f"{name}: {factor.low} to {factor.high}" for name, factor in FACTORS.items()]
     sheet, both = panels.row_panels(names, len(RESPONSES))
     for axes, (response, label) in zip(both, RESPONSES.items(), strict=True):
         found = effects(rows, response).values()

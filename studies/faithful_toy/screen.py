@@ -20,23 +20,23 @@ from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
 
 
-class Setting(NamedTuple):
-    """A setting of the screen: its column in the records, and how its two levels are called."""
+class Factor(NamedTuple):
+    """A factor of the screen: its column in the records, and how its two levels are called."""
 
     column: str
     low: str
     high: str
 
 
-SETTINGS = {
-    "depth": Setting("model.depth", "3", "9 blocks"),
-    "width": Setting("model.width", "32", "64"),
-    "steps": Setting("steps", "200", "800"),
-    "context": Setting("seq_len", "32", "128 tokens"),
-    "vocabulary": Setting("data.vocabulary", "256 bytes", "2,048 tokens"),
-    "initial values": Setting("small", "by width", "std 0.02"),
-    "warm-up": Setting("schedule.warmup", "5 %", "40 %"),
-    "precision": Setting("bf16", "fp32", "bf16"),
+FACTORS = {
+    "depth": Factor("model.depth", "3", "9 blocks"),
+    "width": Factor("model.width", "32", "64"),
+    "steps": Factor("steps", "200", "800"),
+    "context": Factor("seq_len", "32", "128 tokens"),
+    "vocabulary": Factor("data.vocabulary", "256 bytes", "2,048 tokens"),
+    "initial values": Factor("small", "by width", "std 0.02"),
+    "warm-up": Factor("schedule.warmup", "5 %", "40 %"),
+    "precision": Factor("bf16", "fp32", "bf16"),
 }
 RESPONSES = {
     "steepness": "steepest rise (nats per 0.15 decades)",
@@ -45,7 +45,7 @@ RESPONSES = {
 }
 
 
-def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
+def design_rows(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
     """A row for each row of the design: its settings at -1 or 1, and ``RESPONSES``, with the best rate and its loss.
 
     A run of Marin's that diverged ended about where a unigram model is, so a small vocabulary leaves less room to fall.
@@ -60,7 +60,7 @@ def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
         bf16=(runs["precision"] == "bf16").astype(float),
         loss=capped(runs.rename(columns={"final_val_loss": "loss"})),
     )
-    columns = [setting.column for setting in SETTINGS.values()]
+    columns = [factor.column for factor in FACTORS.values()]
     rows = []
     for levels, own in runs.groupby(columns):
         room = unigram[int(own["data.vocabulary"].iloc[0])] - own["loss"].min()
@@ -68,7 +68,7 @@ def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
         lr, loss = own["optimizer.lr"].to_numpy(float), own["loss"].to_numpy(float)
         rows.append(
             {
-                **dict(zip(SETTINGS, np.array(levels, float), strict=True)),
+                **dict(zip(FACTORS, np.array(levels, float), strict=True)),
                 "best_lr": lr[loss.argmin()],
                 "best_loss": loss.min(),
                 "steepness": steepness(lr, loss),
@@ -77,7 +77,7 @@ def rows_of(runs: pd.DataFrame, unigram: Mapping[int, float]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for name in SETTINGS:
+    for name in FACTORS:
         middle = (table[name].min() + table[name].max()) / 2
         table[name] = np.sign(table[name] - middle)
     return table
@@ -96,13 +96,13 @@ def effects(rows: pd.DataFrame, response: str) -> dict[str, Interval]:
     are infinite with too few rows.
     """
     value = rows[response].to_numpy()
-    design = np.column_stack([np.ones(len(rows)), *(rows[name] for name in SETTINGS)])
+    design = np.column_stack([np.ones(len(rows)), *(rows[name] for name in FACTORS)])
     inverse = np.linalg.pinv(design.T @ design)
     fitted = inverse @ design.T @ value
     freedom = len(rows) - np.linalg.matrix_rank(design)
     variance = float(np.sum((value - design @ fitted) ** 2)) / freedom if freedom else math.inf
     found = {}
-    for place, name in enumerate(SETTINGS, 1):
+    for place, name in enumerate(FACTORS, 1):
         effect, error = 2 * float(fitted[place]), 2 * math.sqrt(variance * inverse[place, place])
         half = error * float(scipy.special.stdtrit(max(freedom, 1), 0.975))
         found[name] = Interval(effect, effect - half, effect + half, len(rows), error=error)

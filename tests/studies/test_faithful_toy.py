@@ -139,7 +139,7 @@ def screened(cliff: str, nats: float, noise: float = 0.0, seed: int = 0) -> pd.D
     draw, rows = np.random.default_rng(seed), []
     for a, b, c, d in itertools.product((0, 1), repeat=4):
         products = [(b + c + d) % 2, (a + c + d) % 2, (a + b + c) % 2, (a + b + d) % 2]
-        levels = dict(zip(screen.SETTINGS, [a, b, c, d, *products], strict=True))
+        levels = dict(zip(screen.FACTORS, [a, b, c, d, *products], strict=True))
         for place, lr in enumerate(RATES):
             loss = 3 + 0.05 * place + (place == len(RATES) - 1) * nats * levels[cliff]
             rows.append(
@@ -160,13 +160,13 @@ def screened(cliff: str, nats: float, noise: float = 0.0, seed: int = 0) -> pd.D
     return pd.DataFrame(rows).sample(frac=1, random_state=0)
 
 
-def rows_of(runs: pd.DataFrame) -> pd.DataFrame:
-    return screen.rows_of(runs, {256: 4.0, 2048: 8.0})
+def design_rows(runs: pd.DataFrame) -> pd.DataFrame:
+    return screen.design_rows(runs, {256: 4.0, 2048: 8.0})
 
 
-@pytest.mark.parametrize("name", list(screen.SETTINGS))
+@pytest.mark.parametrize("name", list(screen.FACTORS))
 def test_the_screen_finds_the_setting_that_makes_the_cliff(name: str) -> None:
-    rows = rows_of(screened(name, 2.0, noise=0.02))
+    rows = design_rows(screened(name, 2.0, noise=0.02))
     found = screen.effects(rows, "steepness")
     assert found[name].mean == pytest.approx(2 * 0.15 / math.log10(2), rel=0.1)
     assert found[name].low > 0
@@ -178,16 +178,16 @@ def test_the_screen_finds_nothing_where_nothing_is() -> None:
     found = [
         effect.low > 0 or effect.high < 0
         for seed in range(30)
-        for effect in screen.effects(rows_of(screened("width", 0.0, 0.02, seed)), "steepness").values()
+        for effect in screen.effects(design_rows(screened("width", 0.0, 0.02, seed)), "steepness").values()
     ]
     assert np.mean(found) == pytest.approx(0.05, abs=0.04)  # of 240 intervals at 95 %, each eight of one table
 
 
 def test_what_two_settings_do_only_together_widens_intervals_and_moves_no_effect() -> None:
-    rows = rows_of(screened("width", 2.0, noise=0.02))
+    rows = design_rows(screened("width", 2.0, noise=0.02))
     together = rows.assign(steepness=rows["steepness"] + rows["width"] * rows["context"])
     before, after = (screen.effects(table, "steepness") for table in (rows, together))
-    for name in screen.SETTINGS:
+    for name in screen.FACTORS:
         assert after[name].mean == pytest.approx(before[name].mean)
         assert after[name].high - after[name].low > 5 * (before[name].high - before[name].low)
 
@@ -195,7 +195,7 @@ def test_what_two_settings_do_only_together_widens_intervals_and_moves_no_effect
 def test_a_run_that_ends_nowhere_counts_as_untrained() -> None:
     runs = screened("width", 0.0)
     runs["final_val_loss"] = runs["final_val_loss"].mask(runs["optimizer.lr"] == RATES[-1])
-    rows = rows_of(runs)
+    rows = design_rows(runs)
     rise = (9.0 - 3.15) * 0.15 / math.log10(2)
     assert rows["steepness"].tolist() == pytest.approx([rise] * 16)
     assert rows.groupby("vocabulary")["share"].first().tolist() == pytest.approx([rise, rise / 5])
@@ -273,7 +273,7 @@ def test_single_changes_of_a_small_model_meet_marins(marin: pd.DataFrame) -> Non
 def test_the_readme_has_the_numbers_of_the_committed_runs(marin: pd.DataFrame) -> None:
     folder = Path(__file__).parents[2] / "results/faithful_toy"
     readme = " ".join((Path(yardstick.__file__).parent / "README.md").read_text().split())
-    rows = screen.rows_of(pd.read_csv(folder / "screen.csv"), {256: 3.2436, 2048: 6.3304})
+    rows = screen.design_rows(pd.read_csv(folder / "screen.csv"), {256: 3.2436, 2048: 6.3304})
     assert f"rise by at most {rows['steepness'].max():.2f} nats" in readme
     moved = screen.effects(rows, "headroom")["vocabulary"]
     assert f"by {-moved.mean:.2f} +- {moved.high - moved.mean:.2f} decades" in readme
