@@ -30,7 +30,7 @@ templates_path = ["_templates"]
 html_additional_pages = {"index": "index.html"}
 html_theme = "furo"
 html_title = "instability-lab"
-html_copy_source = False
+html_copy_source, html_show_copyright = False, False
 html_math_renderer = "mathml"
 html_static_path, html_css_files = ["_static"], ["wide.css"]
 

@@ -263,11 +263,11 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab predict --params` says of published runs of large models, with what
-was published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
-parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
-run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
-[Your numbers](../docs/your_numbers.md).
+Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows: they
+recognize rates that are far too high, but not which run will spike. The table has what they say of published runs, and
+what was published of each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537 million
+parameters. Each run is left out of those that may contradict it. What a finding means, and what no small model can tell,
+is on the page [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
 """
 
 
@@ -301,11 +301,11 @@ def published_runs() -> Iterator[str]:
 
 CARDS = """# The cards of the published recipes
 
-`make results-readme` writes this page from the records in `recipes`: what a card of five minutes says of each recipe,
-trained at this size with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes
-(`.`), weak (`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests
-mean, and what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the
-card anew, with figures.
+What can each published recipe not stand, when it trains a tiny model? This page has a card of five minutes for each,
+trained with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes (`.`), weak (`:`)
+and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and what they
+do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes a card anew, with figures.
+`make results-readme` writes this page from the records in `recipes`.
 """
 
 
