@@ -77,6 +77,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
+    "docs/which_batch_size.md",
     *(f"studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
@@ -263,11 +264,11 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab predict --params` says of published runs of large models, with what
-was published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
-parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
-run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
-[Your numbers](../docs/your_numbers.md).
+Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows:
+they recognize rates that are far too high, but not which run will spike. The table has what they say of published
+runs, and what was published of each. Nothing was fitted to these runs, since the limits rest on public runs of up to
+537 million parameters. Each run is left out of those that may contradict it. What a finding means, and what no small
+model can tell, is on the page [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
 """
 
 
@@ -301,11 +302,11 @@ def published_runs() -> Iterator[str]:
 
 CARDS = """# The cards of the published recipes
 
-`make results-readme` writes this page from the records in `recipes`: what a card of five minutes says of each recipe,
-trained at this size with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes
-(`.`), weak (`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests
-mean, and what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the
-card anew, with figures.
+What can each published recipe not stand, when it trains a tiny model? This page has a card of five minutes for each,
+trained with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes (`.`), weak
+(`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and
+what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes a card anew,
+with figures. `make results-readme` writes this page from the records in `recipes`.
 """
 
 
@@ -402,9 +403,9 @@ def pages_of_claims(rows: Sequence[ScoreboardRow], quoted: Mapping[str, str]) ->
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
-    yield README, text
     above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
     effects, tally = {**quoted, **quotable(rows), **above}, next(scoreboard.tallies(rows))
+    yield README, quote(text, effects, tally)
     for page in QUOTING:
         yield HOME / page, quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
 
