@@ -16,10 +16,10 @@ from lab.analysis.stress.damage import CURES, HARMS, IN_PART
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.features.board.failures import read_failures
-from lab.features.board.matrix import Judged, Matrix, Row, read_matrix
-from lab.features.board.text import PRICES, headline, is_costly_at_ease, notes, p_shown, prices
-from lab.features.board.training import excludes
+from studies.board.failures import read_failures
+from studies.board.matrix import Judged, Matrix, Row, read_matrix
+from studies.board.text import PRICES, headline, is_costly_at_ease, notes, p_shown, prices
+from studies.board.training import excludes
 
 FOLDER = Path(__file__).with_name("interventions")
 LR_MEANINGS = {
@@ -27,7 +27,7 @@ LR_MEANINGS = {
     "shifted": "has the same unit but another best value",
     "other": "has another unit",
 }
-COLUMNS = ("failure", "verdict", "share", "takes off", "p (Bonferroni)", "seeds", "nats above the control at ease")
+COLUMNS = ("failure", "verdict", "share", "removes", "p (Bonferroni)", "seeds", "nats above the control at ease")
 
 
 class Cells(NamedTuple):

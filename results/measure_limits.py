@@ -28,15 +28,6 @@ def limits_text() -> str:
     return "\n".join(["# Written by `make results-readme` from studies/real_runs.", *lines, ""])
 
 
-def public_text() -> str:
-    """The content of the file on public runs."""
-    content = public_limits.public_content()
-    lines = ["# Written by `make results-readme` from studies/real_runs.", f"ranges: {_flow(content['ranges'])}"]
-    lines.append("# By optimizer, how many runs a single change of a tuned recipe broke, and how many were tried.")
-    lines += ["changes:", *(f"  {optimizer}: {_flow(counts)}" for optimizer, counts in content["changes"].items())]
-    return "\n".join([*lines, ""])
-
-
 def measure(entry: Mapping[str, Any]) -> Limit:
     """The limit that an entry of ``risks.yaml`` describes.
 

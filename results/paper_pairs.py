@@ -30,13 +30,14 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.statistics import holm
-from lab.analysis.stress.battery import Battery, Setting
+from lab.analysis.stress.battery import Battery
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure
 from lab.analysis.text import format_p, markdown_table
 from lab.core import files
 from lab.features.stress.bench import CardBench
 from lab.features.stress.plan import read_plan
 from lab.features.stress.progress import Progress
+from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings
 
 PAIRS = Path(__file__).parent / "stress" / "pairs.csv"

@@ -33,18 +33,9 @@ from studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 LAW = ("params", "tokens")  # what the failing rate without a norm of queries and keys is a power of
 ADAMW: Mapping[str, Sequence[str]] = {"Step Law": ["adamw"], "Marin": ["adamw"], "the lab": ["adamw"]}
-# Numbers of the user's whose ranges Marin's tables have, and the changed keys that count in multiples.
-IN_MARIN = {
-    "lr": "learning_rate",
-    "warmup": "warmup",
-    "weight_decay": "weight_decay",
-    "beta2": "beta2",
-    "eps": "epsilon",
-}
 # The loss of a model that knows only how often each byte of the lab's text occurs, nats: `results/faithful_toy.py`.
 UNIGRAM = 3.24
 FINE_LADDERS = Path(__file__).with_name("fine_ladders.csv")
-IN_MULTIPLES = ("learning_rate", "warmup", "weight_decay", "batch")
 
 
 @cache
@@ -83,7 +74,8 @@ def failing_rate(of: Sequence[str], *, curves: Mapping[str, Sequence[str]], runs
     table = curves_of_sources(curves)
     law = law_of(table, of)
     others = curves_of_sources({offsets_in: []}) if offsets_in else table.head(0)
-    return _limit(table, runs, law=law, offsets=_offsets(law, others))
+    ranges = {"tokens": _range(table["tokens"])} if "tokens" in of else {}
+    return _limit(table, runs, law=law, ranges=ranges, offsets=_offsets(law, others))
 
 
 def _offsets(law: PowerLaw, table: pd.DataFrame) -> dict[str, tuple[float, float]]:
@@ -118,8 +110,8 @@ def shortest_warm_up(of: str, *, runs: str) -> Limit:
     table = pd.DataFrame(rows)
     adamw = table[table["arm"] == "adamw"]
     law = fit_power_law(adamw, [], adamw["params"].astype(str) + adamw["tokens"].astype(str))
-    tried = (warmed["memories"].min(), warmed["memories"].max())
-    return _limit(table, runs, law=law, offsets=_offsets(law, table), tried=tried)
+    found = {"ranges": {"beta2": _range(changes["beta2"])}, "offsets": _offsets(law, table)}
+    return _limit(table, runs, law=law, tried=_range(warmed["memories"]), **found)
 
 
 def rounding_cost(of: float, *, runs: str) -> Limit:
@@ -133,37 +125,17 @@ def rounding_cost(of: float, *, runs: str) -> Limit:
             {"source": "", "params": size, "steps": 1e5, "low": cost.index[cost.index < first].max(), "high": first}
         )
     table = pd.DataFrame(rows)
-    return _limit(table, runs, law=law_of(table, []), tried=(costs.columns.min(), costs.columns.max()))
+    return _limit(table, runs, law=law_of(table, []), tried=_range(costs.columns))
 
 
 def _limit(table: pd.DataFrame, runs: str, tried: tuple[float, float] | None = None, **found: Any) -> Limit:
-    tried = tried or (table["best_lr"].min(), table["highest_lr"].max())
-    sizes = float(table["params"].min()), float(table["params"].max())
+    tried = tried or (float(table["best_lr"].min()), float(table["highest_lr"].max()))
     steps = round(table["steps"].min()), round(table["steps"].max())
-    return Limit(runs, sizes, steps, (float(tried[0]), float(tried[1])), **found)
+    return Limit(runs, _range(table["params"]), steps, tried, **found)
 
 
-def public_content() -> dict[str, Any]:
-    """The range of each number in public runs, and of each optimizer how many runs each single change broke."""
-    curves, changes = runs_of_others().curves, runs_of_others().changes
-    real = curves[curves["source"] != "the lab"]
-    numbers = {"params": real["parameters"], "tokens": real["tokens"], "batch": real["batch"]}
-    numbers |= {name: changes[column] for name, column in IN_MARIN.items()}
-    numbers["lr"] = pd.concat([numbers["lr"], real["best_lr"], real["highest_lr"]])
-    broken: dict[str, dict[str, list[int]]] = {}
-    for row in changes[~changes["is_base"]].to_dict("records"):
-        key = "batch" if row["changed_key"] == "train_batch_size" else row["changed_key"]
-        is_multiple = key in IN_MULTIPLES and row["ratio"] > 0
-        name = f"{key} x {row['ratio']:.2g}" if is_multiple else f"{key} {row['value']:g}"
-        of_change = broken.setdefault(row["optimizer"], {}).setdefault(name, [0, 0])
-        of_change[0] += int(row["breaks"])
-        of_change[1] += 1
-    return {
-        "ranges": {
-            name: [float(f"{end:.6g}") for end in (values.min(), values.max())] for name, values in numbers.items()
-        },
-        "changes": broken,
-    }
+def _range(values: pd.Series | pd.Index) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 @cache

@@ -21,11 +21,11 @@ import pandas as pd
 from faithful_toy import unigram_loss
 from lab.analysis.crossings import halving_lrs, over_seeds, rate_text
 from lab.analysis.rendering import layout
-from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.request import read_request

@@ -28,21 +28,17 @@ from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
-from lab.features.board.matrix import read_matrix
-from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
-from lab.features.board.text import headline
-from lab.features.predict import numbers
-from lab.features.predict.by_numbers import answer_of, base_rate, factors_text, limit_text, yours
 from lab.features.predict.limits import FILE as LIMITS
-from lab.features.predict.limits import PUBLIC
+from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
+from lab.features.predict.numbers import rows as rows_of_risks
 from lab.features.stress.card import card_of
 from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
 from lab.records import store
-from measure_limits import limits_text, public_text
+from measure_limits import limits_text
 from score_crash_test import (
     agreement_markdown,
     agreements,
@@ -57,6 +53,11 @@ from score_crash_test import (
     reference_table,
     score_records,
 )
+from studies.board.matrix import read_matrix
+from studies.board.page import answer_of as board_answer
+from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
+from studies.board.text import as_csv as board_csv
+from studies.board.text import headline
 from studies.claims import ruled, scoreboard
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
 from studies.claims.rules import effect_text
@@ -255,7 +256,6 @@ def reference_files() -> Iterator[tuple[Path, str]]:
     yield SPREADS, "\n".join(["# Written by `make results-readme` from results/stress/recipes.", *lines, ""])
     yield RESULTS / "stress" / "cards.md", "\n".join(recipe_cards())
     yield LIMITS, limits_text()
-    yield PUBLIC, public_text()
     yield SCORES, score_records(RESULTS).to_csv(index=False, float_format="%.4g", lineterminator="\n")
     yield RESULTS / "published_runs.md", "\n".join(published_runs())
     yield REFERENCE, reference_table(by_recipe, battery).to_csv(index=False, float_format="%.4g", lineterminator="\n")
@@ -263,11 +263,11 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows: they
-recognize rates that are far too high, but not which run will spike. The table has what they say of published runs, and
-what was published of each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537 million
-parameters. Each run is left out of those that may contradict it. What a finding means, and what no small model can tell,
-is on the page [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
+Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows:
+they recognize rates that are far too high, but not which run will spike. The table has what they say of published runs,
+and what was published of each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537
+million parameters. Each run is left out of those that may contradict it. What a finding means, and what no small model
+can tell, is on the page [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
 """
 
 
@@ -278,20 +278,20 @@ def published_runs() -> Iterator[str]:
     rows = [
         {
             "run": run.name,
-            "learning rate": yours(row).removeprefix("lr="),
-            "limit at its size": limit_text(row),
-            "factors of two to it": factors_text(row.factors_of_two),
+            "learning rate": row.yours.removeprefix("lr="),
+            "limit at its size": row.limit_text,
+            "factors of two to it": row.factors_text,
             "finding": row.verdict,
             "was": f"{run.outcome}: {run.published}",
         }
         for run in known_runs()
-        for row in numbers.rows(run.numbers)
+        for row in rows_of_risks(run.numbers)
         if row.risk.number == "lr" and row.risk.limit.startswith("failing_lr")
     ]
     yield markdown_table(pd.DataFrame(rows)) + "\n"
     for run in known_runs():
         answer = answer_of(run.numbers, "", [other for other in known_runs() if other is not run])
-        size, *others = (f"{key}={numbers.text_of(value)}" for key, value in run.numbers.items())
+        size, *others = (f"{key}={text_of(value)}" for key, value in run.numbers.items())
         yield f"## {run.name}\n"
         yield f"```sh\nlab predict --params {size.removeprefix('params=')} {' '.join(others)}\n```\n"
         yield f"- Numbers: {run.about} ({run.source}).\n- Published, {run.outcome}: {run.published}."
@@ -302,9 +302,10 @@ def published_runs() -> Iterator[str]:
 CARDS = """# The cards of the published recipes
 
 What can each published recipe not stand, when it trains a tiny model? This page has a card of five minutes for each,
-trained with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes (`.`), weak (`:`)
-and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and what they
-do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes a card anew, with figures.
+trained with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes (`.`), weak
+(`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and
+what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes a card anew,
+with figures.
 `make results-readme` writes this page from the records in `recipes`.
 """
 
@@ -415,6 +416,9 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
         yield page, quote_public_runs(quote_crash_test(quote_board(quote_shares(text))))
     yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
+    matrix = read_matrix(RESULTS / "board")
+    yield RESULTS / "board.txt", f"{board_answer(matrix).text()}\n"
+    yield RESULTS / "board.csv", f"{board_csv(matrix)}\n"
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pandas as pd
+from markupsafe import Markup
 
 from lab.analysis.rendering import layout
 from lab.analysis.rendering.layout import Sheet
-from lab.report.answer import LINE_LENGTH, Answer, Case, Figure, Section
+from lab.report.answer import LINE_LENGTH, Answer, Case, Figure, InText, OnPage, Section, Sorted
 
 
 class Pair(NamedTuple):
@@ -105,3 +106,39 @@ def test_a_figure_is_drawn_for_a_page_and_nowhere_else() -> None:
     assert not drawn
     assert "<svg" in found.html()
     assert len(drawn) == 1
+
+
+def test_text_has_lines_in_the_place_of_a_figure() -> None:
+    found = Answer(
+        "Done.",
+        [Figure("strips", layout.styled(lambda: layout.facets(["panel"], ["loss"], 8)[0]), ["[..#]  " + "x" * 200])],
+    )
+    assert found.text().splitlines() == ["Done.", "", f"[..#]  {'x' * 200}"]  # whole, since they are drawn
+    assert "```text\n[..#]  x" in found.markdown()
+    assert "[..#]" not in found.html()
+
+
+def test_a_page_and_a_text_may_show_the_same_in_two_ways() -> None:
+    found = Answer(
+        "Done.", [OnPage(["wide", Markup("<b>bold</b>")]), InText(["short"]), Section("None", [OnPage([""])])]
+    )
+    assert found.text() == "Done.\nshort"
+    assert "wide" not in found.markdown()
+    assert "<b>bold</b>" in found.html()
+    assert "short" not in found.html()
+    assert "None" not in found.html()
+
+
+def test_a_table_that_sorts_is_a_plain_one_in_text() -> None:
+    found = Answer("Done.", [Sorted(TABLE, kind="arm", prose=["loss"]), Sorted(TABLE.iloc[:0], "arm", [])])
+    assert found.text() == Answer("Done.", [TABLE]).text()
+    assert found.markdown() == Answer("Done.", [TABLE]).markdown()
+    assert found.html().count('data-sorts="arm"') == 1
+    assert found.html().count('<td class="prose">') == 2
+
+
+def test_a_page_says_how_else_it_was_made_and_folds_what_is_long() -> None:
+    page = Answer("Done.", [Section("Long", ["text"], folded=True)], made=["Records: here."]).html()
+    assert "<details><summary><h2>Long" in page
+    assert page.index("How this was made") < page.index("<li>Records: here.")
+    assert "How this was made" not in Answer("Done.", ["text"]).html()

@@ -22,14 +22,21 @@ from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
-from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
-from lab.features.board import matrix as board
-from lab.features.board import training as board_training
-from lab.features.board.failures import (
+from lab.records import store
+from lab.records.plans import Setting
+from lab.report import build
+from lab.report.build import make_report
+from lab.sweeping import bench
+from lab.sweeping.recipe import reason_of_card
+from lab.sweeping.request import read_request
+from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
+from studies.board import matrix as board
+from studies.board import training as board_training
+from studies.board.failures import (
     AT_EASE,
     CELLS,
     CURVE,
@@ -48,7 +55,7 @@ from lab.features.board.failures import (
     read_families,
     settings,
 )
-from lab.features.board.matrix import (
+from studies.board.matrix import (
     INCOMPLETE,
     LESS,
     MORE,
@@ -61,17 +68,10 @@ from lab.features.board.matrix import (
     passes_screening,
     read_matrix,
 )
-from lab.features.board.page import board_figure, board_page
-from lab.features.board.public_runs import Broken, broken_public_runs
-from lab.features.board.text import alike, as_csv, headline, lines, prices, unconfirmed
-from lab.features.board.training import _composed
-from lab.records import store
-from lab.report import build
-from lab.report.build import make_report
-from lab.sweeping import bench
-from lab.sweeping.recipe import reason_of_card
-from lab.sweeping.request import read_request
-from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
+from studies.board.page import answer_of, board_figure, how_made
+from studies.board.public_runs import Broken, broken_public_runs
+from studies.board.text import alike, as_csv, headline, notes, prices, unconfirmed
+from studies.board.training import _composed
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
 
@@ -97,7 +97,7 @@ def test_an_arm_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> None
         (0.75, 0.15, IN_PART),  # its interval leaves more than a third
         (0.6, 0.05, IN_PART),
         (0.3, 0.05, IN_PART),
-        (0.3, 0.15, OPEN),  # it may take off less than a fifth
+        (0.3, 0.15, OPEN),  # it may remove less than a fifth
         (0.1, 0.05, NO),
         (0.1, 0.15, OPEN),
         (-0.1, 0.05, NO),
@@ -155,7 +155,7 @@ def test_an_arm_that_does_not_train_at_ease_has_nothing_to_lose() -> None:
 
 def test_an_arm_that_is_worse_at_ease_is_not_named_in_the_first_line() -> None:
     for gain, first in ((-0.1, "No arm takes all damage away; in part"), (-0.03, "Takes damage away: sigma_reparam")):
-        told = list(lines(matrix(planted_board.tables(gains={"sigma_reparam": gain}))))
+        told = sentences(matrix(planted_board.tables(gains={"sigma_reparam": gain})))
         assert told[0].startswith(first)
         assert any(re.search(r"sigma_reparam under attention logits \(\+0\.\d+\)", line) for line in told) == (
             gain == -0.1
@@ -199,13 +199,13 @@ def test_growth_is_no_damage_and_its_cure_opens_no_board(monkeypatch: pytest.Mon
     growth = FAILURE._replace(is_growth=True)
     known = replace_failure(growth)
     for module in ("matrix", "failures", "text"):
-        monkeypatch.setattr(f"lab.features.board.{module}.read_failures", lambda: known)
+        monkeypatch.setattr(f"studies.board.{module}.read_failures", lambda: known)
     made = matrix(planted_board.tables())
     cells = {row.name: row.cells[FAILURE.name].verdict for row in made.arms}
     assert cells == {"sigma_reparam": LESS, "peri_ln": LESS, "rmsnorm": NO, "nope": MORE}
     assert headline(made).startswith("No failure is tested")
-    assert any("growth and no damage" in line for line in lines(made))
-    assert re.search(r"^sigma_reparam +less \d+ %", "\n".join(lines(made)), re.MULTILINE)
+    assert any("growth and no damage" in line for line in sentences(made))
+    assert re.search(r"^sigma_reparam +less \d+ %", answer_of(made).text(), re.MULTILINE)
 
 
 def replace_failure(failure: Failure) -> Board:
@@ -220,7 +220,7 @@ def test_residual_growth_is_growth() -> None:
 def test_what_an_arm_costs_at_ease_stands_beside_its_share() -> None:
     for gain, shown in ((-0.1, True), (-0.03, False)):
         made = matrix(planted_board.tables(gains={"sigma_reparam": gain}))
-        cell = next(line for line in lines(made) if line.startswith("sigma_reparam"))
+        cell = next(line for line in answer_of(made).text().splitlines() if line.startswith("sigma_reparam"))
         assert bool(re.search(r"cures \d+ % \+0\.1", cell)) == shown
 
 
@@ -244,7 +244,7 @@ def test_an_arm_no_better_than_a_bigram_model_is_never_advised() -> None:
     row = next(row for row in made.rows if row.name == "sigma_reparam")
     assert row.best.mean < RULE.loses
     assert (row.cells[FAILURE.name].verdict, made.is_advised(row)) == (CURES, False)
-    told = list(lines(made))
+    told = sentences(made)
     assert "sigma_reparam" not in told[0]
     assert "No better than a bigram model at any learning rate, and so never advised: sigma_reparam." in told
 
@@ -282,7 +282,7 @@ def test_power_is_the_share_of_arms_that_are_seen_to_take_off_half(number: int, 
     made, rng = matrix(tables), np.random.default_rng(3)
     arms, prior = frozenset(f"arm{index}" for index in range(number)), Spread(sd, 3.0)
     made = replace(made, families={FAILURE.name: Family(arms, prior)})
-    said = next(float(match[1]) for line in lines(made) if (match := re.search(r"probability of (0\.\d+)", line)))
+    said = next(float(match[1]) for line in sentences(made) if (match := re.search(r"probability of (0\.\d+)", line)))
     helps = 0
     for _ in range(200):
         own_sd = sd * math.sqrt(3 / rng.chisquare(3))
@@ -454,6 +454,11 @@ def matrix(tables: Mapping[Cell, pd.DataFrame]) -> Matrix:
     return matrix_of(Path("nowhere"), tables, {(FAILURE.name, "dyt"): "it was refused"})
 
 
+def sentences(made: Matrix) -> list[str]:
+    """Its headline and its notes."""
+    return [headline(made), *notes(made)]
+
+
 def test_every_row_says_what_the_arm_costs_and_tolerates() -> None:
     by_name = {row.name: row for row in matrix(planted_board.tables()).rows}
     cure, none = by_name["sigma_reparam"], by_name["rmsnorm"]
@@ -531,7 +536,7 @@ def test_a_cell_that_passed_and_was_not_confirmed_has_its_price() -> None:
     made = matrix(tables)
     assert unconfirmed(made) == [(FAILURE.name, "peri_ln")]
     assert any(
-        "1 cells passed and were not confirmed, which would cost 12 core-minutes" in line for line in lines(made)
+        "1 cells passed and were not confirmed, which would cost 12 core-minutes" in line for line in sentences(made)
     )
 
 
@@ -550,7 +555,7 @@ def test_failures_that_rank_arms_alike_are_named() -> None:
     made = matrix(tables)
     (found,) = alike(made)
     assert (found.a, found.b, found.is_certain, found.correlation.n) == ("attention logits", "short warm-up", True, 9)
-    assert any("so they are hardly two failures" in line for line in lines(made))
+    assert any("so they are hardly two failures" in line for line in sentences(made))
     swapped = dict(tables)
     for low, high in (("qk_layernorm", "qk_rmsnorm"), ("qkv_norm", "score_softcap")):
         for place in (STRESSED, AT_EASE):
@@ -559,7 +564,7 @@ def test_failures_that_rank_arms_alike_are_named() -> None:
     (found,) = alike(matrix(swapped))
     assert 0.8 < found.correlation.mean < 1
     assert found.correlation.low < 0.7
-    assert any("rank 9 arms alike" in line and "too few to tell" in line for line in lines(matrix(swapped)))
+    assert any("rank 9 arms alike" in line and "too few to tell" in line for line in sentences(matrix(swapped)))
     fewer = {name: family._replace(arms=frozenset([*family.arms][:7])) for name, family in made.families.items()}
     assert not alike(replace(made, families=fewer))  # arms that were added later do not count
 
@@ -568,7 +573,7 @@ def test_an_arm_whose_best_loss_is_much_worse_is_not_advised() -> None:
     tables = planted_board.tables()
     for cell in [cell for cell in tables if cell.arm == "sigma_reparam" and cell.failure == CURVE]:
         tables[cell] = tables[cell].assign(loss=tables[cell]["loss"] + 0.08)
-    told = list(lines(matrix(tables)))
+    told = sentences(matrix(tables))
     assert "sigma_reparam" not in told[0]
     assert "Not advised, since the best loss is over 0.05 nats worse: sigma_reparam." in told
 
@@ -711,7 +716,7 @@ def test_a_page_names_the_arms_that_help_and_says_why_others_were_not_tried(tmp_
     tables = planted_board.tables()
     curve = {Cell(CURVE, "dyt", CURVE, lr): table for lr, table in curve_of(tables, "rmsnorm").items()}
     made = matrix(tables | curve)
-    shown = board_page(replace(made, folder=planted_board.write(tmp_path, tables)))
+    shown = answer_of(made).html()
     assert 'title="it was refused"' in shown
     assert "3 arms that are not shown to take any away" in shown  # an open one may
     named = {text.get_text() for axes in board_figure(made).figure.axes for text in axes.texts}
@@ -838,7 +843,8 @@ def test_an_arm_says_what_it_is(name: str) -> None:
 def test_a_page_shows_a_hostile_command_as_text(tmp_path: Path) -> None:
     folder = planted_board.write(tmp_path, planted_board.tables())
     store.note_command(folder, "lab leaderboard '<script>alert(1)</script>' --train")
-    made = board_page(read_matrix(folder))
+    found = read_matrix(folder)
+    made = answer_of(found, [*how_made(found)]).html()
     assert "<script>alert" not in made
     assert "&lt;script&gt;alert(1)" in made
 

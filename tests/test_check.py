@@ -23,13 +23,12 @@ from lab.analysis.guard import baseline, compare
 from lab.analysis.guard.compare import Change
 from lab.analysis.statistics import Spread
 from lab.analysis.stress.battery import read_battery
+from lab.analysis.stress.card_json import CardBaseline, GuardedTest
 from lab.core.errors import RequestError
 from lab.features.guard.answer import answer_of
 from lab.features.guard.cards import (
     BEST_LOSS,
     TEN_TIMES,
-    CardBaseline,
-    GuardedTest,
     compare_cards,
     read_card,
     smallest_change,
@@ -505,7 +504,8 @@ def test_a_baseline_names_the_smallest_change_that_its_seeds_can_show(tmp_path: 
     found = 0
     for _ in range(400):
         before, now = (
-            old._replace(tests={"lr_x10": old.tests["lr_x10"]._replace(by_seed=draw(shift))}) for shift in (0, smallest)
+            old._replace(tests={"lr_x10": old.tests["lr_x10"]._replace(seeds=tuple(draw(shift)))})
+            for shift in (0, smallest)
         )
         found += compare_cards(before, now, 0.05).verdict == "regression"
     assert test.gap / 2 == pytest.approx(0.1)
@@ -531,7 +531,7 @@ def test_a_card_without_a_baseline_fails_on_its_own_verdicts(tmp_path: Path, run
 
     assert run("check", edited(worse, unjudge, "unjudged"), "--fail-on", "fails")[0] == 2
     code, _, err = run("check", write(tmp_path / "curves", list(cards())), "--fail-on", "fails")
-    assert (code, "holds no card" in err) == (2, True)
+    assert (code, "no card" in err) == (2, True)
     (good / "card.json").write_text('{"tests": [3]}')
     assert run("check", good, "--fail-on", "fails")[0] == 2
 
@@ -647,18 +647,19 @@ def test_other_differences_of_two_cards_are_remarked(tmp_path: Path, run: Run) -
     assert "no change" in run("check", "--show", empty)[1]
     damaged = edited(good, lambda content: content["tests"][0].update(passes="much"), "damaged")
     assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    fewer_seeds = edited(good, lambda content: content["tests"][0]["seeds"].pop(), "fewer seeds")
+    assert "damaged baseline" in run("check", fewer_seeds, "--baseline", good)[1]
     (damaged / "card.json").write_text("{")
-    assert "damaged baseline" in run("check", damaged, "--baseline", good)[1]
+    assert "damaged card" in run("check", damaged, "--baseline", good)[1]
     alone, other = (card_folder(tmp_path / f"{seed}", 0.12, seeds=(seed,)) for seed in (3, 4))
     assert f"- {BEST_LOSS} was not compared, for want of seeds" in run("check", other, "--baseline", alone)[1]
 
 
 def card_of(values: Sequence[float], data: Sequence[str] = ("text",)) -> CardBaseline:
     """A card of one test, with a value of it for each seed."""
-    by_seed = pd.Series(values, dtype=float)
-    tested = GuardedTest("ten times the best LR", "nats", 0.15, 0.35, by_seed, is_bound=False, caveat="")
+    tested = GuardedTest("ten times the best LR", "nats", 0.15, 0.35, tuple(values), tuple(range(len(values))), False)
     made = {"commands": [], "versions": [], "data": list(data), "interventions": []}
-    losses = pd.Series(2.0, index=by_seed.index)
+    losses = pd.Series(2.0, index=range(len(values)))
     return CardBaseline("card", "mine", 1000, True, 0.01, losses, pd.DataFrame(), {"lr_x10": tested}, made)
 
 

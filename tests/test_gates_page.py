@@ -74,13 +74,13 @@ def test_outputs_are_what_the_schema_says(
 
 def test_cards_are_what_the_schema_says() -> None:
     first, second = (card(planted(valley(rise=rise, spread=0.01))) for rise in (0.2, 0.3))
-    validate(json.loads(first.as_json()), "card")
-    validate(json.loads(card_pair(first, second, "lab stress a b").as_json()), "pair")
-    (test, *_) = json.loads(first.as_json())["tests"]
+    validate(json.loads(first.answer.json()), "card")
+    validate(json.loads(card_pair(first, second, "lab stress a b").answer.json()), "pair")
+    (test, *_) = json.loads(first.answer.json())["tests"]
     assert test["n"] == len(test["seeds"])
     assert 0.5 < test["power"] <= 1
     with pytest.raises(jsonschema.ValidationError):
-        validate({**json.loads(first.as_json()), "tests": [{"name": "planted"}]}, "card")
+        validate({**json.loads(first.answer.json()), "tests": [{"name": "planted"}]}, "card")
 
 
 def test_every_output_of_the_schema_is_on_the_page() -> None:
@@ -90,7 +90,7 @@ def test_every_output_of_the_schema_is_on_the_page() -> None:
 
 
 def test_a_card_has_the_keys_that_the_page_names() -> None:
-    content = json.loads(card(planted(valley(rise=0.2))).as_json())
+    content = json.loads(card(planted(valley(rise=0.2))).answer.json())
     rows = re.findall(r"^\| (`.*?) \| ", PAGE.partition("## One schema")[0], re.MULTILINE)
     of_tests, of_card = set[str](), set[str]()
     for row in rows:

@@ -17,12 +17,13 @@ from lab import main
 from lab.analysis.laws import fits
 from lab.analysis.laws.fits import bend, calibrate, fit, lr_beyond, size_beyond
 from lab.analysis.rendering import layout
+from lab.analysis.runaway import read_runaways
 from lab.analysis.text import count
 from lab.core.errors import RequestError
-from lab.features.predict import at_size, output_logits, sizes
+from lab.features.predict import at_size, sizes
 from lab.features.predict.answer import _table, say
 from lab.features.predict.figures import gradient_forecast, logit_forecast
-from lab.features.predict.forecasts import GRADIENT, LOGIT, make_forecasts
+from lab.features.predict.forecasts import GRADIENT, LOGIT, OUTPUT_LOGIT, make_forecasts
 from lab.records import run_table, store
 from lab.records.columns import Columns
 
@@ -296,6 +297,8 @@ def test_held_out_diverged_runs_count_for_the_class():
     assert made.score.table["error"].isna().all()
     assert made.score.table["runs"].tolist() == [0, 0, 0]
     assert made.score.table["right"].tolist() == [0, 3, 3]
+    (gradients,) = make_forecasts(gathered(*lost), GRADIENT)  # no value tells on which side of epsilon they were
+    assert gradients.score.table["judged"].tolist() == [0, 0, 0]
     assert "nan" not in " ".join(say(gathered(*lost)))
 
 
@@ -428,77 +431,38 @@ def test_sizes_of_a_mixture_are_said_to_count_all_experts(tmp_path, output_of):
     assert "experts" not in output_of("predict", written(tmp_path / "dense", *runs_of()))
 
 
-# Rounded output logits.
+# Output logits.
 
 
-def with_output_logits(level, probe="log_z_square", widths=tuple(WIDTHS), seeds=(0, 1, 2), **changes):
-    """The runs, with levels of log Z by size, learning rate and part of the run."""
-    unstable_at_the_top = {"logit": lambda size, lr: 1e3 if lr > 0.05 else 1.0}
-    for run, rows in runs_of(widths, seeds=seeds, **{**unstable_at_the_top, **changes}):
+def with_output_logits(widths=tuple(WIDTHS)):
+    """The runs, with output logits of 10 at 400k parameters and 0.01, which rise to that and fall afterwards."""
+    for run, rows in runs_of(widths, noise=0.001):
         size, lr = run["parameters_without_embeddings"], run["optimizer.lr"]
         draw = np.random.default_rng([size, round(1e4 * lr), run["seed"]])
-        factor = 10 ** draw.normal(0, 0.01)
-        levels = [(step, factor * level(size, lr, (step + 1) / 400)) for step in range(0, 400, 3)]
-        yield run, [*rows, *((n, probe, "", z**2 if probe == "log_z_square" else -z) for n, z in levels)]
+        highest = 10 * (size / 4e5) ** 0.5 * (lr / 1e-2) ** 0.9 * 10 ** draw.normal(0, 0.01)
+        levels = [(step, "log_z_square", "", (highest * part) ** 2) for step, part in ((0, 0.1), (250, 1), (399, 0.5))]
+        yield run, [*rows, *levels]
 
 
-def level(size, lr, part):
-    return 10 * (size / 4e5) ** 0.5 * (lr / 1e-2) ** 0.3 * part**0.8
+def test_output_logits_are_foretold_up_to_the_level_at_which_they_run_away():
+    """Of 0.01 the level is 10 at 400k, so it is 64 at 6.4^2 times that; of 0.1 it is above 64 from 265k on."""
+    (made,) = make_forecasts(gathered(*with_output_logits()), OUTPUT_LOGIT)
+    assert made.limit == read_runaways()["output_logits"].level == 64
+    assert made.lines[1e-2].slope == pytest.approx(0.5, abs=0.02)
+    assert size_beyond(made.lines[1e-2], 64, 1, *made.sizes[::3]).middle == pytest.approx(4e5 * 6.4**2, rel=0.1)
+    beyond = made.runs.loc[made.runs["beyond"], ["size", "lr"]].drop_duplicates()
+    assert beyond.to_numpy().tolist() == [[4e5, 0.1]]  # though runs of 0.1 are unstable from 30k on
+    assert made.score.table["right"].tolist() == [3, 3, 3]
 
 
-def cells(records, column):
-    """A column of the rows of the highest stable and of the highest learning rate."""
-    (_, runs), *_ = output_logits.observe(records).groupby("arm")
-    return output_logits._table(runs)[column].tolist()
-
-
-@pytest.mark.parametrize("probe", ["log_z_square", "log_z"])
-def test_planted_growth_of_log_z_is_followed_to_bf16(probe):
-    """Of 400k parameters and at 0.01 the level is 10; it is 64 at 6.4^2 times the size or 6.4^1.25 times the steps."""
-    records = gathered(*with_output_logits(level, probe))
-    assert cells(records, "learning rate") == ["0.01 (highest stable)", "0.1 (highest)"]
-    assert [float(cell) for cell in cells(records, "|log Z|")] == pytest.approx([10, 20], rel=0.03)
-    for column, exponent in (("growth with size", 0.5), ("growth with steps", 0.8)):
-        for cell in cells(records, column):
-            slope, half = map(float, cell.split(" ± "))
-            assert slope == pytest.approx(exponent, abs=0.05)
-            assert half < 0.1
-    size, steps = cells(records, "bf16 from size")[0], cells(records, "bf16 from steps")[0]
-    assert float(size.split("M [")[0]) == pytest.approx(0.4 * 6.4**2, rel=0.2)
-    assert float(steps.split(" [")[0]) == pytest.approx(400 * 6.4**1.25, rel=0.2)
-    assert size.count("M") == 3
-    assert "," in size
-    assert "," in steps
-    assert cells(records, "largest foretold")[0].endswith(" of 3")
-
-
-def test_growth_that_is_none_and_levels_that_are_reached_are_said():
-    still = gathered(*with_output_logits(lambda size, lr, part: 10 * (size / 4e5) ** -0.2 * part**-0.2))
-    assert cells(still, "bf16 from size") == cells(still, "bf16 from steps") == ["does not grow"] * 2
-    high = gathered(*with_output_logits(lambda size, lr, part: 7 * level(size, lr, part)))
-    assert cells(high, "bf16 from size") == cells(high, "bf16 from steps") == ["already there"] * 2
-
-
-def test_too_few_sizes_or_seeds_have_a_slope_and_no_forecast():
-    records = gathered(*with_output_logits(level, widths=(32, 64), seeds=(0,), logit=lambda size, lr: 1))
-    assert cells(records, "bf16 from size") == ["needs 3 sizes"]
-    assert cells(records, "bf16 from steps") == ["needs 2 seeds"]
-
-
-def test_one_size_has_levels_alone_and_is_no_error(tmp_path, output_of):
-    out = output_of("predict", written(tmp_path, *with_output_logits(level, widths=(128,))))
-    assert "64 in bf16, 4 in E4M3 and 2 in E5M2" in " ".join(out.split())
-    assert "0.01 (highest stable)" in out
-    assert "growth" not in out.split("nothing to fit")[0].split("no trend")[0]
-
-
-def test_records_without_log_z_have_no_such_section():
-    assert output_logits.parts(gathered(*runs_of())) == []
-
-
-def test_runs_that_diverged_count_for_no_level():
-    runs = changed(with_output_logits(level), lambda run: run["optimizer.lr"] == 0.1, status="diverged", diverged_at=9)
-    assert cells(gathered(*runs), "learning rate") == ["0.01 (highest stable)"]
+def test_output_logits_stand_in_text_at_a_size_and_nowhere_where_none_were_recorded(tmp_path, output_of):
+    folder = written(tmp_path / "with", *with_output_logits())
+    assert "64: by the law of rounding" in " ".join(output_of("predict", folder).split())
+    rows = json.loads(output_of("predict", folder, "--size", "16.4M", "--lr", "1e-2", "--json"))
+    (row,) = [row for row in rows if row["quantity"] == OUTPUT_LOGIT.name]
+    assert row["value"] == pytest.approx(64, rel=0.1)
+    assert row["decades_left"]["value"] == pytest.approx(0, abs=0.05)
+    assert "output logit" not in output_of("predict", written(tmp_path / "without", *runs_of()))
 
 
 # At one size and learning rate.

@@ -17,13 +17,15 @@ import pytest
 
 from lab.analysis import Records
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Setting, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, read_battery
+from lab.analysis.stress.card_json import CardBaseline, baseline_of
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
-from lab.features.guard.cards import CardBaseline, card_from_json, compare_cards
+from lab.features.guard.cards import compare_cards
 from lab.features.stress.card import card_of
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
+from lab.records.plans import Setting
 from lab.records.store import METRIC_COLUMNS
 from lab.sweeping.launch import compose_points
 from paper_pairs import RUNS, UNFIXED, linked, measured, ordered, read_pairs, standard_fixes
@@ -286,8 +288,8 @@ def cards_of(seeds: range) -> dict[str, CardBaseline]:
     for recipe, done in committed().items():
         some = {setting: table.loc[list(seeds)] for setting, table in done.items()}
         made = card_of(recipe, "lab stress", Path(recipe), list(BATTERY.tests.values()), some, BATTERY)
-        content = json.loads(made.as_json()) | {"made": {"data": ["the same"]}}
-        found[recipe] = card_from_json(Path(recipe), content)
+        content = json.loads(made.answer.json()) | {"made": {"data": ["the same"]}}
+        found[recipe] = baseline_of(Path(recipe), content)
     return found
 
 

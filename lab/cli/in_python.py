@@ -149,8 +149,7 @@ def numbers(params: float | str, **given: Any) -> Answer:
     Raises:
         RequestError: a name is unknown, or its value is none.
     """
-    from lab.features.predict.by_numbers import answer_of
-    from lab.features.predict.numbers import read_numbers
+    from lab.features.predict.numbers import answer_of, read_numbers
 
     words = [f"{name}={value}" for name, value in given.items()]
     return answer_of(

@@ -28,20 +28,43 @@ LINE_LENGTH = 120
 
 
 class Section(NamedTuple):
-    """Parts of an answer under a title."""
+    """Parts of an answer under a title; of a page those that are ``folded`` show when a reader presses it."""
 
     title: str
     parts: Sequence[Part]
+    folded: bool = False
 
 
 class Figure(NamedTuple):
-    """A figure, drawn where a page shows it; text and Markdown leave it out."""
+    """A figure, drawn where a page shows it; text and Markdown have ``lines`` in its place, if there are any."""
 
     name: str
     draw: Callable[[], Drawing]
+    lines: Sequence[str] = ()
 
 
-Part: TypeAlias = str | Section | Figure | pd.DataFrame | Sequence[str]
+class Sorted(NamedTuple):
+    """A table that a page sorts and filters, by the values of the column ``kind``; columns of ``prose`` are wrapped."""
+
+    table: pd.DataFrame
+    kind: str
+    prose: Sequence[str]
+
+
+class OnPage(NamedTuple):
+    """Parts that a page has alone, since they take room."""
+
+    parts: Sequence[Part]
+
+
+class InText(NamedTuple):
+    """Parts that a page shows in another way, and only text and Markdown have."""
+
+    parts: Sequence[Part]
+
+
+Shown: TypeAlias = str | Section | Figure | Sorted | pd.DataFrame | Sequence[str]
+Part: TypeAlias = Shown | OnPage | InText
 
 
 class Case(NamedTuple):
@@ -59,9 +82,10 @@ class Answer:
     Attributes:
         headline: what it comes to, a sentence.
         parts: what it rests on, in the order of reading. A text is a paragraph, and several are a list. Empty parts,
-            and sections of empty parts alone, are left out.
+            and sections of empty parts alone, are left out. HTML (``Markup``) stands on a page as it is.
         title: what was asked.
         command: the command line that makes it.
+        made: how else it was made, lines for its page.
         data: the same for programs: mappings, named tuples and plain values.
         cases: of a check, what passes and what fails.
     """
@@ -72,6 +96,7 @@ class Answer:
     command: str = ""
     data: Any = None
     cases: Sequence[Case] = ()
+    made: Sequence[str] = ()
 
     @property
     def table(self) -> pd.DataFrame:
@@ -84,14 +109,14 @@ class Answer:
 
     def html(self) -> str:
         """A page of HTML."""
-        made = [html.section("How this was made", html.block(self.command))] if self.command else []
-        return html.document(self.title, [*self._body(), *made])
+        made = [*[html.block(self.command)] * bool(self.command), *map(_markup, _filled([self.made], on_page=True))]
+        return html.document(self.title, [*self._body(), *[html.section("How this was made", *made)] * bool(made)])
 
     def _repr_html_(self) -> str:
         return "\n".join(self._body())
 
     def _body(self) -> list[Markup]:
-        return [html.paragraph(self.headline, "lead"), *map(_markup, _filled(self.parts, draws=True))]
+        return [html.paragraph(self.headline, "lead"), *map(_markup, _filled(self.parts, on_page=True))]
 
     def json(self) -> str:
         """Its data as JSON; a number that is not finite is null."""
@@ -116,15 +141,19 @@ class Answer:
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _filled(parts: Iterable[Part], *, draws: bool = False) -> list[Part]:
-    """The parts that are not empty, as a figure is where nothing is drawn."""
-
-    def is_filled(part: Part) -> bool:
-        if isinstance(part, Figure):
-            return draws
-        return len(_filled(part.parts, draws=draws) if isinstance(part, Section) else part) > 0
-
-    return [part for part in parts if is_filled(part)]
+def _filled(parts: Iterable[Part], *, on_page: bool = False) -> list[Shown]:
+    """The parts that a page has, or text, and that are not empty."""
+    found = list[Shown]()
+    for part in parts:
+        if isinstance(part, OnPage | InText):
+            found += _filled(part.parts, on_page=on_page) if isinstance(part, OnPage) == on_page else []
+        elif isinstance(part, Figure):
+            found += [part] if on_page or part.lines else []
+        elif isinstance(part, Sorted):
+            found += [part if on_page else part.table] if len(part.table) else []
+        elif len(_filled(part.parts, on_page=on_page) if isinstance(part, Section) else part) > 0:
+            found.append(part)
+    return found
 
 
 def _lines(parts: Iterable[Part]) -> Iterator[str]:
@@ -139,7 +168,9 @@ def _lines(parts: Iterable[Part]) -> Iterator[str]:
             yield from (*_wrapped(part.title), *_lines(part.parts))
         elif isinstance(part, pd.DataFrame):
             yield from plain_text(part)
-        elif not isinstance(part, Figure):
+        elif isinstance(part, Figure):
+            yield from part.lines
+        elif not isinstance(part, Sorted):  # which became its table
             yield from (line for text in part for line in _wrapped(text, "- "))
 
 
@@ -149,16 +180,18 @@ def _wrapped(text: str, bullet: str = "") -> list[str]:
     return [f"{' ' * len(bullet) if number else bullet}{line}" for number, line in enumerate(lines)]
 
 
-def _markup(part: Part) -> Markup:
+def _markup(part: Shown) -> Markup:
     if isinstance(part, str):
-        return html.paragraph(part)
+        return part if isinstance(part, Markup) else html.paragraph(part)
     if isinstance(part, Section):
-        return html.section(part.title, *map(_markup, _filled(part.parts, draws=True)))
+        return html.section(part.title, *map(_markup, _filled(part.parts, on_page=True)), folded=part.folded)
     if isinstance(part, Figure):
         from lab.analysis.rendering import layout  # matplotlib is slow to import
 
         drawing = part.draw()
         return html.figure(layout.svg(drawing, part.name), drawing.caption, html.savers(part.name))
+    if isinstance(part, Sorted):
+        return html.table(part.table, part.prose, sorts=True, kind=part.kind)
     return html.table(part) if isinstance(part, pd.DataFrame) else html.bullets(part)
 
 
@@ -170,7 +203,9 @@ def _markdown(parts: Iterable[Part], heading: str) -> Iterator[str]:
             yield from (f"{heading} {_literal(part.title)}", *_markdown(part.parts, f"{heading}#"))
         elif isinstance(part, pd.DataFrame):
             yield markdown_table(part.astype(str).rename(columns=_literal).map(_literal))
-        elif not isinstance(part, Figure):
+        elif isinstance(part, Figure):
+            yield "\n".join(["```text", *part.lines, "```"])
+        elif not isinstance(part, Sorted):  # which became its table
             yield "\n".join(f"- {_literal(text)}" for text in part)
 
 
@@ -187,6 +222,15 @@ def give(answer: Answer, given: argparse.Namespace) -> None:
             files.write_output(Path(path), getattr(answer, form)())
             if not given.json:
                 say(f"{'page' if form == 'html' else form}: {path}")
+
+
+def give_one(answer: Answer, given: argparse.Namespace) -> None:
+    """Write the page of an answer, or say it in the one form that an option asks for."""
+    if given.html:
+        files.write_output(Path(given.html), answer.html())
+        say(f"page: {given.html}")
+    else:
+        say(answer.json() if given.json else answer.markdown() if getattr(given, "markdown", False) else answer.text())
 
 
 def note_damage(*folders: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lab.core import files, shipped
+from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.printing import say
+from lab.report.answer import give_one
 from studies.claims import ruled, scoreboard
 from studies.claims.power import power_lines
 from studies.claims.registry import RULED
@@ -25,14 +26,14 @@ def judge_claims(given: argparse.Namespace) -> None:
         for line in power_lines(given.folders[0], given.power, given.effect):
             say(line)
         return
-    options = {"--json": given.json, "--markdown": given.markdown, "--html": given.html}
-    formats = [option for option, is_given in options.items() if is_given]
-    chosen = {name: getattr(given, name) or "" for name in ("source", "figure", "verdict")}
     if given.source in RULED:
-        text = ruled.render(given.source, formats[-1] if formats else "")
-    else:
-        here = [results] if (results := shipped.results()) == Path("results") else []
-        text = scoreboard.render(given.folders or here, *formats, **chosen)
-    if given.html:
-        files.write_output(Path(given.html), text)
-    say(f"page: {given.html}" if given.html else text)
+        give_one(ruled.answer_of(given.source), given)
+        return
+    here = [results] if (results := shipped.results()) == Path("results") else []
+    folders = given.folders or here
+    rows = scoreboard.chosen(folders, given.source or "", given.figure or "", given.verdict or "")
+    if given.markdown and not given.html:
+        say(scoreboard.markdown_tables(rows))
+        return
+    shows = {"all_of_them": bool(given.verdict), "draws": bool(given.source), "is_committed": not folders}
+    give_one(scoreboard.answer_of(rows, **shows), given)

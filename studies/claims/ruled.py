@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from lab.analysis.rendering import html
-from lab.analysis.text import finite, markdown_table, plain_text, to_json
+from lab.analysis.text import finite
+from lab.report.answer import Answer, Sorted
 from studies.claims.registry import CLAIMS, RULED
 from studies.claims.rules import WORDS, Judged, effect_text, judge_rule
 from studies.claims.scoreboard import EFFECT
@@ -57,19 +57,11 @@ def _own(row: Judged) -> str:
     return f"{claim.sentence}: {effect} {claim.unit}, {row.own['verdict']}"
 
 
-def render(source: str, style: str) -> str:
-    """The claims of a source as text, or as ``--json``, ``--markdown`` or ``--html`` has them."""
+def answer_of(source: str) -> Answer:
+    """The claims of a source with their verdicts, a row each."""
     rows = judge_all(source)
-    found = table(rows)
-    if style == "--json":
-        return to_json([_plain(row) for row in rows])
-    if style == "--markdown":
-        return markdown_table(found)
-    if style == "--html":
-        body = [html.bullets([tally(rows)]), html.table(found, prose=("claim", OWN), sorts=True, kind="verdict")]
-        return html.document(f"Claims on {source}", body)
-    found[OWN] = found[OWN].str.rpartition(": ")[2]
-    return "\n".join([*plain_text(found), "", tally(rows)])
+    found, data = table(rows), [_plain(row) for row in rows]
+    return Answer(tally(rows), [Sorted(found, "verdict", ("claim", OWN))], title=f"Claims on {source}", data=data)
 
 
 def tally(rows: list[Judged]) -> str:

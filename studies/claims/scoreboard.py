@@ -1,4 +1,4 @@
-"""The scoreboard: every claim judged on results folders, as text, JSON or a table of Markdown."""
+"""The scoreboard: every claim judged on results folders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pandas as pd
 
 from lab.analysis.rendering import html
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, benjamini_hochberg
-from lab.analysis.text import capitalized, count, finite, first_to_last, plain_text, to_json
+from lab.analysis.text import capitalized, count, finite, first_to_last
 from lab.core.errors import RequestError, nearest
 from lab.records import store
+from lab.report.answer import Answer, InText, OnPage, Part, Sorted
 from studies.claims.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from studies.claims.evidence import Evidence, read_evidence
 from studies.claims.registry import CLAIMS, RULED
@@ -36,10 +37,10 @@ from studies.claims.verdicts import committed as verdicts_by_claim
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
-COLUMNS_OF_PAGE = (
+COLUMNS_OF_PAGE = [
     *("claim", "verdict", EFFECT, "q", "seeds", "why not", "stated in", "about"),
     *("parameters", "steps", "λT", "on other text"),
-)
+]
 PROSE = ("claim", EFFECT, "why not", "stated in", "about")
 # What verdicts on claims of a kind are called, and the words of claims and of questions in the order of columns.
 NOT_HERE, YES, NO = "not at this size", "answered yes", "answered no"
@@ -246,15 +247,10 @@ def _spell_q(q: float) -> str:
     return f"at most {LEAST_Q:g}" if q <= LEAST_Q else f"{q:.2g}" if q < 0.001 else f"{q:.3f}"
 
 
-def render(folders: Sequence[Path], *style: str, source: str = "", figure: str = "", verdict: str = "") -> str:
-    """The output of ``lab claims``: all claims, or one source's, figure's or verdict's, as text or in a ``style``.
-
-    Without folders the verdicts are the committed ones.
-
-    As text, claims that are not run are counted and left out, unless that verdict is asked for.
+def chosen(folders: Sequence[Path], source: str = "", figure: str = "", verdict: str = "") -> list[ScoreboardRow]:
+    """All claims, or one source's, figure's or verdict's, judged on folders; without folders as they are committed.
 
     Args:
-        style: one of ``--json``, ``--markdown`` and ``--html``; the last one counts.
         figure: a figure of the paper, or the section or equation of another source.
 
     Raises:
@@ -268,32 +264,46 @@ def render(folders: Sequence[Path], *style: str, source: str = "", figure: str =
     ):
         if name and name not in known:
             raise RequestError(f"no claims of {kind} {name!r}; {nearest(name, known)}")
-    rows = committed()
-    if folders:
-        rows = judge_all(read(folders), other_text=read_other_text(folders))
-    rows = [
+    rows = judge_all(read(folders), other_text=read_other_text(folders)) if folders else committed()
+    return [
         row
         for row in rows
         if source in ("", row.claim.source) and figure in ("", row.claim.figure) and verdict in ("", row.word)
     ]
-    if style[-1:] == ("--html",):
-        return page(rows, all_of_them=bool(verdict))
-    if not style:
-        below = list(_drawn(rows)) if source else []
-        below += (
-            []
-            if folders
-            else [OF_THE_LAB, *(f"lab claims --source '{name}' holds them against those." for name in RULED)]
-        )
-        return "\n".join([*text(rows, all_of_them=bool(verdict)), *[""] * bool(below), *below])
-    return as_json(rows) if style[-1] == "--json" else markdown_tables(rows)
 
 
-def _run_only(rows: Sequence[ScoreboardRow], *, all_of_them: bool) -> tuple[list[ScoreboardRow], list[str]]:
-    """The rows to show, and a line on those that are left out because they are not run."""
-    run = [row for row in rows if all_of_them or row.verdict.verdict != NOT_RUN]
-    left_out = len(rows) - len(run)
-    return run, [f"{left_out} not run and not shown; --verdict 'not run' shows them"] if left_out else []
+def answer_of(
+    every: Sequence[ScoreboardRow], *, all_of_them: bool = False, draws: bool = False, is_committed: bool = False
+) -> Answer:
+    """A row for each claim, with the reason if it is not reproduced; on a page everything that is known of it.
+
+    Args:
+        all_of_them: whether to show claims that are not run, too, which are only counted else.
+        draws: whether to name the figures that show the claims, as far as they are drawn.
+        is_committed: whether these are the verdicts that come with the lab.
+    """
+    rows = [row for row in every if all_of_them or row.verdict.verdict != NOT_RUN]
+    left_out = len(every) - len(rows)
+    first, *counts = tallies(every)
+    counts += [f"{left_out} not run and not shown; --verdict 'not run' shows them"] * bool(left_out)
+    known = table(rows)
+    brief = known.drop(columns=["claim", "why not"])
+    brief["claim (our figure)"] = [_sentence(row) for row in rows]
+    known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
+    known["about"] = [row.claim.about for row in rows]
+    known["on other text"] = [row.on_other_text for row in rows]
+    notes = [OF_THE_LAB, *(f"lab claims --source '{name}' holds them against those." for name in RULED)]
+    parts: list[Part] = [
+        OnPage([counts, Sorted(known[COLUMNS_OF_PAGE], "verdict", PROSE)]),
+        InText([brief, counts, *(_drawn(rows) if draws else []), *(notes if is_committed else [])]),
+    ]
+    return Answer(first, parts, title="Claims of papers and their verdicts", data=[_plain(row) for row in every])
+
+
+def _sentence(row: ScoreboardRow) -> str:
+    """A claim, the figure that shows it, and why it is not reproduced."""
+    figure, reason = row.shown and f" ({row.shown})", row.verdict.reason
+    return f"{row.claim.sentence}{figure}{reason and f'; why not: {reason}'}"
 
 
 def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
@@ -301,28 +311,6 @@ def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
     shown = dict.fromkeys((row.verdict.folder, row.claim.shown_in) for row in rows if row.verdict.folder)
     paths = [Path(folder) / "figures" / f"{name}.svg" for folder, name in shown]
     return [f"figure: {path}" for path in paths if path.exists()]
-
-
-def text(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> Iterator[str]:
-    """Yield a line per claim, below it the reason if it is not reproduced, and counts at the end."""
-    every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
-    columns = table(rows)
-    head, *lines = plain_text(
-        pd.DataFrame(
-            {
-                "source": columns["source"],
-                "figure": columns["figure"],
-                **columns[["verdict", EFFECT, "q", "parameters", "steps", "λT", "seeds"]],
-                "claim (our figure)": [f"{row.claim.sentence}{row.shown and f' ({row.shown})'}" for row in rows],
-            }
-        )
-    )
-    yield head
-    for line, reason in zip(lines, columns["why not"], strict=True):
-        yield line
-        if reason:
-            yield f"{' ' * head.index('verdict')}{reason}"
-    yield from [*tallies(every), *hidden]
 
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
@@ -354,18 +342,8 @@ def _tally(what: str, words: Sequence[str]) -> str:
     return f"{len(words)} {what}: {', '.join(counts) or 'none'}"
 
 
-def as_json(rows: Sequence[ScoreboardRow]) -> str:
-    """A list of JSON objects; a value that is unknown is null.
-
-    Their keys are ``name, source, figure, claim, verdict, effect, low, high, n, seeds, interval_level, sweep,
-    parameters, steps, reason, decay_times_steps, ours, p, q``. ``n`` are the seeds. ``parameters``, ``steps`` and
-    ``decay_times_steps`` are ``[smallest, largest]`` of the judged runs. ``ours`` is whether the lab restated a claim
-    of the source.
-    """
-    return to_json([_plain(row) for row in rows])
-
-
 def _plain(row: ScoreboardRow) -> dict[str, Any]:
+    """A claim for programs; ``parameters``, ``steps`` and ``decay_times_steps`` are those of the judged runs."""
     verdict = row.verdict
     return {
         "name": row.claim.name,
@@ -423,15 +401,3 @@ def markdown(rows: Sequence[ScoreboardRow]) -> str:
 
 def _subjects(rows: Sequence[ScoreboardRow]) -> list[str]:
     return list(dict.fromkeys(row.claim.about for row in rows))
-
-
-def page(rows: Sequence[ScoreboardRow], *, all_of_them: bool = False) -> str:
-    """A page of every claim with everything that is known of it; its table can be sorted and filtered."""
-    every, (rows, hidden) = rows, _run_only(rows, all_of_them=all_of_them)
-    known = table(rows)
-    known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
-    known["about"] = [row.claim.about for row in rows]
-    known["on other text"] = [row.on_other_text for row in rows]
-    notes = [f"{note}." for note in (*tallies(every), *hidden)]
-    body = [html.bullets(notes), html.table(known[list(COLUMNS_OF_PAGE)], prose=PROSE, sorts=True, kind="verdict")]
-    return html.document("Claims of papers and their verdicts", body)

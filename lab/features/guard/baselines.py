@@ -16,12 +16,12 @@ from lab.analysis.guard.matching import grid_of, where
 from lab.analysis.guard.quantities import measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window
 from lab.analysis.statistics import student_t
+from lab.analysis.stress.card_json import CardBaseline, baseline_text
 from lab.analysis.text import count, format_value
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.features.guard import cards
 from lab.features.guard.answer import answer_of
-from lab.features.guard.cards import CardBaseline
 from lab.report.answer import Answer, Part, Section
 
 COLUMN_NAMES = {
@@ -121,7 +121,7 @@ def _curve_rows(baseline: Baseline) -> Iterator[dict[str, str]]:
 CURVES = Kind(curves.read, _save_curves, compare_baselines, _curve_rows)
 CARDS = Kind(
     lambda path, _: cards.read_card(path),
-    lambda card, path: files.write_output(path, cards.as_text(card)),
+    lambda card, path: files.write_output(path, baseline_text(card)),
     cards.compare_cards,
     cards.rows,
     cards.ABOUT,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pandas as pd
 import scipy  # its parts are loaded when they are used
@@ -24,14 +22,15 @@ from lab.analysis.guard.compare import (
 )
 from lab.analysis.guard.quantities import NATS
 from lab.analysis.statistics import DIFFERENCE_LEVEL, Difference, Spread, power_of
+from lab.analysis.stress import card_json
 from lab.analysis.stress.battery import CARD_FILE, FAILS, OPEN, WEAK, Place, read_spreads
+from lab.analysis.stress.card_json import VERSION, CardBaseline, GuardedTest
 from lab.analysis.stress.measures import of_difference, pooled_difference, pooled_sd
 from lab.analysis.text import format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
 
-VERSION = 2  # since ten times the best learning rate is read off the curve
 FAILING = (FAILS, WEAK, OPEN)  # verdicts on which a check without a baseline may fail, the worst first
 BEST_LOSS = "loss at the best learning rate"
 TEN_TIMES = "loss at ten times the baseline's best learning rate"
@@ -40,61 +39,8 @@ ABOUT = (
     f"A check with these seeds finds a change that is as much worse as the last column says in about {POWER:.0%} of "
     "cases. Smaller ones stay unclear, which fails with --fail-on unclear; more seeds find more."
 )
+FACTS = {"versions": "versions", "data": "data_fingerprint"}
 DAMAGED = "{path} is a damaged baseline of a card; take it from version control, or remove it and save anew"
-
-
-class GuardedTest(NamedTuple):
-    """A test of a card.
-
-    Attributes:
-        title: its name for readers.
-        unit: of its number.
-        passes: from this value on recipes pass, on the side away from ``fails``.
-        fails: from this value on recipes fail.
-        by_seed: its number by seed.
-        is_bound: whether the number is a lower bound.
-        caveat: why a small number says nothing of what the recipe stands; empty where nothing speaks against it.
-    """
-
-    title: str
-    unit: str
-    passes: float
-    fails: float
-    by_seed: pd.Series[float]
-    is_bound: bool
-    caveat: str
-
-    @property
-    def margin(self) -> float:
-        """By how much its number may change."""
-        return abs(self.passes - self.fails) / 2
-
-
-class CardBaseline(NamedTuple):
-    """The numbers of a card to compare others with.
-
-    Attributes:
-        source: the file or folder from which they come.
-        recipe: its name for readers.
-        parameters: of the model.
-        is_judged: whether the recipe beats a bigram model at any learning rate.
-        best_lr: its best learning rate; NaN if no test needed it.
-        losses: at the best learning rate, by seed, nats per token.
-        curve: losses of the recipe itself, a row per learning rate and a column per seed; empty in earlier cards.
-        tests: by name.
-        made: how the runs were made: ``commands``, ``versions``, and fingerprints of the ``data``; and the
-            ``interventions`` of the recipe.
-    """
-
-    source: str
-    recipe: str
-    parameters: int
-    is_judged: bool
-    best_lr: float
-    losses: pd.Series[float]
-    curve: pd.DataFrame
-    tests: Mapping[str, GuardedTest]
-    made: Mapping[str, list[str]]
 
 
 def is_card(path: Path) -> bool:
@@ -113,92 +59,28 @@ def read_card(path: Path) -> CardBaseline:
     Raises:
         RequestError: the file is missing, damaged or of another version, or the card of an earlier lab.
     """
-    try:
-        content = files.read_json(path / CARD_FILE if path.is_dir() else path, dict)
-    except OSError as refusal:
-        raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
-    except ValueError:
-        raise RequestError(DAMAGED.format(path=path)) from None
     if path.is_dir():
+        content = card_json.read(path)
         if "fitted_best_lrs" not in content:
             raise RequestError(f"{path / CARD_FILE} is of an earlier lab; {content.get('command')} makes it anew")
         runs = store.read(path).runs
         facts = {name: sorted(runs[column].dropna().astype(str).unique()) for name, column in FACTS.items()}
         sets = [{*names.split("+")} for names in runs["intervention"].fillna("").astype(str)]
         own = sorted(set[str].intersection(*sets) - {""})  # since cures only add to those of the recipe
-        content["made"] = {"commands": list(store.commands(path)), **facts, INTERVENTIONS: own}
-    elif content.get("card_version") != VERSION:
-        raise RequestError(f"{path} is no baseline of a card of version {VERSION}; remove it and save anew")
+        content["made"] = {"commands": list(store.commands(path)), **facts, "interventions": own}
+    else:
+        try:
+            content = files.read_json(path, dict)
+        except OSError as refusal:
+            raise RequestError(f"no card or baseline {path}: {refusal.strerror}") from None
+        except ValueError:
+            raise RequestError(DAMAGED.format(path=path)) from None
+        if content.get("card_version") != VERSION:
+            raise RequestError(f"{path} is no baseline of a card of version {VERSION}; remove it and save anew")
     try:
-        return card_from_json(path, content)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return card_json.baseline_of(path, content)
+    except card_json.FAULTS:
         raise RequestError(DAMAGED.format(path=path)) from None
-
-
-FACTS = {"versions": "versions", "data": "data_fingerprint"}
-INTERVENTIONS = "interventions"
-
-
-def card_from_json(path: Path, content: Mapping[str, Any]) -> CardBaseline:
-    """The numbers of a card in the JSON of its folder, with how it was ``made``, or in a baseline.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: the content is damaged.
-    """
-    tests = {
-        test["name"]: GuardedTest(
-            str(test["title"]),
-            str(test["unit"]),
-            float(test["passes"]),
-            float(test["fails"]),
-            pd.Series(dict(zip(map(int, test["seed_numbers"]), test["seeds"], strict=True)), dtype=float),
-            bool(test["is_lower_bound"]),
-            str(test.get("caveat", "")),
-        )
-        for test in content["tests"]
-    }
-    losses = {int(seed): loss for seed, loss in content["losses_at_best_lr"].items()}
-    curve = pd.DataFrame({float(lr): by_seed for lr, by_seed in content.get("curve", {}).items()}, dtype=float).T
-    return CardBaseline(
-        str(path),
-        str(content["recipe"]),
-        int(content["parameters"]),
-        bool(content["is_judged"]),
-        math.nan if content["best_lr"] is None else float(content["best_lr"]),
-        pd.Series(losses, dtype=float),
-        curve.rename(columns=int),
-        tests,
-        {name: list(map(str, content["made"].get(name, ()))) for name in ("commands", *FACTS, INTERVENTIONS)},
-    )
-
-
-def as_text(card: CardBaseline) -> str:
-    """The content of a baseline file: JSON with a line for each learning rate and each test, for diffs."""
-    kept = ("title", "unit", "passes", "fails")
-    tests = [
-        {"name": name}
-        | {key: getattr(test, key) for key in kept}
-        | {"seeds": list(test.by_seed), "seed_numbers": [int(str(seed)) for seed in test.by_seed.index]}
-        | {"is_lower_bound": test.is_bound, "caveat": test.caveat}
-        for name, test in card.tests.items()
-    ]
-    head = {
-        "card_version": VERSION,
-        "made": card.made,
-        "recipe": card.recipe,
-        "parameters": card.parameters,
-        "is_judged": card.is_judged,
-        "best_lr": None if math.isnan(card.best_lr) else card.best_lr,
-        "losses_at_best_lr": _by_seed(card.losses),
-    }
-    rates = ",\n".join(f"  {json.dumps(str(lr))}: {json.dumps(_by_seed(row))}" for lr, row in card.curve.iterrows())
-    rows = ",\n".join(f"  {json.dumps(test)}" for test in tests)
-    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
-    return text + f',\n "curve": {{\n{rates}\n }},\n "tests": [\n{rows}\n ]\n}}\n'
-
-
-def _by_seed(losses: pd.Series[float]) -> dict[str, float]:
-    return {str(seed): loss for seed, loss in losses.items()}
 
 
 def rows(card: CardBaseline) -> Iterator[dict[str, str]]:
@@ -207,7 +89,7 @@ def rows(card: CardBaseline) -> Iterator[dict[str, str]]:
         if len(test.by_seed) or name in card.tests:
             smallest = smallest_change(test.by_seed, test.margin, read_spreads().get(name, Spread()))
             yield {
-                "number": f"{test.title}{' (at least)' * test.is_bound}",
+                "number": f"{test.title}{' (at least)' * test.is_lower_bound}",
                 "mean": f"{test.by_seed.mean():.3f} {test.unit}",
                 "seeds": ", ".join(map(str, test.by_seed.index)),
                 "margin": f"{test.margin:.3g}",
@@ -240,7 +122,9 @@ def _guarded(card: CardBaseline, old: CardBaseline, margin: float) -> dict[str, 
     """The numbers of a card that are held against those of an old one: two losses, and its tests."""
     most = 2 * margin * float(old.losses.mean()) if len(old.losses) else math.nan
     losses = {BEST_LOSS: card.losses, TEN_TIMES: losses_at(card, ten_times(old))}
-    of_losses = {name: GuardedTest(name, NATS, 0.0, most, of, False, "") for name, of in losses.items()}
+    of_losses = {
+        name: GuardedTest(name, NATS, 0.0, most, tuple(of), tuple(of.index), False) for name, of in losses.items()
+    }
     return {**of_losses, **card.tests}
 
 
@@ -268,17 +152,16 @@ def check_verdicts(folder: Path, fail_on: str) -> tuple[list[str], int]:
     Raises:
         RequestError: the folder holds no card, or a damaged one.
     """
+    content = card_json.read(folder)
     try:
-        content = files.read_json(folder / CARD_FILE, dict)
-        fails = FAILING[: FAILING.index(fail_on) + 1]
-        failing = [f"- {test['title']}: {test['verdict']}" for test in content["tests"] if test["verdict"] in fails]
-        code = 1 if failing else 0 if content["is_judged"] else 2
-        head = f"{folder}: --fail-on {fail_on} {('passes', 'fails', 'cannot judge')[code]}"
-        return [head, *failing, str(content["headline"])], code
-    except OSError as refusal:
-        raise RequestError(f"{folder} holds no card of lab stress: {refusal.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise RequestError(f"{folder / CARD_FILE} is damaged; lab stress makes it anew") from None
+        card = card_json.baseline_of(folder, {"made": {}, **content})
+        failing = [test for test in card.tests.values() if test.verdict in FAILING[: FAILING.index(fail_on) + 1]]
+        headline = str(content["headline"])
+    except card_json.FAULTS:
+        raise card_json.damaged(folder) from None
+    code = 1 if failing else 0 if card.is_judged else 2
+    head = f"{folder}: --fail-on {fail_on} {('passes', 'fails', 'cannot judge')[code]}"
+    return [head, *(f"- {test.title}: {test.verdict}" for test in failing), headline], code
 
 
 def compare_cards(old: CardBaseline, new: CardBaseline, margin: float, strict: bool = False) -> Comparison:
@@ -303,7 +186,7 @@ def compare_cards(old: CardBaseline, new: CardBaseline, margin: float, strict: b
         f"{change.quantity} was not compared, for want of seeds" for change in changes if math.isnan(change.low)
     ]
     known = [change for change in changes if not math.isnan(change.low)]
-    missing = [name for name in old.made[INTERVENTIONS] if name not in new.made[INTERVENTIONS]]
+    missing = [name for name in old.made["interventions"] if name not in new.made["interventions"]]
     removed = [f"{new.recipe}: {name} is missing" for name in missing]
     return comparison._replace(changes=judged_together(known), removed=removed, remarks=remarks)
 
@@ -354,7 +237,7 @@ def _changes(old: CardBaseline, new: CardBaseline, margin: float) -> Iterator[Ch
             limit=test.margin,
             worse=1 if test.passes < test.fails else -1,
         )
-        is_bound, is_idle = now[name].is_bound, now[name].caveat
+        is_bound, is_idle = now[name].is_lower_bound, now[name].caveat
         is_open = (change.verdict == REGRESSION and is_bound) or (change.verdict == BETTER and is_idle)
         yield change._replace(verdict=UNCLEAR) if is_open else change
 

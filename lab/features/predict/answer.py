@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ import pandas as pd
 
 import lab.analysis.laws.fits as fits
 import lab.features.predict.advice as advice
-import lab.features.predict.output_logits as output_logits
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.laws.fits import REACH, crossing_text
@@ -25,7 +24,7 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
-from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, ForecastQuantity, every_forecast
 from lab.records import run_table
 from lab.records.store import Records
 from lab.report.answer import Answer, Part, Section
@@ -49,12 +48,16 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
 
     Raises:
         RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
-            no output logits and no noise scale were recorded, and neither quantity at enough sizes.
+            no noise scale was recorded, and no quantity at enough sizes.
     """
     parts, data = list[Part](), dict[str, Any]()
     try:
-        parts = _forecast_parts(records, folder, window)
-        data["fits"] = _fits(records, window)
+        if run_table.is_imported(records):
+            parts, data["fits"] = sizes.parts(records, window or WINDOW), sizes.plain(records, window or WINDOW)
+        elif window:
+            raise RequestError(NO_WINDOW)
+        else:
+            parts, data["fits"] = _forecasts_of_runs(records, folder)
     except RequestError as refusal:
         if window or run_table.is_imported(records):
             raise
@@ -68,36 +71,28 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
 
 
 def say(records: Records) -> list[str]:
-    """Forecasts of both quantities in every arm, as lines; of a table's runs, of what ``sizes`` forecasts.
+    """Forecasts of all quantities in every arm, as lines; of a table's runs, of what ``sizes`` forecasts.
 
     Raises:
-        RequestError: no arm has two sizes, or neither quantity was recorded.
+        RequestError: no arm has two sizes, or no quantity was recorded.
     """
-    return Answer("", _trends(records)).text().splitlines()
+    imported = run_table.is_imported(records)
+    parts = sizes.parts(records, WINDOW) if imported else _trends(records, *every_forecast(records))
+    return Answer("", parts).text().splitlines()
 
 
-def _forecast_parts(records: Records, folder: Path, window: Window | None) -> list[Part]:
-    if run_table.is_imported(records):
-        return sizes.parts(records, window or WINDOW)
-    if window:
-        raise RequestError(NO_WINDOW)
-    rounded = output_logits.parts(records)
-    try:
-        parts = _trends(records)
-        forecasts = [forecast for _, forecast in _all_forecasts(records)]
-        if not any(forecast.scored for forecast in forecasts):
-            raise RequestError(f"no forecast: {_unscored_reason(forecasts[0])}")
-    except RequestError as error:
-        if not rounded:
-            raise
-        return [*rounded, str(error)]
-    figures = []
+def _forecasts_of_runs(records: Records, folder: Path) -> tuple[list[Part], list[dict[str, Any]]]:
+    """The forecasts of runs of the lab as parts of an answer and as data; draws their figures into the folder."""
+    made, refusals = every_forecast(records)
+    if not any(forecast.scored for _, forecast in made):
+        raise RequestError(f"no forecast: {_unscored_reason(made[0][1])}")
+    parts = [*_trends(records, made, refusals), *said_of_experts(records)]
     for draw in (logit_forecast, gradient_forecast):
         with suppress(RequestError):  # the text contains its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
-            figures.append(f"figure: {path}")
-    return [*parts, *rounded, *said_of_experts(records), *figures]
+            parts.append(f"figure: {path}")
+    return parts, [row for quantity, forecast in made for row in _fits(quantity, forecast)]
 
 
 def said_of_experts(records: Records) -> list[str]:
@@ -111,50 +106,29 @@ def said_of_experts(records: Records) -> list[str]:
     return [f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
 
 
-def _fits(records: Records, window: Window | None = None) -> list[dict[str, Any]]:
-    """The numbers of each fit: a line over size of an arm and a learning rate."""
-    if run_table.is_imported(records):
-        return sizes.plain(records, window or WINDOW)
-    rows = []
-    for quantity, forecast in _all_forecasts(records):
-        for lr, line in forecast.lines.items():
-            row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
-            row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
-            if lr in forecast.scored and not math.isnan(forecast.limit):
-                row["crossing"] = fits.size_beyond(
-                    line, forecast.limit, quantity.sign, forecast.sizes[0], forecast.sizes[-1]
-                )
-            if forecast.score is not None and lr in forecast.score.table.index:
-                held_out = forecast.score.table.loc[lr].astype(float).to_dict()
-                row["held_out"] = {"size": int(forecast.score.size), **held_out}
-            rows.append(row)
-    return rows
+def _fits(quantity: ForecastQuantity, forecast: Forecast) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of each line over size."""
+    smallest, largest, score = forecast.sizes[0], forecast.sizes[-1], forecast.score
+    for lr, line in forecast.lines.items():
+        row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
+        row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
+        if lr in forecast.scored and not math.isnan(forecast.limit):
+            row["crossing"] = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
+        if score and lr in score.table.index:
+            row["held_out"] = {"size": score.size, **score.table.loc[lr].astype(float).to_dict()}
+        yield row
 
 
-def _all_forecasts(records: Records) -> Iterator[tuple[ForecastQuantity, Forecast]]:
-    for quantity in (LOGIT, GRADIENT):
-        with suppress(RequestError):  # a quantity that was not recorded
-            yield from ((quantity, forecast) for forecast in make_forecasts(records, quantity))
-
-
-def _trends(records: Records) -> list[Part]:
-    """A section for each quantity in every arm; for runs imported from a table, those of ``sizes``."""
-    if run_table.is_imported(records):
-        return sizes.parts(records, WINDOW)
-    parts, errors, fitted_arms = list[Part](), [], set()
-    for quantity in (LOGIT, GRADIENT):
-        try:
-            forecasts = make_forecasts(records, quantity)
-        except RequestError as error:
-            errors.append(error)
-            parts.append(Section(quantity.name, [str(error)]))
-            continue
-        for forecast in forecasts:
-            title = f"{quantity.name}; {forecast.arm}"
-            parts.append(Section(title, [_table(forecast, quantity), *_notes(forecast, quantity)]))
-            fitted_arms.add(forecast.arm)
-    if len(errors) == 2:
-        raise errors[0]
+def _trends(
+    records: Records, made: Sequence[tuple[ForecastQuantity, Forecast]], refusals: Mapping[str, RequestError]
+) -> list[Part]:
+    """A section for each quantity in every arm, and why another quantity has none."""
+    parts: list[Part] = [
+        Section(f"{quantity.name}; {forecast.arm}", [_table(forecast, quantity), *_notes(forecast, quantity)])
+        for quantity, forecast in made
+    ]
+    parts += [Section(name, [str(refusal)]) for name, refusal in refusals.items() if name != OUTPUT_LOGIT.name]
+    fitted_arms = {forecast.arm for _, forecast in made}
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
         parts.append(f"Not fitted, having one size only: {listed(few(not_fitted))}.")
@@ -186,8 +160,6 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
     runs, score = forecast.runs, forecast.score
     is_unstable = runs["outcome"] != ""
     without_value = runs[runs["value"].isna()]
-    at_largest = runs[runs["size"] == forecast.sizes[-1]].dropna(subset="value")
-    has_slope = bool(forecast.lines) and at_largest["lr"].nunique() > 1
     totals: dict[Any, float] = score.table.sum().to_dict() if score else {}
     error = score.table["error"].abs().median() if score else math.nan
     held_out = [] if math.isnan(error) else [f"median |error| {error:.2f} in log10"]
@@ -206,7 +178,6 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
         held_out=held_out,
         is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
         sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
-        slope=f"{fits.fit(at_largest['lr'], at_largest['value']).slope_interval:±+.2f}" if has_slope else "",
         bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
         mark=BENT,
         has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),

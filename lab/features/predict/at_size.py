@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, wi
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, format_value, listed
 from lab.core.errors import RequestError
-from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
+from lab.features.predict.forecasts import LOGIT, Forecast, ForecastQuantity, every_forecast
 from lab.records import run_table
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
@@ -78,41 +77,27 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     elif window:
         raise RequestError(NO_WINDOW)
     else:
-        found = []
-        for quantity in (LOGIT, GRADIENT):
-            with suppress(RequestError):  # a quantity that was not recorded
-                forecasts = make_forecasts(records, quantity)
-                found += [_of_forecast(forecast, quantity, size, lr) for forecast in forecasts if forecast.scored]
+        made, _ = every_forecast(records)
+        found = [_of_forecast(forecast, quantity, size, lr) for quantity, forecast in made if forecast.scored]
     if not found:
-        raise RequestError("no forecast: it takes probes of attention logits or gradients at three sizes or more")
+        raise RequestError("no forecast: it takes probes of logits or gradients at three sizes or more")
     return found
 
 
 def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]:
     observed = sizes.observe(records, window)
-    for quantity in (sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV):
-        for arm, runs in observed.groupby("arm", sort=False):
-            if forecast := sizes.make_forecast(runs.assign(value=runs[quantity])):
-                yield AtSize(
-                    quantity,
-                    str(arm),
-                    float(forecast.runs["size"].max()),
-                    len(forecast.runs),
-                    Crossing(*(10 ** float(end) for end in forecast.line.predict(size))),
-                )
+    for quantity in sizes.QUANTITIES:
+        for arm, (runs, line, *_) in sizes.forecasts_of(observed, quantity).items():
+            value = Crossing(*(10 ** float(end) for end in line.predict(size)))
+            yield AtSize(quantity, arm, float(runs["size"].max()), len(runs), value)
     ended = judge(points(records.runs))
     for failing, quantity in enumerate((sizes.LR, sizes.ETA_DIV)):
         for law in optimum.fit_laws(records, ended, failing=bool(failing)):
             if law.power and "size" in law.power.exponents:
                 others = {name: centre for name, centre in law.power.centres.items() if name != "size"}
                 at = listed(f"{name} {format_value(float(f'{centre:.3g}'))}" for name, centre in others.items())
-                yield AtSize(
-                    quantity,
-                    f"{law.arm or 'by the law'}, at {at}",
-                    float(ended["size"].max()),
-                    law.n,
-                    law.power.predict({**others, "size": size}),
-                )
+                arm, value = f"{law.arm or 'by the law'}, at {at}", law.power.predict({**others, "size": size})
+                yield AtSize(quantity, arm, float(ended["size"].max()), law.n, value)
 
 
 def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:

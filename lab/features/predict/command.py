@@ -37,8 +37,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _by_numbers(given: argparse.Namespace) -> None:
-    from lab.features.predict.by_numbers import answer_of
-    from lab.features.predict.numbers import read_numbers
+    from lab.features.predict.numbers import answer_of, read_numbers
 
     if given.fail_on not in (None, "stop"):
         raise RequestError(f"--fail-on takes stop, which means a number beyond its limit, not {given.fail_on!r}")

@@ -13,6 +13,7 @@ import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.laws.fits import Bend, Line, Threshold, calibrate
+from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
 from lab.records.store import Records
@@ -29,6 +30,8 @@ class ForecastQuantity(NamedTuple):
         look: the share of the run after which it is measured, 1 at the end.
         sign: 1 if trouble lies above the limit, -1 if below it.
         measure: makes one number per run of the records, indexed by run id.
+        limit: the limit, from the runs of an arm; None where it is calibrated on which runs are unstable.
+        limit_means: what the limit is, for readers.
     """
 
     name: str
@@ -38,6 +41,8 @@ class ForecastQuantity(NamedTuple):
     look: float
     sign: int
     measure: Callable[[Records], pd.Series]
+    limit: Callable[[pd.DataFrame], float] | None = None
+    limit_means: str = ""
 
 
 # A tenth into a run: earlier, learning rates do not differ yet; later, the logits of unstable runs saturate.
@@ -59,7 +64,22 @@ GRADIENT = ForecastQuantity(
     1.0,
     -1,
     lambda records: probe_values.late(records, "grad_rms", "block0.mlp_up"),
+    limit=lambda runs: float(runs["eps"].iloc[0]),
+    limit_means="Adam's epsilon",
 )
+RULER = read_runaways()["output_logits"]
+OUTPUT_LOGIT = ForecastQuantity(
+    "Largest output logit |log Z| of the run",
+    "costly",
+    RULER.probe,
+    "any token",
+    1.0,
+    1,
+    RULER.of_runs,
+    limit=lambda runs: RULER.level,
+    limit_means=RULER.means,
+)
+QUANTITIES = (LOGIT, GRADIENT, OUTPUT_LOGIT)
 
 
 class ForecastScore(NamedTuple):
@@ -86,8 +106,8 @@ class Forecast(NamedTuple):
     Attributes:
         arm: the label of the arm.
         runs: the runs as ``observe`` makes them, with ``beyond``: whether a run lies beyond the limit.
-        limit: Adam's epsilon or the threshold; NaN if no threshold could be calibrated.
-        threshold: None for gradients, or if none could be calibrated.
+        limit: that of the quantity, or the threshold; NaN if none could be calibrated.
+        threshold: None if the quantity has a limit, or if none could be calibrated.
         borrowed: whether the threshold was calibrated on the runs of all arms.
         lines: the lines fitted to all sizes, by learning rate.
         bends: the bends of all sizes, by learning rate.
@@ -146,6 +166,23 @@ def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     return runs.assign(value=np.where(usable, value, np.nan), eps=cards[EPSILON].to_numpy(dtype=float))
 
 
+def every_forecast(records: Records) -> tuple[list[tuple[ForecastQuantity, Forecast]], dict[str, RequestError]]:
+    """The forecasts of every quantity, and by its name why there is none of another.
+
+    Raises:
+        RequestError: there is none at all.
+    """
+    made, refusals = list[tuple[ForecastQuantity, Forecast]](), dict[str, RequestError]()
+    for quantity in QUANTITIES:
+        try:
+            made += [(quantity, forecast) for forecast in make_forecasts(records, quantity)]
+        except RequestError as refusal:
+            refusals[quantity.name] = refusal
+    if not made:
+        raise refusals[LOGIT.name]
+    return made, refusals
+
+
 def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecast]:
     """Make a forecast for every arm with two sizes or more.
 
@@ -164,8 +201,8 @@ def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Forec
     own_runs = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
     bends = {lr: fits.bend(lr_runs["size"], lr_runs["value"]) for lr, lr_runs in _by_lr(own_runs).items()}
-    beyond = own_runs["outcome"] != "" if quantity.sign > 0 else own_runs["value"] <= limit
-    own_runs = own_runs.assign(beyond=beyond)
+    is_beyond = quantity.sign * (own_runs["value"] - limit) >= 0 if quantity.limit else own_runs["outcome"] != ""
+    own_runs = own_runs.assign(beyond=is_beyond)
     score = None
     if own_runs["size"].nunique() > 2:
         small_limit = _limit(small, arm, quantity)[0]
@@ -176,12 +213,12 @@ def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: Forec
 def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[float, Threshold | None, bool]:
     """The limit, its threshold, and whether that is borrowed from other arms.
 
-    For gradients the limit is Adam's epsilon. For logits it is the threshold of the arm's own runs, or else of the runs
-    of all arms.
+    A limit that the quantity does not have by itself is the threshold of the arm's own runs, or else of the runs of all
+    arms.
     """
     own_runs = runs[runs["arm"] == arm]
-    if quantity.sign < 0:
-        return float(own_runs["eps"].iloc[0]), None, False
+    if quantity.limit:
+        return quantity.limit(own_runs), None, False
     own, common = (calibrate(group["value"], group["outcome"] != "") for group in (own_runs, runs))
     threshold = own or common
     return threshold.value if threshold else math.nan, threshold, own is None and threshold is not None
@@ -204,7 +241,7 @@ def _score(runs: pd.DataFrame, small: pd.DataFrame, limit: float, quantity: Fore
             continue
         middle, low, high = map(float, lines[lr].predict(size))
         measured = np.log10(held_out["value"].dropna())
-        judged = held_out if quantity.sign > 0 else held_out[held_out["value"].notna()]
+        judged = held_out[held_out["value"].notna()] if quantity.limit else held_out
         beyond = quantity.sign * (middle - math.log10(limit)) >= 0 if limit > 0 else False
         rows[lr] = {
             "error": middle - measured.mean(),

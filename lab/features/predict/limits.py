@@ -14,8 +14,7 @@ from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.laws.fits import Crossing
 from lab.core import shipped
 
-# Written by ``make results-readme``.
-FILE, PUBLIC = (Path(__file__).with_name(f"{name}.yaml") for name in ("limits", "public"))
+FILE = Path(__file__).with_suffix(".yaml")  # written by ``make results-readme``
 TOKENS_PER_PARAMETER = 20  # of a run whose tokens are not given
 
 
@@ -29,6 +28,7 @@ class Limit:
         steps: the fewest and the most steps.
         tried: the lowest and the highest value of the number that ran.
         law: the limit as a power of ``params`` and perhaps ``tokens``, or a level.
+        ranges: the least and the most of other numbers that it depends on.
         offsets: decades by which the limit of an optimizer lies above that law, and the standard error.
     """
 
@@ -37,6 +37,7 @@ class Limit:
     steps: tuple[int, int]
     tried: tuple[float, float]
     law: PowerLaw
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     offsets: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def at(self, numbers: Mapping[str, Any]) -> Crossing:
@@ -71,13 +72,6 @@ def read_limits() -> dict[str, Limit]:
 
 def _read(entry: Mapping[str, Any]) -> Limit:
     pairs = {key: tuple(map(float, entry[key])) for key in ("sizes", "tried")}
-    offsets = {name: tuple(pair) for name, pair in entry.get("offsets", {}).items()}
+    by_name = {key: {name: tuple(pair) for name, pair in entry.get(key, {}).items()} for key in ("ranges", "offsets")}
     steps = tuple(map(int, entry["steps"]))
-    return Limit(**{**entry, **pairs, "law": PowerLaw(**entry["law"]), "offsets": offsets, "steps": steps})
-
-
-@cache
-def public() -> Mapping[str, Any]:
-    """What public runs had, by number, as ``ranges``; and the ``changes`` of a tuned recipe that broke them."""
-    content: Mapping[str, Any] = shipped.load(PUBLIC)
-    return content
+    return Limit(**{**entry, **pairs, **by_name, "law": PowerLaw(**entry["law"]), "steps": steps})

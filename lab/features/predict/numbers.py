@@ -1,29 +1,35 @@
-"""The numbers of a run held against the limits of public runs: a row for each risk, and what contradicts it."""
+"""A run by its numbers: each risk against the limit of public runs, and the published run that contradicts it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+import pandas as pd
 
 from lab.analysis.laws.fits import Crossing
-from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from lab.analysis.text import count, format_value, listed
+from lab.analysis.rendering import html
+from lab.analysis.runaway import read_runaways
+from lab.analysis.statistics import Interval
+from lab.analysis.text import capitalized, count, first_to_last, format_value, listed
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
-from lab.features.predict.limits import TOKENS_PER_PARAMETER, Limit, public, read_limits
+from lab.features.predict.limits import TOKENS_PER_PARAMETER, Limit, read_limits
 from lab.records.columns import spelled_out
+from lab.report.answer import Answer, Section
 
 BEYOND, OPEN, NOT_BEYOND, NOT_JUDGED = "beyond", "open", "not beyond", "not judged"
 STABLE, UNSTABLE = "stable", "unstable"
 LEAST_PARAMETERS = 1000  # of fewer the user has left out the unit
-FAR = 30  # times the largest size, or the most tokens, that ran, beyond which no number is told to lie short of a limit
+FAR = 30  # times the largest size, or the most tokens, that ran, beyond which no number is said to lie short of a limit
+OF_LAWS = ("params", "active", "tokens", "optimizer")  # numbers that limits depend on
 PARTS = {"active": "params", "batch": "tokens"}  # numbers that are at most another one
-HIGH_RATE = 10.0  # a learning rate above which a page says so first
 APART = ("optimizer", "qk_norm")  # runs that differ in one of these lie a decade apart
+SHOWN = ("params", "lr", "tokens", "optimizer", "qk_norm")  # of a published run
 
 
 class Number(float):
@@ -41,30 +47,6 @@ class Number(float):
 Numbers = Mapping[str, Number | str]
 
 
-class Derived(NamedTuple):
-    """A number in proportion to the first of others: what it is, from which it follows, and how."""
-
-    means: str
-    needs: tuple[str, ...]
-    value: Callable[..., float]
-
-
-DERIVED = {
-    "warm_up": Derived(
-        "warm-up in memories of beta2, 1 / (1 - beta2) steps each",
-        ("warmup", "beta2"),
-        lambda warmup, beta2: warmup * (1 - beta2),
-    ),
-}
-
-
-class Threshold(NamedTuple):
-    """A level of a logged column above which to act."""
-
-    column: str
-    above: float
-
-
 @dataclass(frozen=True)
 class Risk:
     """A risk as ``risks.yaml`` describes it; see there."""
@@ -75,23 +57,23 @@ class Risk:
     limit: str
     fails: str
     published: Sequence[str]
-    log: str
     test: str
     when: Mapping[str, Sequence[str]]
-    columns: Sequence[str] = ()
     trouble: str = "above"
-    act: str = ""
-    threshold: str = ""  # the column that has a level to act on, at which rounding is costly
+    memories_of: str = ""
+    threshold: str = ""
 
     @property
-    def means(self) -> str:
-        """What its number is."""
-        return DERIVED[self.number].means if self.number in DERIVED else str(table()["numbers"][self.number]["means"])
-
-    @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self) -> list[str]:
         """The numbers that it takes."""
-        return DERIVED[self.number].needs if self.number in DERIVED else (self.number,)
+        return [key for key in (self.number, self.memories_of) if key]
+
+    def excluded_by(self, numbers: Numbers) -> str:
+        """The number under which it is not asked; one of a single number format is not asked without a format."""
+        excluding = [key for key, values in self.when.items() if key in numbers and numbers[key] not in values]
+        if excluding:
+            return f"{excluding[0]}={text_of(numbers[excluding[0]])}"
+        return "precision= not given" if "precision" in self.when and "precision" not in numbers else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,54 +92,96 @@ class Published:
         """Its verdict on each risk that applies to it, by the name of the risk."""
         return {row.risk.name: row.verdict for row in rows(self.numbers)}
 
+    @property
+    def described(self) -> str:
+        """Its size, learning rate and so on, as words of the command line."""
+        return " ".join(f"{key}={text_of(self.numbers[key])}" for key in SHOWN if key in self.numbers)
 
-class Row(NamedTuple):
-    """What public runs say of a risk.
 
-    Attributes:
-        risk: the risk.
-        value: the user's number; NaN where one that it takes was not given.
-        limit: where runs fail, for a model of the user's size, with the ends of its 95 % interval.
-        decades: from the number to the limit, with the interval; negative beyond it, NaN without a number.
-        source: the runs that tell it.
-        beyond: decades from the largest model that ran to the user's; 0 within the sizes that ran.
-        too_far: why the limit cannot tell that a number lies short of it; empty where it can.
-        missing: the numbers that it takes, or that say whether it applies, and that were not given.
-        outside: a number of which public runs had only others, so that nothing can be told; empty without one.
-        given: the first of the numbers that it takes, as the user gave it; None without one.
-        unit: what a limit is multiplied by to be one of that number, with the others as they were given.
-        threshold: above which to act; None if there is no such level.
-        remarks: what else is outside of what ran, a sentence each.
-    """
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What public runs say of a risk of a run with these numbers."""
 
     risk: Risk
-    value: float
-    limit: Crossing
-    decades: Crossing
-    source: Limit
-    beyond: float
-    too_far: str
-    missing: Sequence[str]
-    outside: str
-    given: Number | None
-    unit: float
-    threshold: Threshold | None
-    remarks: Sequence[str]
+    numbers: Mapping[str, Any]
+
+    @property
+    def source(self) -> Limit:
+        """The runs that tell it."""
+        return read_limits()[self.risk.limit]
+
+    @property
+    def missing(self) -> list[str]:
+        """The numbers that it takes, or that say whether it applies, and that were not given."""
+        asked = [*self.risk.needs, *(key for key in self.risk.when if key != "optimizer")]
+        return [key for key in asked if key not in self.numbers]
+
+    @property
+    def unit(self) -> float:
+        """What a limit is multiplied by to be one of the number: of memories of beta2, their steps."""
+        return 1 / (1 - float(self.numbers.get(self.risk.memories_of, 0)))
+
+    @property
+    def value(self) -> float:
+        """The user's number, in the unit of the limit; NaN where one that it takes was not given."""
+        return math.nan if self.missing else self.numbers[self.risk.number] / self.unit
+
+    @cached_property
+    def limit(self) -> Crossing:
+        """Where runs fail, for a model of the user's size, with the ends of its 95 % interval."""
+        return self.source.at(self.numbers)
+
+    @property
+    def decades(self) -> Crossing:
+        """From the number to the limit, with the interval; negative beyond it, NaN without a number."""
+        sign = -1 if self.risk.trouble == "below" else 1
+        return Crossing(*(sign * (math.log10(end / self.value) if self.value else math.inf) for end in self.limit))
 
     @property
     def factors_of_two(self) -> Crossing:
-        """The same distance as ``decades``, in doublings."""
+        """The same distance in doublings."""
         return Crossing(*(decades / math.log10(2) for decades in self.decades))
 
     @property
+    def beyond(self) -> float:
+        """Decades from the largest model that ran to the user's; 0 within the sizes that ran."""
+        return max(0.0, math.log10(self.numbers["params"] / self.source.sizes[1]))
+
+    @property
+    def knows_optimizer(self) -> bool:
+        """Whether public runs tell where the optimizer begins to fail."""
+        return not self.source.offsets or self.numbers.get("optimizer", "adamw") in self.source.offsets
+
+    @property
+    def outside(self) -> str:
+        """A number of which public runs had only others, so that nothing can be judged; empty without one."""
+        key = self.risk.memories_of
+        low, high = self.source.ranges.get(key, (-math.inf, math.inf))
+        is_outside = not low <= self.numbers.get(key, low) <= high
+        return f"no public run had {key}={self.numbers[key].text}" if is_outside else ""
+
+    @property
+    def too_far(self) -> str:
+        """Why the limit cannot tell that a number lies short of it; empty where it can."""
+        reasons: Mapping[str, str] = table()["too_far"]
+        _, most_tokens = self.source.ranges.get("tokens", (0.0, math.inf))
+        if not self.source.law.exponents and self.beyond > 0:
+            return reasons["without_a_trend"]
+        if self.beyond > math.log10(FAR):
+            return reasons["size"]
+        if self.numbers.get("tokens", 0.0) > FAR * most_tokens:
+            return reasons["tokens"]
+        return "" if self.knows_optimizer else reasons["optimizer"]
+
+    @property
     def verdict(self) -> str:
-        """Where the number lies beside the limit; open if its interval holds the number.
+        """Where the number lies against the limit; open if its interval holds the number.
 
         None of them is a permission: of published runs whose numbers were not beyond a limit, many were unstable.
         """
         if self.missing or self.outside:
             return NOT_JUDGED
-        if max(self.decades) < 0:
+        if max(self.decades) < 0 and (self.value or self.knows_optimizer):  # some optimizers need no warm-up
             return BEYOND
         if self.too_far:
             return NOT_JUDGED
@@ -168,9 +192,64 @@ class Row(NamedTuple):
         """Why it is not judged; empty if it is."""
         if self.verdict != NOT_JUDGED:
             return ""
-        return (
-            f"{listed(f'{key}=' for key in self.missing)} not given" if self.missing else self.outside or self.too_far
-        )
+        return f"{_named(self.missing)} not given" if self.missing else self.outside or self.too_far
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was assumed, and what lies outside of what ran, a sentence each."""
+        remarks, (low, high) = [], self.source.tried
+        if self.source.law.exponents and self.numbers["params"] < self.source.sizes[0]:
+            remarks.append(f"Your size lies below those that ran, from {count(self.source.sizes[0])} on.")
+        if "tokens" in self.source.law.exponents and "tokens" not in self.numbers:
+            remarks.append(f"No tokens are given, so {TOKENS_PER_PARAMETER} to each parameter are taken.")
+        if not self.knows_optimizer:
+            remarks.append(
+                f"No public run here tells where {self.numbers['optimizer']} begins to fail, so the interval covers "
+                f"{len(self.source.offsets)} others."
+            )
+        if not self.missing and not low <= self.value <= high:
+            ran = f"{short(self.unit * low)} to {short(self.unit * high)}"
+            remarks.append(f"Your {self.numbers[self.risk.number].text} lies outside of what ran, {ran}.")
+        return remarks
+
+    @property
+    def yours(self) -> str:
+        """The user's number with its name, as it was given."""
+        if self.missing:
+            return f"{_named(self.missing)} not given"
+        return f"{self.risk.number}={self.numbers[self.risk.number].text}"
+
+    @property
+    def limit_text(self) -> str:
+        """The limit with its interval, in the unit of the user's number."""
+        return Interval(*self.limit).spelled(lambda end: short(self.unit * end))
+
+    @property
+    def factors_text(self) -> str:
+        """Factors of two to the limit with their interval; empty without a number."""
+        if not math.isfinite(self.factors_of_two.middle):
+            return ""
+        low, high = sorted(self.factors_of_two[1:])
+        return Interval(self.factors_of_two.middle, low, high).spelled(lambda value: f"{value:+z.1f}")
+
+    @property
+    def finding(self) -> str:
+        """What was found, half a sentence."""
+        if self.verdict == NOT_JUDGED:
+            return f"not judged, since {self.reason}"
+        away = f", {self.factors_text} factors of two to it" if self.value else ""
+        word = "open, since it may lie on either side of" if self.verdict == OPEN else self.verdict
+        return f"{word} the limit of public runs ({self.yours}{away})"
+
+    @property
+    def threshold(self) -> dict[str, Any] | None:
+        """The column of a log, and the level above which it has run away; None if there is no such level."""
+        column = self.risk.threshold
+        return {"column": column, "above": read_runaways()["output_logits"].level} if column else None
+
+
+def _named(keys: Sequence[str]) -> str:
+    return listed(f"{key}=" for key in keys)
 
 
 @cache
@@ -245,24 +324,22 @@ def rows(numbers: Numbers) -> list[Row]:
     Args:
         numbers: as ``read_numbers`` makes them, with ``params``.
     """
-    found = [_row(risk, numbers) for risk in risks() if not _excluded(risk, numbers)]
+    found = [Row(risk, numbers) for risk in risks() if not risk.excluded_by(numbers)]
     return sorted(found, key=lambda row: row.verdict != BEYOND)
 
 
-def contradicting(row: Row, numbers: Numbers, known: Sequence[Published]) -> Published | None:
-    """The nearest published run that contradicts what a row says.
+def contradicting(row: Row | None, numbers: Numbers, known: Sequence[Published]) -> Published | None:
+    """The nearest published run that contradicts what a row says, or that no risk is known.
 
     Of a number beyond its limit that is a run that was stable there. Of any other it is one that was unstable although
     none of its own numbers was beyond a limit; if there are such runs to which the risk applies, one of them.
     """
-    is_beyond = row.verdict == BEYOND
-    alike, others = list[Published](), list[Published]()
-    for run in known:
-        if is_beyond and run.outcome == STABLE and run.verdicts.get(row.risk.name) == BEYOND:
-            alike.append(run)
-        elif not is_beyond and run.outcome == UNSTABLE and BEYOND not in run.verdicts.values():
-            (alike if row.risk.name in run.verdicts else others).append(run)
-    return min(alike or others, key=lambda run: distance(run.numbers, numbers), default=None)
+    if row and row.verdict == BEYOND:
+        against = [run for run in known if run.outcome == STABLE and run.verdicts.get(row.risk.name) == BEYOND]
+    else:
+        unwarned = [run for run in known if run.outcome == UNSTABLE and BEYOND not in run.verdicts.values()]
+        against = [run for run in unwarned if row and row.risk.name in run.verdicts] or unwarned
+    return min(against, key=lambda run: distance(run.numbers, numbers), default=None)
 
 
 def distance(a: Numbers, b: Numbers) -> float:
@@ -275,86 +352,133 @@ def distance(a: Numbers, b: Numbers) -> float:
     return apart + sum(abs(math.log10(float(a[key]) / float(b[key]))) for key in both)
 
 
-def left_out(numbers: Numbers) -> dict[str, list[str]]:
-    """The titles of the risks that do not apply, by the number that excludes them, such as ``qk_norm=yes``."""
-    found: dict[str, list[str]] = {}
-    for risk in risks():
-        if excluded := _excluded(risk, numbers):
-            found.setdefault(excluded, []).append(risk.title)
-    return found
+def base_rate(known: Sequence[Published]) -> str:
+    """How many of the published runs that no limit warned of were unstable, a sentence."""
+    unwarned = [run for run in known if BEYOND not in run.verdicts.values()]
+    unstable = sum(run.outcome == UNSTABLE for run in unwarned)
+    return f"Of the {len(unwarned)} published runs here with no number beyond a limit, {unstable} were unstable."
 
 
 def not_covered(numbers: Numbers) -> list[str]:
     """What public runs do not tell of the values given, half a sentence each."""
-    found = {}
-    for key, value in numbers.items():
-        reasons = table()["numbers"][key].get("not_covered", {})
-        found[f"{key}={text_of(value)}"] = reasons if isinstance(reasons, str) else reasons.get(value, "")
-    return [f"{given}: {reason}" for given, reason in found.items() if reason]
+    words, reasons = {key: f"{key}={text_of(value)}" for key, value in numbers.items()}, table()["not_covered"]
+    return [f"{word}: {reason}" for key, word in words.items() if (reason := reasons.get(key) or reasons.get(word))]
 
 
-def far_away(numbers: Numbers) -> list[str]:
-    """How far the numbers lie from all that ran, a sentence each."""
-    ranges, found = public()["ranges"], []
-    if times := _far(numbers).get("params"):
-        found.append(
-            f"Your size is {count(times)} times that of the largest public run here ({count(ranges['params'][1])})."
-        )
-    lr = numbers.get("lr")
-    if isinstance(lr, Number) and lr > HIGH_RATE:
-        found.append(
-            f"lr={lr.text} is above {HIGH_RATE:g}, and the highest that ran here is {ranges['lr'][1]:g}: is it meant?"
-        )
-    outside = [
-        f"{key}={text_of(numbers[key])} ({short(low)} to {short(high)})"
-        for key, (low, high) in ranges.items()
-        if key in numbers and key not in ("params", "lr") and not _is_inside(key, numbers[key])
-    ]
-    if outside:
-        found.append(f"Outside of what public runs had: {listed(outside)}.")
-    if "optimizer" not in numbers:
-        found.append("No optimizer is given, so these are the limits of AdamW.")
-    return found
+def answer_of(given: Numbers, command: str, known: Sequence[Published] | None = None) -> Answer:
+    """The risks of a run by its numbers, as ``read_numbers`` makes them, with ``params``.
+
+    Args:
+        given: the numbers.
+        command: the command line that asks.
+        known: the published runs among which one is looked for that contradicts the answer; all unless given.
+    """
+    found, about = rows(given), table()
+    known = published_runs() if known is None else known
+    against = [contradicting(row, given, known) for row in found]
+    judged = sum(row.verdict != NOT_JUDGED for row in found)
+    if found:
+        lead = f"Of {len(found)} risk{'s' * (len(found) > 1)} {judged or 'none'} could be judged. "
+        lead += f"{capitalized(found[0].risk.title)}: {found[0].finding}."
+        headline = f"{lead} {_contradiction(against[0])}"
+    else:
+        nearest_run = contradicting(None, given, known)
+        headline = f"No risk could be judged, since no public run has such numbers. {_contradiction(nearest_run)}"
+    excluded = {risk.title: word for risk in risks() if (word := risk.excluded_by(given))}
+    left_out, uncovered = [f"{title} ({word})" for title, word in excluded.items()], not_covered(given)
+    asked = {*OF_LAWS, *(key for risk in risks() for key in (*risk.needs, *risk.when))}
+    unused = [key for key in given if key not in asked]
+    texts = {key: text_of(value) for key, value in given.items()}
+    size, others = texts.pop("params"), " ".join(f"{key}={text}" for key, text in texts.items())
+    pairs = list(zip(found, against, strict=True))
+    return Answer(
+        headline,
+        [
+            about["not_measured"],
+            base_rate(known),
+            *(f"Not covered: {reason}." for reason in uncovered),
+            "" if "optimizer" in given else "No optimizer is given, so these are the limits of AdamW.",
+            f"Not asked: {listed(left_out)}." if left_out else "",
+            f"No limit depends on {_named(unused)}." if unused else "",
+            pd.DataFrame([_cells(row, run) for row, run in pairs]),
+            about["about"],
+            *(Section(row.risk.title, _evidence(row, run)) for row, run in pairs),
+            Section("What no small model can tell", [about["untold"]]),
+        ],
+        title=f"A run of {size} parameters: {others or 'no number given'}",
+        command=command,
+        data={
+            "command": command,
+            "numbers": dict(given),
+            "headline": headline,
+            "judged": judged,
+            "is_beyond": any(row.verdict == BEYOND for row in found),
+            "risks": [_plain(row, run) for row, run in pairs],
+            "thresholds": {of["column"]: {"above": of["above"]} for row in found if (of := row.threshold)},
+            "left_out": left_out,
+            "not_covered": uncovered,
+            "not_tested": about["untold"],
+        },
+    )
 
 
-def _is_inside(key: str, value: Number | str) -> bool:
-    """Whether public runs had numbers below and above a value."""
-    low, high = public()["ranges"][key]
-    return bool(low <= float(value) <= high)
+def _contradiction(run: Published | None) -> str:
+    if run is None:
+        return "No published run here contradicts that."
+    how = "with no number beyond a limit" if run.outcome == UNSTABLE else "beyond this limit"
+    return (
+        f"Nearest of the published runs that were {run.outcome} {how}: {run.name} ({run.described}), {run.published}."
+    )
 
 
-def _far(numbers: Numbers) -> dict[str, float]:
-    """The size and the tokens over the most of any public run, where they are more than ``FAR`` times that."""
-    most = {key: float(public()["ranges"][key][1]) for key in ("params", "tokens")}
-    return {key: times for key in most if key in numbers and (times := float(numbers[key]) / most[key]) > FAR}
+def _cells(row: Row, run: Published | None) -> dict[str, str]:
+    return {
+        "risk": row.risk.title,
+        "finding": row.verdict,
+        "yours": row.yours,
+        "limit here": row.limit_text,
+        "factors of two to it": row.factors_text,
+        "your size": f"{count(10**row.beyond)} times larger" if row.beyond > 0 else "",
+        "against it": f"{run.name}, {run.outcome}" if run else "",
+    }
 
 
-def changes_of(optimizer: Number | str | None) -> list[str]:
-    """What single changes of a tuned recipe did to public runs of an optimizer, or of all if it is none of theirs."""
-    if optimizer is None:
-        return []
-    known: Mapping[str, Mapping[str, Sequence[int]]] = public()["changes"]
-    own = known.get(str(optimizer)) or _together(known.values())
-    of = optimizer if optimizer in known else f"{len(known)} other optimizers, since none of {optimizer} is here"
-    broke = [f"{name} ({broken} of {tried})" for name, (broken, tried) in own.items() if broken]
-    held: dict[str, int] = {}
-    for name, (_, tried) in own.items():
-        key = name.split()[0]
-        held[key] = held.get(key, 0) + tried
-    never = [key for key in held if not any(name.split()[0] == key and broken for name, (broken, _) in own.items())]
-    return [
-        f"Single changes that broke tuned runs of {of}: {listed(broke or ['none'])}.",
-        f"Changes that broke none: {listed(f'{key} (of {held[key]})' for key in never)}.",
-    ]
+def _evidence(row: Row, run: Published | None) -> list[list[str]]:
+    """Sentences on the limit of a row, the runs that tell it, what contradicts it and what was published."""
+    sizes, steps = first_to_last(map(count, row.source.sizes)), first_to_last(map(short, row.source.steps))
+    text = html.render("risk.txt", row=row, sizes=sizes, steps=steps, contradiction=_contradiction(run))
+    return [text.splitlines()]
 
 
-def _together(tables: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, Sequence[int]]:
-    """Runs that broke and that were tried, by change, summed over optimizers."""
-    found: dict[str, Sequence[int]] = {}
-    for own in tables:
-        for name, counts in own.items():
-            found[name] = [a + b for a, b in zip(found.get(name, (0, 0)), counts, strict=True)]
-    return found
+def _plain(row: Row, run: Published | None) -> dict[str, Any]:
+    risk, source = row.risk, row.source
+    of_risk = {
+        name: getattr(risk, name) for name in ("name", "title", "number", "trouble", "fails", "published", "test")
+    }
+    contradicts = run and {"name": run.name, "outcome": run.outcome, "published": run.published, "source": run.source}
+    return {
+        **of_risk,
+        "verdict": row.verdict,
+        "reason": row.reason or None,
+        "value": row.value,
+        "limit": row.limit.plain,
+        "decades_to_limit": row.decades.plain,
+        "factors_of_two_to_limit": row.factors_of_two.plain,
+        "decades_of_size_between": row.beyond,
+        "is_extrapolated": row.beyond > 0,
+        "n": 1,
+        "interval_level": 0.95,
+        "records": {
+            "runs": source.runs,
+            "parameters": source.sizes,
+            "steps": source.steps,
+            "values": source.tried,
+            "has_trend_over_size": bool(source.law.exponents),
+        },
+        "contradicted_by": contradicts,
+        "remarks": row.remarks,
+        "threshold": row.threshold,
+    }
 
 
 def text_of(value: Number | str) -> str:
@@ -362,92 +486,6 @@ def text_of(value: Number | str) -> str:
     return value.text if isinstance(value, Number) else value
 
 
-def _excluded(risk: Risk, numbers: Numbers) -> str:
-    """The number that excludes a risk; a risk of one number format is excluded if no format is given."""
-    for key, values in risk.when.items():
-        if key in numbers and numbers[key] not in values:
-            return f"{key}={text_of(numbers[key])}"
-    return "precision= not given" if "precision" in risk.when and "precision" not in numbers else ""
-
-
-def _row(risk: Risk, numbers: Mapping[str, Any]) -> Row:
-    source = read_limits()[risk.limit]
-    conditions = [key for key in risk.when if key != "optimizer"]
-    missing = [key for key in (*risk.needs, *conditions) if key not in numbers]
-    value, unit = math.nan, 1.0
-    if not missing:
-        first, *others = (float(numbers[key]) for key in risk.needs)
-        value = first
-        if risk.number in DERIVED:  # in proportion to the first of its numbers
-            derived = DERIVED[risk.number].value
-            value, unit = derived(first, *others), 1 / derived(1.0, *others)
-    outside = [key for key in risk.needs[1:] if key in numbers and not _is_inside(key, numbers[key])]
-    limit = source.at(numbers)
-    sign = -1 if risk.trouble == "below" else 1
-    ends = [sign * (math.log10(end / value) if value else math.inf) for end in limit]
-    has_optimizer = not source.offsets or numbers.get("optimizer", "adamw") in source.offsets
-    if value == 0 and not has_optimizer:
-        ends[-1] = math.inf  # some optimizers need no warm-up, and of this one nobody knows
-    beyond = max(0.0, math.log10(numbers["params"] / source.sizes[1]))
-    return Row(
-        risk,
-        value,
-        limit,
-        Crossing(*ends),
-        source,
-        beyond,
-        too_far=_too_far(source, beyond, has_optimizer, numbers),
-        missing=missing,
-        outside=f"no public run had {' or '.join(f'{key}={numbers[key].text}' for key in outside)}" if outside else "",
-        given=numbers.get(risk.needs[0]),
-        unit=unit,
-        threshold=_threshold(risk, numbers),
-        remarks=_remarks(risk, source, value, has_optimizer, numbers),
-    )
-
-
-def _too_far(source: Limit, beyond: float, has_optimizer: bool, numbers: Numbers) -> str:
-    """Why a limit cannot tell that a number lies short of it; empty where it can."""
-    reasons: Mapping[str, str] = table()["too_far"]
-    if not source.law.exponents and beyond > 0:
-        return reasons["without_a_trend"]
-    if beyond > math.log10(FAR):
-        return reasons["size"]
-    if "tokens" in source.law.exponents and "tokens" in _far(numbers):
-        return reasons["tokens"]
-    return "" if has_optimizer else reasons["optimizer"]
-
-
-def _remarks(risk: Risk, source: Limit, value: float, has_optimizer: bool, numbers: Mapping[str, Any]) -> list[str]:
-    remarks = []
-    low, high = source.tried
-    if source.law.exponents and numbers["params"] < source.sizes[0]:
-        remarks.append(f"Your size lies below those that ran, from {count(source.sizes[0])} on.")
-    if "tokens" in source.law.exponents and "tokens" not in numbers:
-        remarks.append(f"No tokens are given, so {TOKENS_PER_PARAMETER} to each parameter are taken.")
-    if not has_optimizer:
-        remarks.append(
-            f"No public run here tells where {numbers['optimizer']} begins to fail, so the interval covers "
-            f"{count(len(source.offsets))} others."
-        )
-    if not math.isnan(value) and not low <= value <= high:
-        yours = short(value) if risk.number in DERIVED else numbers[risk.number].text
-        remarks.append(f"Your {yours} lies outside of what ran, {short(low)} to {short(high)}.")
-    asked = {key: values for key, values in risk.when.items() if key not in numbers and key != "optimizer"}
-    return [
-        *remarks,
-        *(f"It applies if {key}={listed(values, 'or')}, which was not given." for key, values in asked.items()),
-    ]
-
-
 def short(value: float) -> str:
     """A number to three digits, in thousands, millions and so on if it is large."""
     return count(value) if value >= 1e4 else format_value(float(f"{value:.3g}"))
-
-
-def _threshold(risk: Risk, numbers: Numbers) -> Threshold | None:
-    """The level of a risk: that at which rounding in the user's number format is costly."""
-    if not risk.threshold:
-        return None
-    level = level_at_cost(COSTLY, MANTISSA_BITS[str(numbers["precision"])])
-    return Threshold(risk.threshold, float(f"{level:.3g}"))

@@ -25,7 +25,7 @@ from lab.report.answer import Part, Section
 
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
 FEWEST_SIZES = 3  # one of them is held out
-LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
+QUANTITIES = LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
 
 
 class SizeForecast(NamedTuple):
@@ -92,7 +92,7 @@ def parts(records: Records, window: Window) -> list[Part]:
         RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
     """
     observed, axis = observe(records, window), named_axis(records.runs)
-    by_quantity = {quantity: _forecasts(observed, quantity) for quantity in (LR, SENSITIVITY, ETA_DIV)}
+    by_quantity = {quantity: forecasts_of(observed, quantity) for quantity in QUANTITIES}
     place = _place_of_optimum(records)
     if not any(by_quantity.values()):
         sizes = sorted(observed["size"].unique())
@@ -144,16 +144,19 @@ def plain(records: Records, window: Window) -> list[dict[str, Any]]:
         RequestError: see ``observe``.
     """
     observed, rows = observe(records, window), []
-    for quantity in (LR, SENSITIVITY, ETA_DIV):
-        for arm, forecast in _forecasts(observed, quantity).items():
+    for quantity in QUANTITIES:
+        for arm, forecast in forecasts_of(observed, quantity).items():
             sizes = sorted(map(int, forecast.runs["size"].unique()))
-            errors = {"error": forecast.error, "unchanged": forecast.unchanged, "inside": forecast.inside}
-            row = {"quantity": quantity, "arm": arm, "sizes": sizes, **forecast.line.plain}
-            rows.append(row | {"held_out": {"size": sizes[-1], **errors}})
+            held_out = {
+                "size": sizes[-1],
+                **{name: getattr(forecast, name) for name in ("error", "unchanged", "inside")},
+            }
+            row = {"quantity": quantity, "arm": arm, "sizes": sizes}
+            rows.append({**row, **forecast.line.plain, "held_out": held_out})
     return rows
 
 
-def _forecasts(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]:
+def forecasts_of(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]:
     """The forecasts of a quantity that could be made, by arm."""
     arms = observed.assign(value=observed[quantity]).groupby("arm", sort=False)
     return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}

@@ -1,4 +1,4 @@
-"""The card of a recipe: what the crash test says of it, as text, as a page and as JSON."""
+"""The card of a recipe: what the crash test says of it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
 from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
-from lab.analysis.statistics import Interval, power_of
+from lab.analysis.stress import card_json
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
-from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs, pooled_sd
-from lab.analysis.text import capitalized, count, format_p, format_value, listed, plain_text, to_json
-from lab.core import files
+from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs
+from lab.analysis.text import capitalized, count, format_p, format_value, listed
 from lab.core.errors import RequestError, nearest
 from lab.features.stress.cures import LOSES, SCREENED, Cure
 from lab.features.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
-from lab.features.stress.page import card_body, card_figure
+from lab.features.stress.page import card_figure
 from lab.features.stress.rates import FineCurve, Passing, fine_curve, passings
 from lab.features.stress.reference import beside_published, published_verdicts
+from lab.report.answer import Answer, Figure, OnPage, Part, Section
 
-INTERVAL_LEVEL = 0.95
 SENTENCES = html.macros("card.txt")  # a macro for each kind of sentence
 
 
@@ -129,7 +126,7 @@ class Card:
                 "test": cure.test.title,
                 "change": cure.change,
                 "verdict": cure.verdict,
-                "takes off": cure.effect,
+                "removes": cure.effect,
                 "of the damage": cure.share,
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
@@ -192,42 +189,41 @@ class Card:
         """The strips of all tests."""
         return card_figure(self.lines)
 
+    @property
+    def answer(self) -> Answer:
+        """Its text, its page and its JSON."""
+        parts: list[Part] = [
+            self.cure_line() if self.is_judged else "",
+            *[Figure("card", self.figure, list(strips(self.lines)))] * bool(self.lines),
+            OnPage([self.table]),
+            Section("Learning rates", [self.rate_table, SENTENCES.learning_rates()] if self.passings else []),
+            Section("Which single change cures it?", [*self._cures(), list(self._untried())]),
+            Section("Headroom with size", [self.trend["sentences"] if self.trend and self.is_judged else []]),
+            OnPage([self._beside()]),
+            Section("What the numbers mean, and what they do not", [self.notes()]),
+            OnPage([Section("What each test stands for", [[_failure(line.test) for line in self.lines]])]),
+        ]
+        made = [f"Records: {self.folder}."]
+        title, data = f"Crash test of {self.recipe}", card_json.of_card(self)
+        return Answer(self.headline(), parts, title=title, command=self.command, data=data, made=made)
+
     def _repr_html_(self) -> str:
         """What notebooks display."""
-        return "\n".join(self._body())
+        return self.answer._repr_html_()
 
-    def _body(self) -> Iterator[Markup]:
-        lead = [html.paragraph(self.headline(), "lead"), *[html.paragraph(self.cure_line())] * self.is_judged]
-        cures = [html.section("Which single change cures it?", *self._cures())] if self.cures else []
-        yield from (*lead, *card_body(self.lines, self.table))
-        if self.passings:
-            means = html.paragraph(SENTENCES.learning_rates(), "note")
-            yield html.section("Learning rates", html.table(self.rate_table), means)
-        yield from cures
-        if self.trend and self.is_judged:
-            yield html.section("Headroom with size", html.bullets(self.trend["sentences"]))
-        beside = beside_published(self.recipe, self.lines)
-        if len(beside):
-            yield html.section(
-                "Beside published recipes", html.table(beside), html.paragraph(SENTENCES.beside(), "note")
-            )
-        notes = html.bullets(self.notes())
-        yield html.section("What the numbers mean, and what they do not", notes)
-        yield html.section("What each test stands for", html.bullets(_failure(line.test) for line in self.lines))
+    def _beside(self) -> Section:
+        table = beside_published(self.recipe, self.lines)
+        return Section("Beside published recipes", [table, SENTENCES.beside()] if len(table) else [])
 
-    def _cures(self) -> Iterator[Markup]:
+    def _cures(self) -> Iterator[Part]:
         """Yield a table for each test, so that its title and units take no width in each row."""
         table = self.cure_table
         for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
             of_test = table[table["test"] == test.title].drop(columns="test")
-            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+            for column, unit in (("removes", test.unit), ("at the best LR", "nats")):
                 of_test[column] = of_test[column].str.removesuffix(f" {unit}")
                 of_test = of_test.rename(columns={column: f"{column}, {unit}"})
-            of_test["time of a step"] = of_test["time of a step"].str.partition(" ")[0]
-            yield html.paragraph(f"On {test.title}:")
-            yield html.table(of_test)
-        if untried := list(self._untried()):
-            yield html.bullets(untried)
+            yield from (f"On {test.title}:", of_test)
 
     def _untried(self) -> Iterator[str]:
         """Yield which changes were not tried, those together that have one reason on the same tests."""
@@ -242,11 +238,6 @@ class Card:
             changes.setdefault((reason, on), []).append(change)
         for (reason, on), names in changes.items():
             yield f"Not tried{on}: {listed(names)}, since {reason}."
-
-    def page(self) -> str:
-        """A page of HTML."""
-        made = [html.block(self.command), html.paragraph(f"Records: {self.folder}.")]
-        return html.document(f"Crash test of {self.recipe}", [*self._body(), html.section("How this was made", *made)])
 
     def headline(self) -> str:
         """Which tests it fails, in which it is weak or open, which it passes, and which say nothing of it."""
@@ -290,82 +281,15 @@ class Card:
         )
         return [*(line.test.explained for line in self.lines), *notes.splitlines()]
 
-    def text(self) -> Iterator[str]:
-        """Yield its lines for a terminal."""
-        yield f"Crash test of {self.recipe}"
-        yield self.headline()
-        if self.is_judged:
-            yield self.cure_line()
-        yield ""
-        yield from strips(self.lines)
-        yield ""
-        if self.passings:
-            yield from (*plain_text(self.rate_table), str(SENTENCES.learning_rates()), "")
-        if self.cures:
-            if len(self.cure_table):
-                yield from plain_text(self.cure_table)
-            yield from self._untried()
-            yield ""
-        if self.trend and self.is_judged:
-            yield from (*self.trend["sentences"], "")
-        yield from self.notes()
-
     def not_tested(self) -> list[str]:
         """What the card does not say, a sentence each: tests that were not run, and what no small model can tell."""
         run = {line.test.name for line in self.lines}
         others = [test.title for test in read_battery().tests.values() if test.name not in run]
         return [*([f"Not run: {listed(others)}."] if others else []), str(SENTENCES.limits(self.size))]
 
-    def as_json(self) -> str:
-        """The card as a JSON object; null where a number is unknown."""
-        content = {
-            "recipe": self.recipe,
-            "command": self.command,
-            "folder": str(self.folder),
-            "headline": self.headline(),
-            "stopped": self.stopped,
-            "is_judged": self.is_judged,
-            "best_lr": best_lr(self.losses),
-            "fitted_best_lrs": {str(seed): lr for seed, lr in fitted_best_lrs(self.losses).items()},
-            "failing_lrs": {str(seed): lr for seed, lr in self.failing_lrs.items()},
-            "learning_rates": {
-                "passed": [passing.plain for passing in self.passings.values()],
-                "loss_unigram": self.fine.unigram,
-                "between": _by_lr(self.fine.between),
-                "attention_logits": _by_lr(self.fine.logits),
-            },
-            "best_loss": self.best_loss,
-            "losses_at_best_lr": _by_seed(self.losses, best_lr(self.losses)),
-            "curve": _by_lr(self.losses),
-            "loss_bigram": self.bigram,
-            "parameters": self.parameters,
-            "active_parameters": self.active,
-            "tests": [_plain(line) for line in self.lines],
-            "left_out": dict(self.left_out),
-            "not_tested": self.not_tested(),
-            "sizes": self.trend,
-            "cures": None if self.cures is None else [_plain_cure(cure) for cure in self.cures],
-        }
-        return to_json(content)
-
-
-def _by_lr(values: pd.DataFrame) -> dict[str, dict[str, float]]:
-    return {str(lr): _by_seed(values, lr) for lr in map(float, values.index)}
-
-
-def _from_lrs(told: Mapping[str, Mapping[str, float | None]]) -> pd.DataFrame:
-    """The table of ``_by_lr``."""
-    return pd.DataFrame({float(lr): of_lr for lr, of_lr in told.items() if of_lr}, dtype=float).T.rename(columns=int)
-
-
-def _by_seed(losses: pd.DataFrame, lr: float) -> dict[str, float]:
-    """The losses at a learning rate by seed; none where the curve lacks it."""
-    at_lr = losses.T.get(lr, pd.Series(dtype=float))
-    return {str(seed): float(loss) for seed, loss in at_lr.items()}
-
 
 def _at_a_price(cure: Cure) -> str:
-    """A change, what it takes off and, if it helps, what it costs."""
+    """A change, what it removes and, if it helps, what it costs."""
     price = f"; costs {cure.costs}" if cure.verdict in (CURES, IN_PART) else ""
     return f"{cure.change} ({cure.effect}{price})"
 
@@ -376,72 +300,6 @@ def _failure(test: StressTest) -> str:
     if test.fails_with is not None:
         known = f"{' '.join(test.fails_with) or 'the default recipe'} fails it here"
     return f"{capitalized(test.title)}: {test.failure} ({test.source}); {known}.{published_verdicts(test.name)}"
-
-
-def power(line: Line) -> float | None:
-    """The probability that so many seeds tell the two zones of a test apart; None where nothing tells the spread.
-
-    It is that of an interval, of a mean where recipes begin to pass, that excludes where they begin to fail.
-    """
-    sd, freedom = pooled_sd([np.array(line.interval.values)], line.test.spread)
-    return power_of(line.interval.n, line.test.gap, sd, 1 - INTERVAL_LEVEL, freedom) if sd > 0 else None
-
-
-def _plain(line: Line) -> dict[str, Any]:
-    test, interval = line.test, line.interval
-    return {
-        "name": test.name,
-        "title": test.title,
-        "verdict": line.verdict,
-        "between": list(line.between),
-        "value": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
-        "unit": test.unit,
-        "is_lower_bound": line.is_bound,
-        "n": interval.n,
-        "interval_level": INTERVAL_LEVEL,
-        "power": power(line),
-        "seeds": list(interval.values),
-        "seed_numbers": list(line.seeds),
-        "stuck_seeds": line.stuck,
-        "capped_seeds": line.capped,
-        "caveat": line.caveat,
-        "reason": line.caveat if line.verdict == NOT_JUDGED else "",
-        "passes": test.passes,
-        "fails": test.fails,
-        "failure": test.failure,
-        "source": test.source,
-        "means": test.means,
-    }
-
-
-def _plain_cure(cure: Cure) -> dict[str, Any]:
-    return {
-        "test": cure.test.name,
-        "change": cure.change,
-        "verdict": cure.verdict,
-        "takes_off": cure.improvement.mean,
-        "low": cure.improvement.low,
-        "high": cure.improvement.high,
-        "unit": cure.test.unit,
-        "p": cure.p,
-        "damage": cure.damage,
-        "left": cure.left,
-        "stuck_seeds": cure.stuck,
-        "capped_seeds": cure.capped,
-        "cost_at_best_lr": cure.cost.mean,
-        "cost_low": cure.cost.low,
-        "cost_high": cure.cost.high,
-        "is_confirmed": cure.is_confirmed,
-        "is_advised": cure.is_advised,
-        "seeds": cure.improvement.n,
-        "n": cure.improvement.n,
-        "interval_level": INTERVAL_LEVEL,
-        "parameters_added": cure.parameters,
-        "step_time": cure.step_time and cure.step_time._asdict(),
-        "reason": cure.reason,
-    }
 
 
 def card_of(
@@ -472,77 +330,21 @@ def read_card(folder: Path) -> Card:
     Raises:
         RequestError: there is none, it is damaged, or it has a test or a change that is unknown here.
     """
-    path = folder / CARD_FILE
+    content, tests = card_json.read(folder), dict(read_battery().tests)
+    if unknown := [test["name"] for test in content.get("tests", ()) if test.get("name") not in tests]:
+        raise RequestError(
+            f"{folder / CARD_FILE} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], tests)}"
+        )
     try:
-        content = files.read_json(path, dict)
-    except OSError as refusal:
-        raise RequestError(f"no card {path}: {refusal.strerror}") from None
-    except ValueError:
-        raise RequestError(f"{path} is damaged; lab stress makes it anew") from None
-    known = read_battery().tests
-    if unknown := [test["name"] for test in content.get("tests", ()) if test.get("name") not in known]:
-        raise RequestError(f"{path} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], known)}")
-    try:
-        return _read(content, folder)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RequestError(f"{path} is damaged, or of another version; lab stress makes it anew") from None
-
-
-def _read(content: Mapping[str, Any], folder: Path) -> Card:
-    """The card in the JSON of ``Card.as_json``; an earlier one has the losses at its best learning rate only."""
-    tests, lines = dict(read_battery().tests), list[Line]()
-    for told in content["tests"]:
-        as_told = {key: told[key] for key in ("title", "unit", "passes", "fails", "failure", "source", "means")}
-        tests[told["name"]] = test = replace(tests[told["name"]], **as_told)
-        interval = _interval(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
-        facts = (told["is_lower_bound"], told["stuck_seeds"], tuple(told["seed_numbers"]))
-        lines.append(Line(test, told["verdict"], interval, *facts, told.get("capped_seeds", 0), told.get("caveat", "")))
-    curve = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
-    rates = content.get("learning_rates", {"between": {}, "loss_unigram": None, "attention_logits": {}})
-    logits = _from_lrs(rates["attention_logits"]).fillna(math.inf)
-    cures = content["cures"] and [_read_cure(told, tests[told["test"]]) for told in content["cures"]]
-    return Card(
-        content["recipe"],
-        content["command"],
-        folder,
-        lines,
-        _from_lrs(curve),
-        _number(content["loss_bigram"]),
-        content["parameters"],
-        content["active_parameters"],
-        content["is_judged"],
-        cures,
-        content["left_out"],
-        content["sizes"] if "sentences" in (content["sizes"] or {}) else None,
-        content.get("stopped", ""),
-        FineCurve(_from_lrs(rates["between"]), _number(rates["loss_unigram"]), logits),
-    )
-
-
-def _read_cure(told: Mapping[str, Any], test: StressTest) -> Cure:
-    return Cure(
-        test=test,
-        change=told["change"],
-        verdict=told["verdict"],
-        improvement=_interval(told, "takes_off", "low", "high"),
-        p=_number(told["p"]),
-        damage=_number(told["damage"]),
-        left=_number(told["left"]),
-        stuck=told["stuck_seeds"],
-        cost=_interval(told, "cost_at_best_lr", "cost_low", "cost_high"),
-        parameters=told["parameters_added"],
-        reason=told["reason"],
-        is_confirmed=told["is_confirmed"],
-        capped=told["capped_seeds"],
-        is_advised=told["is_advised"],
-    )
-
-
-def _interval(told: Mapping[str, Any], *keys: str) -> Interval:
-    mean, low, high = (_number(told[key]) for key in keys)
-    return Interval(mean, low, high, told["n"])
-
-
-def _number(value: float | None) -> float:
-    """A number of JSON; null is NaN."""
-    return math.nan if value is None else float(value)
+        for entry in content["tests"]:  # its texts and zones are those of the card
+            tests[entry["name"]] = replace(tests[entry["name"]], **card_json.fields(entry, card_json.OF_TEST))
+        return Card(
+            folder=folder,
+            lines=[Line(tests[entry["name"]], **card_json.fields_of_line(entry)) for entry in content["tests"]],
+            cures=content["cures"]
+            and [Cure(tests[entry["test"]], **card_json.fields_of_cure(entry)) for entry in content["cures"]],
+            fine=FineCurve(**card_json.fields_of_curve(content)),
+            **card_json.fields_of_card(content),
+        )
+    except card_json.FAULTS:
+        raise card_json.damaged(folder) from None

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def _print(card: Card | CardPair, page: Path, *, as_json: bool) -> None:
     if as_json:
-        say(card.as_json())
+        say(card.answer.json())
     else:
         print_card(card, page)
 
@@ -96,7 +96,7 @@ def print_card(card: Card | CardPair, page: Path) -> None:
     shown = card.strips() if isinstance(card, CardPair) else (card.lines, [])
     pretty = dict(zip(strips(*shown), coloured(*shown), strict=True)) if sys.stdout.isatty() else {}
     console = Console()
-    for line in card.text():
+    for line in card.answer.text().splitlines():
         if line in pretty:
             console.print(pretty[line])
         else:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm, spread_within
-from lab.analysis.stress.battery import Change, Place, Setting, StepTime, StressTest, read_step_times
-from lab.analysis.stress.damage import CURES, IN_PART, OPEN, verdict_of
+from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm, spread_prior
+from lab.analysis.stress.battery import Change, Place, StepTime, StressTest, read_step_times
+from lab.analysis.stress.damage import CURES, IN_PART, OPEN, Compared, against_control, compared, verdict_of
 from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval
+from lab.records.plans import Setting
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -42,8 +43,8 @@ class Cure(NamedTuple):
         test: the test that the recipe fails.
         change: the name of the change.
         verdict: ``cures``, ``in part``, ``no``, ``harms``, ``open``, ``screened`` or ``not tried``.
-        improvement: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is pooled
-            over the changes that were tried on the test.
+        improvement: by how much it lowers the damage, paired by seed, with its 95 % interval, whose spread is moderated
+            by that of all changes that were tried on the test.
         p: of no effect, adjusted for these changes.
         damage: of the recipe itself, in the mean over seeds: what the test measures under stress minus what it measures
             at ease, or minus the value up to which a recipe passes where the test does not look at ease.
@@ -75,12 +76,12 @@ class Cure(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
+        """What it removes, with interval and unit: ``0.44 ± 0.16 nats``."""
         return f"{self.improvement:±.2f} {self.test.unit}"
 
     @property
     def share(self) -> str:
-        """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
+        """What it removes as a share of the damage: ``73 %``; empty where there is no damage."""
         return f"{100 * self.improvement.mean / self.damage:.0f} %" if self.damage > 0 else ""
 
     @property
@@ -118,8 +119,8 @@ def judge_cures(
 ) -> list[Cure]:
     """Judge the changes that were tried on a test which a recipe fails; the strongest comes first.
 
-    The rule is ``damage.verdict_of``. A change with a stuck seed cures in part at most. One that does not train at ease
-    is open where it would help, and so is every change where the damage of the recipe itself is not certain.
+    The rules are ``damage.verdict_of`` and ``damage.against_control``, and the control is the recipe itself. A change
+    with a stuck seed cures in part at most. Each is open where the damage of the recipe itself is not certain.
 
     Args:
         test: the test.
@@ -130,46 +131,41 @@ def judge_cures(
     """
     assert test.stressed
     at_ease = test.reference.setting(best).beside(fresh) if test.reference else None
-    own = done[test.stressed.setting(best).beside(fresh)]
-    damages = {trial.change: _damage(test, done, trial.stressed, trial.at_ease) for trial in trials}
-    of_recipe = _damage(test, done, test.stressed.setting(best).beside(fresh), at_ease)
+    own, at_best = test.stressed.setting(best).beside(fresh), Setting((), best).beside(fresh)
+    of_recipe = _damage(test, done, own, at_ease)
     damage, is_damaged = float(of_recipe.mean()), pooled_interval(list(of_recipe.dropna()), test.spread).low > 0
-    improvements = {change: (of_recipe - values).dropna() for change, values in damages.items()}
-    at_best = Setting((), best).beside(fresh)
-    raised = {
-        trial.change: (done[trial.best]["loss"] - done[at_best]["loss"]).dropna() for trial in trials if trial.best
-    }
-    spread = spread_within(values.to_numpy(dtype=float) for values in improvements.values())
-    intervals, costs = _intervals(improvements), _intervals(raised)
-    ps = holm([spread.p(intervals[trial.change]) for trial in trials])
+    damages = [_damage(test, done, trial.stressed, trial.at_ease) for trial in trials]
+    effects = _compared([of_recipe - values for values in damages])
+    nothing: pd.Series[float] = pd.Series(dtype=float)
+    costs = _compared([done[trial.best]["loss"] - done[at_best]["loss"] if trial.best else nothing for trial in trials])
+    ps = holm([effect.p for effect in effects])
     cures = []
-    for trial, p in zip(trials, ps, strict=True):
-        table, interval = done[trial.stressed], intervals[trial.change]
+    for trial, left, effect, p, cost in zip(trials, damages, effects, ps, costs, strict=True):
+        table, verdict = done[trial.stressed], OPEN
         stuck = int(is_stuck(table).sum()) if test.counts_stuck else 0
-        cost = costs.get(trial.change, UNKNOWN)
-        verdict = OPEN
         if is_damaged:
-            verdict = verdict_of(interval, p, damage, margin=MARGIN, leaves=LEAVES, alpha=CHANGE_LEVEL)
+            verdict = verdict_of(effect.interval, p, damage, margin=MARGIN, leaves=LEAVES, alpha=CHANGE_LEVEL)
             verdict = IN_PART if verdict == CURES and stuck else verdict
+            above = float((table["loss"] - done[own]["loss"]).mean())
             trains = not (trial.at_ease and test.metric == "loss" and is_capped(done[trial.at_ease]).any())
-            verdict = verdict if trains or verdict not in (CURES, IN_PART) else OPEN  # it has nothing to lose
-        added = int(table["parameters"].iloc[0] - own["parameters"].iloc[0])
+            at_most = 0.0 if test.metric == "loss" else LOSES
+            verdict = against_control(verdict, above=above, at_most=at_most, trains=trains)
         is_lost = bool(trial.best and _trains(done[at_best]) and not _trains(done[trial.best]))
         cures.append(
             Cure(
                 test=test,
                 change=trial.change,
                 verdict=verdict,
-                improvement=interval,
+                improvement=effect.interval,
                 p=p,
                 damage=damage,
-                left=float(damages[trial.change].mean()),
+                left=float(left.mean()),
                 stuck=stuck,
-                cost=cost,
-                parameters=added,
+                cost=cost.interval,
+                parameters=int(table["parameters"].iloc[0] - done[own]["parameters"].iloc[0]),
                 is_confirmed=bool(fresh),
                 capped=int(is_capped(table).sum()) if test.metric == "loss" else 0,
-                is_advised=not is_lost and not cost.mean > LOSES,
+                is_advised=not is_lost and not cost.interval.mean > LOSES,
             )
         )
     return sorted(cures, key=lambda cure: -cure.improvement.mean)
@@ -186,7 +182,7 @@ def _trains(table: pd.DataFrame) -> bool:
 
 
 def finalists(screened: Sequence[Cure], most: int) -> list[str]:
-    """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
+    """The changes that are confirmed: those of a test that remove most, as many as are allowed."""
     return [cure.change for cure in screened if cure.improvement.mean > 0 and cure.is_advised][:most]
 
 
@@ -202,12 +198,11 @@ def as_screened(cure: Cure) -> Cure:
     return cure._replace(verdict=SCREENED) if cure.verdict in (CURES, IN_PART) else cure
 
 
-def _intervals(differences: Mapping[str, pd.Series[float]]) -> dict[str, Interval]:
-    """The mean of paired differences of each change, whose spread is pooled over changes."""
-    values_of = {change: values.to_numpy(dtype=float) for change, values in differences.items()}
-    spread = spread_within(values_of.values())
-    others = {change: spread.without(spread_within([values])) for change, values in values_of.items()}
-    return {change: pooled_interval(list(values), others[change]) for change, values in values_of.items()}
+def _compared(differences: Sequence[pd.Series[float]]) -> list[Compared]:
+    """The mean of paired differences of each change, whose spread is moderated by that of all."""
+    values = [of_change.dropna().to_numpy(dtype=float) for of_change in differences]
+    prior = spread_prior(values)
+    return [compared(of_change, prior) for of_change in values]
 
 
 def trial_of(

@@ -1,14 +1,12 @@
-"""The card of a recipe as a figure and as a page."""
+"""The card of a recipe as a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import pandas as pd
-from markupsafe import Markup
 from matplotlib.patches import Rectangle
 
-from lab.analysis.rendering import html, layout, panels, style
+from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.stress.battery import FAILS, PASSES, WEAK
 from lab.features.stress.lines import BETWEEN, Line, along
@@ -49,11 +47,3 @@ def card_figure(lines: Sequence[Line], names: Sequence[str] = ()) -> Sheet:
     axes.set_xlim(0, 1)
     axes.set_xticks([sum(ends) / 2 for ends in ENDS.values()], list(ENDS))
     return sheet
-
-
-def card_body(lines: Sequence[Line], table: pd.DataFrame) -> Iterator[Markup]:
-    """Yield the figure and the table of a card."""
-    if lines:
-        drawing = card_figure(lines)
-        yield html.figure(layout.svg(drawing, "card"), drawing.caption, html.savers("card"))
-        yield html.table(table)

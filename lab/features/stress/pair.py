@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markupsafe import Markup
 
 from lab.analysis.crossings import rate_text
-from lab.analysis.rendering import html, layout
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.runaway import HALF
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
+from lab.analysis.stress.card_json import INTERVAL_LEVEL
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
-from lab.analysis.text import format_p, listed, plain_text, to_json
-from lab.features.stress.card import INTERVAL_LEVEL, SENTENCES, Card
+from lab.analysis.text import format_p, listed
+from lab.features.stress.card import SENTENCES, Card
 from lab.features.stress.lines import Line, strips
 from lab.features.stress.page import card_figure
+from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 
 
 class Pair(NamedTuple):
@@ -196,37 +195,28 @@ class CardPair:
         )
         return [*(pair.first.test.explained for pair in self.pairs), *notes.splitlines()]
 
+    @property
+    def answer(self) -> Answer:
+        """Its text, its page and its JSON."""
+        figure, short = Figure("cards", self.figure, list(strips(*self.strips()))), ["test", "difference", "p (Holm)"]
+        parts: list[Part] = [
+            self.failing_line(),
+            *[figure, OnPage([self.table]), InText([self.table.filter([*short, "tolerates more"])])] * bool(self.pairs),
+            Section("What the numbers mean, and what they do not", [self.notes()]),
+        ]
+        data = {
+            "recipes": self.names,
+            "command": self.command,
+            "headline": self.headline(),
+            "tests": [self._plain(pair) for pair in self.pairs],
+            "cards": [card.answer.data for card in self.cards],
+        }
+        made = [f"Records of {card.recipe}: {card.folder}." for card in self.cards]
+        return Answer(self.headline(), parts, title=self.title, command=self.command, data=data, made=made)
+
     def _repr_html_(self) -> str:
         """What notebooks display."""
-        return "\n".join(self._body())
-
-    def _body(self) -> Iterator[Markup]:
-        yield html.paragraph(self.headline(), "lead")
-        if line := self.failing_line():
-            yield html.paragraph(line)
-        if self.pairs:
-            drawing = self.figure()
-            yield html.figure(layout.svg(drawing, "cards"), drawing.caption, html.savers("cards"))
-            yield html.table(self.table)
-        yield html.section("What the numbers mean, and what they do not", html.bullets(self.notes()))
-
-    def page(self) -> str:
-        """A page of HTML."""
-        records = [f"Records of {card.recipe}: {card.folder}." for card in self.cards]
-        made = html.section("How this was made", html.block(self.command), html.bullets(records))
-        return html.document(self.title, [*self._body(), made])
-
-    def text(self) -> Iterator[str]:
-        """Yield its lines for a terminal."""
-        yield self.title
-        yield self.headline()
-        yield from filter(None, [self.failing_line()])
-        yield ""
-        yield from strips(*self.strips())
-        yield ""
-        yield from plain_text(self.table[["test", "difference", "p (Holm)", "tolerates more"]]) if self.pairs else ()
-        yield ""
-        yield from self.notes()
+        return self.answer._repr_html_()
 
     def strips(self) -> tuple[list[Line], list[str]]:
         """The lines of both cards, test by test, and the name of each."""
@@ -237,17 +227,6 @@ class CardPair:
             for name, line in zip(self.names, pair[:2], strict=True)
         ]
         return [line for line, _ in named], [name for _, name in named]
-
-    def as_json(self) -> str:
-        """The pair as a JSON object, with both cards; null where a number is unknown."""
-        content = {
-            "recipes": list(self.names),
-            "command": self.command,
-            "headline": self.headline(),
-            "tests": [self._plain(pair) for pair in self.pairs],
-            "cards": [json.loads(card.as_json()) for card in self.cards],
-        }
-        return to_json(content)
 
     def _plain(self, pair: Pair) -> dict[str, Any]:
         test, interval = pair.first.test, pair.difference
@@ -262,7 +241,7 @@ class CardPair:
             "interval_level": INTERVAL_LEVEL,
             "p": pair.p,
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
-            "stands_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
+            "tolerates_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
         }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, StressTest, read_battery
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
@@ -22,6 +23,7 @@ from lab.features.stress.cures import (
     trial_of,
 )
 from lab.features.stress.plan import Plan
+from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 from lab.sweeping.recipe import reason_of_card, reason_of_config, tree_value
@@ -29,103 +31,150 @@ from lab.sweeping.recipe import reason_of_card, reason_of_config, tree_value
 HAS_IT = "the recipe has it already"
 
 
+@dataclass
+class Tried:
+    """The changes that are tried on a test, stage by stage.
+
+    Attributes:
+        test: the test.
+        trials: those that are screened.
+        refused: those that cannot be tried.
+        finals: those that are confirmed, each one change or a pair.
+        screened: what the seeds of the card say.
+        confirmed: what the fresh seeds say.
+    """
+
+    test: StressTest
+    trials: list[Trial] = field(default_factory=list)
+    refused: list[Cure] = field(default_factory=list)
+    finals: list[Sequence[Change]] = field(default_factory=list)
+    screened: list[Cure] = field(default_factory=list)
+    confirmed: list[Cure] = field(default_factory=list)
+
+    @property
+    def cures(self) -> list[Cure]:
+        """What is said of each change, by its fresh seeds if it has any."""
+        names = {cure.change for cure in self.confirmed}
+        return [*self.confirmed, *(as_screened(cure) for cure in self.screened if cure.change not in names)]
+
+
 def try_cures(bench: CardBench) -> list[Cure]:
     """Screen the changes that may cure the tests which the recipe fails, and confirm the best of each on fresh seeds.
 
     Where none of these is a cure, the best pair of changes of different parts is tried on the fresh seeds, too.
     """
-    own_runs, request = bench.done, bench.plan.request
-    best, stages = best_lr(curve(own_runs)), read_battery().confirm
-    own = next(iter(compose_settings(request, [next(iter(own_runs))]).values()))[0]
-    seeds = sorted(next(iter(own_runs.values())).index)
-    few = (_seeds(seeds[: stages.screened]),) if len(seeds) > stages.screened else ()
-    last = max(int(table.index.max()) for table in own_runs.values())
+    tests = _tests_to_cure(bench)
+    if bench.plan.names_cures and not tests:
+        return _nothing_to_cure(bench)
+    search = CureSearch(bench)
+    tried = [search.candidates(test, len(tests)) for test in tests]
+    search.screen([of_test for of_test in tried if of_test.trials])
+    search.confirm([of_test for of_test in tried if of_test.finals])
+    search.confirm([of_test for of_test in tried if search.adds_pair(of_test)])
+    return [cure for of_test in tried for cure in of_test.cures] + [
+        cure for of_test in tried for cure in of_test.refused
+    ]
 
-    def fresh(test: StressTest) -> tuple[str, ...]:
-        return (_seeds(range(last + 1, last + 1 + max(stages.fresh, test.seeds))),)
 
-    def trial(test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
+def _tests_to_cure(bench: CardBench) -> list[StressTest]:
+    """The tests that the recipe fails or may fail; with changes that were asked for by name, all that it is ill in."""
+    by_name = (FAILS, WEAK, OPEN) if bench.plan.names_cures else ()
+    ill = [line.test for line in bench.card().lines if line.may_fail or line.verdict in by_name]
+    return list({test.name: test for test in map(read_battery().cured, ill)}.values())
+
+
+def _nothing_to_cure(bench: CardBench) -> list[Cure]:
+    """The changes that were asked for by name, and why none is tried."""
+    lines = bench.card().lines
+    if not lines:
+        return []
+    reason = "the recipe fails no test, and is weak or open in none"
+    if all(line.verdict == NOT_JUDGED for line in lines):
+        reason = "no test of the recipe is judged"
+    return [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
+
+
+class CureSearch:
+    """Trains the trials of changes on a recipe, and judges them."""
+
+    def __init__(self, bench: CardBench) -> None:
+        self.bench, self.stages = bench, read_battery().confirm
+        self.best = best_lr(curve(bench.done))
+        self.changes = {**board_changes(), **read_battery().changes}
+        setting, table = next(iter(bench.done.items()))
+        self.own, *_ = compose_settings(bench.plan.request, [setting])[setting]
+        seeds = sorted(table.index)
+        self.few = (_seeds(seeds[: self.stages.screened]),) if len(seeds) > self.stages.screened else ()
+        self.last_seed = max(int(table.index.max()) for table in bench.done.values())
+
+    def candidates(self, test: StressTest, tests: int) -> Tried:
+        """The changes that can be screened on a test, one of so many ``tests`` that share the budget."""
+        tried = Tried(test)
+        affordable = self.bench.affordable(test, self.best, tests) if test.stressed else 0
+        for change in self.bench.plan.changes_to_try(test):
+            if not test.stressed:
+                reason = "its number is that of a whole curve"
+            elif len(tried.trials) >= affordable:
+                reason = "the budget leaves no time for it"
+            else:
+                trial = self._trial(test, [change], self.few)
+                reason = _reason(self.bench.plan, change, trial, test, self.own)
+                if not reason:
+                    tried.trials.append(trial)
+            if reason:
+                tried.refused.append(not_tried(test, change.name, reason))
+        return tried
+
+    def screen(self, tried: Sequence[Tried]) -> None:
+        """Judge all trials on the seeds of the card, and choose the finals."""
+        self.bench.progress.stage = "screening of cures"
+        judged = self._judged([(of_test.test, of_test.trials, ()) for of_test in tried])
+        for of_test, cures in zip(tried, judged, strict=True):
+            of_test.screened = cures
+            of_test.finals = [[self.changes[name]] for name in finalists(cures, self.stages.best)]
+
+    def confirm(self, tried: Sequence[Tried]) -> None:
+        """Judge the finals on fresh seeds."""
+        self.bench.progress.stage = "cures on fresh seeds"
+        trials = []
+        for of_test in tried:
+            first = self.last_seed + 1
+            seeds = (_seeds(range(first, first + max(self.stages.fresh, of_test.test.seeds))),)
+            trials.append((of_test.test, [self._trial(of_test.test, final, seeds) for final in of_test.finals], seeds))
+        for of_test, cures in zip(tried, self._judged(trials), strict=True):
+            of_test.confirmed = cures
+
+    def adds_pair(self, tried: Tried) -> bool:
+        """Add the best pair to the finals, where none of them is a cure and the two can stand beside one another."""
+        pair = pair_to_try(tried.screened, self.changes)
+        if not pair or any(cure.verdict == CURES for cure in tried.confirmed):
+            return False
+        both = self._trial(tried.test, pair, ())
+        _, refusals = first_trees(self.bench.plan.request, [both.stressed])
+        if refusals:
+            tried.refused.append(not_tried(tried.test, both.change, refusals[both.stressed]))
+            return False
+        tried.finals.append(pair)
+        return True
+
+    def _trial(self, test: StressTest, changes: Sequence[Change], seeds: tuple[str, ...]) -> Trial:
         name = " + ".join(change.name for change in changes)
         lr_multiplier = math.prod(change.lr_multiplier for change in changes)
-        return trial_of(test, name, change_words(changes, own), best, seeds, lr_multiplier)
+        return trial_of(test, name, change_words(changes, self.own), self.best, seeds, lr_multiplier)
 
-    lines = bench.card().lines
-    by_name = (FAILS, WEAK, OPEN) if bench.plan.names_cures else ()
-    ill = [line.test for line in lines if line.may_fail or line.verdict in by_name]
-    cures, screened, by_test = list[Cure](), dict[str, list[Trial]](), dict[str, StressTest]()
-    tests = list({test.name: test for test in map(read_battery().cured, ill)}.values())
-    for test in tests:
-        by_test[test.name], trials = test, list[Trial]()
-        affordable = bench.affordable(test, best, len(tests)) if test.stressed else 0
-        for change in bench.plan.changes_to_try(test):
-            if not test.stressed:
-                cures.append(not_tried(test, change.name, "its number is that of a whole curve"))
-            elif len(trials) >= affordable:
-                cures.append(not_tried(test, change.name, "the budget leaves no time for it"))
-            else:
-                single = trial(test, [change], few)
-                if reason := _reason(bench.plan, change, single, test, own):
-                    cures.append(not_tried(test, change.name, reason))
-                else:
-                    trials.append(single)
-        if trials:
-            screened[test.name] = trials
-    if bench.plan.names_cures and lines and not tests:
-        well = "the recipe fails no test, and is weak or open in none"
-        unjudged = "no test of the recipe is judged"
-        reason = unjudged if all(line.verdict == NOT_JUDGED for line in lines) else well
-        cures = [not_tried(lines[0].test, change.name, reason) for change in bench.plan.changes_to_try(lines[0].test)]
-    places = [place.setting(best) for name in screened for place in by_test[name].places]
-    bench.progress.stage = "screening of cures"
-    bench.train_missing([*places, *_settings(screened)])
-    bench.progress.stage = "cures on fresh seeds"
-    judged = {name: judge_cures(by_test[name], trials, bench.done, best) for name, trials in screened.items()}
-
-    def confirm(changes: Mapping[str, Sequence[Sequence[Change]]]) -> dict[str, list[Cure]]:
-        seeds = {name: fresh(by_test[name]) for name in changes}
-        trials = {
-            name: [trial(by_test[name], tried, seeds[name]) for tried in of_test] for name, of_test in changes.items()
-        }
-        places = [place.setting(best).beside(seeds[name]) for name in trials for place in by_test[name].places]
-        at_best = [] if math.isnan(best) else [Setting(of_test, best) for of_test in seeds.values()]
-        bench.train_missing([*places, *at_best, *_settings(trials)])
-        return {
-            name: judge_cures(by_test[name], of_test, bench.done, best, seeds[name]) for name, of_test in trials.items()
-        }
-
-    changes = {**board_changes(), **read_battery().changes}
-    finals = {
-        name: [[changes[change]] for change in found]
-        for name, of_test in judged.items()
-        if (found := finalists(of_test, stages.best))
-    }
-    confirmed = confirm(finals) if finals else {}
-    with_pairs = {}
-    for name, of_test in confirmed.items():
-        pair = pair_to_try(judged[name], changes)
-        if not pair or any(cure.verdict == CURES for cure in of_test):
-            continue
-        both = trial(by_test[name], pair, ())
-        _, refusals = first_trees(request, [both.stressed])
-        if refusals:
-            cures.append(not_tried(by_test[name], both.change, refusals[both.stressed]))
-        else:
-            with_pairs[name] = [*finals[name], pair]
-    confirmed |= confirm(with_pairs) if with_pairs else {}
-    for name, of_test in judged.items():
-        done = {cure.change for cure in confirmed.get(name, ())}
-        others = [as_screened(cure) for cure in of_test if cure.change not in done]
-        cures = [*confirmed.get(name, ()), *others, *cures]
-    return cures
+    def _judged(self, tried: Sequence[tuple[StressTest, Sequence[Trial], tuple[str, ...]]]) -> list[list[Cure]]:
+        """Judge trials of tests on seeds, all of which are trained together, beside the recipe itself."""
+        settings = [place.setting(self.best).beside(seeds) for test, _, seeds in tried for place in test.places]
+        if not math.isnan(self.best):
+            settings += [Setting(seeds, self.best) for _, _, seeds in tried]
+        for _, trials, _ in tried:
+            settings += [setting for trial in trials for setting in trial[1:] if setting]
+        self.bench.train_missing(settings)
+        return [judge_cures(test, trials, self.bench.done, self.best, seeds) for test, trials, seeds in tried]
 
 
 def _seeds(seeds: Iterable[int]) -> str:
     return f"seed={','.join(map(str, seeds))}"
-
-
-def _settings(trials: Mapping[str, Sequence[Trial]]) -> list[Setting]:
-    """The settings of trials of several tests."""
-    return [setting for of_test in trials.values() for trial in of_test for setting in trial[1:] if setting]
 
 
 def change_words(changes: Sequence[Change], own: Tree) -> list[str]:

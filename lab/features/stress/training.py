@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest
+from lab.analysis.stress.battery import CARD_FILE, Place, StressTest
 from lab.core import files, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -18,6 +18,7 @@ from lab.features.stress.progress import Progress
 from lab.features.stress.search import try_cures
 from lab.features.stress.sizes import settings_of_sizes
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 
@@ -59,8 +60,8 @@ def _card_of_possible_tests(plan: Plan) -> Card:
     finally:
         progress.end()
     store.gather(plan.folder)
-    files.write_text(plan.folder / "card.html", card.page())
-    files.write_text(plan.folder / CARD_FILE, card.as_json() + "\n")
+    files.write_text(plan.folder / "card.html", card.answer.html())
+    files.write_text(plan.folder / CARD_FILE, card.answer.json() + "\n")
     if card.stopped:
         raise Stopped(card)
     return card
@@ -75,8 +76,8 @@ def make_pair(plans: Sequence[Plan]) -> CardPair:
     with machine.catching_sigterm():
         first, second = map(possible_plan, plans)  # before one of them is trained
         pair = card_pair(_card_of_possible_tests(first), _card_of_possible_tests(second), first.request.command)
-    files.write_text(pair_file(plans, ".html"), pair.page())
-    files.write_text(pair_file(plans, ".json"), pair.as_json() + "\n")
+    files.write_text(pair_file(plans, ".html"), pair.answer.html())
+    files.write_text(pair_file(plans, ".json"), pair.answer.json() + "\n")
     return pair
 
 

@@ -1,11 +1,11 @@
-"""The board for readers: one sentence to act on, its table, its notes, and the same as JSON and CSV."""
+"""The board for readers: one sentence to act on, its table and its notes; and for programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,11 @@ from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval
 from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
-from lab.analysis.text import format_p, listed, plain_text, to_json
+from lab.analysis.text import format_p, listed
 from lab.core import files
-from lab.features.board.failures import Failure, read_failures
-from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
-from lab.features.board.public_runs import broken_public_runs
+from studies.board.failures import Failure, read_failures
+from studies.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
+from studies.board.public_runs import broken_public_runs
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
@@ -81,7 +81,7 @@ def _cured(matrix: Matrix, row: Row, failures: Sequence[Failure]) -> list[Failur
 
 
 def _best(matrix: Matrix, failure: Failure) -> Row | None:
-    """The advised arm that takes off most of the damage of a failure that none cures."""
+    """The advised arm that removes most of the damage of a failure that none cures."""
     helping = [row for row in _advised(matrix) if _holds(matrix, row, failure, IN_PART)]
     return max(helping, key=lambda row: row.cells[failure.name].improvement.mean, default=None)
 
@@ -121,7 +121,7 @@ def prices(row: Row) -> dict[str, str]:
 
 
 def ranked(matrix: Matrix) -> list[Row]:
-    """The arms by the number of failures that they cure, then cure in part, then by what they take off."""
+    """The arms by the number of failures that they cure, then cure in part, then by what they remove."""
 
     def rank(row: Row) -> tuple[float, ...]:
         shares = [cell.share for cell in row.cells.values() if not math.isnan(cell.share)]
@@ -178,7 +178,7 @@ def notes(matrix: Matrix) -> list[str]:
 
 
 def _power(matrix: Matrix, failure: Failure) -> float:
-    """The probability that the fresh seeds show that an arm which takes off half of the damage helps at least in part.
+    """The probability that the fresh seeds show that an arm which removes half of the damage helps at least in part.
 
     A simulation: the spread of an arm is drawn from the prior, and its seeds with that spread.
     """
@@ -236,22 +236,13 @@ def alike(matrix: Matrix) -> list[Alike]:
     return found
 
 
-def lines(matrix: Matrix) -> Iterator[str]:
-    """Yield the board for a terminal."""
-    yield headline(matrix)
-    yield ""
-    yield from plain_text(table(matrix))
-    yield ""
-    yield from notes(matrix)
-
-
 def as_csv(matrix: Matrix) -> str:
     """A line for each arm and failure."""
     return files.csv_text(pd.DataFrame(list(_plain_cells(matrix))))
 
 
-def as_json(matrix: Matrix) -> str:
-    """The board as a JSON object; null where a number is unknown."""
+def plain(matrix: Matrix) -> dict[str, Any]:
+    """The board in plain values and named tuples, for programs."""
     arms = [
         {
             "arm": row.name,
@@ -261,16 +252,14 @@ def as_json(matrix: Matrix) -> str:
             "decades_within_own": row.within_own,
             "is_lower_bound": row.is_bound,
             "parameters_added": row.parameters,
-            "step_time": row.step_time and row.step_time._asdict(),
+            "step_time": row.step_time,
             "lr_times": row.lr_multiplier,
-            "broke_in_public_runs": [broken._asdict() for broken in broken_public_runs().get(row.name, ())],
+            "broke_in_public_runs": list(broken_public_runs().get(row.name, ())),
         }
         for row in matrix.rows
     ]
     lost = {failure.name: _ends(matrix.lost[failure.name]) for failure in matrix.failures}
-    cells = list(_plain_cells(matrix))
-    content = {"headline": headline(matrix), "lost": lost, "arms": arms, "cells": cells, "notes": notes(matrix)}
-    return to_json(content)
+    return {"headline": headline(matrix), "lost": lost, "arms": arms, "cells": list(_plain_cells(matrix))}
 
 
 def _plain_cells(matrix: Matrix) -> Iterator[dict[str, object]]:

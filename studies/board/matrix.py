@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior, spread_within
+from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
+from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, against_control, compared, verdict_of
 from lab.analysis.stress.measures import by_run, is_capped, tolerances
-from lab.features.board.failures import (
+from lab.records import store
+from studies.board.failures import (
     AT_EASE,
     CURVE,
     STRESSED,
@@ -31,14 +32,12 @@ from lab.features.board.failures import (
     read_failures,
     read_families,
 )
-from lab.records import store
 
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 LESS, MORE = "grows less", "grows more"  # of a growth, which no arm cures
 VERDICTS = (CURES, IN_PART, LESS, NO, OPEN, HARMS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED)
 OF_GROWTH = {CURES: LESS, IN_PART: LESS, HARMS: MORE}
 INCOMPLETE = "not all of its seeds were trained"
-LEVEL = 0.95  # of intervals
 
 # For each cell of the board the runs by seed, with the columns of ``by_run``, ``versions`` and ``seconds``.
 Tables = Mapping[Cell, pd.DataFrame]
@@ -250,18 +249,17 @@ def judge_arms(
             verdict = verdict_of(test.interval, p, lost.mean, margin=rule.margin, leaves=rule.leaves, alpha=rule.alpha)
         if verdict in (CURES, IN_PART) and not is_confirmed:
             verdict = OPEN  # until its fresh seeds are trained
-        cost = math.nan
+        cost, trains = math.nan, True
         if failure.reference:
             at_ease, of_control = (_at_ease(failure, name, tables).loc[chosen.index] for name in (arm, REFERENCE))
             cost = float((at_ease["loss"] - of_control["loss"]).mean())
-            if verdict in (CURES, IN_PART) and failure.metric == "loss" and is_capped(at_ease).any():
-                verdict = OPEN  # a run that does not train at ease has nothing to lose under stress
+            trains = not (failure.metric == "loss" and is_capped(at_ease).any())
         above = float((stressed[arm]["loss"] - stressed[REFERENCE]["loss"]).loc[chosen.index].mean())
+        at_most = math.inf if failure.is_growth else 0.0 if failure.metric == "loss" else rule.loses
+        verdict = against_control(verdict, above=above, at_most=at_most, trains=trains)
         share = of_curves.get(arm, test.interval.mean / lost.mean)
         if failure.is_growth:
             verdict = OF_GROWTH.get(verdict, verdict)
-        elif verdict in (CURES, IN_PART) and above > (0.0 if failure.metric == "loss" else rule.loses):
-            verdict = OPEN  # no better a run than the control under the stress
         elif arm in of_curves:
             verdict = _with_share(verdict, share, rule)
         found[arm] = Judged(verdict, test.interval, share, p, is_confirmed, arm in passing, "", cost, above)
@@ -356,7 +354,7 @@ def _with_share(verdict: str, share: float, rule: Rule) -> str:
 
 
 def _shares_at_own_best(failure: Failure, tables: Tables) -> dict[str, float]:
-    """By arm the share of the control's damage that it takes off, where both are at ease at their own best rate.
+    """By arm the share of the control's damage that it removes, where both are at ease at their own best rate.
 
     Curves tell it, so it is known only where the stress is one of their learning rates.
     """
@@ -366,7 +364,7 @@ def _shares_at_own_best(failure: Failure, tables: Tables) -> dict[str, float]:
 
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
-    """The arms that take off enough of the control's damage to be tried on fresh seeds."""
+    """The arms that remove enough of the control's damage to be tried on fresh seeds."""
     lost = lost_by_control(failure, tables)
     if not lost.mean >= failure.least:
         return []
@@ -374,20 +372,6 @@ def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
         arm: values.reindex(rule.screened).mean(skipna=False) for arm, values in _improvements(failure, tables).items()
     }
     return [arm for arm, improvement in taken.items() if improvement >= rule.passes_screening * lost.mean]
-
-
-class Compared(NamedTuple):
-    """The mean of paired differences, and p of no difference."""
-
-    interval: Interval
-    p: float
-
-
-def compared(values: np.ndarray, prior: Spread) -> Compared:
-    """The mean of paired differences, with a spread that is moderated by the prior if there is one."""
-    spread = prior.combine(spread_within([values]))
-    interval = spread.interval(values, LEVEL)
-    return Compared(interval, spread.p(interval))
 
 
 def _is_control(table: pd.DataFrame, control: pd.DataFrame) -> bool:
