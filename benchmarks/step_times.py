@@ -26,8 +26,8 @@ from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import STEP_TIMES, read_battery
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.features.board.failures import interventions
-from lab.features.board.training import excludes
+from studies.board.failures import interventions
+from studies.board.training import excludes
 
 WIDTH, RUNS = 128, 1
 SHARED = ("precision=fp32", "engine=eager", "probes=none")

@@ -30,7 +30,7 @@ templates_path = ["_templates"]
 html_additional_pages = {"index": "index.html"}
 html_theme = "furo"
 html_title = "instability-lab"
-html_copy_source = False
+html_copy_source, html_show_copyright = False, False
 html_math_renderer = "mathml"
 html_static_path, html_css_files = ["_static"], ["wide.css"]
 
@@ -122,10 +122,36 @@ CHANGELOG
 ```
 """
 
+# What people in trouble type, and the page that answers it: entries of the index, which the search ranks first.
+TYPED = {
+    "docs/my_run_has_spiked": [
+        "loss spike",
+        "loss spikes",
+        "diverges",
+        "loss diverged",
+        "NaN",
+        "loss is NaN",
+        "loss explodes",
+    ],
+    "docs/your_numbers": ["learning rate too high", "is my learning rate too high"],
+    "docs/which_batch_size": ["batch size too large"],
+    "docs/low_precision": ["fp8", "unstable in low precision"],
+    "docs/experts": ["dead experts", "router collapse"],
+    "docs/crash_test": ["unstable recipe"],
+    "docs/guard_your_recipe": ["regression test"],
+}
+
 
 def add_contents(_app: object, page: str, source: list[str]) -> None:
     if page == root_doc:
         source[0] += CONTENTS
+
+
+def add_typed(_app: object, page: str, source: list[str]) -> None:
+    """Below the title, so that a result leads to the top of the page; ``!`` puts it before other results."""
+    if page in TYPED:
+        title, text = source[0].split("\n", 1)
+        source[0] = f"{title}\n\n```{{index}} {', '.join(f'! {words}' for words in TYPED[page])}\n```\n{text}"
 
 
 def skip_tuple_fields(
@@ -160,4 +186,5 @@ def setup(app: Any) -> None:
     app.add_search_language(Search)
     app.add_html_math_renderer("mathml", inline_renderers=(formula, None), block_renderers=(formula, None))
     app.connect("source-read", add_contents)
+    app.connect("source-read", add_typed)
     app.connect("autodoc-skip-member", skip_tuple_fields)

@@ -13,12 +13,13 @@ from typing import NamedTuple
 from lab.analysis.rendering import html
 from lab.analysis.stress.arms import ArmCard, arm_cards, board_arms, left_out, not_here
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART
+from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError
-from lab.features.board.failures import read_failures
-from lab.features.board.matrix import Judged, Matrix, Row, read_matrix
-from lab.features.board.text import PRICES, headline, is_costly_at_ease, notes, p_shown, prices
-from lab.features.board.training import excludes
+from studies.board.failures import read_failures
+from studies.board.matrix import Judged, Matrix, Row, read_matrix
+from studies.board.text import PRICES, headline, is_costly_at_ease, notes, p_shown, prices
+from studies.board.training import excludes
 
 FOLDER = Path(__file__).with_name("interventions")
 LR_MEANINGS = {
@@ -26,7 +27,7 @@ LR_MEANINGS = {
     "shifted": "has the same unit but another best value",
     "other": "has another unit",
 }
-COLUMNS = ("failure", "verdict", "share", "takes off", "p (Bonferroni)", "seeds", "nats above the control at ease")
+COLUMNS = ("failure", "verdict", "share", "removes", "p (Bonferroni)", "seeds", "nats above the control at ease")
 
 
 class Cells(NamedTuple):
@@ -54,6 +55,7 @@ def _page(card: ArmCard, matrix: Matrix | None, row: Row | None, excluded: Colle
     return html.render(
         "arm.md",
         card=card,
+        answer=_answer(card, row),
         group="optimizer" if card.is_optimizer else "intervention",
         lr_meaning=LR_MEANINGS[card.lr],
         excluded=sorted(excluded),
@@ -64,6 +66,18 @@ def _page(card: ArmCard, matrix: Matrix | None, row: Row | None, excluded: Colle
         cells=_cells(matrix, row) if matrix and row else None,
         untried=_untried(matrix, row) if matrix and row else [],
     )
+
+
+def _answer(card: ArmCard, row: Row | None) -> str:
+    """What an arm does about the failures of the board, in a sentence that follows its name."""
+    if card.name not in board_arms():
+        return "The board does not try it"
+    if row is None:
+        return "The board has not tried it yet"
+    words = {CURES: "cures {}", IN_PART: "helps in part against {}", HARMS: "makes {} worse"}
+    failures = {verdict: [f"*{failure}*" for failure in _failures(row, verdict)] for verdict in words}
+    found = [words[verdict].format(listed(named)) for verdict, named in failures.items() if named]
+    return f"Tried against the failures of [the board](index.md), it {listed(found) if found else 'cures none'}"
 
 
 def _command(card: ArmCard) -> str:
@@ -126,12 +140,13 @@ def _counts(row: Row | None) -> list[str]:
     """The failures that an arm cures, cures in part and worsens, and its best loss."""
     if row is None:
         return ["", "", "", ""]
+    return [*(", ".join(_failures(row, verdict)) for verdict in (CURES, IN_PART, HARMS)), prices(row)["best loss"]]
+
+
+def _failures(row: Row, verdict: str) -> list[str]:
+    """The failures on which an arm has a verdict, each with what the arm costs at ease where that is too much."""
     titles = {name: failure.title for name, failure in read_failures().failures.items()}
-    named = [
-        ", ".join(_with_cost(titles[name], cell) for name, cell in row.cells.items() if cell.verdict == verdict)
-        for verdict in (CURES, IN_PART, HARMS)
-    ]
-    return [*named, prices(row)["best loss"]]
+    return [_with_cost(titles[name], cell) for name, cell in row.cells.items() if cell.verdict == verdict]
 
 
 def _with_cost(title: str, cell: Judged) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,11 +15,10 @@ from lab.records.store import Records
 from lab.report.pictures import Shown, shown
 
 if TYPE_CHECKING:
-    from lab.features.board.matrix import Matrix
     from lab.features.stress.card import Card
 
 
-def show(records: Records | Study | Card | Matrix, name: str = "", window: Sequence[float] | None = None) -> Shown:
+def show(records: Records | Study | Card | Any, name: str = "", window: Sequence[float] | None = None) -> Shown:
     """Draw a figure of the report or of `lab predict`, the card of a crash test, or the board.
 
     Args:
@@ -34,14 +33,14 @@ def show(records: Records | Study | Card | Matrix, name: str = "", window: Seque
             invalid.
     """
     # here, since matplotlib is slow to import
-    from lab.features.board.matrix import Matrix
-    from lab.features.board.page import board_figure
     from lab.features.predict.figures import gradient_forecast, logit_forecast
     from lab.features.stress.card import Card
     from lab.report.all_figures import FIGURES
 
-    if isinstance(records, Card | Matrix):
-        return shown(records.figure() if isinstance(records, Card) else board_figure(records))
+    if isinstance(records, Card):
+        return shown(records.figure())
+    if not isinstance(records, Records | Study):
+        return shown(shelf.module("board", "page", "the figure of a board").board_figure(records))
     if isinstance(records, Study):
         window = window or records.window
         records = records.records
@@ -90,15 +89,13 @@ def recipes() -> pd.DataFrame:
     return pd.DataFrame(values).assign(published=table.index.map(published_outcomes()))
 
 
-def board(folder: str | Path) -> Matrix:
+def board(folder: str | Path) -> Any:
     """The board of a results folder, whose figure ``show`` draws.
 
     Raises:
         RequestError: as ``leaderboard``.
     """
-    from lab.features.board.matrix import read_matrix
-
-    return read_matrix(Path(folder))
+    return shelf.module("board", "matrix", "lab.analysis.board").read_matrix(Path(folder))
 
 
 def leaderboard(folder: str | Path) -> pd.DataFrame:
@@ -108,11 +105,10 @@ def leaderboard(folder: str | Path) -> pd.DataFrame:
         folder: of results that hold a board, such as ``results/board``.
 
     Raises:
-        RequestError: no such folder, or no board in it.
+        RequestError: no such folder, no board in it, or a lab without its studies.
     """
-    from lab.features.board import text
-
-    return text.table(board(folder)).set_index("arm")
+    table: pd.DataFrame = shelf.module("board", "text", "lab.analysis.leaderboard").table(board(folder))
+    return table.set_index("arm")
 
 
 def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
@@ -125,5 +121,5 @@ def verdicts(folder: str | Path, *figures: str) -> pd.DataFrame:
     Raises:
         RequestError: no such figure, no such folder, records that cannot be read, or a lab without its studies.
     """
-    table: pd.DataFrame = shelf.claims("scoreboard", "lab.analysis.verdicts").verdicts(folder, *figures)
+    table: pd.DataFrame = shelf.module("claims", "scoreboard", "lab.analysis.verdicts").verdicts(folder, *figures)
     return table

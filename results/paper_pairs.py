@@ -15,13 +15,33 @@ the parts: of each, whether most of its pairs are ordered rightly. Three numbers
 Two nulls were added afterwards, which train nothing. Papers report changes that help, so the side with more
 interventions is often the stable one, and so is the side that has the standard fix (``standard_fixes``). A number is
 worth something where it is right and they are not.
+
+Two more numbers come from fine ladders, by a rule that was written before these were trained. The rates of a card lie
+half a decade apart, and on such steps the rate from which a side fails is known to as much. So ``python
+results/paper_pairs.py --ladders`` trains both sides of a pair again with ``LADDER_SEEDS``, at the card's rates from
+the lowest that was best for one of these up to the first at which all had gone half of the way from their best loss to
+that of a unigram model, and records the largest attention logit of any block at every tenth step. Wherever the loss of
+a seed goes half of this way, or an attention logit passes the level of ``runaway.yaml``, the bracket is halved, until
+it is at most ``WIDTH`` decades wide, by at most ``MOST`` rates a side. ``stress/pairs_ladders.csv`` has a row for each
+run. Of the pairs that change the same part, the one taken is the first of the file of which both sides end better than
+a bigram model, and among these the first whose source was read; where there is none, the first of all, which is
+decided without a ladder. The two numbers are the learning rates of these two crossings, as a card reads them, in the
+mean of the logarithm over seeds. A seed that does not cross counts as if it did at the farthest rate of any card, and
+one that is beyond already at its lowest rate as if it crossed there; a side without attention logits does not cross.
+Ordering, ties, sides that end no better than a bigram model and the sign test are as above, and Holm's p is now of
+five numbers. A number gets a verdict only if its p is below 0.05, and if it also beats each of the two nulls: of its
+pairs in which one is right and the other is not it is right in more, with a p of the sign test below 0.05. All pairs,
+three seeds, brackets of 0.1 decades and all rates of the card were planned at first, and given up for their cost
+before any result was read. Two ladders had ended a rate too early, by the unigram loss of another text, and were
+completed when the numbers had been seen; no verdict hung on it.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +49,43 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
+from lab.analysis.crossings import failing, halving_lrs
+from lab.analysis.runaway import FAILS_AT, HALF, read_runaways
 from lab.analysis.statistics import holm
-from lab.analysis.stress.battery import Battery, Setting
+from lab.analysis.stress.battery import LARGEST, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure
-from lab.analysis.text import format_p, markdown_table
+from lab.analysis.text import format_p, listed, markdown_table
 from lab.core import files
+from lab.core.printing import say
 from lab.features.stress.bench import CardBench
 from lab.features.stress.plan import read_plan
 from lab.features.stress.progress import Progress
-from lab.sweeping.bench import compose_settings
+from lab.features.stress.rates import LOGITS, Passing, fine_curve, passings
+from lab.records.plans import Setting
+from lab.sweeping import launch
+from lab.sweeping.bench import Bench, compose_settings
+from lab.sweeping.progress import ProgressLog
+from lab.sweeping.refinement import MOST
+from lab.sweeping.request import Request, read_request
+from lab.training.config import run_config
 
 PAIRS = Path(__file__).parent / "stress" / "pairs.csv"
 RUNS = Path(__file__).parent / "stress" / "pairs_runs.csv"
+LADDERS = Path(__file__).parent / "stress" / "pairs_ladders.csv"
+LADDER_SEEDS, WIDTH = [20], 0.3  # of a ladder; decades, of the widest bracket of a crossing that stays
 TESTS = ["lr_tolerance", "lr_x10"]
 FAILING = "failing learning rate"
 SIDES = ["stable", "unstable"]
 COLUMNS = ["loss", "loss_at_init", "loss_bigram"]
 NUMBERS = [*TESTS, FAILING]
+RATES = {HALF: "failing rate on a fine ladder", LOGITS: "runaway rate on a fine ladder"}
+PROBE = read_runaways()[LOGITS].probe
+OF_LADDER = ["loss", "loss_at_init", "loss_unigram", LARGEST + PROBE]
 FEWER, UNFIXED = "fewer interventions", "without the standard fix"
 NULLS = {FEWER: "interventions", UNFIXED: "fixes"}
+# Of the pairs in which a number and a null differ: how many each has right, and p.
+BESIDE = {UNFIXED: ("alone", "fix alone", "alone p"), FEWER: ("more", "fewer alone", "more p")}
+SIGNIFICANT = 0.05
 # What is known to steady a run: norms of queries and keys, further norms, caps, z-loss, layer scale, spectral
 # reparametrization; and links of an optimizer that clip updates or adapt the clip.
 FIXES = {"qk_layernorm", "qk_rmsnorm", "qkv_norm", "peri_ln", "reordered_norm", "normformer", "embedding_layernorm"}
@@ -93,6 +131,74 @@ def trained(side: str) -> pd.DataFrame:
     return pd.concat([table[COLUMNS].assign(**own, lr=at.lr).reset_index() for at, table in bench.done.items()])
 
 
+def ladder_request() -> Request:
+    """What the runs of all ladders share."""
+    shared = [word for word in read_battery().runs if not word.startswith("probes.")]
+    seeds = ",".join(map(str, LADDER_SEEDS))
+    words = [f"probes.names=[{PROBE}]", "probes.every=10", f"seed={seeds}", "out=runs/paper_pairs_ladders"]
+    return read_request([*shared, *words], "python results/paper_pairs.py --ladders", name="paper_pairs_ladders")
+
+
+def pairs_of_parts() -> pd.DataFrame:
+    """Of the pairs that change each part the one that has fine ladders."""
+    pairs = read_pairs()
+    is_trained = {side: beats_bigram(done) for side, done in read_runs(pd.read_csv(RUNS)).items()}
+    pairs["is_trained"] = pairs["stable"].map(is_trained) & pairs["unstable"].map(is_trained)
+    is_left_out = ~pairs["stable"].map(is_trained) & ~pairs["unstable"].map(is_trained)
+    first = pairs[~is_left_out].sort_values(["is_trained", "read"], ascending=False, kind="stable")
+    return first.drop_duplicates("change").sort_index()
+
+
+def coarse_ladders() -> dict[str, list[Setting]]:
+    """What is trained of each side at first: the rates of its card from the best one to the first that fails."""
+    usual = Setting((), read_battery().curve[0])
+    config = run_config(compose_settings(ladder_request(), [usual])[usual][0])
+    unigram = config.data.entry.open().loss_unigram(config.seq_len, config.validation_targets)
+    asked, pairs, of_side = {}, pairs_of_parts(), read_runs(pd.read_csv(RUNS))
+    for side in sorted({*pairs.loc[pairs["is_trained"], SIDES].to_numpy().ravel()}):
+        losses = curve(of_side[side])[LADDER_SEEDS]
+        fails = [failing(losses.index, loss, FAILS_AT * (unigram - loss.min())).high for _, loss in losses.items()]
+        lowest, highest = losses.idxmin().min(), max(fails)
+        asked[side] = [Setting(tuple(shlex.split(side)), at.lr) for at in of_side[side] if lowest <= at.lr <= highest]
+    return asked
+
+
+def crossings_of(done: Outcomes) -> Iterator[Passing]:
+    """Where the loss of a side fails and its attention logits run away, given the runs of its ladder."""
+    own = {setting._replace(words=()): table for setting, table in done.items()}
+    return (found for found in passings(curve(own), fine_curve(own, {})) if found.quantity in RATES)
+
+
+def finer(asked: Mapping[str, list[Setting]], done: Outcomes) -> list[Setting]:
+    """What is trained next: for each side the rates that halve the brackets of its crossings that are too wide."""
+    found = []
+    for first, *others in asked.values():
+        own = {setting: table for setting, table in done.items() if setting.words == first.words}
+        crossed = [each for passing in crossings_of(own) for each in passing.seeds.values()]
+        tried = {setting.lr for setting in own}
+        left = MOST - (len(tried) - len(others) - 1)
+        lrs = [lr for lr in halving_lrs(crossed, WIDTH) if lr not in tried][: max(left, 0)]
+        found += [first._replace(lr=lr) for lr in lrs]
+    return found
+
+
+def train_ladders(asked: Mapping[str, list[Setting]]) -> pd.DataFrame:
+    """The runs of the fine ladders of these sides, trained as far as they are missing."""
+    bench = Bench(ladder_request(), "the ladders are not complete,")
+    settings = [setting for of_side in asked.values() for setting in of_side]
+    done: Outcomes = {}
+    while settings:
+        done = bench.train(settings, ProgressLog(len(settings), say))
+        settings = finer(asked, done)
+    side_of = {of_side[0].words: side for side, of_side in asked.items()}
+    return pd.concat(
+        [
+            table.reindex(columns=OF_LADDER).assign(side=side_of[at.words], lr=at.lr).reset_index()
+            for at, table in done.items()
+        ]
+    )
+
+
 def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
     """How badly a recipe stands each test, and the learning rate from which it fails: the higher, the worse.
 
@@ -103,28 +209,47 @@ def numbers_of(done: Outcomes, battery: Battery) -> dict[str, float]:
     found = {name: measure(battery.tests[name], done, battery) for name in TESTS}
     worse = {name: battery.tests[name].share(float(each.seeds.mean())) for name, each in found.items() if each}
     losses = curve(done)
-    failing = np.log10(pd.Series(failing_lrs(losses)).fillna(battery.farthest[1]))  # where the loss never rises so far
-    return {**worse, FAILING: -float(failing.mean())}
+    fails = np.log10(pd.Series(failing_lrs(losses)).fillna(battery.farthest[1]))  # where the loss never rises so far
+    return {**worse, FAILING: -float(fails.mean())}
+
+
+def rates_of(done: Outcomes, battery: Battery) -> dict[str, float]:
+    """How low the rates of a fine ladder are at which a side fails and its logits run away, in decades, negated."""
+    farthest, found = math.log10(battery.farthest[1]), {passing.quantity: passing for passing in crossings_of(done)}
+
+    def lowness(passing: Passing | None) -> float:
+        seeds = passing.seeds.values() if passing else []
+        return -float(np.mean([each.log_bound if each.times else farthest for each in seeds] or farthest))
+
+    return {name: lowness(found.get(quantity)) for quantity, name in RATES.items()}
 
 
 def measured(battery: Battery) -> pd.DataFrame:
     """The numbers of either side of each pair: a row for each pair and number, and for each null.
 
     Returns:
-        Columns ``source``, ``change``, ``read`` (whether the first reader had its text), ``number``, ``stable`` and
-        ``unstable``, where the higher number is the worse one.
+        Columns ``pair``, ``source``, ``change``, ``read`` (whether the first reader had its text), ``number``,
+        ``stable`` and ``unstable``, where the higher number is the worse one.
     """
-    runs = pd.read_csv(RUNS)
+    runs, ladders = pd.read_csv(RUNS), read_runs(pd.read_csv(LADDERS))
     counts = runs.groupby("side")[[*NULLS.values()]].first()
-    worse = {
-        side: numbers_of(done, battery) | {null: -float(counts.at[side, name]) for null, name in NULLS.items()}
-        for side, done in read_runs(runs).items()
-    }
+    worse = {}
+    for side, done in read_runs(runs).items():
+        worse[side] = numbers_of(done, battery)
+        has_ladder = not np.isinf(worse[side][FAILING])
+        worse[side] |= rates_of(ladders.get(side, {}), battery) if has_ladder else dict.fromkeys(RATES.values(), np.inf)
+        worse[side] |= {null: -float(counts.at[side, name]) for null, name in NULLS.items()}
+    of_parts = {*pairs_of_parts()["name"]}
     rows = [
-        {"source": pair["source"].partition(",")[0], "change": pair["change"], "read": pair["read"], "number": number}
-        | {side: worse[pair[side]][number] for side in SIDES}
+        {
+            "pair": pair["name"],
+            "source": pair["source"].partition(",")[0],
+            "change": pair["change"],
+            "read": pair["read"],
+        }
+        | {"number": number, **{side: worse[pair[side]][number] for side in SIDES}}
         for pair in read_pairs().to_dict("records")
-        for number in [*NUMBERS, *NULLS]
+        for number in [*NUMBERS, *(RATES.values() if pair["name"] in of_parts else ()), *NULLS]
         if not all(np.isinf(worse[pair[side]][FAILING]) for side in SIDES)
     ]
     return pd.DataFrame(rows)
@@ -139,17 +264,21 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each number: ``number``; ``right`` of ``pairs``; ``changes right`` of ``changes`` and ``sources
         right`` of ``sources``, without ties; ``p`` of a two-sided sign test over the changed parts, adjusted for all
-        numbers (Holm), NaN for the nulls; in ``alone`` pairs it is right and the standard fix is not, in ``fix alone``
-        that is right and it is not, with ``alone p`` of a sign test over these; and ``read right`` of ``read`` pairs
-        whose source was read.
+        numbers (Holm), NaN for the nulls; ``read right`` of ``read`` pairs whose source was read; in ``alone`` pairs it
+        is right and the standard fix is not, in ``fix alone`` that is right and it is not, with ``alone p`` of a sign
+        test over these; the same beside the rule of fewer interventions in ``more``, ``fewer alone`` and ``more p``;
+        and ``is_shown``, whether it beats both as the rule asks.
     """
-    told = np.sign(rows["unstable"] - rows["stable"])
-    by_fix = (told[rows["number"] == UNFIXED] > 0).to_numpy()
+    rows = rows.assign(told=np.sign(rows["unstable"] - rows["stable"]))
+    right = {number: {*own.loc[own["told"] > 0, "pair"]} for number, own in rows.groupby("number")}
     scores = []
-    for number, own in rows.assign(told=told).groupby("number", sort=False):
+    for number, own in rows.groupby("number", sort=False):
         parts, sources = _signs(own, "change"), _signs(own, "source")
-        is_right = (own["told"] > 0).to_numpy()
-        alone, fix_alone = int((is_right & ~by_fix).sum()), int((by_fix & ~is_right).sum())
+        beside: dict[str, float] = {}
+        for null, names in BESIDE.items():
+            by_null = right[null] & {*own["pair"]}
+            alone, null_alone = len(right[number] - by_null), len(by_null - right[number])
+            beside |= dict(zip(names, (alone, null_alone, _sign_p(alone, alone + null_alone)), strict=True))
         scores.append(
             {
                 "number": number,
@@ -160,15 +289,15 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
                 "p": _sign_p(*parts) if number not in NULLS else math.nan,
                 "sources right": sources[0],
                 "sources": sources[1],
-                "alone": alone,
-                "fix alone": fix_alone,
-                "alone p": _sign_p(alone, alone + fix_alone),
                 "read right": _right(own.loc[own["read"], "told"]),
                 "read": int(own["read"].sum()),
+                **beside,
             }
         )
     table = pd.DataFrame(scores)
-    return table.assign(p=holm(table["p"].tolist()))
+    table["p"] = holm(table["p"].tolist())
+    beats = [(table[of] > table[null]) & (table[p] < SIGNIFICANT) for of, null, p in BESIDE.values()]
+    return table.assign(is_shown=np.logical_and.reduce([table["p"] < SIGNIFICANT, *beats]))
 
 
 def linked(rows: pd.DataFrame) -> int:
@@ -194,6 +323,30 @@ def remark(rows: pd.DataFrame) -> str:
         f"{of_fix:g} (p {format_p(score['alone p'])}). {linked(own)} of the {pairs} pairs hang together by the changed "
         f"part, or by first author and year, so there are far fewer trials. Without the {pairs - len(many)} "
         f"pairs of ST-MoE the failing rate orders {right:g} of {len(many)}."
+    )
+
+
+def verdict(rows: pd.DataFrame) -> str:
+    """Whether a number is shown to order pairs better than both rules that train nothing, by the rule.
+
+    Args:
+        rows: as ``measured`` gives them.
+    """
+    scores = ordered(rows).set_index("number")
+    same = rows[rows["pair"].isin(rows.loc[rows["number"].isin(RATES.values()), "pair"])]
+    others = ordered(same).set_index("number")["right"]
+    beside = [
+        f"The {name} is right and the standard fix is not in {score['alone']} pairs, and the reverse in "
+        f"{score['fix alone']} (p {format_p(score['alone p'])}); beside fewer interventions it is {score['more']} "
+        f"against {score['fewer alone']} (p {format_p(score['more p'])})"
+        for name, score in scores.loc[[*RATES.values()]].iterrows()
+    ]
+    shown = scores.index[scores["is_shown"]]
+    said = f"So the {listed(shown)} beats both" if len(shown) else "So no number beats both, and none gets a verdict"
+    return (
+        f"{'. '.join(beside)}. {said}. On the same {same['pair'].nunique()} pairs the failing "
+        f"learning rate of a card is right in {others[FAILING]:g}, the standard fix in {others[UNFIXED]:g}, and fewer "
+        f"interventions in {others[FEWER]:g}."
     )
 
 
@@ -232,8 +385,22 @@ def markdown(rows: pd.DataFrame, battery: Battery) -> str:
     return markdown_table(pd.DataFrame(shown))
 
 
+def main(*options: str) -> None:
+    """Train what is missing of the cards, or with ``--ladders`` of the fine ladders; ``--dry-run`` tells their cost."""
+    asked = coarse_ladders()
+    if options == ("--ladders", "--dry-run"):
+        request = ladder_request()
+        trees = compose_settings(request, [setting for of_side in asked.values() for setting in of_side])
+        launch.print_estimate(Bench(request).plan(trees, cautions=False), request)
+    elif options == ("--ladders",):
+        columns = ["side", "lr", "seed", *OF_LADDER]
+        every = train_ladders(asked)[columns]
+        files.write_csv(LADDERS, every.sort_values(columns[:3]), float_format="%.6g")
+    else:
+        columns = ["side", *NULLS.values(), "lr", "seed", *COLUMNS]
+        every = pd.concat(map(trained, dict.fromkeys(read_pairs()[SIDES].to_numpy().ravel())))[columns]
+        files.write_csv(RUNS, every.sort_values(["side", "lr", "seed"]), float_format="%.6g")
+
+
 if __name__ == "__main__":
-    sides = dict.fromkeys(read_pairs()[SIDES].to_numpy().ravel())
-    columns = ["side", *NULLS.values(), "lr", "seed", *COLUMNS]
-    every = pd.concat(map(trained, sides))[columns]
-    files.write_csv(RUNS, every.sort_values(["side", "lr", "seed"]), float_format="%.6g")
+    main(*sys.argv[1:])

@@ -21,11 +21,11 @@ import pandas as pd
 from faithful_toy import unigram_loss
 from lab.analysis.crossings import halving_lrs, over_seeds, rate_text
 from lab.analysis.rendering import layout
-from lab.analysis.stress.battery import Setting
 from lab.core import files, shipped
 from lab.core.printing import say
 from lab.data.text import StandardLibrary
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.request import read_request
@@ -35,6 +35,7 @@ from studies.runaway import figures
 from studies.runaway.rates import (
     RATES,
     SETTINGS,
+    as_settings,
     effects,
     error_of,
     errors_of_nulls,
@@ -238,6 +239,20 @@ def comparable(table: pd.DataFrame) -> pd.DataFrame:
     return table[~table["stage"].isin(APART) & ((table["optimizer"] == "adamw_coupled") | total.between(0.99, 1.01))]
 
 
+def of_paper(plan: Mapping[str, Any], level: float) -> pd.DataFrame:
+    """What the law says of the paper's two models: ``rate`` and its 95 % interval from ``low`` to ``high``, a row each.
+
+    The paper's decay adds up to 10 over its run, so ladders with such decay are fitted, too, with an exponent of the
+    total.
+    """
+    table, paper = ladders_of(files.read_csv(RUNS), unigram_losses(), level), plan["paper"]
+    strong = table[~table["stage"].isin(APART) & table["total_if_independent"].between(9.9, 10.1)]
+    fitted = law(pd.concat([comparable(table), strong]), "runaway", [*SETTINGS, "total_if_independent"])
+    models = [{**paper["shared"], "width": width, "depth": depth} for width, depth in paper["shapes"].values()]
+    found = map(fitted.predict, as_settings(pd.DataFrame(models)).to_dict("records"))
+    return pd.DataFrame(found, index=[*paper["shapes"]]).set_axis(["rate", "low", "high"], axis="columns")
+
+
 def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
     """What moves the rates, the law of each decay, and what it says of public runs."""
     rows = table[table["stage"] == "factorial"]
@@ -257,6 +272,9 @@ def print_laws(table: pd.DataFrame, plan: Mapping[str, Any]) -> None:
         for (source, size), own in public.groupby(["source", "parameters"]):
             print(f"    {source} {size:.3g}: {error_of(fitted, own):.2f}")
         print(errors_of_nulls(coupled, rate, public).round(3))
+    for level in plan["paper"]["levels"]:
+        print(f"the paper's models, logits past {level:,}:")
+        print(of_paper(plan, level).map("{:.3g}".format))
 
 
 def finer(chosen: Sequence[Ladder], width: float) -> list[Ladder]:
@@ -279,10 +297,15 @@ def quoted() -> dict[str, str]:
     laws = {rate: law(alike, rate, SETTINGS) for rate in RATES}
     off = error_of(laws["runaway"], public)
     nulls = errors_of_nulls(alike[alike["optimizer"] == "adamw_coupled"], "runaway", public)
+    paper = plan["paper"]
+    of_models = of_paper(plan, paper["levels"][0])
+    too_low = np.log10(paper["lr"] / of_models.loc["stable", ["rate", "high", "low"]])
     return {
         **{f"scatter_of_{rate}": f"{laws[rate].scatter:.2f}" for rate in RATES},
         **{f"runaway_{name}": effect_text(*laws["runaway"].exponent(name)[:3]) for name in ("width", "steps")},
         "runaway_off": f"{off:.2f}",
+        **{f"runaway_of_{fate}": effect_text(*rate) for fate, rate in of_models.iterrows()},
+        "stable_too_low": "{:.2f} [{:.2f}, {:.2f}]".format(*too_low),
         "unfitted_off": f"{nulls.loc['(D/N^2)^(1/4)', 'absolute']:.2f}",
     }
 

@@ -13,9 +13,9 @@ import scipy
 from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import compared
 from lab.core import shipped
-from lab.features.board.failures import Failure, read_cells, read_failures
-from lab.features.board.matrix import Tables, damages, family_of, lost_by_control, tables_of
 from lab.features.stress.reference import BOUNDS_SCORES
+from studies.board.failures import Failure, read_cells, read_failures
+from studies.board.matrix import Tables, damages, family_of, lost_by_control, tables_of
 from studies.claims.decision import CONTRADICTED, NO_EFFECT, REPRODUCED
 from studies.claims.verdicts import committed
 

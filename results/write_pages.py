@@ -28,9 +28,6 @@ from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
-from lab.features.board.matrix import read_matrix
-from lab.features.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
-from lab.features.board.text import headline
 from lab.features.predict.limits import FILE as LIMITS
 from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
@@ -56,6 +53,11 @@ from score_crash_test import (
     reference_table,
     score_records,
 )
+from studies.board.matrix import read_matrix
+from studies.board.page import answer_of as board_answer
+from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
+from studies.board.text import as_csv as board_csv
+from studies.board.text import headline
 from studies.claims import ruled, scoreboard
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
 from studies.claims.rules import effect_text
@@ -75,6 +77,7 @@ TABLES = (scoreboard.SUBJECT_MARKS, scoreboard.MARKS)
 QUOTING = (
     *("docs/findings.md", "docs/before_you_launch.md", "docs/low_precision.md", "docs/my_run_has_spiked.md"),
     *("docs/crash_test.md", "docs/experts.md", "docs/held_to_real_runs.md"),
+    "docs/which_batch_size.md",
     *(f"studies/{study}/README.md" for study in BY_STUDY),
 )
 # What stands between these marks is written anew; the name of a claim stands in the mark.
@@ -92,6 +95,7 @@ ORDER = re.compile(r"(<!-- order over size -->\n)(.*?)(<!-- end -->)", re.DOTALL
 PAIRS = re.compile(r"(<!-- pairs of one paper -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 BY_RATE = re.compile(r"(<!-- pairs by (failing rate|the standard fix) -->)(.*?)(<!-- end -->)", re.DOTALL)
 BESIDE = re.compile(r"(<!-- pairs beside the standard fix -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ON_LADDERS = re.compile(r"(<!-- pairs on fine ladders -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COVERAGE = re.compile(r"(<!-- coverage -->)(.*?)(<!-- end -->)", re.DOTALL)
 PUBLIC_RUNS = re.compile(r"(<!-- public runs -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LEFT_OUT = re.compile(r"(<!-- left out -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -260,11 +264,11 @@ def reference_files() -> Iterator[tuple[Path, str]]:
 
 PUBLISHED_RUNS = """# Published runs by their numbers
 
-`make results-readme` writes this page: what `lab predict --params` says of published runs of large models, with what
-was published of each beside it. Nothing was fitted to these runs. The limits stand on public runs of up to 537 million
-parameters, and tell rates that are far too high. They do not tell which run will spike, as the last column shows. Each
-run is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
-[Your numbers](../docs/your_numbers.md).
+Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows:
+they recognize rates that are far too high, but not which run will spike. The table has what they say of published runs,
+and what was published of each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537
+million parameters. Each run is left out of those that may contradict it. What a finding means, and what no small model
+can tell, is on the page [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
 """
 
 
@@ -298,11 +302,11 @@ def published_runs() -> Iterator[str]:
 
 CARDS = """# The cards of the published recipes
 
-`make results-readme` writes this page from the records in `recipes`: what a card of five minutes says of each recipe,
-trained at this size with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes
-(`.`), weak (`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests
-mean, and what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes the
-card anew, with figures.
+What can each published recipe not stand, when it trains a tiny model? This page has a card of five minutes for each,
+trained with the seeds 10 to 15, and 10 to 33 where MXFP8 is judged. A strip is drawn in zones: passes (`.`), weak
+(`:`) and fails (`#`), with a mark for each seed, or the number of seeds that share a place. What the tests mean, and
+what they do not, is on the page [Crash test](../../docs/crash_test.md). `lab stress recipe=NAME` makes a card anew,
+with figures. `make results-readme` writes this page from the records in `recipes`.
 """
 
 
@@ -331,6 +335,7 @@ def quote_crash_test(text: str) -> str:
     text = PAIRS.sub(lambda found: f"{found[1]}{_pairs_of_one_paper()}\n{found[3]}", text)
     text = BY_RATE.sub(lambda found: f"{found[1]}{_ordered_by(found[2])}{found[4]}", text)
     text = BESIDE.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.remark(_pairs()))}\n{found[3]}", text)
+    text = ON_LADDERS.sub(lambda found: f"{found[1]}{_wrapped(paper_pairs.verdict(_pairs()))}\n{found[3]}", text)
     text = FIRST_LOOKS.sub(lambda found: f"{found[1]}{_first_looks()}{found[3]}", text)
     return COVERAGE.sub(lambda found: f"{found[1]}{_coverage()}{found[3]}", text)
 
@@ -398,9 +403,9 @@ def pages_of_claims(rows: Sequence[ScoreboardRow], quoted: Mapping[str, str]) ->
     text, tables = README.read_text(encoding="utf-8"), scoreboard.markdown_tables(rows)
     for marks in TABLES:
         text = text.replace(between(text, marks), between(tables, marks))
-    yield README, text
     above = {"gradients_above_epsilon": quotable(rows)["gradients_reach_epsilon"]}
     effects, tally = {**quoted, **quotable(rows), **above}, next(scoreboard.tallies(rows))
+    yield README, quote(text, effects, tally)
     for page in QUOTING:
         yield HOME / page, quote_study(quote((HOME / page).read_text(encoding="utf-8"), effects, tally), rows)
 
@@ -412,6 +417,9 @@ def pages(rows: Sequence[ScoreboardRow]) -> Iterator[tuple[Path, str]]:
         yield page, quote_public_runs(quote_crash_test(quote_board(quote_shares(text))))
     yield RECORDER, score_recorder.quote(RECORDER.read_text(encoding="utf-8"))
     yield RESULTS / "published_orderings.csv", files.csv_text(transfer.table(predictions()))
+    matrix = read_matrix(RESULTS / "board")
+    yield RESULTS / "board.txt", f"{board_answer(matrix).text()}\n"
+    yield RESULTS / "board.csv", f"{board_csv(matrix)}\n"
     yield BROKEN_PUBLIC_RUNS, files.csv_text(broken_by_arm())
     yield from reference_files()
 

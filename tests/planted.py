@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import Records
-from lab.analysis.stress.battery import Setting, read_battery
+from lab.analysis.stress.battery import read_battery
 from lab.features.stress.card import card_of
 from lab.records import store
+from lab.records.plans import Setting
 
 LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BOTH = ("z_loss", "qk_layernorm+z_loss")

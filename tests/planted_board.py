@@ -1,4 +1,4 @@
-"""A made-up board of one failure, whose arms take off the shares of its control's damage that a test gives them."""
+"""A made-up board of one failure, whose arms remove the shares of its control's damage that a test gives them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 import planted
 from lab.analysis.stress.arms import REFERENCE
-from lab.features.board.failures import AT_EASE, CELLS, CURVE, STRESSED, Cell, cells_table, read_failures
+from studies.board.failures import AT_EASE, CELLS, CURVE, STRESSED, Cell, cells_table, read_failures
 
 FAILURE, RULE = read_failures().failures["attention_logits"], read_failures().rule
 LR, EASY = FAILURE.stressed.lr, 0.03
@@ -30,7 +30,7 @@ def tables(
     """The runs of each cell by seed; arms that pass the screening have the fresh seeds, too.
 
     Args:
-        shares: of the control's damage that each arm takes off.
+        shares: of the control's damage that each arm removes.
         lost: the damage of the control.
         spread: of losses over seeds.
         gains: by how much an arm trains better, under stress and at ease.

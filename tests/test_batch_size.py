@@ -205,8 +205,8 @@ def test_steps_that_every_batch_halves_name_no_critical_batch(
     """Neither the advice, in words and as data, nor the figure."""
     steps = pd.DataFrame([1000 / GRID * np.exp(0.05 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))] * 3, columns=GRID)
     halved = TunedSteps("Adam", steps, steps, {}, {})
-    for reader in ("features.predict.advice", "studies.batch_size.figures"):
-        monkeypatch.setattr(f"lab.{reader}.tuned_steps", lambda _: [halved])
+    for reader in ("lab.features.predict.advice", "studies.batch_size.figures"):
+        monkeypatch.setattr(f"{reader}.tuned_steps", lambda _: [halved])
     monkeypatch.setattr("lab.analysis.curves.load", lambda _: planted())
     words = "the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)."
     assert f"with Adam: {words}" in " ".join(output_of("predict", tmp_path).split())

@@ -22,14 +22,21 @@ from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
-from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder
-from lab.features.board import matrix as board
-from lab.features.board import training as board_training
-from lab.features.board.failures import (
+from lab.records import store
+from lab.records.plans import Setting
+from lab.report import build
+from lab.report.build import make_report
+from lab.sweeping import bench
+from lab.sweeping.recipe import reason_of_card
+from lab.sweeping.request import read_request
+from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
+from studies.board import matrix as board
+from studies.board import training as board_training
+from studies.board.failures import (
     AT_EASE,
     CELLS,
     CURVE,
@@ -48,7 +55,7 @@ from lab.features.board.failures import (
     read_families,
     settings,
 )
-from lab.features.board.matrix import (
+from studies.board.matrix import (
     INCOMPLETE,
     LESS,
     MORE,
@@ -61,17 +68,10 @@ from lab.features.board.matrix import (
     passes_screening,
     read_matrix,
 )
-from lab.features.board.page import answer_of, board_figure, how_made
-from lab.features.board.public_runs import Broken, broken_public_runs
-from lab.features.board.text import alike, as_csv, headline, notes, prices, unconfirmed
-from lab.features.board.training import _composed
-from lab.records import store
-from lab.report import build
-from lab.report.build import make_report
-from lab.sweeping import bench
-from lab.sweeping.recipe import reason_of_card
-from lab.sweeping.request import read_request
-from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
+from studies.board.page import answer_of, board_figure, how_made
+from studies.board.public_runs import Broken, broken_public_runs
+from studies.board.text import alike, as_csv, headline, notes, prices, unconfirmed
+from studies.board.training import _composed
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "interventions.py"))
 
@@ -97,7 +97,7 @@ def test_an_arm_is_judged_by_the_share_of_the_damage_that_it_takes_off() -> None
         (0.75, 0.15, IN_PART),  # its interval leaves more than a third
         (0.6, 0.05, IN_PART),
         (0.3, 0.05, IN_PART),
-        (0.3, 0.15, OPEN),  # it may take off less than a fifth
+        (0.3, 0.15, OPEN),  # it may remove less than a fifth
         (0.1, 0.05, NO),
         (0.1, 0.15, OPEN),
         (-0.1, 0.05, NO),
@@ -199,7 +199,7 @@ def test_growth_is_no_damage_and_its_cure_opens_no_board(monkeypatch: pytest.Mon
     growth = FAILURE._replace(is_growth=True)
     known = replace_failure(growth)
     for module in ("matrix", "failures", "text"):
-        monkeypatch.setattr(f"lab.features.board.{module}.read_failures", lambda: known)
+        monkeypatch.setattr(f"studies.board.{module}.read_failures", lambda: known)
     made = matrix(planted_board.tables())
     cells = {row.name: row.cells[FAILURE.name].verdict for row in made.arms}
     assert cells == {"sigma_reparam": LESS, "peri_ln": LESS, "rmsnorm": NO, "nope": MORE}

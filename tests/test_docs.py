@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -98,7 +100,7 @@ def test_the_page_of_a_study_has_its_question_answer_cost_and_files(page: Path) 
 
 
 def test_every_study_has_a_page() -> None:
-    studies = {path.parent.name for path in (HOME / "studies").glob("*/__init__.py")} - {"claims"}
+    studies = {path.parent.name for path in (HOME / "studies").glob("*/__init__.py")} - {"board", "claims"}
     assert studies == {page.parent.name for page in STUDIES}
 
 
@@ -198,6 +200,18 @@ def test_the_workflow_runs_make_targets_on_all_versions_of_python() -> None:
     assert jobs["test"]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
 
 
+BEGINNINGS = [page for page in PAGES if page.suffix == ".md" and page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", BEGINNINGS, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_begins_with_a_sentence(page: Path) -> None:
+    """Before any command, table, list, picture or heading."""
+    title, first, *_ = re.split(r"\n{2,}", text_of(page))
+    assert title.startswith("# ")
+    assert re.match(r"(?!```|[|#>!-]|<!--|\d+\. ).+", first)
+    assert re.search(r"[.?](?: |\n|$)", first)
+
+
 def test_a_page_lists_every_notebook() -> None:
     listed = re.findall(
         r"^\| \[(\w+)\]\(\.\./notebooks/(\w+)\.ipynb\)", text_of(HOME / "docs/notebooks.md"), re.MULTILINE
@@ -205,27 +219,97 @@ def test_a_page_lists_every_notebook() -> None:
     assert listed == [(page.stem, page.stem) for page in PAGES if page.suffix == ".ipynb"]
 
 
-@pytest.mark.extras
-@pytest.mark.skipif(not find_spec("myst_nb"), reason="needs the extra docs")
-def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", tmp_path / "trees"]
-    built = subprocess.run([*command, ".", tmp_path / "site"], cwd=HOME, capture_output=True, text=True, check=False)
+needs_sphinx = pytest.mark.skipif(not find_spec("myst_nb"), reason="needs the extra docs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once; a warning is an error."""
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d", folder / "trees"]
+    built = subprocess.run([*command, ".", folder / "site"], cwd=HOME, capture_output=True, text=True, check=False)
     assert (built.returncode, built.stderr) == (0, "")
-    anchors = re.findall(r'id="(lab[\w.]*)"', (tmp_path / "site/docs/api.html").read_text())
+    return folder / "site"
+
+
+def index_of(site: Path) -> dict[str, Any]:
+    index: dict[str, Any] = json.loads(re.sub(r"^[^(]*\(|\)\s*$", "", (site / "searchindex.js").read_text()))
+    return index
+
+
+@pytest.mark.extras
+@pytest.mark.xdist_group("site")
+@needs_sphinx
+def test_the_site_has_every_public_name(site: Path) -> None:
+    anchors = re.findall(r'id="(lab[\w.]*)"', (site / "docs/api.html").read_text())
     modules = [MODULES[name].__name__ for name in MODULES]
     public = [f"{module}.{name}" for module in ("lab", "lab.analysis") for name in MODULES[module].__all__]
     assert [name for name in public if name not in (*anchors, *MODULES)] == []
     assert [module for module in modules if not any(anchor.startswith(f"{module}.") for anchor in anchors)] == []
     notebooks = [page for page in PAGES if page.suffix == ".ipynb"]
-    assert all((tmp_path / f"site/notebooks/{page.stem}.html").exists() for page in notebooks)
-    pages = [page.read_text() for page in (tmp_path / "site").rglob("*.html")]
+    assert all((site / f"notebooks/{page.stem}.html").exists() for page in notebooks)
+    pages = [page.read_text() for page in site.rglob("*.html")]
     assert not [page for page in pages if re.search(r'<script[^>]* src="https?:', page)], "a network is needed"
-    notebook = (tmp_path / "site/notebooks/01_lr_sensitivity.html").read_text()
+    notebook = (site / "notebooks/01_lr_sensitivity.html").read_text()
     assert "<math" in notebook
     assert '<img alt="../_images/' in notebook
-    index = json.loads(re.sub(r"^[^(]*\(|\)\s*$", "", (tmp_path / "site/searchindex.js").read_text()))
+    index = index_of(site)
     found = [index["docnames"][number] for number in index["terms"]["warmup"]]
     assert "notebooks/01_lr_sensitivity" in found, "which says warm-up"
+
+
+def first_results(index: dict[str, Any], query: str) -> list[str]:
+    """The pages that the search of the site shows first, by the scores of Sphinx's ``searchtools.js``."""
+    query, titles, scored = query.lower(), index["titles"], []
+    for found, most in ((index["alltitles"], 15), (index["indexentries"], 100)):
+        for text, places in found.items():
+            if query in text.lower() and len(query) >= len(text) / 2:
+                for page, _, *is_main in places:
+                    of_page = most == 15 and titles[page] == text
+                    scored.append((round(most * len(query) / len(text)) + of_page if is_main != [False] else 0, page))
+    stemmer = importlib.import_module("sphinx.search.en").SearchEnglish({})
+    words = {stemmer.stem(word) for word in query.split() if word not in stemmer.stopwords}
+    by_word = [scores_of_word(index, word) for word in words]
+    scored += [
+        (max(scores[page] for scores in by_word), page)
+        for page in range(len(titles))
+        if all(page in scores for scores in by_word)
+    ]
+    ranked = sorted(scored, key=lambda each: (-each[0], titles[each[1]].lower()))
+    return list(dict.fromkeys(index["docnames"][page] for _, page in ranked))[:3]
+
+
+def scores_of_word(index: dict[str, Any], word: str) -> dict[int, int]:
+    """By page: a word counts more in a title, and less if it is only part of another word."""
+    scores = {}
+    for found, whole, part in ((index["terms"], 5, 2), (index["titleterms"], 15, 7)):
+        terms = {word: whole} if word in found else {term: part for term in found if word in term}
+        for term, score in terms.items():
+            pages = found[term] if isinstance(found[term], list) else [found[term]]
+            scores.update(dict.fromkeys(pages, score))
+    return scores
+
+
+@pytest.mark.extras
+@pytest.mark.xdist_group("site")
+@needs_sphinx
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("loss spike", "docs/my_run_has_spiked"),
+        ("loss spikes", "docs/my_run_has_spiked"),
+        ("diverges", "docs/my_run_has_spiked"),
+        ("loss diverged", "docs/my_run_has_spiked"),
+        ("NaN", "docs/my_run_has_spiked"),
+        ("loss is nan", "docs/my_run_has_spiked"),
+        ("learning rate too high", "docs/your_numbers"),
+        ("batch size too large", "docs/which_batch_size"),
+        ("fp8", "docs/low_precision"),
+        ("dead experts", "docs/experts"),
+    ],
+)
+def test_who_types_a_trouble_finds_the_page_that_answers_it(site: Path, query: str, page: str) -> None:
+    assert page in first_results(index_of(site), query)
 
 
 def test_make_draws_the_reports_of_folders_that_changed_and_no_others(tmp_path: Path) -> None:
@@ -265,15 +349,14 @@ def test_make_draws_the_reports_of_folders_that_changed_and_no_others(tmp_path: 
 
 
 def test_figures_on_white_turn_dark_with_the_site() -> None:
+    """All that pages and notebooks show, but for the terminal, which is drawn on a dark ground."""
     style = (HOME / "docs/_static/wide.css").read_text(encoding="utf-8")
-    drawn = [name for page in WITH_FIGURES for name in FIGURE.findall(text_of(HOME / page))]
-    dark = re.findall(r"body[^{]*\{\s*filter: invert[^}]*\}", style)
-    assert len(dark) == 2, "by the switch of the site, and by the browser"
-    assert len(drawn) >= 2
-    assert all(f"/{name}" in rule for rule in dark for name in drawn)
-    assert all(".cell_output img" in rule for rule in dark), "the figures of notebooks"
+    dark = re.findall(r"body[^{]* article img([^{ ]*) \{\s*filter: invert[^}]*\}", style)
+    assert dark == [':not([src*="/terminal"])'] * 2, "by the switch of the site, and by the browser"
+    shown = {name for page in PAGES for name in FIGURE.findall(text_of(page))}
+    assert {"card", "cliff", "failing_learning_rate"} <= shown
+    assert [name for name in shown if "terminal" in name] == ["terminal"]
     assert not re.search(r"code[^{]*\{[^}]*overflow-wrap: anywhere", style)
 
 
-FIGURE = re.compile(r"figures/(\w+)\.svg\)")
-WITH_FIGURES = ("README.md", "docs/quickstart.md", "results/README.md")
+FIGURE = re.compile(r"\((?:[\w./]+/)?(\w+)\.svg\)")

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from lab import run_config
 from lab.__main__ import main
-from lab.analysis.stress.battery import Setting
 from lab.core.errors import RequestError
 from lab.core.files import quoted, text_digest
 from lab.core.hooks import listening
@@ -39,6 +38,7 @@ from lab.optim.links.torch_optimizer import link_of
 from lab.optim.optimizer import Optimizer, build_optimizer
 from lab.optim.schedule import Cosine
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping import own_code
 from lab.sweeping.bench import compose_settings
 from lab.sweeping.compose import parse

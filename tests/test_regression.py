@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -186,6 +187,45 @@ def test_without_that_probe_the_rest_is_judged_and_it_is_said() -> None:
     assert len(comparison.changes) == 7 * 2 + 1
     why = "growth of the attention logits was not compared, attention_logit_max was recorded on one side only"
     assert comparison.remarks == [f"{arm} at 98.6k parameters: {why}" for arm in LABELS]
+
+
+def failing_at(rate: float) -> Callable[[Card], dict[str, Any]]:
+    """Curves whose loss climbs to about that of a unigram model around a learning rate."""
+
+    def change(card: Card) -> dict[str, Any]:
+        return {"final_val_loss": 2.0 + 0.001 * card["seed"] + 1.2 / (1 + (rate / card["optimizer.lr"]) ** 8)}
+
+    return change
+
+
+def test_a_failing_rate_that_has_moved_is_told_in_decades() -> None:
+    lrs = tuple(float(f"{0.01 * 10 ** (step / 10):.3g}") for step in range(16))
+    old = curves(failing_at(0.1), "then", lrs=lrs)
+    for rate, is_told in ((0.07, True), (0.14, True), (0.1, False), (1.0, False)):
+        found = compare.compare_baselines(old, curves(failing_at(rate), lrs=lrs), 0.05)
+        lines = [
+            re.search(r": fails from (\S+) instead of (\S+), (\S+) \[.+\] decades$", line) for line in found.remarks
+        ]
+        assert len(lines) == len(found.remarks) == len(LABELS) * is_told
+        for line in filter(None, lines):
+            now, before, decades = map(float, line.groups())
+            assert now / before == pytest.approx(rate / 0.1, rel=0.05)
+            assert decades == pytest.approx(math.log10(rate / 0.1), abs=0.02)
+    older = old._replace(runs=old.runs.assign(loss_unigram=math.nan))
+    assert compare.compare_baselines(older, curves(failing_at(0.07), lrs=lrs), 0.05).remarks == []
+
+
+def test_attention_logits_that_run_away_earlier_are_told() -> None:
+    sides = []
+    for times in (1.0, 40.0):
+        made = records(list(cards()))
+        logits = made.metrics["probe"].eq("attention_logit_max")
+        lr = made.metrics["id"].map(made.runs.set_index("id")["optimizer.lr"])
+        made.metrics.loc[logits, "value"] = 10 * (lr[logits] / 0.01) ** 3 * times
+        sides.append(baseline.from_records(made, "now"))
+    lines = compare.compare_baselines(*sides, 0.05).remarks
+    told = "attention logits run away from 0.0079 instead of 0.027, -0.53 ["
+    assert [told in line for line in lines] == [True] * len(LABELS)
 
 
 def test_runs_that_diverge_are_judged_as_untrained() -> None:

@@ -16,10 +16,10 @@ from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import load
 from lab.core import shipped
-from lab.features.board.training import QUESTION
 from lab.records import store
 from lab.records.parts import written
 from sampling import few, some
+from studies.board.training import QUESTION
 from studies.claims.scoreboard import OTHER_TEXT, judge_all, read, table
 
 BOARD = "board"  # which no sweep trains, but `lab leaderboard DIR --train`

@@ -23,7 +23,7 @@ from lab import analysis, main
 from lab.analysis.runaway import COSTLY, HALF
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Setting, StepTime, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, StepTime, read_battery
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.measures import (
     best_lr,
@@ -69,7 +69,7 @@ from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
 from lab.features.stress.training import Stopped, make_card, make_pair, pair_file, possible_plan
 from lab.records import store
-from lab.records.plans import FleetProgress
+from lab.records.plans import FleetProgress, Setting
 from lab.report.answer import Answer
 from lab.sweeping import own_code
 from lab.sweeping.bench import Bench, compose_settings
@@ -1621,7 +1621,7 @@ def test_an_open_line_says_between_which_zones() -> None:
 
 
 def test_a_cure_is_told_by_what_is_left_of_what_was_to_be_taken_off() -> None:
-    """The recipe loses 1.25, of which a cure leaves a third, and a part takes off a fifth."""
+    """The recipe loses 1.25, of which a cure leaves a third, and a part removes a fifth."""
     test = read_battery().tests["lr_x10"]
     at_best, own = [2.0, 2.0, 2.0], [3.25, 3.25, 3.25]
     noise = np.array([-1, 0, 1]) / 1024
@@ -1932,7 +1932,7 @@ def test_a_note_says_what_a_change_takes_off_where_one_was_tried() -> None:
     made, tried = card(planted(valley(rise=0.4))), of_depth([2.3] * 3)
     untried = not_tried(tried.test, "b", "there is none")
     shown = [
-        any(note.startswith("What a change takes off") for note in replace(made, cures=cures).notes())
+        any(note.startswith("What a change removes") for note in replace(made, cures=cures).notes())
         for cures in (None, [], [untried], [tried], [tried, untried])
     ]
     assert shown == [False, False, False, True, True]

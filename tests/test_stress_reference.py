@@ -17,7 +17,7 @@ import pytest
 
 from lab.analysis import Records
 from lab.analysis.statistics import Spread
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Setting, read_battery
+from lab.analysis.stress.battery import FAILS, LARGEST, NOT_JUDGED, OPEN, PASSES, read_battery
 from lab.analysis.stress.card_json import CardBaseline, baseline_of
 from lab.analysis.stress.measures import Outcomes, measure, of_difference
 from lab.features.guard.cards import compare_cards
@@ -25,9 +25,31 @@ from lab.features.stress.card import card_of
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes, published_verdicts
 from lab.records import store
+from lab.records.plans import Setting
 from lab.records.store import METRIC_COLUMNS
 from lab.sweeping.launch import compose_points
-from paper_pairs import RUNS, UNFIXED, linked, measured, ordered, read_pairs, standard_fixes
+from paper_pairs import (
+    FAILING,
+    FEWER,
+    LADDER_SEEDS,
+    LADDERS,
+    PROBE,
+    RATES,
+    RUNS,
+    UNFIXED,
+    WIDTH,
+    crossings_of,
+    finer,
+    linked,
+    measured,
+    ordered,
+    pairs_of_parts,
+    rates_of,
+    read_pairs,
+    read_runs,
+    standard_fixes,
+    verdict,
+)
 from score_crash_test import (
     agreements,
     bounds_scores,
@@ -203,13 +225,14 @@ def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_sa
 
 def test_pairs_of_one_part_are_one_trial_of_the_sign_test() -> None:
     def rows(adds: float = 0.0, **worse: list[float]) -> pd.DataFrame:
-        """By how much the unstable side is worse in each pair of each changed part, and what a null says of it."""
+        """By how much the unstable side is worse in each pair of each changed part, and what both nulls say of it."""
         return pd.DataFrame(
             [
-                {"source": part, "change": part, "read": part != "d", "number": number, "stable": 0.0, "unstable": by}
+                {"pair": f"{part}{place}", "source": part, "change": part, "read": part != "d"}
+                | {"number": number, "stable": 0.0, "unstable": by}
                 for part, of_part in worse.items()
-                for each in of_part
-                for number, by in (("lr_x10", each), (UNFIXED, adds))
+                for place, each in enumerate(of_part)
+                for number, by in (("lr_x10", each), (FEWER, adds), (UNFIXED, adds))
             ]
         )
 
@@ -221,10 +244,57 @@ def test_pairs_of_one_part_are_one_trial_of_the_sign_test() -> None:
     many = {f"part{n}": [1.0] for n in range(6)}
     both = pd.concat([rows(**many), rows(adds=1.0, other=[-1.0])])
     scores = ordered(both).set_index("number")
-    assert scores["p"].to_list() == pytest.approx([2 * (1 + 7) / 2**7, math.nan], nan_ok=True)
+    assert scores["p"].to_list() == pytest.approx([2 * (1 + 7) / 2**7, math.nan, math.nan], nan_ok=True)
     assert scores.loc["lr_x10", ["alone", "fix alone"]].to_list() == [6, 1]
     assert scores.loc["lr_x10", "alone p"] == pytest.approx(2 * (1 + 7) / 2**7)
     assert scores.loc[UNFIXED, ["right", "pairs"]].to_list() == [6 / 2 + 1, 7]
+
+
+def test_a_number_gets_a_verdict_only_if_it_beats_both_rules_that_train_nothing() -> None:
+    def rows(by_fewer: float, by_fix: float) -> pd.DataFrame:
+        says = {**dict.fromkeys([FAILING, *RATES.values()], 1.0), FEWER: by_fewer, UNFIXED: by_fix}
+        pair = {"read": True, "stable": 0.0}
+        return pd.DataFrame(
+            [
+                {**pair, "pair": part, "source": part, "change": part, "number": number, "unstable": by}
+                for part in "abcdefgh"
+                for number, by in says.items()
+            ]
+        )
+
+    for by_fewer, by_fix in ((-1, -1), (0, -1), (1, -1), (-1, 1)):
+        scores = ordered(rows(by_fewer, by_fix)).set_index("number")
+        is_shown = by_fewer < 1 and by_fix < 1
+        assert (scores.loc[[*RATES.values()], "is_shown"] == is_shown).all()
+        assert ("none gets a verdict" in verdict(rows(by_fewer, by_fix))) != is_shown
+
+
+def ladder(fails_at: float, runs_away_at: float, lrs: list[float]) -> Outcomes:
+    """The runs of a side: the loss climbs to that of a unigram model around a rate, and logits are its fifth power."""
+    found = {}
+    for lr in lrs:
+        loss = 2.0 + 1.2 / (1 + (fails_at / lr) ** 8)
+        logit = 200 * (lr / runs_away_at) ** 5 if runs_away_at else math.nan
+        seeds = pd.DataFrame({"loss": loss, "loss_at_init": 6.0, "loss_unigram": 3.2}, index=[20, 21, 22])
+        found[Setting(("a",), lr)] = seeds.assign(**{LARGEST + PROBE: logit})
+    return found
+
+
+@pytest.mark.parametrize("runs_away_at", [0.2, 0.02, 5.0, 0.0])
+def test_a_ladder_is_refined_where_the_loss_fails_and_where_logits_run_away(runs_away_at: float) -> None:
+    lrs = [0.01, 0.03, 0.1, 0.3, 1.0]
+    asked = {"a": [Setting(("a",), lr) for lr in lrs]}
+    for _ in range(9):
+        done = ladder(0.05, runs_away_at, lrs)
+        lrs += [setting.lr for setting in finer(asked, done)]
+    assert finer(asked, done) == []
+    widths = [each.width for passing in crossings_of(done) for each in passing.seeds.values() if each.times]
+    assert max(widths) <= WIDTH
+    failing, runaway = rates_of(done, BATTERY).values()
+    assert failing == pytest.approx(-math.log10(0.05), abs=WIDTH / 4)
+    assert runaway == pytest.approx(-math.log10(runs_away_at if 0 < runs_away_at < 1 else 30), abs=WIDTH / 4)
+    halvings = math.ceil(math.log2(0.5 / WIDTH))
+    assert len(lrs) == 5 + halvings * (1 + (0.01 < runs_away_at < 1))
 
 
 def test_pairs_hang_together_by_part_or_source() -> None:
@@ -264,6 +334,20 @@ def test_every_side_of_a_pair_that_counts_has_a_curve_of_three_seeds() -> None:
         assert set(of_side["lr"]) >= set(BATTERY.curve)
         assert (of_side.groupby("lr")["seed"].agg(sorted).map(tuple) == (20, 21, 22)).all()
     assert np.isfinite(measured(BATTERY)[["stable", "unstable"]]).any(axis=1).all()
+
+
+def test_one_pair_of_each_part_has_fine_ladders_of_both_sides() -> None:
+    ladders, pairs = pd.read_csv(LADDERS), pairs_of_parts()
+    numbers = measured(BATTERY)
+    assert sorted(pairs["change"]) == sorted({*numbers["change"]})
+    assert {*ladders["side"]} == {*pairs.loc[pairs["is_trained"], ["stable", "unstable"]].to_numpy().ravel()}
+    assert (ladders.groupby(["side", "lr"])["seed"].agg(list).map(tuple) == tuple(LADDER_SEEDS)).all()
+    for done in read_runs(ladders).values():
+        crossed = [each for passing in crossings_of(done) for each in passing.seeds.values()]
+        assert all(each.is_censored or each.width <= WIDTH for each in crossed)
+    of_rates = numbers[numbers["number"].isin(RATES.values())]
+    assert {*of_rates["pair"]} == {*pairs["name"]}
+    assert np.isfinite(of_rates[["stable", "unstable"]]).any(axis=1).all()
 
 
 def test_a_page_says_how_many_published_recipes_stand_a_test() -> None:

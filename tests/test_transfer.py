@@ -9,8 +9,8 @@ import pytest
 
 import planted_board
 from lab.analysis.stress.arms import REFERENCE, board_arms
-from lab.features.board.failures import read_failures
 from planted_board import FAILURE
+from studies.board.failures import read_failures
 from studies.claims.registry import CLAIMS
 from transfer import (
     EASE,

@@ -32,22 +32,20 @@ for words in (
     except SystemExit as end:
         code = end.code
     assert not code, (words, code)
-try:
-    code = main(["claims"])
-except SystemExit as end:
-    code = end.code
-assert code == 2, code
+assert main(["claims"]) == 2
+assert main(["leaderboard", "results/board"]) == 2
 import lab.analysis
 from lab.core.errors import RequestError
 for face in (lab, lab.analysis):
     for name in face.__all__:
         getattr(face, name)
-try:
-    lab.analysis.verdicts("records")
-except RequestError as refusal:
-    print(refusal, file=sys.stderr)
-else:
-    raise AssertionError("claims were judged without a study")
+for name in ("verdicts", "leaderboard"):
+    try:
+        getattr(lab.analysis, name)("records")
+    except RequestError as refusal:
+        print(refusal, file=sys.stderr)
+    else:
+        raise AssertionError(f"{name} worked without the studies")
 """
 # With what is left of the studies on the shelf.
 OTHERS = """
@@ -66,7 +64,8 @@ assert len(CLAIMS) > 100
 for words in (["claims"], *(["claims", "--source", name] for name in RULED)):
     assert main(words) == 0, words
 """
-STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartition(".")[2]) != "claims"]
+SHARED = ("board", "claims")
+STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartition(".")[2]) not in SHARED]
 
 
 def copy_lab(to: Path, without: str) -> None:
@@ -106,5 +105,6 @@ def test_without_the_studies_every_other_command_works(tmp_path: Path) -> None:
         [sys.executable, "-c", COMMANDS], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    assert ended.stderr.count("needs the folder studies/ of a clone of the lab") == 2
+    assert ended.stderr.count("needs the folder studies/ of a clone of the lab") == 4
+    assert (HOME / "results" / "board.txt").read_text() in ended.stdout
     assert (tmp_path / "records" / "figures" / "learning_rate_sensitivity.svg").is_file()

@@ -103,15 +103,17 @@ def single_changes(study: Study) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     points = study.points.set_index("id")
     place = points.groupby(["curve", "lr"], sort=False).ngroup()
-    told = study.changes.rename(columns=lambda name: str(name).removeprefix(f"{SINGLE_CHANGE}."))
-    told = told.rename(columns={"final_val_loss": "loss"})
-    told = told[(told["status"] != "failed") & told["base"].isin(points.index)]
-    told = told.assign(
-        capped=capped(told), place=place.loc[told["base"]].astype(str).to_numpy(), seed=told["seed"].astype(str)
+    changed = study.changes.rename(columns=lambda name: str(name).removeprefix(f"{SINGLE_CHANGE}."))
+    changed = changed.rename(columns={"final_val_loss": "loss"})
+    changed = changed[(changed["status"] != "failed") & changed["base"].isin(points.index)]
+    changed = changed.assign(
+        capped=capped(changed),
+        place=place.loc[changed["base"]].astype(str).to_numpy(),
+        seed=changed["seed"].astype(str),
     )
     bases = {str(at): runs for at, runs in points.groupby(place)}
     rows = []
-    for names, runs in told.groupby(["place", "key", "value"], sort=False):
+    for names, runs in changed.groupby(["place", "key", "value"], sort=False):
         at, key, value = map(str, names)
         base = bases[at].set_index("seed")["capped"]
         shared = runs[runs["seed"].isin(base.index)]
@@ -165,8 +167,8 @@ def changes_as_text(study: Study, changes: pd.DataFrame) -> pd.DataFrame:
         table["broke"] = changes["broke"].map({True: "broke", False: ""})
         if noise:
             bases = study.points.groupby(["arm", "size"], sort=False)["seed"].nunique()
-            told = zip(changes["effect"], changes["n"], changes["arm"], changes["size"], strict=True)
-            table["noise"] = [noise.verdict_on(effect, n, int(bases[arm, size])) for effect, n, arm, size in told]
+            of_arms = zip(changes["effect"], changes["n"], changes["arm"], changes["size"], strict=True)
+            table["noise"] = [noise.verdict_on(effect, n, int(bases[arm, size])) for effect, n, arm, size in of_arms]
         return table
     rows = []
     for (key, change), of_kind in changes.groupby(["key", "change"], sort=False):

@@ -88,11 +88,15 @@ def crossings(records: Records, points: pd.DataFrame, names: Iterable[str] | Non
     for _, curve in table[table["lr"] > 0].groupby(["curve", "seed"], sort=False):
         if curve["lr"].nunique() > 1:
             row = {name: curve[name].iloc[0] for name in ("arm", "size", "parameters", "curve", "seed")}
-            rows += [{**row, "quantity": quantity, "crossing": found} for quantity, found in _of_curve(curve, asked)]
+            rows += [{**row, "quantity": quantity, "crossing": found} for quantity, found in of_curve(curve, asked)]
     return pd.DataFrame(rows, columns=["arm", "size", "parameters", "curve", "seed", "quantity", "crossing"])
 
 
-def _of_curve(curve: pd.DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Crossing]]:
+def of_curve(curve: pd.DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Crossing]]:
+    """Yield each quantity of ``crossings`` with its crossing, of the runs of one curve and seed.
+
+    Columns: ``lr``, ``loss``, ``capped`` (see ``sensitivity.capped``), ``loss_unigram``, and one for each of ``names``.
+    """
     lr, loss = curve["lr"].to_numpy(float), curve["capped"].to_numpy(float)
     way = curve["loss_unigram"].iloc[0] - np.nanmin(loss, initial=math.inf)
     if way > 0:

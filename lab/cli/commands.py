@@ -87,7 +87,7 @@ def _import(arguments: list[str]) -> None:
 def _claims(arguments: list[str]) -> None:
     from lab.core import shelf
 
-    shelf.claims("command", "lab claims").judge_claims(OptionParser("claims").read(arguments))
+    shelf.module("claims", "command", "lab claims").judge_claims(OptionParser("claims").read(arguments))
 
 
 def _export(arguments: list[str]) -> None:
@@ -167,7 +167,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "watch": _of("labwatch.watch"),
     "selftest": _of("lab.features.selftest"),
     "claims": _claims,
-    "leaderboard": _of("lab.features.board"),
+    "leaderboard": _of("lab.features.leaderboard"),
     "check": _of("lab.features.guard"),
     "compare": _compare,
     "status": _status,

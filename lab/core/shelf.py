@@ -22,12 +22,12 @@ def modules(part: str, study: str = "*") -> list[ModuleType]:
     return [import_module(f"studies.{path.parent.name}.{path.stem}") for path in files]
 
 
-def claims(part: str, what: str) -> ModuleType:
-    """A module of what judges claims, for ``what`` needs it.
+def module(study: str, part: str, what: str) -> ModuleType:
+    """A module of a study, for ``what`` needs it.
 
     Raises:
         RequestError: the folder of studies is not there.
     """
-    if not (found := modules(part, "claims")):
+    if not (found := modules(part, study)):
         raise RequestError(f"{what} needs the folder studies/ of a clone of the lab, which an installed package lacks")
     return found[0]

@@ -521,7 +521,7 @@ def _splitting(others: pd.DataFrame, roles: Mapping[str, str], runs: pd.DataFram
         repeats = 2 * values.nunique() <= len(values) if is_word(others[name]) else values.value_counts().min() > 1
         if roles[name] not in (NOT_NEEDED, CUT) or not (repeats or is_arm(name)):
             continue
-        told = int(runs.duplicated().sum() - runs.assign(**{name: values}).duplicated().sum())
-        rank = (told, is_arm(name), is_word(others[name]), -values.nunique(), -position, name)
-        best = max(best, rank) if told else best
+        resolved = int(runs.duplicated().sum() - runs.assign(**{name: values}).duplicated().sum())
+        rank = (resolved, is_arm(name), is_word(others[name]), -values.nunique(), -position, name)
+        best = max(best, rank) if resolved else best
     return str(best[-1]) if best else None

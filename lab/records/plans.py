@@ -61,6 +61,22 @@ def _path(folder: Path, name: str) -> Path:
     return folder / "plans" / f"{name}.jsonl"
 
 
+class Setting(NamedTuple):
+    """What distinguishes runs of a bench that differ in their seeds only.
+
+    Attributes:
+        words: overrides after those of the recipe.
+        lr: the learning rate.
+    """
+
+    words: tuple[str, ...]
+    lr: float
+
+    def beside(self, words: tuple[str, ...]) -> Setting:
+        """The setting with more words."""
+        return self._replace(words=(*self.words, *words))
+
+
 class FleetProgress(NamedTuple):
     """Progress of one fleet; a rate of 0 means not known yet, and only a fleet that has ended has a verdict."""
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.measures import outcomes
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping import launch
 from lab.sweeping.compose import Composer, Tree, Word, expand, parse
 from lab.sweeping.progress import Screen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.analysis.sensitivity import capped
-from studies.faithful_toy.yardstick import CHANGE, told_apart
+from studies.faithful_toy.yardstick import CHANGE, with_directions
 
 # Columns of the records, by what Marin's tables call them.
 KEYS = {
@@ -59,4 +59,4 @@ def single_changes_of(runs: pd.DataFrame) -> pd.DataFrame:
                 ratio = value / base[column] if base[column] else float("nan")
                 rows.append([optimizer, key, value, ratio, each - at_base[seed]])
     made = pd.DataFrame(rows, columns=["optimizer", "key", "value", "ratio", "excess"])
-    return told_apart(made)[["optimizer", *CHANGE, "excess"]]
+    return with_directions(made)[["optimizer", *CHANGE, "excess"]]

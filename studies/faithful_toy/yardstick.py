@@ -29,13 +29,13 @@ def changes_of(changes: pd.DataFrame) -> pd.DataFrame:
         changes: of the public runs, as the study of real runs reads them.
     """
     changes = changes[~changes["is_base"]]
-    told = told_apart(changes.rename(columns={"changed_key": "key"}))
-    return told.assign(table=changes["size"] + " " + changes["chinchilla"].astype(str), broke=told["excess"] > BROKEN)[
-        ["optimizer", "table", *CHANGE, "value", "excess", "broke"]
-    ].reset_index(drop=True)
+    directed = with_directions(changes.rename(columns={"changed_key": "key"}))
+    return directed.assign(
+        table=changes["size"] + " " + changes["chinchilla"].astype(str), broke=directed["excess"] > BROKEN
+    )[["optimizer", "table", *CHANGE, "value", "excess", "broke"]].reset_index(drop=True)
 
 
-def told_apart(changes: pd.DataFrame) -> pd.DataFrame:
+def with_directions(changes: pd.DataFrame) -> pd.DataFrame:
     """Changes with a ``direction`` (up, down, off, same, other) and a ``ratio`` of three digits, 0 without one.
 
     Args:
@@ -53,9 +53,9 @@ def average_precision(broke: Iterable[bool], score: Iterable[float]) -> float:
 
     NaN if none broke.
     """
-    told, scores = np.array([*broke], float), np.array([*score], float)
+    hits, scores = np.array([*broke], float), np.array([*score], float)
     order = np.argsort(-scores, kind="stable")
-    hits, scores = np.cumsum(told[order]), scores[order]
+    hits, scores = np.cumsum(hits[order]), scores[order]
     if not len(hits) or not hits[-1]:
         return math.nan
     ends = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))

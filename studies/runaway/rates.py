@@ -54,12 +54,17 @@ def ladders(runs: pd.DataFrame, unigram: Mapping[int, float], level: float = LEV
         }
         best = {"best_lr": lr[loss.argmin()], "best_loss": loss.min(), "share": steepness(lr, loss) / way}
         rows.append({**dict(own.drop(columns=["lr", "id"]).iloc[0]), **best, **found})
-    table = pd.DataFrame(rows)
+    return as_settings(pd.DataFrame(rows))
+
+
+def as_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of ladders, or of runs, with the settings as ``fit_power_law`` takes them."""
     independent = table["optimizer"] == "adamw"
     return table.assign(
         is_independent=np.where(independent, 10.0, 1.0),
         width_if_independent=table["width"].where(independent, 32) / 32,
         steps_if_independent=table["steps"].where(independent, 400) / 400,
+        total_if_independent=(table["weight_decay"] * table["steps"]).where(independent, 1.0),
         tokens_per_step=table["batch_size"] * table["seq_len"],
         memory=1 / (1 - table["beta2"]),  # steps over which Adam averages squares
         is_bf16=_code(table["precision"] == "bf16"),

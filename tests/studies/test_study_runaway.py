@@ -53,6 +53,19 @@ def test_independent_decay_has_exponents_of_its_own() -> None:
         assert fitted.exponents[name] == pytest.approx(exponent, abs=0.05), name
 
 
+def test_what_independent_decay_adds_up_to_has_an_exponent() -> None:
+    generator, parts = np.random.default_rng(3), []
+    for total, steps in product((0.0, 1.0, 10.0), (200, 400, 800)):
+        coupled = {"optimizer": "adamw_coupled", "weight_decay": 0.1}
+        decay = {"optimizer": "adamw", "weight_decay": total / steps} if total else coupled
+        at = 0.05 * (total or 1.0) ** 0.25
+        logit = 500 * (LRS / (at * 10 ** (0.01 * generator.standard_normal()))) ** 5
+        parts.append(ladder(logit, np.full(9, 2.0), row=f"{total} {steps}", steps=steps, **decay))
+    fitted = law(ladders(pd.concat(parts), UNIGRAM), "runaway", ["steps", "total_if_independent"])
+    assert fitted.exponents["total_if_independent"] == pytest.approx(0.25, abs=0.03)
+    assert fitted.exponents["steps"] == pytest.approx(0, abs=0.03)
+
+
 def test_a_run_that_diverged_has_run_away_whatever_its_logits_were() -> None:
     runs = ladder(np.full(9, 1.0), np.full(9, 2.0))
     runs.loc[runs["lr"] > 0.05, ["status", "loss"]] = "diverged", math.nan

@@ -30,8 +30,9 @@ PROBES = {
     "param_rms": "param_rms",
     "log_z_square": "log_z_square",
 }
-# Numbers stored per run, beside its learning rate and seed.
-NUMBERS = ("loss", "loss_at_init", "loss_bigram", *PROBES)
+# Numbers stored per run, beside its learning rate and seed, and those of them that are left out where none is known.
+NUMBERS = ("loss", "loss_at_init", "loss_bigram", "loss_unigram", "attention_logits", *PROBES)
+IF_KNOWN = ("loss_unigram", "attention_logits", *PROBES)
 
 
 class Baseline(NamedTuple):
@@ -42,7 +43,8 @@ class Baseline(NamedTuple):
         runs: one row per run, as ``curves.points`` makes them, with a column per key of ``PROBES``; NaN if it was not
             recorded. All of these are log10, to six digits: ``logit_growth`` of the run's largest attention logit over
             the one at its first step, ``grad_norm_clipped`` of the run's largest value, and the others of the last
-            recorded value, a mean over weight tensors if there is one for each.
+            recorded value, a mean over weight tensors if there is one for each. ``attention_logits`` is the largest
+            attention logit itself.
         curves: config of each curve by its number: plain values by dotted key.
         made: how the runs were made: ``commands``, ``versions``, ``data``.
         window: the learning rates over which sensitivity is a mean.
@@ -85,6 +87,7 @@ def from_records(
     measure = {"logit_growth": probe_values.growth, "grad_norm_clipped": probe_values.log_largest}
     for column, probe in PROBES.items():
         runs[column] = runs["id"].map(measure.get(column, probe_values.log_last)(records, probe))
+    runs["attention_logits"] = 10 ** runs["id"].map(probe_values.log_largest(records, PROBES["logit_growth"]))
     facts = {name: sorted(records.runs[name].dropna().unique()) for name in ("versions", "data_notes")}
     made = {"commands": list(commands), "versions": facts["versions"], "data": facts["data_notes"]}
     curves = {int(number): config_of[key] for number, key in zip(first["curve"], keys, strict=True)}
@@ -129,7 +132,7 @@ def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
     sizes = [same_sizes(counts)[count] for count in counts]
     arms = name_arms(list(curves.values()), sizes)
     rows = [
-        {"curve": n, "arm": arms[n].label, "size": sizes[n], "parameters": counts[n], **run}
+        {"curve": n, "arm": arms[n].label, "size": sizes[n], "parameters": counts[n], **dict.fromkeys(IF_KNOWN), **run}
         for n, curve in enumerate(content["curves"])
         for run in curve["runs"]
     ]
@@ -203,7 +206,8 @@ def as_text(baseline: Baseline) -> str:
 
 
 def _curve_text(arm: Mapping[str, Hashable], runs: pd.DataFrame, recipe_lr: float | None) -> str:
-    rows: Sequence[Mapping[str, Any]] = runs[["lr", "seed", "status", *NUMBERS]].to_dict("records")  # type: ignore[assignment]
+    known = [name for name in NUMBERS if name not in IF_KNOWN or runs[name].notna().any()]
+    rows: Sequence[Mapping[str, Any]] = runs[["lr", "seed", "status", *known]].to_dict("records")  # type: ignore[assignment]
     lines = ",\n".join("   " + json.dumps({key: _to_json(value) for key, value in row.items()}) for row in rows)
     own = {} if recipe_lr is None else {"recipe_lr": recipe_lr}
     head = json.dumps({"arm": arm, "parameters": int(runs["parameters"].iloc[0]), **own})

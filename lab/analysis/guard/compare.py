@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from lab.analysis.crossings import Crossing
 from lab.analysis.guard.baseline import PROBES, Baseline, whole_seeds
 from lab.analysis.guard.matching import match_curves, reasons_not_to_judge, remarks, runs_of, title, where
 from lab.analysis.guard.quantities import (
@@ -26,6 +27,7 @@ from lab.analysis.guard.quantities import (
     margins,
     measured,
 )
+from lab.analysis.runaway import HALF, of_curve
 from lab.analysis.sensitivity import WINDOW, Window, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, Difference, Interval, difference, holm, zones
 from lab.analysis.text import format_value, listed
@@ -36,6 +38,8 @@ BETTER = "better"
 # A change below this share of its margin does not count, since processors and libraries differ in rounding.
 NEGLIGIBLE = 0.01
 FINAL_LOSS = "final loss"
+LOGITS = "attention_logits"  # of ``runaway.read_runaways``
+CROSSES = {HALF: "fails", LOGITS: "attention logits run away"}
 
 
 class Change(NamedTuple):
@@ -209,6 +213,8 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
             moves += find_moves(arms[number], runs_of(old, number), runs_of(new, other), negligible)
     notes += [line for number in arms for line in _recipe_lrs(old, number, before[number], now[number])]
     notes += [line for number in arms for line in _missing(old, number, before[number], now[number])]
+    for number, other in match.pairs.items():
+        notes += _rates(title(old, number), runs_of(old, number), runs_of(new, other))
     removed = [
         f"{title(old, number)}: {listed(names)} {'is' if len(names) == 1 else 'are'} missing"
         for number, names in match.removed.items()
@@ -267,6 +273,27 @@ def _recipe_lrs(old: Baseline, number: int, before: pd.DataFrame, now: pd.DataFr
     elif rates[0] < rates[1] or rates[0] > rates[1]:
         was, is_now = map(format_value, rates)
         yield f"{title(old, number)}: the recipe's own learning rate is {was} in the baseline, {is_now} now"
+
+
+def _rates(name: str, before: pd.DataFrame, now: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each level that every seed of both curves crosses, if it is certain that the rate has changed.
+
+    It says by how many decades, with a 90 % interval that holds the width of the brackets.
+    """
+    passed: list[dict[str, dict[str, Crossing]]] = []
+    for runs in (before, now):
+        seeds = whole_seeds(runs[runs["lr"] > 0]).assign(capped=capped).groupby("seed")
+        passed.append({str(seed): dict(of_curve(curve, [LOGITS])) for seed, curve in seeds})
+    for level, does in CROSSES.items():
+        found = [pd.Series({seed: of_seed.get(level, Crossing()) for seed, of_seed in side.items()}) for side in passed]
+        if any(len(side) < FEWEST_SEEDS or any(each.is_censored for each in side) for side in found):
+            continue
+        first, second = (side.map(lambda each: each.log_at) for side in found)
+        change = difference(first, second, max(each.width for side in found for each in side))
+        if change.low > 0 or change.high < 0:
+            decades = Interval(change.mean, change.low, change.high)
+            was, is_now = (format_value(float(f"{10 ** side.mean():.2g}")) for side in (first, second))
+            yield f"{name}: {does} from {is_now} instead of {was}, {decades:+.2f} decades"
 
 
 def _changes(

@@ -18,6 +18,7 @@ from lab.core import shipped
 from lab.core.errors import RequestError, nearest, similar_names
 from lab.core.registry import load_plugins
 from lab.core.schema import bounded, build
+from lab.records.plans import Setting
 
 FILE = Path(__file__).with_name("battery.yaml")
 # Written by ``make results-readme``.
@@ -32,22 +33,6 @@ FAILS, WEAK, OPEN, PASSES, NOT_JUDGED = "fails", "weak", "open", "passes", "not 
 OF_CURVE = "tolerance"  # the metric that is measured on the curve, and needs no runs under stress
 METRICS = (OF_CURVE, "loss", "log_rms", "spikes", "load_cv", "router_logit")
 LARGEST = "largest."  # of a probe's values over a run
-
-
-class Setting(NamedTuple):
-    """What distinguishes runs of a card that differ in their seeds only.
-
-    Attributes:
-        words: overrides after those of the recipe.
-        lr: the learning rate.
-    """
-
-    words: tuple[str, ...]
-    lr: float
-
-    def beside(self, words: tuple[str, ...]) -> Setting:
-        """The setting with more words."""
-        return self._replace(words=(*self.words, *words))
 
 
 class StepTime(NamedTuple):

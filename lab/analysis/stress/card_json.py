@@ -99,9 +99,9 @@ def plain(held: Any, keys: Mapping[str, str]) -> dict[str, Any]:
     return {key: getattr(held, name) for key, name in keys.items()}
 
 
-def fields(told: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+def fields(entry: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     """The fields of ``plain``, as far as their keys are there; null is NaN."""
-    return {name: math.nan if told[key] is None else told[key] for key, name in keys.items() if key in told}
+    return {name: math.nan if entry[key] is None else entry[key] for key, name in keys.items() if key in entry}
 
 
 def of_card(card: Any) -> dict[str, Any]:
@@ -169,9 +169,9 @@ def by_lr(values: pd.DataFrame) -> dict[str, dict[str, float]]:
     return {str(lr): by_seed(of_lr) for lr, of_lr in values.T.to_dict().items()}
 
 
-def from_lrs(told: Mapping[str, Mapping[str, float | None]]) -> pd.DataFrame:
+def from_lrs(entry: Mapping[str, Mapping[str, float | None]]) -> pd.DataFrame:
     """The table of ``by_lr``."""
-    return pd.DataFrame({float(lr): of_lr for lr, of_lr in told.items() if of_lr}, dtype=float).T.rename(columns=int)
+    return pd.DataFrame({float(lr): of_lr for lr, of_lr in entry.items() if of_lr}, dtype=float).T.rename(columns=int)
 
 
 def power(test: StressTest, interval: Interval) -> float | None:
@@ -215,27 +215,27 @@ def fields_of_card(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def fields_of_curve(content: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ``FineCurve``."""
-    told = content.get("learning_rates", {"between": {}, "loss_unigram": None, "attention_logits": {}})
-    logits = from_lrs(told["attention_logits"]).fillna(math.inf)  # of a run that diverged
-    return {"between": from_lrs(told["between"]), **fields(told, {"loss_unigram": "unigram"}), "logits": logits}
+    entry = content.get("learning_rates", {"between": {}, "loss_unigram": None, "attention_logits": {}})
+    logits = from_lrs(entry["attention_logits"]).fillna(math.inf)  # of a run that diverged
+    return {"between": from_lrs(entry["between"]), **fields(entry, {"loss_unigram": "unigram"}), "logits": logits}
 
 
-def fields_of_line(told: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_line(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ``Line`` but its test."""
-    interval = interval_of(told, "value", "low", "high")._replace(values=tuple(map(float, told["seeds"])))
-    return {**fields(told, OF_LINE), "seeds": tuple(told["seed_numbers"]), "interval": interval}
+    interval = interval_of(entry, "value", "low", "high")._replace(values=tuple(map(float, entry["seeds"])))
+    return {**fields(entry, OF_LINE), "seeds": tuple(entry["seed_numbers"]), "interval": interval}
 
 
-def fields_of_cure(told: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of_cure(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ``Cure`` but its test."""
-    cost = interval_of(told, "cost_at_best_lr", "cost_low", "cost_high")
-    return {**fields(told, OF_CURE), "improvement": interval_of(told, "takes_off", "low", "high"), "cost": cost}
+    cost = interval_of(entry, "cost_at_best_lr", "cost_low", "cost_high")
+    return {**fields(entry, OF_CURE), "improvement": interval_of(entry, "takes_off", "low", "high"), "cost": cost}
 
 
-def interval_of(told: Mapping[str, Any], *keys: str) -> Interval:
+def interval_of(entry: Mapping[str, Any], *keys: str) -> Interval:
     """The interval whose mean and ends have these keys."""
-    mean, low, high = (math.nan if told[key] is None else float(told[key]) for key in keys)
-    return Interval(mean, low, high, told["n"])
+    mean, low, high = (math.nan if entry[key] is None else float(entry[key]) for key in keys)
+    return Interval(mean, low, high, entry["n"])
 
 
 def baseline_of(path: Path, content: Mapping[str, Any]) -> CardBaseline:
@@ -246,10 +246,10 @@ def baseline_of(path: Path, content: Mapping[str, Any]) -> CardBaseline:
         ValueError, KeyError, TypeError, AttributeError: other content is damaged.
     """
     tests = {
-        told["name"]: build(
-            GuardedTest, {key: told[key] for key in GuardedTest._fields if key in told}, f"{path}: test"
+        entry["name"]: build(
+            GuardedTest, {key: entry[key] for key in GuardedTest._fields if key in entry}, f"{path}: test"
         )
-        for told in content["tests"]
+        for entry in content["tests"]
     }
     if any(len(test.seeds) != len(test.seed_numbers) for test in tests.values()):
         raise ValueError("a test has other seeds than numbers")

@@ -27,7 +27,7 @@ def verdict_of(improvement: Interval, p: float, damage: float, *, margin: float,
 
     Returns:
         ``no`` if the whole interval lies within the margin. With p below alpha, ``cures`` if the whole interval leaves
-        at most ``leaves``, ``in part`` if it takes off the margin or more, and ``harms`` if it adds as much. Else
+        at most ``leaves``, ``in part`` if it removes the margin or more, and ``harms`` if it adds as much. Else
         ``open``.
     """
     zone = zones(improvement, [damage * share for share in (-margin, margin, 1 - leaves)])

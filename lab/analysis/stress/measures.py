@@ -15,8 +15,9 @@ from lab.analysis.curves import idle_parameters
 from lab.analysis.sensitivity import capped, vertex
 from lab.analysis.spikes.trend import FEWEST_ROWS, PER_STEPS, loss_spikes
 from lab.analysis.statistics import Difference, Interval, Spread, spread_within
-from lab.analysis.stress.battery import LARGEST, Battery, Setting, StressTest
+from lab.analysis.stress.battery import LARGEST, Battery, StressTest
 from lab.core.windows import Numbers
+from lab.records.plans import Setting
 from lab.records.store import Records
 
 WITHIN = 0.1  # nats above the best loss, up to which a learning rate is tolerated

@@ -47,8 +47,8 @@ def answer_of(check: Comparison) -> Answer:
 def _headline(check: Comparison) -> str:
     """``regression: the 90 % interval ... (2 of 14 quantities, margin 5 % of the best loss)``."""
     n, is_open = len(check.changes), check.verdict == UNCLEAR
-    told = sum(change.is_undecided if is_open else change.verdict == check.verdict for change in check.changes)
-    details = [f"{told} of {n} quantities" if told else f"{n} quantities compared"] * bool(n)
+    decisive = sum(change.is_undecided if is_open else change.verdict == check.verdict for change in check.changes)
+    details = [f"{decisive} of {n} quantities" if decisive else f"{n} quantities compared"] * bool(n)
     details += [f"margin {100 * check.margin:g} % of the best loss"]
     details += ["half the gap between the zones of a test"] * check.of_cards
     details += [] if check.window == WINDOW else [f"sensitivity over learning rates from {check.window}"]

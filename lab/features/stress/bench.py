@@ -10,7 +10,7 @@ from dataclasses import replace
 import pandas as pd
 
 from lab.analysis.curves import parameters
-from lab.analysis.stress.battery import Setting, StressTest, read_battery
+from lab.analysis.stress.battery import StressTest, read_battery
 from lab.analysis.stress.measures import Outcomes, best_lr, curve, wanted
 from lab.features.stress.card import Card, card_of
 from lab.features.stress.cures import Cure
@@ -18,6 +18,7 @@ from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
 from lab.features.stress.rates import finer_settings
 from lab.features.stress.sizes import settings_of_sizes, size_trend
+from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 
 STOPPED = "a signal stopped it before all runs had ended"

@@ -126,7 +126,7 @@ class Card:
                 "test": cure.test.title,
                 "change": cure.change,
                 "verdict": cure.verdict,
-                "takes off": cure.effect,
+                "removes": cure.effect,
                 "of the damage": cure.share,
                 "p (Holm)": format_p(cure.p),
                 "left": cure.what_is_left,
@@ -220,7 +220,7 @@ class Card:
         table = self.cure_table
         for test in {cure.test.title: cure.test for cure in self.cures or () if not cure.reason}.values():
             of_test = table[table["test"] == test.title].drop(columns="test")
-            for column, unit in (("takes off", test.unit), ("at the best LR", "nats")):
+            for column, unit in (("removes", test.unit), ("at the best LR", "nats")):
                 of_test[column] = of_test[column].str.removesuffix(f" {unit}")
                 of_test = of_test.rename(columns={column: f"{column}, {unit}"})
             yield from (f"On {test.title}:", of_test)
@@ -289,7 +289,7 @@ class Card:
 
 
 def _at_a_price(cure: Cure) -> str:
-    """A change, what it takes off and, if it helps, what it costs."""
+    """A change, what it removes and, if it helps, what it costs."""
     price = f"; costs {cure.costs}" if cure.verdict in (CURES, IN_PART) else ""
     return f"{cure.change} ({cure.effect}{price})"
 
@@ -336,13 +336,13 @@ def read_card(folder: Path) -> Card:
             f"{folder / CARD_FILE} has a test {unknown[0]!r} that is unknown here; {nearest(unknown[0], tests)}"
         )
     try:
-        for told in content["tests"]:  # its texts and zones are those of the card
-            tests[told["name"]] = replace(tests[told["name"]], **card_json.fields(told, card_json.OF_TEST))
+        for entry in content["tests"]:  # its texts and zones are those of the card
+            tests[entry["name"]] = replace(tests[entry["name"]], **card_json.fields(entry, card_json.OF_TEST))
         return Card(
             folder=folder,
-            lines=[Line(tests[told["name"]], **card_json.fields_of_line(told)) for told in content["tests"]],
+            lines=[Line(tests[entry["name"]], **card_json.fields_of_line(entry)) for entry in content["tests"]],
             cures=content["cures"]
-            and [Cure(tests[told["test"]], **card_json.fields_of_cure(told)) for told in content["cures"]],
+            and [Cure(tests[entry["test"]], **card_json.fields_of_cure(entry)) for entry in content["cures"]],
             fine=FineCurve(**card_json.fields_of_curve(content)),
             **card_json.fields_of_card(content),
         )

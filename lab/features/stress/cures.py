@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from lab.analysis.statistics import CHANGE_LEVEL, UNKNOWN, Interval, holm, spread_prior
-from lab.analysis.stress.battery import Change, Place, Setting, StepTime, StressTest, read_step_times
+from lab.analysis.stress.battery import Change, Place, StepTime, StressTest, read_step_times
 from lab.analysis.stress.damage import CURES, IN_PART, OPEN, Compared, against_control, compared, verdict_of
 from lab.analysis.stress.measures import Outcomes, is_capped, is_stuck, pooled_interval
+from lab.records.plans import Setting
 
 NOT_TRIED = "not tried"
 LOSES = 0.05  # nats at the best learning rate, above which a change is not advised
@@ -75,12 +76,12 @@ class Cure(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """What it takes off, with interval and unit: ``0.44 ± 0.16 nats``."""
+        """What it removes, with interval and unit: ``0.44 ± 0.16 nats``."""
         return f"{self.improvement:±.2f} {self.test.unit}"
 
     @property
     def share(self) -> str:
-        """What it takes off as a share of the damage: ``73 %``; empty where there is no damage."""
+        """What it removes as a share of the damage: ``73 %``; empty where there is no damage."""
         return f"{100 * self.improvement.mean / self.damage:.0f} %" if self.damage > 0 else ""
 
     @property
@@ -181,7 +182,7 @@ def _trains(table: pd.DataFrame) -> bool:
 
 
 def finalists(screened: Sequence[Cure], most: int) -> list[str]:
-    """The changes that are confirmed: those of a test that take off most, as many as are allowed."""
+    """The changes that are confirmed: those of a test that remove most, as many as are allowed."""
     return [cure.change for cure in screened if cure.improvement.mean > 0 and cure.is_advised][:most]
 
 

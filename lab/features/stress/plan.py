@@ -13,11 +13,12 @@ from omegaconf import OmegaConf
 
 from lab.analysis.crossings import Crossing, halving_lrs
 from lab.analysis.stress.arms import board_changes, no_such_arm
-from lab.analysis.stress.battery import Change, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import Change, StressTest, read_battery
 from lab.analysis.stress.measures import wanted
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.files import quoted
+from lab.records.plans import Setting
 from lab.sweeping.compose import expand, parse
 from lab.sweeping.own_code import OwnCode
 from lab.sweeping.request import Request, read_options, read_request

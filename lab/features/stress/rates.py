@@ -12,8 +12,9 @@ import pandas as pd
 from lab.analysis.crossings import SLOPE_OVER, Crossing, crossing, failing, halving_lrs, over_seeds, rate_text
 from lab.analysis.runaway import COSTLY, FAILS_AT, HALF, read_runaways
 from lab.analysis.statistics import Interval, student_t
-from lab.analysis.stress.battery import LARGEST, Setting
+from lab.analysis.stress.battery import LARGEST
 from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, curve, fitted_best_lrs, is_capped
+from lab.records.plans import Setting
 
 LOGITS = "attention_logits"  # the quantity of ``read_runaways`` that a card reads if its runs recorded it
 MOST = 6  # learning rates between those of the tests

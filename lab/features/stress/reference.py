@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from lab.analysis.statistics import Interval
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, Setting, StressTest
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, StressTest
 from lab.analysis.stress.measures import Outcomes, outcomes
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.features.stress.lines import Line, possible_zones
+from lab.records.plans import Setting
 from lab.records.store import Records
 
 # Numbers of the published recipes, written by ``make results-readme``.
@@ -61,8 +62,8 @@ def columns_of(line: Line) -> dict[str, Any]:
 def published_outcomes() -> dict[str, str]:
     """What was published of each recipe's stability, ``stable`` or ``unstable``; without those of which nothing was."""
     recipes = {path.stem: shipped.load(path) for path in shipped.data_folder("conf").glob("recipe/*.yaml")}
-    told = {name: tree.get("recipe", {}).get("outcome") for name, tree in recipes.items()}
-    return {name: outcome for name, outcome in told.items() if outcome}
+    outcomes = {name: tree.get("recipe", {}).get("outcome") for name, tree in recipes.items()}
+    return {name: outcome for name, outcome in outcomes.items() if outcome}
 
 
 def judged_values(table: pd.DataFrame, test: str) -> pd.Series[float]:
@@ -75,9 +76,9 @@ def published_verdicts(test: str) -> str:
     column = f"{test}_verdict"
     if column not in (table := read_reference()):
         return ""
-    told = table[column].value_counts()
-    counts = [f"{told[verdict]} {words}" for verdict, words in SAID.items() if verdict in told]
-    separates_none = len({*told.index} - {NOT_JUDGED}) < 2
+    tally = table[column].value_counts()
+    counts = [f"{tally[verdict]} {words}" for verdict, words in SAID.items() if verdict in tally]
+    separates_none = len({*tally.index} - {NOT_JUDGED}) < 2
     return f" Of {len(table)} published recipes, {listed(counts)}{', so it separates none of them' * separates_none}."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lab.analysis.stress.arms import arm_cards, board_changes
-from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, Setting, StressTest, read_battery
+from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, StressTest, read_battery
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
@@ -23,6 +23,7 @@ from lab.features.stress.cures import (
     trial_of,
 )
 from lab.features.stress.plan import Plan
+from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 from lab.sweeping.recipe import reason_of_card, reason_of_config, tree_value

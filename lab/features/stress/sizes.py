@@ -13,10 +13,10 @@ import pandas as pd
 
 import lab.analysis.laws.fits as fits
 from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text
-from lab.analysis.stress.battery import Setting
 from lab.analysis.stress.measures import Outcomes, curve, failing_lrs, tolerances
 from lab.analysis.text import count, finite, format_value
 from lab.core import files
+from lab.records.plans import Setting
 
 TOLERANCE, FAILING = "tolerance", "smallest failing learning rate"
 FEWEST_SIZES = 3

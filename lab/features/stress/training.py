@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.analysis.stress.battery import CARD_FILE, Place, Setting, StressTest
+from lab.analysis.stress.battery import CARD_FILE, Place, StressTest
 from lab.core import files, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -18,6 +18,7 @@ from lab.features.stress.progress import Progress
 from lab.features.stress.search import try_cures
 from lab.features.stress.sizes import settings_of_sizes
 from lab.records import store
+from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees
 from lab.sweeping.compose import Tree
 

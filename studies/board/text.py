@@ -17,9 +17,9 @@ from lab.analysis.stress.arms import REFERENCE
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import format_p, listed
 from lab.core import files
-from lab.features.board.failures import Failure, read_failures
-from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
-from lab.features.board.public_runs import broken_public_runs
+from studies.board.failures import Failure, read_failures
+from studies.board.matrix import LESS, MORE, NEVER_ENGAGED, NOT_TESTED, NOT_TRIED, Judged, Matrix, Row
+from studies.board.public_runs import broken_public_runs
 
 SMALLEST_P = 1e-4  # from so few seeds a smaller p says no more
 SHORT = {CURES: "cures", IN_PART: "part", NO: "no", OPEN: "open", HARMS: "harms", NEVER_ENGAGED: "idle", NOT_TRIED: ""}
@@ -81,7 +81,7 @@ def _cured(matrix: Matrix, row: Row, failures: Sequence[Failure]) -> list[Failur
 
 
 def _best(matrix: Matrix, failure: Failure) -> Row | None:
-    """The advised arm that takes off most of the damage of a failure that none cures."""
+    """The advised arm that removes most of the damage of a failure that none cures."""
     helping = [row for row in _advised(matrix) if _holds(matrix, row, failure, IN_PART)]
     return max(helping, key=lambda row: row.cells[failure.name].improvement.mean, default=None)
 
@@ -121,7 +121,7 @@ def prices(row: Row) -> dict[str, str]:
 
 
 def ranked(matrix: Matrix) -> list[Row]:
-    """The arms by the number of failures that they cure, then cure in part, then by what they take off."""
+    """The arms by the number of failures that they cure, then cure in part, then by what they remove."""
 
     def rank(row: Row) -> tuple[float, ...]:
         shares = [cell.share for cell in row.cells.values() if not math.isnan(cell.share)]
@@ -178,7 +178,7 @@ def notes(matrix: Matrix) -> list[str]:
 
 
 def _power(matrix: Matrix, failure: Failure) -> float:
-    """The probability that the fresh seeds show that an arm which takes off half of the damage helps at least in part.
+    """The probability that the fresh seeds show that an arm which removes half of the damage helps at least in part.
 
     A simulation: the spread of an arm is drawn from the prior, and its seeds with that spread.
     """

@@ -1,4 +1,4 @@
-"""The board: what to add, what each arm takes off against what it costs, and the matrix in colours."""
+"""The board: what to add, what each arm removes against what it costs, and the matrix in colours."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from lab.analysis.rendering import html, layout, panels, style
 from lab.analysis.rendering.layout import Drawing, Sheet
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import first_to_last, listed
-from lab.features.board.failures import Failure
-from lab.features.board.matrix import LESS, MORE, NEVER_ENGAGED, Judged, Matrix, Row
-from lab.features.board.text import (
+from lab.records import store
+from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
+from studies.board.failures import Failure
+from studies.board.matrix import LESS, MORE, NEVER_ENGAGED, Judged, Matrix, Row
+from studies.board.text import (
     PRICES,
     headline,
     is_tested,
@@ -26,8 +28,6 @@ from lab.features.board.text import (
     shown,
     table,
 )
-from lab.records import store
-from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 
 PIECES = html.macros("board.html")
 TITLE = "Which change takes which damage away?"
@@ -35,7 +35,7 @@ WIDE = style.Page(11.2, 10.0)  # narrow screens scroll its drawing
 COLOURS = {CURES: "#009E73", IN_PART: "#0072B2", NO: "#888888", OPEN: "#bbbbbb", HARMS: "#D55E00"}
 COLOURS |= {LESS: "#56B4E9", MORE: "#E69F00"}
 LEAST, MOST = -0.5, 1.25  # of the shares that are drawn; those beyond lie at the ends
-NAMED = 3  # arms that are named in a panel: those that take off most
+NAMED = 3  # arms that are named in a panel: those that remove most
 BETWEEN_NAMES = 0.2  # of the axis of the shares
 ROOM_FOR_NAMES = 0.9  # beside a panel, of its width
 
@@ -70,14 +70,14 @@ def _wide_figure(matrix: Matrix) -> Drawing:
 
 @layout.styled
 def board_figure(matrix: Matrix) -> Sheet:
-    """The share of the control's damage that each arm takes off, against its best loss beside the reference's.
+    """The share of the control's damage that each arm removes, against its best loss beside the reference's.
 
     A cure leaves at most a third with its whole interval. Filled dots rest on six fresh seeds, and hollow ones on the
-    screening. The arms that take off most are named. Arms without a curve have no dot.
+    screening. The arms that remove most are named. Arms without a curve have no dot.
     """
     tested = [failure for failure in matrix.failures if is_tested(matrix, failure)]
     titles = [failure.title for failure in tested]
-    sheet, facet_axes = layout.facets(titles, ["taken off"], 11)
+    sheet, facet_axes = layout.facets(titles, ["removed"], 11)
     for failure, (axes,) in zip(tested, facet_axes, strict=False):
         _panel(axes, matrix, failure)
     looks = {word: {"color": colour, "marker": "o", "linestyle": ""} for word, colour in COLOURS.items()}
@@ -115,7 +115,7 @@ def _panel(axes: Axes, matrix: Matrix, failure: Failure) -> None:
 
 
 def _name_best(axes: Axes, failure: Failure, drawn: Sequence[Row]) -> None:
-    """Name, to the right of the dots, the arms that take off most, each below the one before it."""
+    """Name, to the right of the dots, the arms that remove most, each below the one before it."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + ROOM_FOR_NAMES * (right - left))
     helping = [row for row in drawn if row.cells[failure.name].verdict in (CURES, IN_PART, LESS)]
@@ -141,11 +141,11 @@ def _height(cell: Judged) -> float:
 def _hover(row: Row, failure: Failure) -> str:
     cell = row.cells[failure.name]
     seeds = f"{cell.improvement.n} {'fresh ' * cell.is_confirmed}seeds"
-    takes = f"takes off {cell.improvement:±} {failure.unit}, p {p_shown(cell.p)}"
+    effect = f"removes {cell.improvement:±} {failure.unit}, p {p_shown(cell.p)}"
     place = f"\nin place of {replaced}" if (replaced := row.instead_of(failure)) else ""
     beside = f"loss beside the control: {cell.above_control:+.2f} under stress, {cell.cost_at_ease:+.2f} at ease"
     return "\n".join(
-        [f"{row.name}{place}", f"{failure.title}: {cell.verdict}", takes, seeds, beside, f"best loss {row.best:±+.3f}"]
+        [f"{row.name}{place}", f"{failure.title}: {cell.verdict}", effect, seeds, beside, f"best loss {row.best:±+.3f}"]
     )
 
 

@@ -17,7 +17,8 @@ from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
 from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, against_control, compared, verdict_of
 from lab.analysis.stress.measures import by_run, is_capped, tolerances
-from lab.features.board.failures import (
+from lab.records import store
+from studies.board.failures import (
     AT_EASE,
     CURVE,
     STRESSED,
@@ -31,7 +32,6 @@ from lab.features.board.failures import (
     read_failures,
     read_families,
 )
-from lab.records import store
 
 NOT_TESTED, NEVER_ENGAGED, NOT_TRIED = "not tested", "never engaged", "not tried"
 LESS, MORE = "grows less", "grows more"  # of a growth, which no arm cures
@@ -354,7 +354,7 @@ def _with_share(verdict: str, share: float, rule: Rule) -> str:
 
 
 def _shares_at_own_best(failure: Failure, tables: Tables) -> dict[str, float]:
-    """By arm the share of the control's damage that it takes off, where both are at ease at their own best rate.
+    """By arm the share of the control's damage that it removes, where both are at ease at their own best rate.
 
     Curves tell it, so it is known only where the stress is one of their learning rates.
     """
@@ -364,7 +364,7 @@ def _shares_at_own_best(failure: Failure, tables: Tables) -> dict[str, float]:
 
 
 def passes_screening(failure: Failure, tables: Tables, rule: Rule) -> list[str]:
-    """The arms that take off enough of the control's damage to be tried on fresh seeds."""
+    """The arms that remove enough of the control's damage to be tried on fresh seeds."""
     lost = lost_by_control(failure, tables)
     if not lost.mean >= failure.least:
         return []

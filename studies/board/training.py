@@ -10,13 +10,20 @@ from pathlib import Path
 import pandas as pd
 
 from lab.analysis.stress.arms import REFERENCE, Arm
-from lab.analysis.stress.battery import Setting
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.files import quoted
 from lab.core.printing import say
 from lab.core.registry import INTERVENTIONS
-from lab.features.board.failures import (
+from lab.records import store
+from lab.records.plans import Setting
+from lab.sweeping import launch
+from lab.sweeping.bench import Bench, trees_of_setting
+from lab.sweeping.compose import Composer, Tree
+from lab.sweeping.progress import ProgressLog
+from lab.sweeping.recipe import reason_of_config
+from lab.sweeping.request import Request, read_request
+from studies.board.failures import (
     CELLS,
     CURVE,
     FAMILIES,
@@ -31,7 +38,7 @@ from lab.features.board.failures import (
     read_families,
     settings,
 )
-from lab.features.board.matrix import (
+from studies.board.matrix import (
     Tables,
     families_table,
     family_of,
@@ -39,13 +46,6 @@ from lab.features.board.matrix import (
     passes_screening,
     tables_of,
 )
-from lab.records import store
-from lab.sweeping import launch
-from lab.sweeping.bench import Bench, trees_of_setting
-from lab.sweeping.compose import Composer, Tree
-from lab.sweeping.progress import ProgressLog
-from lab.sweeping.recipe import reason_of_config
-from lab.sweeping.request import Request, read_request
 
 QUESTION = "Which published change cures which failure of training, and what does it cost?"
 

@@ -11,10 +11,11 @@ import pandas as pd
 
 from lab.analysis.statistics import Spread
 from lab.analysis.stress.arms import REFERENCE, Arm, arm_cards, board_arms, no_such_arm
-from lab.analysis.stress.battery import Place, Setting, read_battery
+from lab.analysis.stress.battery import Place, read_battery
 from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.schema import build
+from lab.records.plans import Setting
 
 FILE = Path(__file__).with_name("failures.yaml")
 STRESSED, AT_EASE = "stressed", "at ease"
@@ -78,7 +79,7 @@ class Rule(NamedTuple):
         alpha: the level of tests, after Bonferroni over the family of a failure.
         screened: seeds of all arms.
         fresh: further seeds of the arms that pass the screening, by which alone these are judged.
-        passes_screening: the share of the control's damage that an arm must take off in the screening.
+        passes_screening: the share of the control's damage that an arm must remove in the screening.
         loses: nats of best loss that an arm may lose to be advised.
         within: nats above a best loss up to which a learning rate is tolerated.
     """

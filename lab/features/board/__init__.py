@@ -1,1 +1,0 @@
-"""Leaderboard: which published change of a recipe cures which failure of training, and what it costs."""

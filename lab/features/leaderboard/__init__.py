@@ -1,0 +1,1 @@
+"""`lab leaderboard`, the board of interventions."""

@@ -1,0 +1,1 @@
+"""The board: which published change of a recipe cures which failure of training, and what it costs."""
