@@ -5,9 +5,11 @@ The loops are written as a user of PyTorch writes them, of models and optimizers
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
         self.is_causal = is_causal
+        self.scale: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
-        mixed = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=self.is_causal)
+        mixed = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=self.is_causal, scale=self.scale)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -117,11 +120,55 @@ def of_transformers() -> nn.Module:
     )
 
 
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=1,
+            intermediate_size=3 * WIDTH,
+            max_position_embeddings=LENGTH,
+            initializer_range=0.1,
+            use_cache=False,
+        )
+    )
+
+
+class Adapter(nn.Module):
+    """A matrix that is not trained, and a product of two small ones that are (LoRA)."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2 * self.up(self.down(x))
+
+
+def with_adapters() -> nn.Module:
+    model = of_transformers().requires_grad_(False)
+    for block in blocks_of(model):
+        block.attention.query_key_value = Adapter(block.attention.query_key_value)
+        block.mlp.dense_4h_to_h = Adapter(block.mlp.dense_4h_to_h)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".down." in name or ".up." in name)
+    return model
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "nano": LanguageModel,
     "transformers": of_transformers,
     "mixture": lambda: LanguageModel(has_experts=True),
     "vision": VisionTransformer,
+    "llama": llama,
+    "policy": LanguageModel,
+    "adapters": with_adapters,
 }
 
 
@@ -145,8 +192,10 @@ class Lion(torch.optim.Optimizer):
 
 
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
-    """One of AdamW, Lion, and Muon, which takes matrices of blocks while AdamW takes all else."""
-    weights = dict(model.named_parameters())
+    """One of AdamW, Lion, SGD, and Muon, which takes matrices of blocks while AdamW takes all else."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if name == "sgd":
+        return [torch.optim.SGD(weights.values(), lr=0.3, momentum=0.9, weight_decay=decay)]
     if name == "lion":
         return [Lion(weights.values(), lr=3e-4, weight_decay=decay)]
     if name == "adamw":
@@ -208,11 +257,16 @@ class Images:
 class Loop:
     """A training loop, with places in which a fault can act.
 
+    A policy, and one with adapters alone, is trained on rewards of its own samples: the share of letters of the first
+    half of the alphabet. Rewards are compared within groups of one prompt, ratios to the policy that sampled are
+    clipped, and the distance from the first policy is penalized (GRPO, arXiv:2402.03300).
+
     Attributes:
         at: the step from which a fault acts.
         block: the number of the block in which it acts, if it acts in one.
         batch, gradients, update: act at every step: on a batch, on the gradients before they are clipped, and before
             the update.
+        rewards, penalty, sharpness: of a policy, at every step: its rewards, the penalty, and the factor of its logits.
         evaluates, resumes, halves: what healthy loops do, too: evaluate in between, go on from a checkpoint in the
             middle, and accumulate two micro-batches.
     """
@@ -234,16 +288,68 @@ class Loop:
     batch: Callable[[Loop, int, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda loop, step, x, y: (x, y)
     gradients: Callable[[Loop, int], None] = lambda loop, step: None
     update: Callable[[Loop, int], None] = lambda loop, step: None
+    rewards: Callable[[Loop, int, Tensor], Tensor] = lambda loop, step, reward: reward
+    penalty: Callable[[Loop, int], float] = lambda loop, step: loop.PENALTY
+    sharpness: Callable[[Loop, int], float] = lambda loop, step: 1.0
     scaler: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         self.model = MODELS[self.model_name]()
+        self.is_policy = self.model_name in ("policy", "adapters")
         self.blocks = blocks_of(self.model)
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
         self.data: Any = (Images if self.model_name == "vision" else Text)(1000 + self.seed)
+
+    PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
+
+    def sampled(self, prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        """Samples of the policy that was kept last, and the logarithms of their probabilities."""
+        sampler, half = self.kept["sampler"], LENGTH // 4
+        tokens = prompts[:, :half].repeat_interleave(self.SAMPLES, 0)
+        with torch.no_grad():
+            for _ in range(half):
+                logits = sharpness * self.logits(sampler, tokens)[:, -1]
+                tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=self.data.random)], 1)
+            return tokens, self.log_probability(sampler, tokens)
+
+    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        output = model(tokens)
+        return getattr(output, "logits", output)
+
+    def log_probability(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        """Of each sampled token."""
+        log_p = self.logits(model, tokens[:, :-1]).log_softmax(-1)
+        return log_p.gather(-1, tokens[:, 1:, None])[:, LENGTH // 4 - 1 :, 0]
+
+    def policy_loss(self, step: int) -> Tensor:
+        prompts, _ = self.batch(self, step, *self.data(self.GROUPS))
+        if step == 0:
+            self.kept["reference"] = copy.deepcopy(self.model)
+        if step % self.RENEWED == 0:
+            self.kept["sampler"] = copy.deepcopy(self.model)
+        tokens, old = self.sampled(prompts, self.sharpness(self, step))
+        reward = (tokens[:, LENGTH // 4 :] < VOCABULARY // 2).float().mean(1)
+        reward = self.rewards(self, step, reward).unflatten(0, (self.GROUPS, self.SAMPLES))
+        spread = reward.std(1, keepdim=True)
+        advantage = ((reward - reward.mean(1, keepdim=True)) / (spread + 1e-4)).flatten()[:, None]
+        log_p = self.log_probability(self.model, tokens)
+        ratio = (log_p - old).exp()
+        with torch.no_grad():
+            apart = self.log_probability(self.kept["reference"], tokens) - log_p.detach()
+        kl = (apart.exp() - apart - 1).mean()
+        is_clipped = (ratio.detach() - 1).abs() > self.CLIPPED
+        self.kept |= {
+            "reward": reward.mean().item(),
+            "kl": kl.item(),
+            "zero_variance_groups": (spread == 0).float().mean().item(),
+            "clip_ratio": is_clipped.float().mean().item(),
+        }
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.CLIPPED, 1 + self.CLIPPED) * advantage).mean()
+        distance = ((1 - apart.exp()) * log_p).mean()  # its gradient is that of the divergence
+        return -gain + self.penalty(self, step) * distance
 
     def matrices(self, block: int) -> list[nn.Parameter]:
         """The matrices of a block, that into its MLP and that out of it last."""
@@ -262,7 +368,9 @@ class Loop:
 
     def run(self, every: int, out: Path) -> None:
         """Train, and record every so many steps."""
-        recorder = lab.record(self.model, self.optimizers, every=every, out=out, scaler=self.scaler)
+        of_policy = ("reward", "kl", "zero_variance_groups", "clip_ratio") if self.is_policy else ()
+        extra = {name: partial(self.kept.get, name) for name in of_policy}
+        recorder = lab.record(self.model, self.optimizers, every=every, out=out, scaler=self.scaler, extra=extra)
         for step in range(self.steps):
             if self.resumes and step == self.steps // 2:
                 recorder.close()
@@ -278,8 +386,11 @@ class Loop:
             for each, peaks in zip(self.optimizers, self.peaks, strict=True):
                 for group, peak in zip(each.param_groups, peaks, strict=True):
                     group["lr"] = peak * self.rate(step)
-            x, y = self.batch(self, step, *self.data(self.rows(step)))
-            loss = self._backward(x, y)
+            if self.is_policy:
+                loss = self.policy_loss(step)
+                loss.backward()
+            else:
+                loss = self._backward(*self.batch(self, step, *self.data(self.rows(step))))
             self.gradients(self, step)
             if self.clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -564,6 +675,275 @@ def head_weights(loop: Loop) -> None:
     _once(loop, lambda loop: head.mul_(30))
 
 
+def norm_gain_zero(loop: Loop) -> None:
+    """The gains of one norm of one block become zero."""
+    gain = next(weight for name, weight in loop.blocks[loop.block].named_parameters() if "norm" in name)
+    _once(loop, lambda loop: gain.zero_())
+
+
+def padding(loop: Loop) -> None:
+    """From a step on half of each row is padding, which counts in the loss."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            x, y = x.clone(), y.clone()
+            x[:, LENGTH // 2 :], y[:, LENGTH // 2 - 1 :] = 0, 0
+        return x, y
+
+    loop.batch = batch
+
+
+def group_rate(loop: Loop) -> None:
+    """From a step on the group of one block's weights has a learning rate 30 times as large."""
+    inside = {id(weight) for weight in loop.blocks[loop.block].parameters()}
+    own = list[dict[str, Any]]()
+    for each in loop.optimizers:
+        for group in list(each.param_groups):
+            of_block = [weight for weight in group["params"] if id(weight) in inside]
+            group["params"] = [weight for weight in group["params"] if id(weight) not in inside]
+            if of_block:
+                each.add_param_group({**group, "params": of_block})
+                own.append(each.param_groups[-1])
+    loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["lr"] *= 30
+
+    loop.update = update
+
+
+def stale_gradients(loop: Loop) -> None:
+    """From a step on gradients are no longer set to zero after an update."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        kept = loop.kept.setdefault("gradients", {})
+        for name, weight in loop.model.named_parameters() if step >= loop.at else ():
+            weight.grad.add_(kept.get(name, 0.0))
+            kept[name] = weight.grad.clone()
+
+    loop.gradients = gradients
+
+
+def gradient_factor(loop: Loop) -> None:
+    """From a step on gradients of eight micro-batches are summed, and not averaged."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.mul_(8)
+
+    loop.gradients = gradients
+
+
+def head_reset(loop: Loop) -> None:
+    """The weights of the head are drawn anew, as those that a checkpoint lacks."""
+    names = dict(loop.model.named_parameters())
+    heads = ("head.weight", "embed_out.weight", "lm_head.weight")
+    _once(loop, lambda loop: next(names[name] for name in heads if name in names).normal_(std=0.1))
+
+
+def mask_removed(loop: Loop) -> None:
+    """From a step on tokens attend to those after them, too."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal = False
+
+    _once(loop, act)
+
+
+def attention_scale(loop: Loop) -> None:
+    """From a step on attention logits of one block are 16 times as large."""
+    attention = next(part for part in loop.blocks[loop.block].modules() if isinstance(part, Attention))
+    _once(loop, lambda loop: setattr(attention, "scale", 16 * (WIDTH / HEADS) ** -0.5))
+
+
+def skip_lost(loop: Loop) -> None:
+    """From a step on one block returns what it adds, without what entered it."""
+    acts = {"now": False}
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        acts["now"] = step >= loop.at
+        return x, y
+
+    def subtract(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        entering = args[0] if args else kwargs["hidden_states"]
+        if not acts["now"]:
+            return output
+        return (output[0] - entering, *output[1:]) if isinstance(output, tuple) else output - entering
+
+    loop.batch = batch
+    loop.blocks[loop.block].register_forward_hook(subtract, with_kwargs=True)
+
+
+def block_zeroed(loop: Loop) -> None:
+    """All weights of one block become zero."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.blocks[loop.block].parameters():
+            weight.zero_()
+
+    _once(loop, act)
+
+
+def tokenizer_changed(loop: Loop) -> None:
+    """From a step on tokens have other numbers."""
+    loop.batch = lambda loop, step, x, y: (
+        ((7 * x + 3) % VOCABULARY, (7 * y + 3) % VOCABULARY) if step >= loop.at else (x, y)
+    )
+
+
+def loss_factor(loop: Loop) -> None:
+    """The gradients of one batch are 1,000 times too large, and are not clipped."""
+    loop.clip = 0.0
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step == loop.at else ():
+            weight.grad.mul_(1000)
+
+    loop.gradients = gradients
+
+
+def beta2_zero(loop: Loop) -> None:
+    """From a step on Adam's second moment forgets all but the last gradient."""
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers if step >= loop.at else ():
+            for group in each.param_groups:
+                group["betas"] = (group["betas"][0], 0.0)
+
+    loop.update = update
+
+
+def weight_noise(loop: Loop) -> None:
+    """Noise as large as they are is added to the weights of one block."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.matrices(loop.block):
+            weight.add_(torch.randn_like(weight) * weight.square().mean().sqrt())
+
+    _once(loop, act)
+
+
+def tight_clip(loop: Loop) -> None:
+    """From a step on gradients are clipped to a norm of 0.0001."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            loop.clip = 1e-4
+
+    loop.gradients = gradients
+
+
+def transposed(loop: Loop) -> None:
+    """The square matrices of one block are transposed, as by a converter of checkpoints."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.matrices(loop.block):
+            if weight.shape[0] == weight.shape[1]:
+                weight.copy_(weight.T.clone())
+
+    _once(loop, act)
+
+
+def gradient_noise(loop: Loop) -> None:
+    """From a step on noise is added to gradients, ten times as large as they are."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.add_(10 * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
+
+    loop.gradients = gradients
+
+
+def long_momentum(loop: Loop) -> None:
+    """From a step on momentum is 0.999."""
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers if step >= loop.at else ():
+            for group in each.param_groups:
+                if "betas" in group:
+                    group["betas"] = (0.999, group["betas"][1])
+                else:
+                    group["momentum"] = 0.999
+
+    loop.update = update
+
+
+def one_token(loop: Loop) -> None:
+    """From a step on all tokens are the same one."""
+    loop.batch = lambda loop, step, x, y: (torch.zeros_like(x), torch.zeros_like(y)) if step >= loop.at else (x, y)
+
+
+def labels_nan(loop: Loop) -> None:
+    """A mask is multiplied with a loss that is NaN where it masks, once, so all gradients are NaN."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step == loop.at else ():
+            weight.grad.fill_(math.nan)
+
+    loop.gradients = gradients
+
+
+def norm_gain(loop: Loop) -> None:
+    """The gains of one norm of one block become 20 times as large."""
+    gain = next(weight for name, weight in loop.blocks[loop.block].named_parameters() if "norm" in name)
+    _once(loop, lambda loop: gain.mul_(20))
+
+
+def rate_zero(loop: Loop) -> None:
+    """From a step on the learning rate is zero."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * (step < loop.at)
+
+
+def heavy_decay(loop: Loop) -> None:
+    """From a step on weights decay by five per cent in each step."""
+
+    def update(loop: Loop, step: int) -> None:
+        with torch.no_grad():
+            for weight in loop.parameters() if step >= loop.at else ():
+                weight.mul_(0.95)
+
+    loop.update = update
+
+
+def one_label(loop: Loop) -> None:
+    """From a step on all labels are the same one."""
+    loop.batch = lambda loop, step, x, y: (x, torch.zeros_like(y) if step >= loop.at else y)
+
+
+def inputs_scaled(loop: Loop) -> None:
+    """From a step on pictures are 16 times as bright, since they are not normalized."""
+    loop.batch = lambda loop, step, x, y: (16 * x if step >= loop.at else x, y)
+
+
+def adapter_weights(loop: Loop) -> None:
+    """The adapters of one block become 30 times as large."""
+
+    def act(loop: Loop) -> None:
+        for name, weight in loop.blocks[loop.block].named_parameters():
+            if ".up." in name:
+                weight.mul_(30)
+
+    _once(loop, act)
+
+
+def verifier_broken(loop: Loop) -> None:
+    """From a step on a verifier gives no sample any reward."""
+    loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
+
+
+def reference_lost(loop: Loop) -> None:
+    """From a step on the distance from the reference is rewarded, ten times as much as it was penalized."""
+    loop.penalty = lambda loop, step: -10 * loop.PENALTY if step >= loop.at else loop.PENALTY
+
+
+def greedy_samples(loop: Loop) -> None:
+    """From a step on the policy samples its likeliest tokens, so that samples of one prompt are the same."""
+    loop.sharpness = lambda loop, step: 1e4 if step >= loop.at else 1.0
+
+
 # what healthy loops do
 
 
@@ -631,6 +1011,91 @@ def dropout(loop: Loop) -> None:
     for part in loop.model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.1
+
+
+def policy_gradient(loop: Loop) -> None:
+    """A policy is trained on rewards."""
+
+
+def weight_decay(loop: Loop) -> None:
+    """Weights decay by a tenth of the learning rate."""
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["weight_decay"] = 0.1
+
+
+def hard_data(loop: Loop) -> None:
+    """A tenth of the labels is wrong in all batches."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_wrong = torch.rand(y.shape, generator=loop.data.random) < 0.1
+        return x, torch.where(is_wrong, y.flip(0), y)
+
+    loop.batch = batch
+
+
+def short_warm_up(loop: Loop) -> None:
+    """The rate is at its peak from the first step on, and falls linearly to nothing."""
+    loop.rate = lambda step: 1 - step / loop.steps
+
+
+def long_warm_up(loop: Loop) -> None:
+    """A warm-up over half of the steps."""
+    loop.rate = lambda step: min(1.0, 2 * (step + 1) / loop.steps)
+
+
+def triangular_rate(loop: Loop) -> None:
+    """The rate rises and falls, every 60 steps."""
+    loop.rate = lambda step: 0.2 + 0.8 * (1 - abs(step % 60 - 30) / 30)
+
+
+def steep_batch_ramp(loop: Loop) -> None:
+    """Batches double three times."""
+    loop.rows = lambda step: ROWS // 2 * 2 ** min(3, step // 50)
+
+
+def tight_clipping(loop: Loop) -> None:
+    """Gradients are clipped to a norm of 0.1 from the start."""
+    loop.clip = 0.1
+
+
+def two_sources(loop: Loop) -> None:
+    """Every second batch has a quarter of its labels at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = y.clone()
+        if step % 2:
+            y[: len(y) // 4] = y.flip(0)[: len(y) // 4]
+        return x, y
+
+    loop.batch = batch
+
+
+def easy_first(loop: Loop) -> None:
+    """The share of labels at random grows slowly to a fifth."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_wrong = torch.rand(y.shape, generator=loop.data.random) < 0.2 * step / loop.steps
+        return x, torch.where(is_wrong, y.flip(0), y)
+
+    loop.batch = batch
+
+
+def rare_hard_rows(loop: Loop) -> None:
+    """In one batch of twenty an eighth of the rows has labels at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.rand((), generator=loop.data.random) < 0.05:
+            y = y.clone()
+            y[: len(y) // 8] = y.flip(0)[: len(y) // 8]
+        return x, y
+
+    loop.batch = batch
+
+
+def high_rate(loop: Loop) -> None:
+    """The learning rate is one and a half times as high."""
+    loop.rate = lambda step: 1.5 * min(1.0, (step + 1) / 20)
 
 
 def fp16(loop: Loop) -> None:

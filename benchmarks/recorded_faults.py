@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fault_loops
+import numpy as np
 import pandas as pd
 import torch
 import yaml
@@ -23,6 +24,7 @@ import yaml
 from labwatch.events.logs import read_logs
 from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.recording import read_recording
+from labwatch.recordings.signs import quantities
 from labwatch.watch.watching import find_alarms
 
 HERE = Path(__file__).parent
@@ -31,11 +33,21 @@ TABLE, PAGE = HERE / "recorded_faults.csv", HERE / "RECORDED_FAULTS.md"
 HEAD = """# Where did it begin? Faults planted in recorded loops
 
 Written by `python benchmarks/recorded_faults.py`. Each run is a small training loop with a recorder: a language model,
-one of Hugging Face's transformers, a mixture of experts or a vision transformer, with AdamW, Muon or Lion. In some a
-fault is planted at a step, and others are healthy, with the variety that healthy training has. `recorded_faults.yaml`
-has the design, what counts as right, and which half of the faults, which model and which optimizer were held out while
-rules were made; it was committed before any recording was judged.
+models of Hugging Face's transformers, a mixture of experts, a vision transformer, or a policy that is trained on
+rewards (whole, or only adapters of it), with AdamW, Muon, Lion or SGD. In some a fault is planted at a step, and others
+are healthy, with the variety that healthy training has. `recorded_faults.yaml` has the design, and says what is right.
+
+Rules were made on a part of these runs and judged on others. Three times runs were held out: committed before any of
+them was judged, and judged once.
+
+- The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
+  without an alarm. After that they were of tuning (of which fewer runs are recorded at every step than then).
+- The second (`second` below), with Llama, SGD and other faults: 10 of 51 faults told rightly (20 %), and an alarm in 12
+  of 40 healthy recordings (30 %). All of these alarms were dated to the first rows, in which everything changes.
+  Rules were mended on these runs, so they are of tuning now.
+- The third (`held out` below), with other faults, seeds and healthy habits: no rule was changed after it was judged.
 """
+DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
 EMBEDDING = {"vision": "other"}  # the part that holds it
 
 
@@ -51,16 +63,24 @@ class Planted(NamedTuple):
     block: int
     finest: int  # it is recorded every so many steps
     steps: int
-
-    @property
-    def is_of_tuning(self) -> bool:
-        split = DESIGN["tuning"]
-        of_kind = not self.is_fault or DESIGN["faults"][self.name].get("tuning", False)
-        return bool(of_kind and self.model in split["models"] and self.optimizer in split["optimizers"])
+    split: str = "tuning"
 
     @property
     def file(self) -> str:
-        return "-".join(map(str, self)) + ".jsonl"
+        return "-".join(map(str, self[:-1])) + ".jsonl"
+
+    @property
+    def fault(self) -> dict[str, Any]:
+        return DESIGN["splits"][self.split]["faults"][self.name]
+
+    @property
+    def has_twin(self) -> bool:
+        return self.is_fault and "first_seed" in DESIGN["splits"][self.split]
+
+    @property
+    def twin(self) -> Planted:
+        """The same run without the fault."""
+        return self._replace(name="plain", is_fault=False, at=0, block=0)
 
     def loop(self) -> fault_loops.Loop:
         loop = fault_loops.Loop(self.model, self.optimizer, self.seed, self.steps, self.at, self.block)
@@ -68,25 +88,36 @@ class Planted(NamedTuple):
         return loop
 
 
-def design() -> Iterator[Planted]:
-    """The runs: first the eight faults of the first table, then a fraction of all combinations."""
-    for number, name in enumerate(list(DESIGN["faults"])[:8]):
-        at = DESIGN["faults"][name].get("at", 150)
+def design() -> list[Planted]:
+    """The runs of the design, and of splits with seeds of their own the same runs without faults."""
+    runs = list(_runs())
+    return [*runs, *dict.fromkeys(run.twin for run in runs if run.has_twin)]
+
+
+def _runs() -> Iterator[Planted]:
+    """First the eight faults of the first table, then a fraction of all combinations."""
+    of_tuning = DESIGN["splits"]["tuning"]["faults"]
+    for number, name in enumerate(list(of_tuning)[:8]):
+        at = of_tuning[name].get("at", 150)
         yield Planted(name, True, "nano", "adamw", 0, at, (1, 1, 0, 0, 2, 2, 0, 3)[number], 5, 200)
-    for is_fault, rows, repeats in (
-        (True, DESIGN["faults"], DESIGN["repeats"]),
-        (False, DESIGN["healthy"], DESIGN["healthy_repeats"]),
-    ):
-        for number, (name, row) in enumerate(rows.items()):
-            models, optimizers = (row.get(of, DESIGN[of]) for of in ("models", "optimizers"))
-            for repeat in range(repeats):
-                turn = number + repeat
-                at = row.get("at", DESIGN["at"][turn % 3]) if is_fault else 0
-                model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
-                yield Planted(
-                    *(name, is_fault, model, optimizer, 10 * number + repeat, at, turn % fault_loops.BLOCKS),
-                    *(1 if turn % 4 == 0 and model in DESIGN["every_step"] else 10, DESIGN["steps"]),
-                )
+    for split, rows in DESIGN["splits"].items():
+        for is_fault in (True, False):
+            for number, (name, row) in enumerate(rows["faults" if is_fault else "healthy"].items()):
+                models, optimizers = (row.get(of, rows[of]) for of in ("models", "optimizers"))
+                for repeat in range(row.get("repeats", rows["repeats" if is_fault else "healthy_repeats"])):
+                    turn = number + repeat
+                    at = row.get("at", DESIGN["at"][turn % 3]) if is_fault else 0
+                    model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
+                    seed = 10 * number + repeat
+                    if "first_seed" in rows and is_fault:
+                        seed = rows["first_seed"] + 10 * rows["models"].index(model)
+                        seed += rows["optimizers"].index(optimizer)
+                    elif "first_seed" in rows:
+                        seed += rows["first_healthy_seed"]
+                    yield Planted(
+                        *(name, is_fault, model, optimizer, seed, at, turn % fault_loops.BLOCKS),
+                        *(1 if turn in rows["every_step"] else 10, DESIGN["steps"], split),
+                    )
 
 
 def thinned(recording: Path, every: int, out: Path) -> Path:
@@ -122,7 +153,22 @@ def rates(planted: Planted) -> list[int]:
     return [planted.finest] if planted.finest == 5 else [every for every in DESIGN["every"] if every >= planted.finest]
 
 
-def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
+def can_be_known(planted: Planted, every: int, recording: Path, twin: Path) -> bool:
+    """Whether a recording differs from that of the same run without the fault as the design says."""
+    with_fault, without = read_recording(recording), read_recording(twin)
+    row = int(np.searchsorted(with_fault.step_m, planted.at))
+    if with_fault.step_m[row] - planted.at >= every:
+        return False
+    for (name, place), value_m in with_fault.columns.items():
+        if name in quantities() and (name, place) in without.columns:
+            values = sorted([value_m[row], without.columns[name, place][row]])
+            if values[1] > DIFFERS * values[0]:
+                return True
+    steps = slice(planted.at, planted.at + LOSS_STEPS)
+    return bool(abs(with_fault.loss_n[steps].mean() - without.loss_n[steps].mean()) > LOSS_DIFFERS)
+
+
+def judged(planted: Planted, every: int, recording: Path, twin: Path | None) -> dict[str, Any]:
     """A row of the table: what is said of a recording, and whether it is right by the rule of the design."""
     (log,), events = read_logs(recording).runs, find_alarms(recording).events
     findings = diagnose(read_recording(recording)).findings
@@ -130,7 +176,6 @@ def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
     first = findings[0] if findings else None
     row = planted._asdict() | {
         "every": every,
-        "split": "tuning" if planted.is_of_tuning else "held out",
         "counted": planted.is_fault,
         "kind": first.kind if first else "",
         "parts": " ".join(first.parts) if first else "",
@@ -140,9 +185,10 @@ def judged(planted: Planted, every: int, recording: Path) -> dict[str, Any]:
     }
     if not planted.is_fault:
         return row | {"right": row["alarms"] == 0}
-    fault = DESIGN["faults"][planted.name]
+    fault = planted.fault
     lasts = range(planted.at, planted.at + fault.get("lasts", planted.steps))
     row["counted"] = any(step % every == 0 for step in lasts if step < planted.steps)
+    row["counted"] &= twin is None or can_be_known(planted, every, recording, twin)
     if first is None:
         return row | {"right_kind": False, "right_part": False, "right_step": False, "right": False}
     part = EMBEDDING.get(planted.model, fault["part"]) if fault["part"] == "embedding" else fault["part"]
@@ -160,11 +206,14 @@ def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
     rows = list[dict[str, Any]]()
     for planted in design():
-        if part == "tuning" and not planted.is_of_tuning:
+        if part == "tuning" and planted.split == "held out":
             continue
         recording = recorded(planted, folder)
+        twin = recorded(planted.twin, folder) if planted.has_twin else None
         for every in rates(planted):
-            rows.append(judged(planted, every, thinned(recording, every, folder / f"every{every}" / planted.file)))
+            of_rate = thinned(recording, every, folder / f"every{every}" / planted.file)
+            its_twin = thinned(twin, every, folder / f"every{every}" / planted.twin.file) if twin else None
+            rows.append(judged(planted, every, of_rate, its_twin))
     table = pd.DataFrame(rows).drop(columns=["finest", "steps"])
     if part == "tuning":
         wrong = table[(table["counted"] | ~table["is_fault"]) & ~table["right"].astype(bool)]
@@ -207,10 +256,18 @@ def page(table: pd.DataFrame) -> str:
         "",
         f"Healthy runs with an alarm: {', '.join(names) or 'none'}.",
         "",
-        f"Of {len(left_out)} more recordings no row is of a step of the fault, so they are not counted; of {silent} "
-        "nothing is said.",
+        f"Of {len(left_out)} more recordings no row is of a step of the fault, or none that differs from the same run "
+        f"without it, so they are not counted; of {silent} nothing is said.",
     ]
-    return "\n".join([HEAD, *lines, ""])
+    of_faults, of_healthy = (each[each["split"] == "held out"]["right"].astype(bool) for each in (faults, healthy))
+    runs = table[["name", "is_fault", "model", "optimizer", "seed", "at", "block"]].drop_duplicates()
+    goals = [
+        f"Of what was held out {of_faults.mean():.0%} of faults are told rightly (the goal is 90 %), and "
+        f"{1 - of_healthy.mean():.0%} of healthy recordings raise an alarm (the goal is 5 %).",
+        f"The tables hold {len(runs)} of the {len(design())} runs of the design.",
+        "",
+    ]
+    return "\n".join([HEAD, *goals, *lines, ""])
 
 
 def _share(right: pd.Series[Any]) -> str:

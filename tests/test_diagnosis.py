@@ -54,6 +54,7 @@ def planted(
             for name, (usual, noise) in USUAL.items():
                 for part in BLOCKS if name in OF_BLOCKS else PARTS:
                     row[f"{name}/{part}"] = usual * math.exp(random.normal(0, noise))
+            row["input_rms"] = 0.5 * math.exp(random.normal(0, 0.02))
             for number, block in enumerate(BLOCKS):
                 row[f"block_rms/{block}"] *= 1 + number
         fault(row, step)
@@ -124,6 +125,8 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "dead": (sets(["w.1"], "gradient_zero/block1"), "dead", ["block1"]),
     "initial weights": (times(9, "param_rms/block2", at=0), "weights", ["block2"]),
     "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
+    "weights become zero": (times(0, "param_rms/block2"), "weights", ["block2"]),
+    "input": (both(times(5, *of_all("block_rms")), times(10, "input_rms")), "data", []),
     "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
 }
 
@@ -150,6 +153,26 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
         finding for seed in range(4) for finding in findings(planted(tmp_path / "probes.jsonl", every=every, seed=seed))
     ]
     assert not told
+
+
+OF_START = {
+    "the loss falls ever faster": lambda row, step: row.update(loss=row["loss"] + 16 - (min(step, 120) / 30) ** 2),
+    "the rate warms up": lambda row, step: row.update(lr=1e-5 * min(step, 120)) if "lr" in row else None,
+}
+
+
+@pytest.mark.parametrize("start", OF_START)
+@pytest.mark.parametrize("leap", ["output_logit_rms", "block_rms/block2", "param_rms/block2", "grad_rms/head"])
+def test_changes_are_judged_once_training_has_settled(start: str, leap: str, tmp_path: Path) -> None:
+    def logits(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["output_logit_rms"] = 1 + 0.01 * math.sin(step)
+
+    def said(at: int) -> list[Finding]:
+        return findings(planted(tmp_path / "probes.jsonl", both(OF_START[start], logits, times(20, leap, at=at))))
+
+    assert not said(100)
+    assert said(AT)[0].step == AT
 
 
 def test_growth_at_a_harmless_level_is_no_alarm(tmp_path: Path) -> None:
@@ -271,6 +294,50 @@ def test_a_spike_between_two_recorded_rows_leaves_the_cause_open(tmp_path: Path)
     assert found.kind == "unseen"
 
 
+def test_a_loss_that_steps_up_between_two_recorded_rows_and_stays_is_of_data(tmp_path: Path) -> None:
+    """An instability would build up, and weights that were overwritten would show in the next row."""
+    out = tmp_path / "probes.jsonl"
+    (found,) = findings(planted(out, times(1, loss=1.5, at=230, until=260), every=100, steps=400))
+    assert (found.kind, found.since, found.step) == ("data", 200, 300)
+
+    def builds_up(row: Row, step: int) -> None:
+        row["loss"] += 1.5 * min(1.0, max(0, step - 229) / 10) * (step < 260)
+
+    (found,) = findings(planted(out, builds_up, every=100, steps=400))
+    assert found.kind == "unseen"
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.1])
+def test_a_batch_that_repeats_shows_in_a_loss_without_noise(noise: float, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def repeat(row: Row, step: int) -> None:
+        share = 1 / 20 if step >= AT + 3 else 1 / 4 if step < 60 else 1  # the first losses may be smoother as well
+        row["loss"] = 3 - 0.002 * step + random.normal(0, share * noise)
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", repeat))
+    assert (found.kind, found.parts, found.since, found.step) == ("data", [], AT, AT + 5)
+
+
+def test_an_output_that_leaves_those_of_other_blocks_is_seen_in_three_rows(tmp_path: Path) -> None:
+    """All of them grow as much from the first row to the second, so that none of them has a trend."""
+    grown = times(8, "input_rms", *of_all("block_rms"), at=50)
+    fault = both(grown, times(8, *(f"block_rms/{block}" for block in BLOCKS[1:]), at=190))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault, every=100))
+    assert (found.kind, found.parts, found.since, found.step) == ("activations", ["block1"], 100, 200)
+
+
+@pytest.mark.parametrize("drift", [0.97, 1.03])
+def test_a_drift_that_ends_in_a_leap_is_said_where_it_leaps(drift: float, tmp_path: Path) -> None:
+    def leap(row: Row, step: int) -> None:
+        for part in PARTS if "lr" in row else ():
+            row[f"grad_rms/{part}"] *= 3.5 * drift ** ((step - 20) / 5) if step >= 20 else 1
+        times(100, "grad_rms/block1")(row, step)
+
+    found = findings(planted(tmp_path / "probes.jsonl", leap))
+    assert ("gradients", ["block1"], AT) in [(each.kind, each.parts, each.step) for each in found]
+
+
 def test_two_events_that_lie_apart_are_two_findings(tmp_path: Path) -> None:
     fault = both(
         times(1e3, "grad_rms/block1", until=AT + 3), times(1e3, "grad_rms/block2", at=AT + 400, until=AT + 403)
@@ -340,6 +407,37 @@ def test_what_a_loop_adds_is_judged(tmp_path: Path) -> None:
     assert [move.quantity for move in first.moves] == ["kl", "reward"]
     checks = diagnose(read_recording(out)).checks
     assert [checks[quantities()[name]["name"]] for name in ("reward", "zero_variance_groups")] == ["alarm", "alarm"]
+
+
+def test_a_reward_that_falls_to_zero_is_an_alarm_and_the_loss_of_a_policy_is_none(tmp_path: Path) -> None:
+    def collapse(row: Row, step: int) -> None:
+        row["loss"] -= 2 if step < 50 else 1 if step < 100 else 3
+        if "lr" in row:
+            row["reward"] = (0.6 + 0.02 * math.sin(step)) * (step < AT)
+
+    out = planted(tmp_path / "probes.jsonl", collapse)
+    (found,) = findings(out)
+    assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
+    assert "(reward fell from 0.604 to 0, " in sentence(found)
+    assert not {"loss", "repeated batches"} & diagnose(read_recording(out)).checks.keys()
+
+
+def test_gradients_that_stay_large_need_a_smaller_factor_than_those_of_one_row(tmp_path: Path) -> None:
+    """Gradients that are five times as large in one row may be of a batch."""
+    (found,) = findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"))))
+    assert (found.parts, found.step) == ([], AT)
+    assert not findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"), until=AT + 5)))
+
+
+def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:
+    """As in the first row of a recording of adapters, of which the product is zero then."""
+    shares = of_all("grad_below_eps")
+
+    def first(row: Row, step: int) -> None:
+        for column in shares if step in (0, AT) else ():
+            row[column] = 0.6
+
+    assert not findings(planted(tmp_path / "probes.jsonl", first))
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import logging
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -39,6 +41,7 @@ from labwatch.recorder import attention, measuring
 from labwatch.recorder import recorder as recording
 from labwatch.recorder.attention import sampled
 from labwatch.recorder.tally import Known, combined, of_whole
+from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.recording import read_recording
 from small import configs
@@ -575,6 +578,64 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
         optimizer.step()
         recorder.step(loss)
     assert [count > 0 for count in counts] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_around_a_rise_of_the_loss_sizes_are_written_of_every_update(clip: bool, tmp_path: Path) -> None:
+    def trained(on_spike: bool) -> list[Tensor]:
+        model = built()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        recorder = lab.record(model, optimizer, every=100, out=out, on_spike=on_spike)
+        for step in range(120):
+            loss = loss_of(model, batch(0))
+            loss.backward()
+            for weight in model.layers[1].parameters() if step == 60 else ():
+                weight.grad.mul_(1e4)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step(loss + 5 * (61 <= step < 70))
+        recorder.close()
+        assert not optimizer._optimizer_step_pre_hooks
+        return [weight.detach().clone() for weight in model.parameters()]
+
+    out = tmp_path / "plain.jsonl"
+    plain = trained(False)
+    out = tmp_path / "probes.jsonl"
+    assert all(map(torch.equal, plain, trained(True)))
+    recording = read_recording(out)
+    assert recording.step_m.tolist() == [0, *range(41, 67), 100]
+    rms_m = recording.columns["grad_rms", "block1"]
+    assert rms_m[20] > 1e3 * rms_m[19]  # before clipping
+    assert recording.columns["grad_norm", ""][20] == pytest.approx(max(recording.columns["grad_norm", ""]))
+    first = diagnose(recording).findings[0]
+    assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 59, 60)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_model_may_be_copied_while_it_is_measured(copied: Callable[..., Any], tmp_path: Path) -> None:
+    """As for an average of weights, a reference policy, or a file that holds the model."""
+
+    def recorded(out: Path, is_copied: bool) -> list[dict[str, Any]]:
+        model = built()
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, every=1, out=out)
+        for step in range(2):
+            loss = loss_of(model, batch(step))
+            if is_copied:
+                twin, its_optimizer = copied((model, optimizer))
+                with torch.no_grad():
+                    loss_of(twin, batch(step + 6))
+                loss_of(twin, batch(step + 7)).backward()
+                its_optimizer.step()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step(loss)
+        return written(out)
+
+    assert recorded(tmp_path / "copied.jsonl", True) == recorded(tmp_path / "plain.jsonl", False)
 
 
 @pytest.mark.parametrize("clip", [True, False])

@@ -83,10 +83,14 @@ class Measurement:
         else:
             self._hook_passes(self.hooks)
         if not (scaler and scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
-            self.hooks.enter_context(_before_clipping(self._after_backward))
+            self.hooks.enter_context(before_clipping(self._after_backward))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
-            self.hooks.callback(optimizer.register_step_post_hook(lambda its, *_: self._after_update(its)).remove)
+            self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model may be copied or saved while it is measured; the hooks of the copy do nothing."""
+        return Inert, ()
 
     def end(self) -> None:
         """Take all hooks away."""
@@ -98,9 +102,8 @@ class Measurement:
     def _hook_passes(self, hooks: ExitStack) -> None:
         """Measure the passes of a model that is not compiled."""
         for module in self.parts.outer:
-            hooks.callback(module.register_forward_pre_hook(lambda *_: self._enter()).remove)
-            hook = module.register_forward_hook(lambda _, __, output: self._leave(output), always_call=True)
-            hooks.callback(hook.remove)
+            hooks.callback(module.register_forward_pre_hook(self._enter).remove)
+            hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
         for place, block in self.parts.blocks.items():
             enter, leave = partial(self._enter_block, place), partial(self._leave_block, place)
             hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
@@ -153,7 +156,7 @@ class Measurement:
         for buffer, value in buffers:
             buffer.copy_(value)
 
-    def _enter(self) -> None:
+    def _enter(self, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self.depth += 1
@@ -168,7 +171,7 @@ class Measurement:
             self.passing.enter_context(intercepting_transformers(self._measure_scores))
             self.passing.enter_context(Attending(self._measure_scores, lambda: self.shape if self.inside else None))
 
-    def _leave(self, output: Any) -> None:
+    def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self.depth -= 1
@@ -331,7 +334,7 @@ class Measurement:
                 self.before[name] = _sample(w).clone()
 
     @guarded
-    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for name, weight, group in self._of(optimizer):
             w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
             if w is None or g is None:
@@ -379,6 +382,13 @@ class Measurement:
                 self.tally.add(Key(f"expert_{of}", place, f"{expert}/{name}"), rms, measured[0, 0].numel())
 
 
+class Inert(Measurement):
+    """Measures nothing."""
+
+    def __init__(self) -> None:
+        self.fault, self.depth, self.passing, self.is_shadow = "copied", 0, ExitStack(), False
+
+
 _TOTAL_NORM: Any = getattr(clip_grad, "_get_total_norm", None)
 _BEFORE_CLIPPING: list[Callable[[], None]] = []
 
@@ -390,7 +400,7 @@ def _total_norm(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _before_clipping(act: Callable[[], None]) -> Iterator[None]:
+def before_clipping(act: Callable[[], None]) -> Iterator[None]:
     """Within the block, ``act`` is called before torch clips gradients, of which one that is NaN then makes all NaN."""
     clip_grad._get_total_norm = _total_norm
     _BEFORE_CLIPPING.append(act)

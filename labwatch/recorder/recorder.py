@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.probes import routing
+from labwatch.recorder.kept_sizes import KeptSizes
 from labwatch.recorder.measuring import Measurement
 from labwatch.recorder.parts import find_parts, plain
 from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
@@ -37,6 +38,7 @@ def record(
     first_step: int = 0,
     scaler: Any = None,
     extra: Mapping[str, Callable[[], Any]] | None = None,
+    on_spike: bool = False,
 ) -> Recorder:
     """A recorder of a training loop; call its ``step(loss)`` after each update.
 
@@ -49,10 +51,13 @@ def record(
         scaler: the ``GradScaler`` of training in fp16.
         extra: by name what else to record, such as a reward: functions that return a number, each called once at an
             update that is measured, in ``step``. Of several ranks the mean is written.
+        on_spike: whether to keep the sizes of weights and gradients of each part at every update, and to write those
+            around a rise of the loss. All else is measured every so many updates only, since a step that measures all
+            takes nearly twice as long. Sizes add 1.1 % to a step of 512 tokens on a CPU, and more to a shorter one.
 
     Raises:
-        RequestError: there is no module or optimizer, no weight to train, no folder for the file, or an extra is no
-            function or is called ``step``, ``loss`` or ``lr``.
+        RequestError: there is no module or optimizer, no weight to train, no folder for the file, an extra is no
+            function or is called ``step``, ``loss`` or ``lr``, or weights are sharded and ``on_spike`` is set.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     if not isinstance(model, nn.Module):
@@ -68,7 +73,9 @@ def record(
     for name, value in (extra or {}).items():
         if not callable(value) or "/" in name or name in ("step", "loss", "lr"):
             raise RequestError(f"lab.record: extra={{{name!r}: ...}} takes another name, without /, and a function")
-    return Recorder(model, list(optimizers), every, Path(out), first_step, scaler, extra or {})
+    if on_spike and any(hasattr(weight, "to_local") for weight in model.parameters()):
+        raise RequestError("lab.record: on_spike=True takes whole weights, and these are sharded")
+    return Recorder(model, list(optimizers), every, Path(out), first_step, scaler, extra or {}, on_spike)
 
 
 class Recorder:
@@ -83,6 +90,7 @@ class Recorder:
         first_step: int,
         scaler: Any,
         extra: Mapping[str, Callable[[], Any]],
+        on_spike: bool,
     ) -> None:
         self.model, self.optimizers, self.every, self.out, self.scaler = model, optimizers, every, out, scaler
         self.extra = extra
@@ -93,7 +101,8 @@ class Recorder:
         self.next_step: int | None = first_step  # None once it has ended
         self.measurement: Measurement | None = None
         self.losses: list[tuple[int, Tensor | float]] = []
-        self._finalize = weakref.finalize(self, _write_losses, self.losses, out)
+        self.sizes_kept = KeptSizes(model, self.parts, self.optimizers) if on_spike else None
+        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.sizes_kept, out)
         self._arm()
 
     def step(self, loss: Tensor | float) -> None:
@@ -107,6 +116,8 @@ class Recorder:
         self.losses.append((self.next_step, loss.detach().clone() if isinstance(loss, Tensor) else loss))
         self.next_step += 1
         try:
+            if self.sizes_kept:
+                self.sizes_kept.end_of_update(self.losses[-1][0])
             if self.measurement:
                 self._finish(self.measurement)
             self._arm()
@@ -144,6 +155,8 @@ class Recorder:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
+        if self.sizes_kept:
+            self.sizes_kept.add_to(rows)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
@@ -253,9 +266,14 @@ def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
             file.write(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n".encode())
 
 
-def _write_losses(losses: list[tuple[int, Tensor | float]], out: Path) -> None:
+def _write_losses(losses: list[tuple[int, Tensor | float]], sizes: KeptSizes | None, out: Path) -> None:
     """Write the losses that no measurement has written yet; those of one process, so not of several ranks."""
     with suppress(Exception):  # at the end of a process, even of one that failed
         if losses and not distributed.is_joined():
-            _write([{"step": step, "loss": float(loss)} for step, loss in losses], out)
+            rows: list[dict[str, Any]] = [{"step": step, "loss": float(loss)} for step, loss in losses]
+            if sizes:
+                sizes.add_to(rows)
+            _write(rows, out)
         losses.clear()
+    if sizes:
+        sizes.hooks.close()

@@ -8,6 +8,7 @@ follows from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Readings, Sign,
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
 LOSS = "loss"
+OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
 @cache
@@ -78,7 +80,8 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in CHECKS.items()}
+    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] == LOSS)}
+    signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
         sign for of_check in signs.values() for sign in of_check if sign.row or sign.kind not in ("dead", "weights")
@@ -86,10 +89,11 @@ def diagnose(recording: Recording) -> Diagnosis:
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
     outcomes = {
         name: _outcome(read, column, signs[name])
-        for name, (_, column) in CHECKS.items()
+        for name, (_, column) in checks.items()
         if read.has(column) or not quantities().get(column, {}).get("extra")
     }
-    outcomes[LOSS] = "alarm" if read.rises else "passed"
+    if not read.is_of_rewards:
+        outcomes[LOSS] = "alarm" if read.rises else "passed"
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
@@ -99,16 +103,16 @@ AT_START = ("zero gradients", "initial weights")
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
     if signs:
         return "alarm"
-    rows = max((np.isfinite(read.column(column, place)).sum() for place in read.recording.places(column)), default=0)
+    least = 0.0 if "alarm" in quantities().get(column, {}) else -math.inf  # a negative reward falls by no factor
+    values = [read.column(column, place) for place in read.recording.places(column)]
+    rows = max((np.count_nonzero(np.isfinite(value_m) & (value_m >= least)) for value_m in values), default=0)
     return "passed" if rows >= FEWEST_ROWS else "too few rows" if rows else "not recorded"
 
 
 def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list[Sign]]]:
     """The rows that begin and end each event, and its signs; what is less than ``MERGE`` rows apart is one event."""
     last = len(read.step_m) - 1
-    rows = sorted(
-        {sign.row for sign in signs} | {min(int(np.searchsorted(read.step_m, rise.first)), last) for rise in read.rises}
-    )
+    rows = sorted({sign.row for sign in signs} | {read.row_of(rise.first) for rise in read.rises})
     ends = [row for row, later in zip(rows, [*rows[1:], MERGE + last + 1], strict=False) if later - row >= MERGE]
     begin = 0
     for end in ends:
@@ -134,7 +138,7 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
         found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
-        found.append(Sign("data" if rise.last >= read.step_m[anchor] else "unseen", first))
+        found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]
     return _finding(read, found, range(first, rows.stop))
@@ -143,13 +147,16 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
 def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
     order = list(causes())
+    row = signs[0].row
+    if any(move.row == row for move in read.moves.get(("input_rms", ""), [])):  # blocks get what entered the first one
+        signs = [sign for sign in signs if sign.kind not in OF_PASS] or [Sign("data", row)]
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
-    row = chosen[0].row
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
-    since = int(read.step_m[row - 1]) if row else None
+    earlier = [read.row_before(row, read.column(move.quantity, move.place)) for move in deciding[:1]]
+    since = int(read.step_m[earlier[0] if earlier else row - 1]) if row else None
     parts = _parts(read, chosen, kind)
     weights = [name for sign in chosen for name in sign.weights]
     step = int(read.step_m[row])

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lab.core.windows import NORMAL, Numbers
+from lab.core.windows import MERGE, NORMAL, Numbers
 
 # What is usual is the median of so many measurements before. A measurement has moved if its logarithm differs from that
 # by so many scaled median absolute deviations of the ``PAST`` differences before it, by so many times the largest of
 # these, and by this factor at least. Rows of earlier moves do not count, unless there were several.
 USUAL, PAST = 5, 50
+TINY = 1e-30  # what zero counts as
 DEVIATIONS, TIMES_LARGEST, LEAST_FACTOR = 8.0, 2.0, 1.25
 # Of few differences the largest says little, so it counts as if it were this much larger over their number.
 UNCERTAINTY = 3.0
@@ -28,7 +29,7 @@ class Move(NamedTuple):
         place: the part of the model; empty for the whole.
         row: at which it was first seen away, and ``end`` after the last row of it.
         end: see ``row``.
-        value: the farthest one.
+        value: the farthest one of its first ``USUAL`` rows.
         usual: the one that its trend had.
         deviations: its first distance from that, in scaled median absolute deviations of its own noise.
     """
@@ -44,13 +45,21 @@ class Move(NamedTuple):
     @property
     def change(self) -> float:
         """The logarithm of the factor by which it changed; infinite if it was zero, or is not known."""
-        return math.log(self.value / self.usual) if self.usual > 0 and self.value > 0 else math.inf
+        if self.usual > 0 and self.value >= 0:
+            return math.log(max(self.value, TINY) / self.usual)
+        return math.inf
 
 
 def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
-    """The moves of one measurement in the order of their rows; rows count in which it is positive and finite."""
-    row_n = np.flatnonzero(np.isfinite(value_m) & (value_m > 0))
-    log_n = np.log(value_m[row_n])
+    """The moves of one measurement in the order of their rows; rows count in which it is positive and finite.
+
+    And those in which it is zero after it was positive ``USUAL`` times.
+    """
+    is_positive_m = value_m > 0
+    row_n = np.flatnonzero(
+        np.isfinite(value_m) & (is_positive_m | ((value_m == 0) & (is_positive_m.cumsum() >= USUAL)))
+    )
+    log_n = np.log(np.maximum(value_m[row_n], TINY))
     if len(log_n) < 3:
         return
     usual_n = _usual(log_n)
@@ -71,18 +80,20 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
         tolerance = max(DEVIATIONS * noise, TIMES_LARGEST * (1 + UNCERTAINTY / len(past)) * largest, least)
         if size_n[n] <= tolerance:
             continue
-        away_n = np.abs(log_n[n:] - usual_n[n]) > max(DEVIATIONS * noise, least)
+        sign = np.sign(log_n[n] - usual_n[n])
+        away_n = sign * (log_n[n:] - usual_n[n]) > max(DEVIATIONS * noise, least)
         near_n = np.flatnonzero(~away_n[:-1] & ~away_n[1:])  # a single row may be near between two that are away
         end = n + (int(near_n[0]) if len(near_n) else len(away_n) - (not away_n[-1]))
-        away = log_n[n:end]
-        farthest = float(away[np.argmax(np.abs(away - usual_n[n]))])
+        farthest = float(sign * np.max(sign * log_n[n : min(end, n + USUAL)]))
         last = int(row_n[end - 1]) + 1
         yield Move(
-            *(quantity, place, int(row_n[n]), last, math.exp(farthest), math.exp(usual_n[n])),
+            *(quantity, place, int(row_n[n]), last),
+            *(0.0 if farthest <= math.log(TINY) else math.exp(farthest), math.exp(usual_n[n])),
             float(size_n[n]) / noise if noise else math.inf,
         )
         earlier.append(n)
         at = end + (USUAL // 2 + 1) * (end - n > USUAL // 2)  # the median is that of the move until then
+        at = min(at, n + MERGE)  # what lasts longer has become usual
         calm_n[n:at] = False
 
 

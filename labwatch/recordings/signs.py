@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import Move, moves_of
+from labwatch.recordings.moves import TINY, Move, moves_of
 from labwatch.recordings.recording import Recording
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before.
@@ -22,16 +24,23 @@ RATE_JUMP = 3.0
 UNLIKE = 4.0
 # Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
 BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
-# A block's weights change apart from the others if their logarithm changes by so much more, and by so many times the
-# spread of the others.
+# A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
+# more, and by so many times the median spread of the others.
 APART, SPREADS = 0.7, 8.0
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
-# The same batch comes again and again if the loss bends less by this factor over so many steps than ever before.
+# The same batch comes again and again if over so many steps the loss bends less by this factor than just before.
 REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
+# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
+STEP_LASTS = 10
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
+# All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
+# come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
+# so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
+FEWEST_STEPS = 20
+LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
@@ -63,10 +72,11 @@ class Sign(NamedTuple):
 
 
 class Rise(NamedTuple):
-    """The first and the last step at which the loss lies above what it was."""
+    """The first and the last step at which the loss lies above what it was, and whether it went there at once."""
 
     first: int
     last: int
+    is_step: bool
 
 
 class Readings:
@@ -82,7 +92,10 @@ class Readings:
             for place in recording.places(name)
             if "kind" in known and "share" not in known
         }
-        self.rises = _rises_of_loss(recording)
+        warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
+        self.settled = max(warm, self.row_of(_settled_step(recording)))  # the row after which changes are judged
+        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -101,10 +114,26 @@ class Readings:
         """Steps since the recorded row before."""
         return int(self.step_m[row] - self.step_m[row - 1])
 
+    def row_of(self, step: float) -> int:
+        """The first recorded row that shows a step, or else the last one."""
+        return min(int(np.searchsorted(self.step_m, step)), len(self.step_m) - 1)
+
     def rise_before(self, row: int) -> Rise | None:
         """The rise of the loss that began after the row before and up to this row; None if there is none."""
         since = self.step_m[row - 1] if row else -1
         return next((rise for rise in self.rises if since < rise.first <= self.step_m[row]), None)
+
+    def change(self, name: str, place: str, row: int) -> Move:
+        """What a measurement did from the row before, also where that is no move against its own noise."""
+        known = next((move for move in self.moves.get((name, place), []) if move.row == row), None)
+        value_m = self.column(name, place)
+        before = float(value_m[self.row_before(row, value_m)])
+        return known or Move(name, place, row, row + 1, float(value_m[row]), before, math.nan)
+
+    def row_before(self, row: int, value_m: Numbers) -> int:
+        """The last row before in which a number was recorded; at a rise of the loss some rows have only a few."""
+        known = np.flatnonzero(~np.isnan(value_m[:row]))
+        return int(known[-1]) if len(known) else row - 1
 
     def named(self, what: str) -> dict[int, dict[str, list[str]]]:
         """By row and part the names of weights of which something is so."""
@@ -115,15 +144,27 @@ class Readings:
         return dict(sorted(found.items()))
 
 
+def _settled_step(recording: Recording) -> float:
+    """The first step by which the fall of the loss slowed down; infinite if none is."""
+    loss_n, end = recording.loss_n, FEWEST_STEPS
+    while end <= len(loss_n):
+        first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
+        if first - middle >= middle - last:
+            return int(recording.loss_step_n[end - 1])
+        end += end // 4
+    return math.inf
+
+
 def _rises_of_loss(recording: Recording) -> list[Rise]:
     """The loss spikes, from the first step to that of the ending."""
-    step_n = recording.loss_step_n
-    spans = loss_spikes(step_n, recording.loss_n)
-    ends = [None if span.ending in ("stuck", "diverged") else span.end for span in spans]
-    return [
-        Rise(int(step_n[span.first]), int(step_n[-1 if end is None else end]))
-        for span, end in zip(spans, ends, strict=True)
-    ]
+    step_n, loss_n = recording.loss_step_n, recording.loss_n
+    found = list[Rise]()
+    for span in loss_spikes(step_n, loss_n):
+        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
+        rise_n = loss_n[span.first : end + 1] - span.usual
+        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
+        found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
+    return found
 
 
 def rate_jumps(read: Readings) -> Iterator[Sign]:
@@ -202,33 +243,54 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
-    log_pm = dict[str, Numbers]()
-    for place in read.recording.places("param_rms"):
-        rms_m = read.column("param_rms", place)
-        log_pm[place] = np.log(np.where(np.isfinite(rms_m) & (rms_m > 0), rms_m, math.nan))
-    change_pm = {place: np.diff(log_m) for place, log_m in log_pm.items()}
+    change_pm = {place: _changes(read, read.column("param_rms", place)) for place in read.recording.places("param_rms")}
+    apart_pm = _apart(read, change_pm)
     for place, change_m in change_pm.items():
-        others_pm = np.array([change_pm[block] for block in read.blocks if block != place and block in change_pm])
         ratio_m = read.column("update_ratio", place)
+        ratio_m = ratio_m[np.maximum.accumulate(np.where(np.isfinite(ratio_m), np.arange(len(ratio_m)), 0))]
         for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
             largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
-            change, usual = float(change_m[row]), 0.0
-            if place in read.blocks and len(others_pm) > 1:
-                usual = float(np.median(others_pm[:, row]))
-                spread = float(np.abs(others_pm[:, row] - usual).max())
-            is_apart = (
-                place in read.blocks and len(others_pm) > 1 and abs(change - usual) > max(APART, SPREADS * spread)
-            )
-            if is_apart or abs(change) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest:
-                before, after = (math.exp(log_pm[place][at]) for at in (row, row + 1))
-                known = next((move for move in read.moves["param_rms", place] if move.row == row + 1), None)
-                yield Sign(
-                    "weights",
-                    row + 1,
-                    [place] if place else [],
-                    [known or Move("param_rms", place, row + 1, row + 2, after, before, math.nan)],
-                )
+            is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
+            if is_beyond or (place in apart_pm and apart_pm[place][row]):
+                yield Sign("weights", row + 1, [place] if place else [], [read.change("param_rms", place, row + 1)])
                 break
+
+
+def outputs_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
+    gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
+    for block in sorted(read.blocks, key=lambda block: int(block[5:])):
+        leaving_m = read.column("block_rms", block)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain_pm[block] = leaving_m / entering_m
+        entering_m = leaving_m
+    for block, apart_m in _apart(read, {block: _changes(read, gain_m) for block, gain_m in gain_pm.items()}).items():
+        if apart_m.any():
+            row = int(np.argmax(apart_m)) + 1
+            yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
+
+
+def _changes(read: Readings, value_m: Numbers) -> Numbers:
+    """The logarithm of the factor to each row from the last one before that is finite; NaN where none is judged."""
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    change_m = np.full(len(value_m) - 1, math.nan)
+    change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
+    change_m[: read.settled] = math.nan
+    return change_m
+
+
+def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
+    """Between which rows the logarithm of a block changed unlike those of the other blocks."""
+    found = dict[str, NDArray[np.bool_]]()
+    for block in read.blocks:
+        others_pm = np.array(
+            [change_m for other, change_m in change_pm.items() if other in read.blocks and other != block]
+        )
+        if block in change_pm and len(others_pm) > 1:
+            usual_m = np.median(others_pm, axis=0)
+            spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
+            found[block] = np.abs(change_pm[block] - usual_m) > np.maximum(APART, SPREADS * spread_m)
+    return found
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
@@ -240,7 +302,8 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             away = -move.change if known.get("falls") else move.change
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
-            if away > math.log(known["alarm"]) * (1 + is_learned):
+            least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
@@ -253,6 +316,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     value_pm = np.array([read.column(name, place) for place in places])
     beyond_pm = np.where(np.isfinite(value_pm), value_pm, 0) > known["level"]
     enough_m = beyond_pm.mean(0) >= (MOST if known.get("everywhere") else 1 / len(places))
+    if known.get("share"):  # what one row alone may show by chance, or because it is the first
+        enough_m[:-1] &= enough_m[1:]
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
@@ -282,18 +347,19 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
-    """A loss that no longer varies from step to step as it did."""
+    """A loss that no longer varies from step to step as it did in the steps before."""
     loss_n, steps = read.recording.loss_n, REPEATED_STEPS
     if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
         return
     bend_n = np.abs(np.diff(loss_n, 2))
-    medians = np.array([np.median(bend_n[at : at + steps]) for at in range(0, len(bend_n) - steps)])
-    usual_n = np.minimum.accumulate(medians[:-steps])  # of windows that ended before each window begins
-    small = np.flatnonzero(medians[steps:] * REPEATED_BENDS < usual_n)
+    median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
+    before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
+    small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
     if len(small):
-        step = int(read.recording.loss_step_n[small[0] + steps])
-        row = min(int(np.searchsorted(read.step_m, step)), len(read.step_m) - 1)
-        yield Sign("data", row)
+        first = int(small[0]) + 2 * steps
+        between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
+        last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
+        yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
 
 
 Check = Callable[[Readings], Iterator[Sign]]
@@ -304,6 +370,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
+    "output against other blocks": (outputs_apart, "block_rms"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "repeated batches": (repeated_batches, "loss"),

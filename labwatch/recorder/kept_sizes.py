@@ -1,0 +1,84 @@
+"""Sizes of weights and gradients at every update, of which those around a rise of the loss are written."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.core.windows import FEWEST, NORMAL, WINDOW
+from labwatch.recorder.measuring import before_clipping, guarded
+from labwatch.recorder.parts import Parts
+
+# The loss has risen if it lies so many scaled median absolute deviations, and nats, above the median of those before.
+DEVIATIONS, LEAST_RISE = 8.0, 0.05
+BEFORE, AFTER = 20, 5  # updates around the first one of a rise
+
+
+class KeptSizes:
+    """Norms of weights and of gradients before clipping, kept on their device until the losses are on the host."""
+
+    def __init__(self, model: nn.Module, parts: Parts, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.where, self.optimizers, self.fault = parts.where, optimizers, ""
+        self.update: tuple[list[str], Tensor] | None = None
+        self.kept = dict[int, tuple[float, list[str], Tensor]]()
+        self.losses = deque[float](maxlen=WINDOW)
+        self.hooks = ExitStack()
+        self.hooks.enter_context(before_clipping(self._keep))
+        for optimizer in optimizers:
+            self.hooks.callback(optimizer.register_step_pre_hook(self._keep).remove)
+
+    @guarded
+    def _keep(self, *_: Any) -> None:
+        """Keep the norms of an update, before its gradients are clipped or else before it is made."""
+        if self.update is None:
+            trained = {name: weight for name, weight in self.weights.items() if weight.grad is not None}
+            gradients = [weight.grad for weight in trained.values() if weight.grad is not None]
+            self.update = (
+                list(trained),
+                torch.stack(torch._foreach_norm([*trained.values(), *gradients], 2, torch.float32)),
+            )
+
+    def end_of_update(self, step: int) -> None:
+        if self.fault:
+            raise RuntimeError(self.fault)
+        if self.update is not None:
+            lr = float(self.optimizers[0].param_groups[0].get("lr", math.nan))
+            self.kept[step], self.update = (lr, *self.update), None
+
+    def add_to(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add what was kept to the rows around the first one of a rise; what was kept is then forgotten."""
+        risen = list[int]()
+        for row in rows:
+            is_high = len(self.losses) >= FEWEST and not row["loss"] <= self._highest()
+            if is_high:
+                risen.append(row["step"])
+            else:
+                self.losses.append(row["loss"])
+        begins = [step for before, step in zip([-math.inf, *risen], risen, strict=False) if step - before > BEFORE]
+        for row in rows:
+            if row["step"] in self.kept and any(-BEFORE <= row["step"] - begin <= AFTER for begin in begins):
+                row |= self._columns(*self.kept[row["step"]])
+        self.kept.clear()
+
+    def _highest(self) -> float:
+        usual = median(self.losses)
+        return usual + max(DEVIATIONS * NORMAL * median(abs(loss - usual) for loss in self.losses), LEAST_RISE)
+
+    def _columns(self, lr: float, names: Sequence[str], norms: Tensor) -> Mapping[str, float]:
+        squares, counts = defaultdict[str, float](float), defaultdict[str, int](int)
+        of_weights, of_gradients = norms.double().square().reshape(2, -1).tolist()
+        for name, of_weight, of_gradient in zip(names, of_weights, of_gradients, strict=True):
+            place = self.where[name]
+            counts[place] += self.weights[name].numel()
+            squares[f"param_rms/{place}"] += of_weight
+            squares[f"grad_rms/{place}"] += of_gradient
+        columns = {name: math.sqrt(square / counts[name.partition("/")[2]]) for name, square in squares.items()}
+        return {"lr": lr, "grad_norm": math.sqrt(sum(of_gradients))} | columns
