@@ -1,4 +1,4 @@
-"""`lab leaderboard`: the committed board, or in a clone of the lab the board of any folder, which it may train."""
+"""`lab leaderboard`: the committed board, or in a clone of the lab that of a folder, judged anew and maybe trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> None:
         raise RequestError("lab leaderboard takes one DIR, the folder of the board, and --train needs it")
     if (given.arms or given.failures) and not given.train:
         raise RequestError("--arms and --failures go with --train")
-    if not shelf.modules("command", "board") and not any((given.folders, given.html, given.json)):
+    if not (given.folders or given.html or given.json):
         say(files.read_text(shipped.data_folder("results") / f"board.{'csv' if given.csv else 'txt'}").rstrip())
     else:
         shelf.module("board", "command", "lab leaderboard with a folder, --html or --json").show_board(given)
