@@ -162,7 +162,9 @@ def test_the_page_says_how_it_was_made_and_what_it_rests_on(page):
 def test_the_same_records_give_the_same_bytes_without_torch(folder):
     made = [folder / "report.html", *folder.glob("figures/*.svg"), *folder.glob("tables/*.csv")]
     before = {path: path.read_bytes() for path in made}
-    again = "import sys; from lab.cli.commands import _report; _report(sys.argv[1:]); assert 'torch' not in sys.modules"
+    again = (
+        "import sys; from lab.features.report.command import run; run(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-W", "error", "-c", again, str(folder)], check=True, env=environment)
     assert {path: path.read_bytes() for path in made} == before

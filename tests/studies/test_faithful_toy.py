@@ -274,7 +274,7 @@ def test_the_readme_has_the_numbers_of_the_committed_runs(marin: pd.DataFrame) -
     folder = Path(__file__).parents[2] / "results/faithful_toy"
     readme = " ".join((Path(yardstick.__file__).parent / "README.md").read_text().split())
     rows = screen.design_rows(pd.read_csv(folder / "screen.csv"), {256: 3.2436, 2048: 6.3304})
-    assert f"rise by at most {rows['steepness'].max():.2f} nats" in readme
+    assert f"rises by at most {rows['steepness'].max():.2f} nats" in readme
     moved = screen.effects(rows, "headroom")["vocabulary"]
     assert f"by {-moved.mean:.2f} +- {moved.high - moved.mean:.2f} decades" in readme
     made = single_changes_of(pd.read_csv(folder / "changes.csv"))
