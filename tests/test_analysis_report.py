@@ -357,7 +357,7 @@ def in_this_process(monkeypatch, undrawn):
     def run(work, arguments, slots, imports):
         return [JobEnd(0, False, 0.0, work(*each)) for each in arguments]
 
-    monkeypatch.setattr("lab.sweeping.local_jobs.run_jobs", run)
+    monkeypatch.setattr("lab.features.report.command.run_jobs", run)
 
 
 def broken(folders, *others):

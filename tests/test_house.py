@@ -112,7 +112,7 @@ LINES = {
     "analysis": 5503,
     "report": 1692,
     "sweeping": 2752,
-    "features": 4044,
+    "features": 4040,
     "notebook": 54,
     "labwatch": 5782,
     "cli": 599,

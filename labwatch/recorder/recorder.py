@@ -53,7 +53,7 @@ def record(
             update that is measured, in ``step``. Of several ranks the mean is written.
         on_spike: whether to keep the sizes of weights and gradients of each part at every update, and to write those
             around a rise of the loss. All else is measured every so many updates only, since a step that measures all
-            takes nearly twice as long. Sizes add 1.1 % to a step of 512 tokens on a CPU, and more to a shorter one.
+            takes nearly twice as long. Sizes add about 1 % to a step of 512 tokens on a CPU, and more to a shorter one.
 
     Raises:
         RequestError: there is no module or optimizer, no weight to train, no folder for the file, an extra is no

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from lab.analysis.guard import check
 from lab.analysis.guard.compare import UNCLEAR
-from lab.analysis.sensitivity import WINDOW, Window, window_of
+from lab.analysis.sensitivity import WINDOW, window_of
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -38,7 +38,8 @@ def run(arguments: Sequence[str]) -> None:
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
     folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
-    comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, _window(given))
+    window = window_of(given.window) if given.window else None
+    comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, window)
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))
     note_damage(folder)
     give(answer_of(comparison), given)
@@ -69,17 +70,12 @@ def _keep_baseline(given: argparse.Namespace) -> None:
     if given.show:
         give(baselines.show(Path(given.show)), given)
     else:
-        give(baselines.save(given.folders[0], Path(given.save), _window(given) or WINDOW), given)
+        give(baselines.save(given.folders[0], Path(given.save), window_of(given.window or WINDOW)), given)
 
 
 def compare(given: argparse.Namespace) -> None:
     """Compare two results folders, arm by arm."""
     if len(given.folders) != 2 or given.within or given.html or given.siblings:
         raise RequestError("lab compare A B takes two results folders; --within, --html and --siblings go with logs")
-    compared = side_by_side.compare_folders(given.folders[0], given.folders[1], _window(given) or WINDOW)
+    compared = side_by_side.compare_folders(given.folders[0], given.folders[1], window_of(given.window or WINDOW))
     give(side_by_side.answer_of(compared), given)
-
-
-def _window(given: argparse.Namespace) -> Window | None:
-    """The window of learning rates, if it was given."""
-    return window_of(given.window) if given.window else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import traceback
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from lab.sweeping.local_jobs import run_jobs
 def run(arguments: Sequence[str]) -> None:
     """Write the report of one folder or several, or their figures for a paper."""
     given = OptionParser("report").read(arguments)
-    folders, window = given.folders, _window(given) or WINDOW
+    folders, window = given.folders, window_of(given.window or WINDOW)
     if not folders:
         raise RequestError("report which folder? lab report DIR [DIR ...]")
     if given.format:
@@ -71,11 +70,6 @@ def _results_folders(folder: Path) -> list[Path]:
         else:
             say(f"skipped: {path} is a link that leads out of {folder}", error=True)
     return inside
-
-
-def _window(given: argparse.Namespace) -> Window | None:
-    """The window of learning rates, if it was given."""
-    return window_of(given.window) if given.window else None
 
 
 def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None, window: Window) -> Iterator[Path]:
