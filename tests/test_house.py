@@ -102,7 +102,7 @@ LINES = {
     "core": 1620,
     "records": 2619,
     "data": 889,
-    "model": 1204,
+    "model": 1217,
     "optim": 1757,
     "probes": 338,
     "interventions": 1063,

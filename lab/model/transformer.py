@@ -28,9 +28,32 @@ OF_QKV = ("attention.query", "attention.key", "attention.value")  # layers that 
 
 @cache
 def _rotations(length: int, size: int, scale: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines, and sines with the sign of each half, ``[t k]``, times ``scale``."""
     frequency_k = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle_tk = torch.outer(torch.arange(length, dtype=torch.float64), frequency_k)
-    return (scale * angle_tk.cos()).to(device, dtype), (scale * angle_tk.sin()).to(device, dtype)
+    cos_tk, sin_tk = scale * angle_tk.cos(), scale * angle_tk.sin()
+    return (
+        torch.cat([cos_tk, cos_tk], dim=-1).to(device, dtype),
+        torch.cat([-sin_tk, sin_tk], dim=-1).to(device, dtype),
+    )
+
+
+class Rotate(torch.autograd.Function):
+    """Turns vectors ``[... t k]`` by angles whose cosines and signed sines are ``[t k]``.
+
+    Written out because autograd would pass over each half by itself; the backward pass turns back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_tk: Tensor, cos_tk: Tensor, sin_tk: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_tk, sin_tk)
+        first_tk, second_tk = x_tk.chunk(2, dim=-1)
+        return torch.cat([second_tk, first_tk], dim=-1).mul_(sin_tk).add_(x_tk * cos_tk)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos_tk, sin_tk = ctx.saved_tensors
+        return Rotate.apply(gradients[0], cos_tk, -sin_tk), None, None
 
 
 class CausalSoftmax(torch.autograd.Function):
@@ -151,9 +174,8 @@ class Readout(HookPoint):
 
 def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
     """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
-    cos_tk, sin_tk = _rotations(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device)
-    first_tk, second_tk = x_tk.chunk(2, dim=-1)
-    return torch.cat([first_tk * cos_tk - second_tk * sin_tk, second_tk * cos_tk + first_tk * sin_tk], dim=-1)
+    output_tk: Tensor = Rotate.apply(x_tk, *_rotations(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device))
+    return output_tk
 
 
 class Attention(nn.Module):
