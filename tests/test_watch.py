@@ -734,6 +734,16 @@ def test_what_moves_for_long_is_named_unless_the_reward_rises_with_it(
     assert list(remarks(of_rewards(2, reward=rises_n))) == []
 
 
+@pytest.mark.parametrize(
+    ("rewards", "falls"), [((40, 80, 60, 20), True), ((40, 80, 60, 50), False), ((80, 20, 60, 30), False)]
+)
+def test_a_reward_that_halves_in_a_few_rows_is_remarked(rewards: tuple[float, ...], falls: bool) -> None:
+    """As no alarm, since so few rows may be noise, and only where the last rows fall one after another."""
+    run = Log("planted", STEPS[:4], {"loss": np.full(4, 4.0) + ROWS[:4], "reward": np.array(rewards, dtype=float)})
+    said = [remark for remark in remarks(run) if "falls to 20 in the last rows, from 80 at step" in remark]
+    assert bool(said) == falls
+
+
 @pytest.mark.parametrize(("column", "kind", "usual", "to", "noise"), MOVES[:5])
 def test_a_move_of_few_rows_is_no_alarm(column: str, kind: str, usual: float, to: float, noise: float) -> None:
     value_n = np.where((ROWS >= 150) & (ROWS < 157), to, moved(usual, usual, noise))

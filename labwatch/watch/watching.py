@@ -20,7 +20,7 @@ from labwatch.events.held_out_losses import turn
 from labwatch.events.levels import Level
 from labwatch.events.log_names import OR, Given
 from labwatch.events.logs import STANDARD_INPUT, read_logs
-from labwatch.events.reinforcement import DEPARTURES, departures
+from labwatch.events.reinforcement import DEPARTURES, LAST_ROWS, USUAL_ROWS, departures
 from labwatch.recordings.recording import is_recording
 from labwatch.watch.replays import CAUSES, Cause, departure, find_twins, same_batches, spike_cause, twin_cause
 
@@ -118,6 +118,12 @@ def remarks(log: Log) -> Iterator[str]:
             end = float(farthest(log.columns[column_of(kind)][span.first : span.last + 1]))
             move = f"{LABELS[kind]['moves']} {verb} from {span.usual:.3g} to {end:.3g} while the reward rises"
             yield f"{log.name}: from step {log.step_n[span.first]} on the {move}, so the policy has learned"
+    reward_n = log.columns.get("reward", np.empty(0))
+    if LAST_ROWS < len(reward_n) < 2 * USUAL_ROWS and (np.diff(reward_n[-LAST_ROWS:]) < 0).all():
+        row = int(reward_n.argmax())
+        if reward_n[-1] < reward_n[row] / 2:
+            before = f"from {reward_n[row]:.3g} at step {log.step_n[row]}; so few rows do not tell a fall from noise"
+            yield f"{log.name}: the reward falls to {reward_n[-1]:.3g} in the last rows, {before}"
 
 
 def watch(
