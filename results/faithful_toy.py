@@ -71,9 +71,7 @@ if __name__ == "__main__":
         of_screen = (screen[same].astype(str) == own[same].astype(str).iloc[0]).all(axis=1)
         own = pd.concat([own, screen[of_screen]])
         ladder = own.sort_values("optimizer.lr")[["optimizer.lr", "final_val_loss"]].to_numpy(float).T
-        fine = np.log10(ladder[0, 2:] / ladder[0, :-2]) < 1.1 * SLOPE_OVER  # two steps of the ladder are as wide
-        rises = [steepness(*ladder), *(ladder[1, 2:] - ladder[1, :-2])[fine]]
-        rise, room = max(rises[1:] or rises), unigram[2048] - ladder[1].min()
+        rise, room = steepness(*ladder), unigram[2048] - ladder[1].min()
         print(*setting, rise, rise / room, ladder.round(3).tolist())
     public = read_real_runs().curves[lambda curves: curves["source"] == "Step Law"]
     ends = public["failing_loss"] - public[["edge_loss", "best_loss"]].T

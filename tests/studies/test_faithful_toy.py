@@ -119,6 +119,13 @@ def test_steepness_is_read_above_the_best_rate() -> None:
     assert math.isnan(steepness(rates, loss[::-1].cumsum()[::-1]))
 
 
+def test_steepness_is_no_steeper_on_a_finer_ladder() -> None:
+    """A cliff within half of the 0.15 decades counts as it is, and not twice."""
+    rates = 10 ** np.array([-2.0, -1.85, -1.775, -1.7])
+    assert steepness(rates, [2.0, 2.1, 2.6, 2.7]) == pytest.approx(0.6)
+    assert steepness(rates[[0, 1, 3]], [2.0, 2.1, 2.7]) == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("by", ["optimizer", "key"])
 def test_what_is_left_out_scores_the_model_chosen_without_it(marin: pd.DataFrame, by: str) -> None:
     toys = {"faithful": copied(marin), "shuffled": renamed(copied(marin), 0)}
