@@ -25,6 +25,7 @@ import transfer
 from lab.analysis.spikes.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
+from lab.analysis.stress.lines import strips
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
@@ -33,7 +34,6 @@ from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
 from lab.features.predict.numbers import rows as rows_of_risks
 from lab.features.stress.card import card_of
-from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
