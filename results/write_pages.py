@@ -22,7 +22,6 @@ import public_limits
 import runaway
 import score_recorder
 import transfer
-from lab.analysis.spikes.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
 from lab.analysis.stress.lines import strips
@@ -59,6 +58,7 @@ from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from studies.board.text import as_csv as board_csv
 from studies.board.text import headline
 from studies.claims import ruled, scoreboard
+from studies.claims.costs import BEFORE, HELD_OUT, first_onsets
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
 from studies.claims.rules import effect_text
 from studies.claims.scoreboard import ScoreboardRow

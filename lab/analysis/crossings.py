@@ -130,19 +130,6 @@ def failing(lr: ArrayLike, loss: ArrayLike, rise: float) -> Crossing:
     return crossing(lr_n, loss_n, float(loss_n[best]) + rise, start=float(lr_n[best]))
 
 
-def steepness(lr: ArrayLike, loss: ArrayLike) -> float:
-    """The steepest rise of the loss between neighbouring rates from the best one on, nats per ``SLOPE_OVER`` decades.
-
-    A loss that is not finite must have been given a number, such as the loss at initialization. NaN with no rate above
-    the best one.
-    """
-    order = np.argsort(lr)
-    log_n, loss_n = np.log10(np.asarray(lr, dtype=float))[order], np.asarray(loss, dtype=float)[order]
-    best = int(np.argmin(loss_n))
-    rises = np.diff(loss_n[best:]) * SLOPE_OVER / np.diff(log_n[best:])
-    return float(rises.max()) if len(rises) else math.nan
-
-
 def halving_lrs(crossings: Iterable[Crossing], width: float) -> list[float]:
     """The learning rates that halve the brackets of crossings that are wider than this (decades), the widest first.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
 from lab.analysis import contrasts
-from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
+from lab.analysis.contrasts import ANY_SWEEP, GENERAL, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
@@ -22,9 +23,10 @@ from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
 from lab.records.run_table import is_imported
-from lab.report.measures import MEASURES
 
 SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
+OF_STUDIES = [module.MEASURES for module in shelf.modules("measures", "claims")]
+MEASURES: list[Measure] = [*chain(*OF_STUDIES), *GENERAL]
 
 
 Factors = Mapping[str, Mapping[str, Hashable]]

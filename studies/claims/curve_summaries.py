@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
-from lab.analysis.crossings import failing
+from lab.analysis.crossings import SLOPE_OVER, failing
 from lab.analysis.sensitivity import LOST, PARTS, regret, vertex
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
@@ -85,3 +86,16 @@ def _summarize(rows: list[Any]) -> CurveSummary:
 def _grid_step(lr: np.ndarray) -> float:
     """Smallest step of the grid, decades."""
     return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
+
+
+def steepness(lr: ArrayLike, loss: ArrayLike) -> float:
+    """The steepest rise of the loss between neighbouring rates from the best one on, nats per ``SLOPE_OVER`` decades.
+
+    A loss that is not finite must have been given a number, such as the loss at initialization. NaN with no rate above
+    the best one.
+    """
+    order = np.argsort(lr)
+    log_n, loss_n = np.log10(np.asarray(lr, dtype=float))[order], np.asarray(loss, dtype=float)[order]
+    best = int(np.argmin(loss_n))
+    rises = np.diff(loss_n[best:]) * SLOPE_OVER / np.diff(log_n[best:])
+    return float(rises.max()) if len(rises) else math.nan
