@@ -15,7 +15,6 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.logit_rounding import (
     MANTISSA_BITS,
     level_at_cost,
-    mantissa_bits_by_run,
     mean_rounding_cost,
     published,
     rounded_runs,
@@ -23,6 +22,7 @@ from lab.analysis.logit_rounding import (
     spacing,
 )
 from lab.report.all_figures import FIGURES
+from labwatch.events.logs import mantissa_bits_by_run
 from test_figure_contract import small, wrong
 
 VOCABULARY, TOKENS = 4000, 400

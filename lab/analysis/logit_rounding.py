@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -13,15 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from lab.analysis.probe_values import near
 from lab.core import files
-from lab.core.errors import RequestError
 from lab.records.store import RUN_COLUMNS, Records
 
 # Stored bits of the mantissa by name of the format.
 MANTISSA_BITS = {"fp32": 23, "fp16_emulated": 10, "bf16": 7}
-FORMATS = {23: "fp32", 10: "fp16", 7: "bf16", 3: "E4M3", 2: "E5M2"}
 BF16 = MANTISSA_BITS["bf16"]
 RESULTS_IN_FP32 = ("fp8_current", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4")  # precisions that round operands alone
-FEWEST_BITS, MOST_BITS = 2, 23
 # Nats per token that rounding may cost.
 COSTLY = 0.01
 # Quantiles of a normal distribution over tokens; the mean over them approximates the integral.
@@ -92,34 +88,6 @@ def rounded_runs(records: Records) -> pd.DataFrame:
     table["harm"] = table["val_loss"] - twin[table.index].map(exact_loss).astype(float)
     table["law"] = mean_rounding_cost(table["log_z"], table["log_z_std"], table["mantissa_bits"])
     return table[["mantissa_bits", "harm", "law"]]
-
-
-def format_name(mantissa_bits: float) -> str:
-    """The name of the format with this many stored mantissa bits."""
-    return FORMATS.get(int(mantissa_bits)) or f"a format of {mantissa_bits:g} mantissa bits"
-
-
-def mantissa_bits_of(text: str) -> int:
-    """Stored mantissa bits from the text of an option.
-
-    Raises:
-        RequestError: the text is no whole number from 2 to 23.
-    """
-    if not re.fullmatch("[0-9]{1,2}", text) or not FEWEST_BITS <= int(text) <= MOST_BITS:
-        known = ", ".join(f"{bits} {name}" for bits, name in FORMATS.items())
-        raise RequestError(
-            f"mantissa bits are a whole number from {FEWEST_BITS} to {MOST_BITS}, not {text!r}; known: {known}"
-        )
-    return int(text)
-
-
-def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
-    """Stored mantissa bits of the logits of each run, by run id; bf16's if the records do not say."""
-    by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits", "kept_in_bf16"])
-    chosen = pd.to_numeric(by_id["mantissa_bits"], errors="coerce").where(by_id["precision"] == "mantissa")
-    fp32 = by_id["precision"].isin(RESULTS_IN_FP32) & (by_id["kept_in_bf16"] != "ends")
-    bits = by_id["precision"].map(MANTISSA_BITS).astype(float).fillna(chosen)
-    return bits.where(~fp32, MANTISSA_BITS["fp32"]).fillna(BF16)
 
 
 @cache
