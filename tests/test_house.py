@@ -112,7 +112,7 @@ LINES = {
     "analysis": 5523,
     "report": 1686,
     "sweeping": 2752,
-    "features": 3730,
+    "features": 3729,
     "notebook": 54,
     "labwatch": 6046,
     "cli": 605,

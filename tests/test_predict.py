@@ -377,7 +377,7 @@ def test_learning_rates_that_were_not_held_out_are_not_quoted():
     (made,) = make_forecasts(gathered(*largest_without_lowest), LOGIT)
     assert 1e-2 in made.lines
     assert 1e-2 not in made.scored
-    table = _table(made, LOGIT).set_index("learning rate")
+    table = _table(made).set_index("learning rate")
     assert [bool(cell) for cell in table["unstable at"]] == [lr in made.scored for lr in made.lines]
 
 
