@@ -17,7 +17,7 @@ from lab import main
 from lab.analysis import study
 from lab.core.errors import RequestError
 from lab.records import store, trackers
-from labwatch.events import run_folders
+from labwatch.tables import run_folders
 from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[1] / "results"

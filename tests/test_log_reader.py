@@ -20,7 +20,7 @@ from labwatch.events import detect
 from labwatch.events.log_names import given_columns, usual_columns
 from labwatch.events.log_reader import LogReader
 from labwatch.events.logs import read_logs
-from labwatch.events.run_folders import LOGS
+from labwatch.tables.run_folders import LOGS
 from sweeping import OutputOf
 from test_watch import bump, calm
 

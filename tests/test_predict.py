@@ -24,8 +24,9 @@ from lab.features.predict import at_size, sizes
 from lab.features.predict.answer import _table, say
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import GRADIENT, LOGIT, OUTPUT_LOGIT, make_forecasts
-from lab.records import run_table, store
-from lab.records.columns import Columns
+from lab.records import store
+from labwatch.tables import run_table
+from labwatch.tables.columns import Columns
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)

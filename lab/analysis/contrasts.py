@@ -12,7 +12,7 @@ import pandas as pd
 from lab.analysis.sensitivity import WINDOW, Study, Window, compares_sensitivity, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
-from lab.records.run_table import UNKNOWN_SIZE
+from lab.records.imported import UNKNOWN_SIZE
 
 ANY_SWEEP = "*"
 BASELINES = ("baseline", "base", "control", "default", "reference", "vanilla", "none", "off")

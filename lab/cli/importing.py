@@ -8,10 +8,9 @@ from pathlib import Path
 from lab.core.errors import RequestError
 from lab.core.printing import say, say_json
 from lab.core.usage import OptionParser
-from lab.records import run_table, table_files
-from lab.records.columns import Columns
-from labwatch.events import run_folders
 from labwatch.events.logs import measurements
+from labwatch.tables import run_folders, run_table, table_files
+from labwatch.tables.columns import Columns
 
 
 def run(arguments: list[str]) -> None:

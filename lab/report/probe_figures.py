@@ -25,7 +25,7 @@ from lab.analysis.rendering.style import DASHED
 from lab.analysis.runaway import Rate, rates, read_runaways
 from lab.analysis.statistics import student_t
 from lab.analysis.text import count, listed, number
-from lab.records.run_table import size_name
+from lab.records.imported import size_name
 from lab.records.store import Records
 
 # There is one row of panels per arm; with more arms there is no figure, since it would fill the page.

@@ -22,7 +22,7 @@ from lab.core import shelf, shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import is_imported
+from lab.records.imported import is_imported
 
 SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
 OF_STUDIES = [module.MEASURES for module in shelf.modules("measures", "claims")]

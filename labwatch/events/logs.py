@@ -16,7 +16,6 @@ from lab.analysis.logit_rounding import BF16, MANTISSA_BITS, RESULTS_IN_FP32
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.records.table_files import flat, json_rows
 from labwatch.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from labwatch.events.detectors import Log
 from labwatch.events.event_logs import RunReader, is_event_file
@@ -24,7 +23,8 @@ from labwatch.events.log_lines import Fields
 from labwatch.events.log_names import LOSS, OR, Given, described, missing_column
 from labwatch.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
 from labwatch.events.mlflow_logs import MlflowReader
-from labwatch.events.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
+from labwatch.tables.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
+from labwatch.tables.table_files import flat, json_rows
 
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {

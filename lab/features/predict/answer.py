@@ -25,7 +25,7 @@ from lab.core.errors import RequestError
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, every_forecast
-from lab.records import run_table
+from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Part, Section
 
@@ -51,7 +51,7 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
             no noise scale was recorded, and no quantity at enough sizes.
     """
     parts, data = list[Part](), dict[str, Any]()
-    if run_table.is_imported(records):
+    if is_imported(records):
         window = window or WINDOW
         parts, data["fits"] = sizes.parts(records, window), sizes.plain(records, window)
     elif window:
@@ -75,7 +75,7 @@ def say(records: Records) -> list[str]:
     Raises:
         RequestError: no arm has two sizes, or no quantity was recorded.
     """
-    imported = run_table.is_imported(records)
+    imported = is_imported(records)
     parts = sizes.parts(records, WINDOW) if imported else _trends(records, *every_forecast(records))
     return Answer("", parts).text().splitlines()
 
@@ -97,7 +97,7 @@ def _forecasts_of_runs(records: Records, folder: Path) -> tuple[list[Part], list
 def said_of_experts(records: Records) -> list[str]:
     """That sizes count all experts, and how many parameters of the largest act on a token; nothing without experts."""
     runs = records.runs
-    if run_table.is_imported(records) or not (idle := idle_parameters(runs)).any():
+    if is_imported(records) or not (idle := idle_parameters(runs)).any():
         return []
     size = parameters(runs.set_index("id"))
     largest = str(size[idle > 0].idxmax())

@@ -18,7 +18,7 @@ from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, format_value, listed
 from lab.core.errors import RequestError
 from lab.features.predict.forecasts import LOGIT, Forecast, every_forecast
-from lab.records import run_table
+from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
 
@@ -67,7 +67,7 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     Raises:
         RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
-    if run_table.is_imported(records):
+    if is_imported(records):
         if not (found := list(_of_table(records, size, window or WINDOW))):
             public = f"lab predict --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(

@@ -17,7 +17,7 @@ from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.text import count
 from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
-from lab.records.run_table import size_name
+from lab.records.imported import size_name
 from lab.records.store import Records
 
 # Lines are drawn up to this many times the largest size.
