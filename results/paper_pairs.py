@@ -58,7 +58,7 @@ from lab.analysis.stress.rates import LOGITS, Passing, fine_curve, passings
 from lab.analysis.text import format_p, listed, markdown_table
 from lab.core import files
 from lab.core.printing import say
-from lab.features.stress.bench import CardBench
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.plan import read_plan
 from lab.features.stress.progress import Progress
 from lab.records.plans import Setting

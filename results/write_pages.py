@@ -58,9 +58,9 @@ from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from studies.board.text import as_csv as board_csv
 from studies.board.text import headline
 from studies.claims import ruled, scoreboard
+from studies.claims.as_functions import effect_text
 from studies.claims.costs import BEFORE, HELD_OUT, first_onsets
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
-from studies.claims.rules import effect_text
 from studies.claims.scoreboard import ScoreboardRow
 from studies.claims.verdicts import effects_of
 from studies.real_runs.claims import STEP

@@ -57,8 +57,8 @@ from lab.analysis.stress.rates import finer_settings
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.features.stress import search
-from lab.features.stress.bench import CardBench
 from lab.features.stress.card import Card, card_of, read_card
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.command import print_card
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
@@ -848,7 +848,7 @@ def test_a_card_of_five_minutes_trains_the_rates_between_after_its_tests(monkeyp
 
     monkeypatch.setattr(Bench, "train", train)
     monkeypatch.setattr(Bench, "records", store.Records(pd.DataFrame({"id": []}), pd.DataFrame()), raising=False)
-    monkeypatch.setattr("lab.features.stress.bench.parameters", lambda runs: pd.Series(dtype=float))
+    monkeypatch.setattr("lab.features.stress.card_bench.parameters", lambda runs: pd.Series(dtype=float))
     for minutes, more in ((1, 0), (5, 6)):  # three seeds fail in three quarters of a bracket: 1 + 2 + 3 rates
         trained.clear()
         plan = read_plan([*TINY, "out=none"], "lab stress", names=["lr_x10"], minutes=minutes)
@@ -948,7 +948,7 @@ def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch
 @pytest.mark.usefixtures("here")
 def test_runs_that_two_settings_share_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [Setting((), 0.1), Setting(("precision=fp32",), 0.1)]
-    monkeypatch.setattr("lab.features.stress.bench.wanted", lambda battery, tests, done: [] if done else shared)
+    monkeypatch.setattr("lab.features.stress.card_bench.wanted", lambda battery, tests, done: [] if done else shared)
     lab.stress(*TINY, tests=["depth"], out="mine", seed=[0, 1])
     assert len(store.read(Path("mine")).runs) == 2
 
@@ -1575,7 +1575,7 @@ def test_a_budget_counts_the_time_that_the_card_took(
         bench.bench.records = store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
 
     monkeypatch.setattr(CardBench, "train", take_time)
-    monkeypatch.setattr("lab.features.stress.bench.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lab.features.stress.card_bench.time.monotonic", lambda: now[0])
     arms = ["peri_ln", "adopt", "sub_ln"]
 
     def tried(budget: float) -> int:

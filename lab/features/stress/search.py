@@ -21,7 +21,7 @@ from lab.analysis.stress.cures import (
 from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
-from lab.features.stress.bench import CardBench
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.plan import Plan
 from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees
