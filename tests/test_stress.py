@@ -26,6 +26,10 @@ from lab.analysis.stress import cures as cures_room
 from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, StepTime, read_battery
 from lab.analysis.stress.cures import (
+    CURES,
+    HARMS,
+    IN_PART,
+    NO,
     NOT_TRIED,
     SCREENED,
     Cure,
@@ -36,7 +40,6 @@ from lab.analysis.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
 from lab.analysis.stress.lines import Line, along, strips, verdict_of
 from lab.analysis.stress.measures import (
     best_lr,

@@ -15,8 +15,7 @@ from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.stress import card_json
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
-from lab.analysis.stress.cures import LOSES, SCREENED, Cure
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, LOSES, SCREENED, Cure
 from lab.analysis.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs
 from lab.analysis.stress.rates import FineCurve, Passing, fine_curve, passings

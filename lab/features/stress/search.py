@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, StressTest, read_battery
 from lab.analysis.stress.cures import (
+    CURES,
     Cure,
     Trial,
     as_screened,
@@ -18,7 +19,6 @@ from lab.analysis.stress.cures import (
     pair_to_try,
     trial_of,
 )
-from lab.analysis.stress.damage import CURES
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
 from lab.features.stress.card_bench import CardBench
