@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.logit_rounding import BF16, MANTISSA_BITS, RESULTS_IN_FP32
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
@@ -22,6 +21,7 @@ from labwatch.events.event_logs import RunReader, is_event_file
 from labwatch.events.log_lines import Fields
 from labwatch.events.log_names import LOSS, OR, Given, described, missing_column
 from labwatch.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
+from labwatch.events.logit_rounding import BF16, MANTISSA_BITS, RESULTS_IN_FP32
 from labwatch.events.mlflow_logs import MlflowReader
 from labwatch.tables.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
 from labwatch.tables.table_files import flat, json_rows

@@ -17,7 +17,7 @@ from lab.core.printing import say
 from lab.core.usage import OptionParser
 from labwatch.events.levels import read_levels
 from labwatch.events.log_names import Given, given_columns, given_pattern
-from labwatch.events.mantissas import mantissa_bits_of
+from labwatch.events.logit_rounding import mantissa_bits_of
 
 if TYPE_CHECKING:
     from labwatch.events.following import Alarm, Follower

@@ -1,4 +1,4 @@
-"""The law of rounded logits: the loss that a number format adds to a model whose output logits drift."""
+"""Runs whose output logits were rounded, beside the law of what that costs."""
 
 from __future__ import annotations
 
@@ -13,42 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from lab.analysis.probe_values import near
 from lab.core import files
 from lab.records.store import RUN_COLUMNS, Records
+from labwatch.events.logit_rounding import MANTISSA_BITS, rounding_cost
 
-# Stored bits of the mantissa by name of the format.
-MANTISSA_BITS = {"fp32": 23, "fp16_emulated": 10, "bf16": 7}
-BF16 = MANTISSA_BITS["bf16"]
-RESULTS_IN_FP32 = ("fp8_current", "fp8_delayed", "mxfp8", "mxfp4", "nvfp4")  # precisions that round operands alone
-# Nats per token that rounding may cost.
-COSTLY = 0.01
 # Quantiles of a normal distribution over tokens; the mean over them approximates the integral.
 QUANTILES = 1999
 PUBLISHED = Path(__file__).with_name("published_output_logits.csv")
-
-
-def spacing(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
-    """Distance between neighbouring numbers, near a level, of a format with this many stored mantissa bits.
-
-    ``s = 2 ** (floor(log2 |level|) - mantissa_bits)``; a level of 0 has spacing 0.
-    """
-    level, bits = np.abs(np.asarray(level, dtype=float)), np.asarray(mantissa_bits)
-    with np.errstate(divide="ignore"):
-        exponent = np.floor(np.log2(level))
-    return np.asarray(np.exp2(exponent - bits))
-
-
-def rounding_cost(level: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
-    """Loss that rounding adds to a token whose logits lie near a level, nats.
-
-    A logit that is rounded to a multiple of ``s`` has an error that is uniform between ``-s/2`` and ``s/2``. The mean
-    over the vocabulary of the exponentials of these errors is ``sinh(s/2) / (s/2)``. It multiplies the softmax
-    normalizer, and its log is added to the loss: ``s**2 / 24`` for small ``s``. There is no free parameter. The cost is
-    smaller only if one token takes nearly all of the probability: the normalizer's error then cancels the target's.
-    """
-    half = spacing(level, mantissa_bits) / 2
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # log sinh(x) without overflow; its series for small x, where the difference would cancel
-        large = half - np.log(2 * half) + np.log1p(-np.exp(-2 * half))
-    return np.where(half < 1e-2, half**2 / 6, large)
 
 
 def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike) -> NDArray[np.float64]:
@@ -56,12 +25,6 @@ def mean_rounding_cost(mean: ArrayLike, std: ArrayLike, mantissa_bits: ArrayLike
     mean, std, bits = (np.asarray(each, dtype=float)[..., None] for each in (mean, std, mantissa_bits))
     quantile_q = scipy.special.ndtri((np.arange(QUANTILES) + 0.5) / QUANTILES)
     return np.asarray(rounding_cost(mean + std * quantile_q, bits).mean(-1))
-
-
-def level_at_cost(cost: float, mantissa_bits: int) -> float:
-    """The smallest power of two at which rounding logits to this format costs at least ``cost`` nats per token."""
-    size = scipy.optimize.brentq(lambda log2: float(rounding_cost(2.0**log2, 0)) - cost, -20, 20)
-    return float(2.0 ** (round(size) + mantissa_bits))  # the cost jumps at powers of two, so the root is a whole number
 
 
 def rounded_runs(records: Records) -> pd.DataFrame:
