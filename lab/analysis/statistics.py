@@ -292,20 +292,6 @@ def spread_prior(groups: Iterable[np.ndarray]) -> Spread:
     return Spread(sd, min(2 * half, 2 * float(half_k.sum())))
 
 
-def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
-    """Exact interval of the share of hits in independent trials; all NaN without a trial.
-
-    References:
-        Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
-    """
-    if not trials:
-        return UNKNOWN
-    tail = (1 - level) / 2
-    low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
-    high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
-    return Interval(hits / trials, low, high, round(trials))
-
-
 def _at_least(hits: float, trials: float, share: float) -> float:
     """The probability of at least so many hits in independent trials with this share of hits."""
     if not hits:

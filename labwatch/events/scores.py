@@ -12,7 +12,7 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 
 from lab.analysis.spikes.trend import PER_STEPS, Span
-from lab.analysis.statistics import UNKNOWN, Interval, share_interval
+from lab.analysis.statistics import UNKNOWN, Interval
 from lab.core.schema import batches_of_bursts
 from lab.core.windows import MERGE
 from lab.records.store import Records
@@ -154,6 +154,20 @@ def repeats_of(card: Mapping[Hashable, Any]) -> int:
     """How often the burst of a run comes; once if the card has no such column, or an empty one."""
     repeats = float(card.get(REPEATS, 1))
     return 1 if math.isnan(repeats) else int(repeats)
+
+
+def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
+    """Exact interval of the share of hits in independent trials; all NaN without a trial.
+
+    References:
+        Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
+    """
+    if not trials:
+        return UNKNOWN
+    tail = (1 - level) / 2
+    low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
+    return Interval(hits / trials, low, high, round(trials))
 
 
 def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, share_interval
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
+from labwatch.events.scores import share_interval
 
 
 def share_of_clusters(hits: Sequence[float], trials: Sequence[float], minus: float = 0.0) -> Interval:

@@ -18,12 +18,12 @@ from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import Dot
 from lab.analysis.spikes.trend import PER_STEPS
-from lab.analysis.statistics import Interval, share_interval, student_t
+from lab.analysis.statistics import Interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
 from labwatch.events.detectors import LABELS
 from labwatch.events.score_panels import alarm_dots
-from labwatch.events.scores import summarize
+from labwatch.events.scores import share_interval, summarize
 from studies.claims import row_panels
 from studies.claims.costs import HELD_OUT, NONE, spike_costs
 from studies.claims.row_panels import RowPanel
