@@ -112,7 +112,7 @@ LINES = {
     "analysis": 5453,
     "report": 1621,
     "sweeping": 2752,
-    "features": 3727,
+    "features": 3723,
     "notebook": 54,
     "labwatch": 7561,
     "cli": 604,
