@@ -20,13 +20,13 @@ import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.analysis.logit_rounding import BF16
 from lab.analysis.spikes.trend import Span, loss_spikes
 from lab.core.spike_trigger import triggered
 from lab.core.windows import MERGE, Numbers
 from lab.records import store
 from labwatch.events.attempts import Column, log_of, table_of
 from labwatch.events.detectors import Log
+from labwatch.events.logit_rounding import BF16
 from labwatch.events.scores import score_runs, summarize
 
 HERE = Path(__file__).parent

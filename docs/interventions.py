@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lab.analysis.rendering import html
 from lab.analysis.stress.arms import ArmCard, arm_cards, board_arms, left_out, not_here
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART
 from lab.analysis.text import listed
 from lab.core import shipped
 from lab.core.errors import RequestError

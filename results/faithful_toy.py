@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossings import SLOPE_OVER, steepness
+from lab.analysis.crossings import SLOPE_OVER
 from lab.analysis.curves import load
 from lab.analysis.rendering import layout
 from lab.analysis.sensitivity import LOST
 from lab.core import files
 from lab.data.corpus import Corpus
 from lab.data.text import StandardLibrary
+from studies.claims.curve_summaries import steepness
 from studies.faithful_toy import figures, yardstick
 from studies.faithful_toy.screen import RESPONSES, design_rows, effects
 from studies.faithful_toy.single_changes import KEYS, single_changes_of

@@ -54,13 +54,13 @@ from lab.analysis.runaway import FAILS_AT, HALF, read_runaways
 from lab.analysis.statistics import holm
 from lab.analysis.stress.battery import LARGEST, Battery, read_battery
 from lab.analysis.stress.measures import Outcomes, beats_bigram, curve, failing_lrs, measure
+from lab.analysis.stress.rates import LOGITS, Passing, fine_curve, passings
 from lab.analysis.text import format_p, listed, markdown_table
 from lab.core import files
 from lab.core.printing import say
-from lab.features.stress.bench import CardBench
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.plan import read_plan
 from lab.features.stress.progress import Progress
-from lab.features.stress.rates import LOGITS, Passing, fine_curve, passings
 from lab.records.plans import Setting
 from lab.sweeping import launch
 from lab.sweeping.bench import Bench, compose_settings

@@ -42,7 +42,6 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
 from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
-from lab.analysis.spikes.costs import HELD_OUT, NONE, first_onsets
 from lab.core import files
 from lab.features.predict.advice import PROBE as NOISE
 from lab.records import store
@@ -50,6 +49,7 @@ from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from labwatch.events.scores import score_runs
 from studies.architecture.figures import begins_unusually
+from studies.claims.costs import HELD_OUT, NONE, first_onsets
 from studies.precision.effects import FIRST, LAST, has_loss_scales
 from studies.spikes import own_spikes
 from studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_spikes

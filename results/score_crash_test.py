@@ -19,11 +19,11 @@ from lab.analysis.curves import load, points
 from lab.analysis.sensitivity import judge
 from lab.analysis.statistics import Interval, Spread
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, Battery
+from lab.analysis.stress.lines import lines_of
 from lab.analysis.stress.measures import Measured, Outcomes, best_lr, curve, measure, pooled_interval, pooled_sd
 from lab.analysis.text import markdown_table
 from lab.core import shipped
 from lab.features.predict.sizes import make_forecast
-from lab.features.stress.lines import lines_of
 from lab.features.stress.reference import BOUNDS_SCORES, cell_text, columns_of, judged_values, outcomes_by_recipe
 from lab.features.stress.sizes import FAILING, TOLERANCE, values_by_size
 from lab.records.store import Records

@@ -11,7 +11,7 @@ import pandas as pd
 import scipy
 
 from lab.analysis.stress.arms import REFERENCE
-from lab.analysis.stress.damage import compared
+from lab.analysis.stress.cures import compared
 from lab.core import shipped
 from lab.features.stress.reference import BOUNDS_SCORES
 from studies.board.failures import Failure, read_cells, read_failures

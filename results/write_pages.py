@@ -22,9 +22,9 @@ import public_limits
 import runaway
 import score_recorder
 import transfer
-from lab.analysis.spikes.costs import BEFORE, HELD_OUT, first_onsets
 from lab.analysis.statistics import Spread, student_t
 from lab.analysis.stress.battery import SPREADS, Battery, read_battery
+from lab.analysis.stress.lines import strips
 from lab.analysis.stress.measures import Outcomes
 from lab.analysis.text import markdown_table
 from lab.core import files, shipped
@@ -33,7 +33,6 @@ from lab.features.predict.numbers import answer_of, base_rate, text_of
 from lab.features.predict.numbers import published_runs as known_runs
 from lab.features.predict.numbers import rows as rows_of_risks
 from lab.features.stress.card import card_of
-from lab.features.stress.lines import strips
 from lab.features.stress.reference import FILE as REFERENCE
 from lab.features.stress.reference import outcomes_by_recipe, published_outcomes
 from lab.features.stress.sizes import SCORES
@@ -59,8 +58,9 @@ from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from studies.board.text import as_csv as board_csv
 from studies.board.text import headline
 from studies.claims import ruled, scoreboard
+from studies.claims.as_functions import effect_text
+from studies.claims.costs import BEFORE, HELD_OUT, first_onsets
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
-from studies.claims.rules import effect_text
 from studies.claims.scoreboard import ScoreboardRow
 from studies.claims.verdicts import effects_of
 from studies.real_runs.claims import STEP

@@ -20,7 +20,7 @@ import planted_ramps
 import planted_recipes
 import planted_sources
 from lab.analysis import Records
-from lab.analysis.logit_rounding import mean_rounding_cost
+from studies.wortsman.rounding import mean_rounding_cost
 
 LRS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 # A grid that goes on above the window of the paper: only there can three seeds show that the window's top is kept.

@@ -13,7 +13,6 @@ from scipy import stats
 
 import planted
 from lab.analysis import findings, points, sensitivity, tables
-from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.sensitivity import split
 from lab.analysis.statistics import (
     Interval,
@@ -26,6 +25,7 @@ from lab.analysis.statistics import (
 )
 from lab.analysis.text import count
 from lab.core.errors import RequestError
+from studies.claims.curve_summaries import summarize_curves
 
 
 def curve(losses, lrs=planted.LRS, at_init=5.0):

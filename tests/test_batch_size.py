@@ -13,13 +13,14 @@ import pytest
 
 import planted_claims
 from lab.analysis import Records
-from lab.analysis.batch_fits import exponent, learning_rate_curve, steps_curve
+from lab.analysis.batch_fits import learning_rate_curve, steps_curve
 from lab.analysis.batch_sizes import TunedSteps
-from lab.analysis.statistics import share_interval
 from lab.features.predict.advice import advise
 from lab.report.all_figures import FIGURES
+from labwatch.events.scores import share_interval
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of
+from studies.batch_size.measures import exponent
 from sweeping import OutputOf
 
 QUADRATIC = NoisyQuadratic.power_law()

@@ -22,7 +22,7 @@ from lab.__main__ import main
 from lab.analysis import leaderboard
 from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms, left_out
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, NO, OPEN, verdict_of
 from lab.core.errors import RequestError
 from lab.core.registry import INTERVENTIONS
 from lab.core.shipped import data_folder

@@ -16,7 +16,8 @@ import pytest
 from lab import main
 from lab.analysis import study
 from lab.core.errors import RequestError
-from lab.records import run_folders, store, trackers
+from lab.records import store, trackers
+from labwatch.tables import run_folders
 from sweeping import OutputOf
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -16,11 +16,12 @@ import pytest
 from lab import main
 from lab.analysis import from_frame, study
 from lab.core.errors import RequestError
-from lab.records import run_table, store, table_files
-from lab.records.columns import Columns
-from lab.records.run_names import settings_in
-from lab.records.run_table import Imported
+from lab.records import store
 from lab.report import build
+from labwatch.tables import run_table, table_files
+from labwatch.tables.columns import Columns
+from labwatch.tables.run_names import settings_in
+from labwatch.tables.run_table import Imported
 from sweeping import OutputOf
 
 LRS = (1e-3, 3e-3, 1e-2)

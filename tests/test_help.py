@@ -11,8 +11,8 @@ import pytest
 from lab.__main__ import main
 from lab.cli import commands
 from lab.core import usage
-from lab.records.columns import Columns
 from lab.sweeping import request
+from labwatch.tables.columns import Columns
 from sweeping import OutputOf
 
 

@@ -20,9 +20,9 @@ from lab.core import schema
 from lab.core.registry import BATCHES, BURSTS, DATA, INTERVENTIONS, LINKS, LOSS_SCALES, RESPONSES, SCHEDULES
 from lab.model.config import ModelConfig
 from lab.records import parts, store
-from lab.records.run_table import write
 from lab.sweeping.planner import SweepPlan, plan_sweep
 from lab.training.identity import FIRST, columns, run_id, static_key
+from labwatch.tables.run_table import write
 from small import SMALL, tree
 
 # A run that has something of every group but batches and restarts.

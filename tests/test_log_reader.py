@@ -16,11 +16,11 @@ import pytest
 from lab import main
 from lab.core.errors import RequestError
 from lab.records import trackers
-from lab.records.run_folders import LOGS
 from labwatch.events import detect
 from labwatch.events.log_names import given_columns, usual_columns
 from labwatch.events.log_reader import LogReader
 from labwatch.events.logs import read_logs
+from labwatch.tables.run_folders import LOGS
 from sweeping import OutputOf
 from test_watch import bump, calm
 

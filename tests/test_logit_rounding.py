@@ -12,17 +12,15 @@ import pytest
 import planted_claims
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.logit_rounding import (
+from lab.report.all_figures import FIGURES
+from labwatch.events.logit_rounding import (
     MANTISSA_BITS,
     level_at_cost,
-    mantissa_bits_by_run,
-    mean_rounding_cost,
-    published,
-    rounded_runs,
     rounding_cost,
     spacing,
 )
-from lab.report.all_figures import FIGURES
+from labwatch.events.logs import mantissa_bits_by_run
+from studies.wortsman.rounding import mean_rounding_cost, published, rounded_runs
 from test_figure_contract import small, wrong
 
 VOCABULARY, TOKENS = 4000, 400

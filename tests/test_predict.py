@@ -24,8 +24,9 @@ from lab.features.predict import at_size, sizes
 from lab.features.predict.answer import _table, say
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import GRADIENT, LOGIT, OUTPUT_LOGIT, make_forecasts
-from lab.records import run_table, store
-from lab.records.columns import Columns
+from lab.records import store
+from labwatch.tables import run_table
+from labwatch.tables.columns import Columns
 
 WIDTHS = {16: 10_000, 32: 30_000, 64: 100_000, 128: 400_000}
 LRS = (1e-3, 1e-2, 1e-1)
@@ -377,7 +378,7 @@ def test_learning_rates_that_were_not_held_out_are_not_quoted():
     (made,) = make_forecasts(gathered(*largest_without_lowest), LOGIT)
     assert 1e-2 in made.lines
     assert 1e-2 not in made.scored
-    table = _table(made, LOGIT).set_index("learning rate")
+    table = _table(made).set_index("learning rate")
     assert [bool(cell) for cell in table["unstable at"]] == [lr in made.scored for lr in made.lines]
 
 

@@ -15,9 +15,9 @@ from lab import main
 from lab.analysis import changes, from_frame, load, tables
 from lab.analysis.sensitivity import Study
 from lab.core.errors import RequestError
-from lab.records import run_table, table_files
-from lab.records.columns import Columns, ending_of
-from lab.records.run_table import Imported
+from labwatch.tables import run_table, table_files
+from labwatch.tables.columns import Columns, ending_of
+from labwatch.tables.run_table import Imported
 from sweeping import OutputOf
 
 RATES = {1e-4: 2.5, 1e-3: 2.3, 1e-2: 2.6}  # the loss of each

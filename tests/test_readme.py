@@ -16,9 +16,9 @@ import pytest
 from committed import RESULTS, in_one_process, judged
 from lab.__main__ import main
 from lab.analysis import findings, load, points, study
-from lab.analysis.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from lab.analysis.runaway import HALF, rates
 from labwatch.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
+from labwatch.events.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
 from studies.claims import ruled, scoreboard
 from studies.claims.registry import BY_STUDY, CLAIMS
 

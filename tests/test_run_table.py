@@ -23,10 +23,11 @@ from lab import main
 from lab.analysis import curves, from_frame, study
 from lab.analysis.laws import optimum
 from lab.core.errors import RequestError
-from lab.records import run_table, store, table_files
-from lab.records.columns import Columns
+from lab.records import store
 from lab.report.all_figures import FIGURES
 from lab.report.replies import answer
+from labwatch.tables import run_table, table_files
+from labwatch.tables.columns import Columns
 from sweeping import OutputOf
 
 DOCS = Path(__file__).parents[1] / "docs"

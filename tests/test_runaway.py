@@ -11,13 +11,13 @@ import planted
 from lab.analysis import Records
 from lab.analysis.crossings import rate_text
 from lab.analysis.curves import points
-from lab.analysis.logit_rounding import BF16, COSTLY, level_at_cost
 from lab.analysis.runaway import COSTLY as NATS_UP
 from lab.analysis.runaway import HALF, crossings, rates, read_runaways, share_of_way
 from lab.analysis.sensitivity import judge, study_of
 from lab.analysis.stress.battery import read_battery
 from lab.core.shipped import results
 from lab.report import tables
+from labwatch.events.logit_rounding import BF16, COSTLY, level_at_cost
 from studies.claims.registry import CLAIMS
 
 LRS = 1e-3 * 10 ** (0.3 * np.arange(9))

@@ -256,7 +256,7 @@ def test_no_code_of_ours_runs_what_it_reads() -> None:
         "lab/sweeping/own_code.py": ["compile"],  # the file of a class in hand, to see whether it is the code that runs
         "lab/sweeping/request.py": ["yaml"],  # nodes of its safe loader, which are counted
         "lab/core/shipped.py": ["yaml"],  # its safe loader, of the lab's own files
-        "lab/records/run_folders.py": ["yaml"],  # its safe loader, of a small file without aliases
+        "labwatch/tables/run_folders.py": ["yaml"],  # its safe loader, of a small file without aliases
     }
 
 

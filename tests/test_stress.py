@@ -22,9 +22,25 @@ import lab
 from lab import analysis, main
 from lab.analysis.runaway import COSTLY, HALF
 from lab.analysis.statistics import Interval, Spread, power_of, student_t
+from lab.analysis.stress import cures as cures_room
 from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, StepTime, read_battery
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO
+from lab.analysis.stress.cures import (
+    CURES,
+    HARMS,
+    IN_PART,
+    NO,
+    NOT_TRIED,
+    SCREENED,
+    Cure,
+    as_screened,
+    finalists,
+    judge_cures,
+    not_tried,
+    pair_to_try,
+    trial_of,
+)
+from lab.analysis.stress.lines import Line, along, strips, verdict_of
 from lab.analysis.stress.measures import (
     best_lr,
     by_run,
@@ -40,30 +56,17 @@ from lab.analysis.stress.measures import (
     tolerances,
     wanted,
 )
+from lab.analysis.stress.rates import finer_settings
 from lab.core import machine
 from lab.core.errors import RequestError
-from lab.features.stress import cures as cures_room
 from lab.features.stress import search
-from lab.features.stress.bench import CardBench
 from lab.features.stress.card import Card, card_of, read_card
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.command import print_card
-from lab.features.stress.cures import (
-    NOT_TRIED,
-    SCREENED,
-    Cure,
-    as_screened,
-    finalists,
-    judge_cures,
-    not_tried,
-    pair_to_try,
-    trial_of,
-)
-from lab.features.stress.lines import Line, along, strips, verdict_of
 from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import read_plan, read_plans
 from lab.features.stress.progress import Progress, coloured
-from lab.features.stress.rates import finer_settings
 from lab.features.stress.reference import beside_published
 from lab.features.stress.search import change_words, kept_words
 from lab.features.stress.sizes import SCORES, settings_of_sizes, size_trend
@@ -848,7 +851,7 @@ def test_a_card_of_five_minutes_trains_the_rates_between_after_its_tests(monkeyp
 
     monkeypatch.setattr(Bench, "train", train)
     monkeypatch.setattr(Bench, "records", store.Records(pd.DataFrame({"id": []}), pd.DataFrame()), raising=False)
-    monkeypatch.setattr("lab.features.stress.bench.parameters", lambda runs: pd.Series(dtype=float))
+    monkeypatch.setattr("lab.features.stress.card_bench.parameters", lambda runs: pd.Series(dtype=float))
     for minutes, more in ((1, 0), (5, 6)):  # three seeds fail in three quarters of a bracket: 1 + 2 + 3 rates
         trained.clear()
         plan = read_plan([*TINY, "out=none"], "lab stress", names=["lr_x10"], minutes=minutes)
@@ -934,8 +937,8 @@ def test_the_page_has_the_zones_of_every_test() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.features.stress.lines.beats_bigram", lambda done: True)
-    monkeypatch.setattr("lab.features.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    monkeypatch.setattr("lab.analysis.stress.lines.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.analysis.stress.lines.verdict_of", lambda *args, **named: FAILS)
     monkeypatch.setattr("lab.analysis.stress.measures.extension", lambda test, losses, battery: [])
     made = lab.stress(*TINY, tests=["lr_tolerance"], cures=["rezero", "score_softcap"], out="mine", seed=[0, 1])
     assert [(cure.test.name, cure.change, bool(cure.reason)) for cure in made.cures or ()] == [
@@ -948,7 +951,7 @@ def test_cures_of_the_tolerance_are_tried_at_ten_times_the_best_rate(monkeypatch
 @pytest.mark.usefixtures("here")
 def test_runs_that_two_settings_share_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = [Setting((), 0.1), Setting(("precision=fp32",), 0.1)]
-    monkeypatch.setattr("lab.features.stress.bench.wanted", lambda battery, tests, done: [] if done else shared)
+    monkeypatch.setattr("lab.features.stress.card_bench.wanted", lambda battery, tests, done: [] if done else shared)
     lab.stress(*TINY, tests=["depth"], out="mine", seed=[0, 1])
     assert len(store.read(Path("mine")).runs) == 2
 
@@ -966,8 +969,8 @@ def test_a_test_that_a_recipe_cannot_take_is_left_out_and_named() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_changes_that_can_act_are_tried_on_failed_tests_and_others_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.features.stress.lines.beats_bigram", lambda done: True)
-    monkeypatch.setattr("lab.features.stress.lines.verdict_of", lambda *args, **named: FAILS)
+    monkeypatch.setattr("lab.analysis.stress.lines.beats_bigram", lambda done: True)
+    monkeypatch.setattr("lab.analysis.stress.lines.verdict_of", lambda *args, **named: FAILS)
     cures = ["z_loss", "qk_rmsnorm", "score_softcap"]
     made = lab.stress(*TINY, tests=["lr_x10"], cures=cures, out="mine", seed=[0, 1], intervention=[["z_loss"]])
     verdicts = {cure.change: cure.verdict for cure in made.cures or ()}
@@ -1575,7 +1578,7 @@ def test_a_budget_counts_the_time_that_the_card_took(
         bench.bench.records = store.Records(runs.assign(wall_seconds=1.0), pd.DataFrame())
 
     monkeypatch.setattr(CardBench, "train", take_time)
-    monkeypatch.setattr("lab.features.stress.bench.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lab.features.stress.card_bench.time.monotonic", lambda: now[0])
     arms = ["peri_ln", "adopt", "sub_ln"]
 
     def tried(budget: float) -> int:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.analysis.sensitivity import Study as Study
     from lab.analysis.sensitivity import all_pairs as all_pairs
     from lab.analysis.sensitivity import by_curve as by_curve
-    from lab.analysis.sensitivity import from_frame as from_frame
     from lab.analysis.sensitivity import judge as judge
     from lab.analysis.sensitivity import paired as paired
     from lab.analysis.sensitivity import per_seed as per_seed
@@ -33,6 +32,7 @@ if TYPE_CHECKING:  # "as" says that the name is public
     from lab.report import findings as findings
     from lab.report import tables as tables
     from labwatch.notebook import watch as watch
+    from labwatch.tables.frames import from_frame as from_frame
 
 # Imported on first use, since matplotlib and scipy take long to load.
 _MODULES = {
@@ -43,7 +43,6 @@ _MODULES = {
         "Study",
         "all_pairs",
         "by_curve",
-        "from_frame",
         "judge",
         "paired",
         "per_seed",
@@ -51,6 +50,7 @@ _MODULES = {
     ),
     "lab.records.store": ("Records",),
     "labwatch.notebook": ("watch",),
+    "labwatch.tables.frames": ("from_frame",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 # Modules that are themselves names of this one.

@@ -134,15 +134,3 @@ def _boundary(misfit: Callable[[Numbers], Numbers], most: float, outside: float,
         first = max(int((misfit(grid) <= most).argmax()), 1)
         outside, inside = float(grid[first - 1]), float(grid[first])
     return inside
-
-
-def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:
-    """Slope of log best learning rate over log batch size: 1 is the linear rule, 1/2 the square-root rule.
-
-    Raises:
-        ValueError: fewer than two batch sizes.
-    """
-    log_b, log_lr = np.log(np.asarray(batch_sizes, dtype=float)), np.log(np.asarray(learning_rates, dtype=float))
-    if len(log_b) < 2:
-        raise ValueError("an exponent takes two batch sizes")
-    return float(np.polyfit(log_b, log_lr, 1)[0])

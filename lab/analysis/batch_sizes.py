@@ -111,21 +111,6 @@ def stages(measured: pd.DataFrame, end: float) -> list[pd.DataFrame]:
     return [measured[(measured.index >= low) & (measured.index < high)] for low, high in pairwise(edges)]
 
 
-def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
-    """The noise scale over the first ``end`` updates of a run, sequences.
-
-    It is the mean over ``STAGES`` equal parts of them, without parts that have no records.
-
-    Args:
-        measured: columns ``trace`` and ``squared_norm``, indexed by step.
-        end: number of updates, such as those to a target.
-
-    Returns:
-        NaN if the estimate of the squared norm is not positive in some part.
-    """
-    return float(np.mean([ratio_of_means(stage) for stage in stages(measured, end) if len(stage)]))
-
-
 def ratio_of_means(measured: pd.DataFrame) -> float:
     """Mean trace over mean squared norm; NaN if the estimate of the squared norm is not positive."""
     trace_n, squared_n = (measured[part].to_numpy(dtype=float) for part in ("trace", "squared_norm"))
@@ -145,16 +130,6 @@ def noise_sums(records: Records) -> pd.DataFrame:
     groups = measured.assign(is_nan=measured["value"].isna()).groupby(["id", "step", part])
     sums = groups["value"].sum().mask(groups["is_nan"].any()).unstack("part")
     return sums.reindex(columns=["trace", "squared_norm"])
-
-
-def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
-    """Noise scale of each run over its updates to the loss of a bigram model, sequences; indexed by run id.
-
-    NaN if it never reached this loss, or if each update had a single micro-batch.
-    """
-    sums, ends = noise_sums(records), crossings(records)["steps"]
-    runs = [name for name in sums.index.unique("id") if math.isfinite(ends.get(name, math.nan))]
-    return pd.Series({name: mean_noise_scale(sums.loc[name], ends[name]) for name in runs}, dtype=float)
 
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "momentum": "momentum", "adamw": "Adam"}

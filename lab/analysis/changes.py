@@ -16,7 +16,7 @@ from lab.analysis.sensitivity import LOST, Study, capped
 from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of, spread_within
 from lab.analysis.text import count, number, shortened
 from lab.core.windows import NORMAL
-from lab.records.run_table import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
+from lab.records.imported import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
 from lab.records.store import TABLE
 
 POWER = 0.8

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-import lab.analysis.probe_values as probe_values
-from lab.analysis.curve_summaries import summarize_curves
-from lab.analysis.sensitivity import PARTS, WINDOW, Study, Window, compares_sensitivity, per_seed
-from lab.analysis.spikes.costs import spike_costs
+from lab.analysis.sensitivity import WINDOW, Study, Window, compares_sensitivity, per_seed
 from lab.analysis.statistics import FEWEST_SEEDS, Interval, student_t, unpaired
 from lab.analysis.text import count, first_to_last, format_value
-from lab.core import shipped
-from lab.core.schema import build
-from lab.records.run_table import UNKNOWN_SIZE
-from lab.records.store import Records
+from lab.records.imported import UNKNOWN_SIZE
 
 ANY_SWEEP = "*"
 BASELINES = ("baseline", "base", "control", "default", "reference", "vanilla", "none", "off")
@@ -30,9 +22,6 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 Cells = Mapping[str, Mapping[str, Interval]]
 Points = Callable[[Study], pd.DataFrame]
 Reduce = Callable[[pd.DataFrame, Window], pd.DataFrame]
-
-# Functions that tabulate numbers of runs, indexed by run id; studies add theirs.
-RUN_TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {"cost": spike_costs}
 
 
 class Measure(NamedTuple):
@@ -241,6 +230,38 @@ def baseline_of(arms: Sequence[str]) -> str:
     return next((arm for name in BASELINES for arm, of_arm in zip(arms, words, strict=True) if name in of_arm), arms[0])
 
 
+def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of ``value`` at each size."""
+    return spread(points, "size", lambda size: f"at {count(size)} parameters" if size != UNKNOWN_SIZE else "")
+
+
+def by_column(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """Means of ``value`` in each ``column``."""
+    return spread(points, "column", str)
+
+
+def spread(points: pd.DataFrame, by: str, name: Callable[[float], str]) -> pd.DataFrame:
+    """Means of ``value`` at each value of the column ``by``, under these names."""
+    means = points.groupby(["arm", "seed", by])["value"].mean().unstack(by)
+    columns: list[Any] = list(means)
+    return means.set_axis([name(column) for column in columns], axis=1)
+
+
+def best_losses(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
+    """The lowest loss of each curve, at each size; NaN where none is finite."""
+    curves = [points["curve"], points["seed"]]
+    alive = pd.Series(np.isfinite(points["loss"])).groupby(curves).transform("any")
+    return by_size(points.assign(value=points["capped"].groupby(curves).transform("min").where(alive)))
+
+
+def sensitivities(points: pd.DataFrame, window: Window, part: str = "total") -> pd.DataFrame:
+    """Sensitivity or one of its ``PARTS``, at each size; NaN where no learning rate beat the bigram model."""
+    inside = per_seed(points, *window).set_index(["curve", "seed"])[part]
+    worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
+    values = inside.mask(worse).to_dict()  # if nothing was learned, no learning rate made it worse
+    return by_size(points.assign(value=[values[key] for key in zip(points["curve"], points["seed"], strict=True)]))
+
+
 def own_points(study: Study) -> pd.DataFrame:
     """The points of a study under the names of its own arms."""
     return study.points
@@ -251,155 +272,15 @@ def final_losses(study: Study) -> pd.DataFrame:
     return study.points.assign(value=study.points["capped"])
 
 
-def valued(study: Study, values: pd.Series, **columns: pd.Series) -> pd.DataFrame:
-    """The points of runs that have a value, by run id; ``columns`` by run id may rename ``arm`` or add ``column``."""
-    points = study.points.assign(value=study.points["id"].map(values).astype(float))
-    points = points.assign(**{name: points["id"].map(by_run) for name, by_run in columns.items()})
-    return points[points["value"].notna()]
-
-
-def in_columns(study: Study, values: Mapping[str, pd.Series]) -> pd.DataFrame:
-    """``valued`` of several values, each in a ``column`` of its own."""
-    return pd.concat([valued(study, of_column).assign(column=name) for name, of_column in values.items()])
-
-
-def of_table(table: str, column: str, *, decades: bool = False) -> Points:
-    """Points with a column of one of ``RUN_TABLES``, or in ``decades`` its log10; none if no run has it."""
-
-    def points(study: Study) -> pd.DataFrame:
-        values = RUN_TABLES[table](study.records).get(column, pd.Series(dtype=float))
-        return valued(study, _log10(values) if decades else values)
-
-    return points
-
-
-def of_probe(
-    probe: str, where: str = "", reduced_by: str = "late", *, rate: float = 0.0, decades: bool = False, **options: float
-) -> Points:
-    """Points with a number of a probe, or in ``decades`` its log10.
-
-    Args:
-        probe: its name.
-        where: the end of the name of the part of the model, of several the last; ``*`` takes the largest of all parts.
-        reduced_by: the function of ``probe_values`` that makes one number per run, to which ``options`` go.
-        rate: restricts the points to the highest learning rate up to this one; 0 keeps all.
-    """
-
-    def points(study: Study) -> pd.DataFrame:
-        places = [place for place in probe_values.places(study.records, probe) if where == "*" or place.endswith(where)]
-        chosen = places if where == "*" else places[-1:]
-        values = [getattr(probe_values, reduced_by)(study.records, probe, place, **options) for place in chosen]
-        if not values:
-            return study.points.head(0)
-        largest: pd.Series = pd.concat(values, axis=1).max(axis=1)
-        found = valued(study, _log10(largest) if decades else largest)
-        return up_to(rate, found) if rate else found
-
-    return points
-
-
-def up_to(rate: float, points: pd.DataFrame) -> pd.DataFrame:
-    """The points at the highest learning rate up to this one."""
-    top = points.loc[points["lr"] <= rate, "lr"].max()
-    chosen: pd.DataFrame = points[points["lr"] == top]
-    return chosen
-
-
-def _log10(values: pd.Series) -> pd.Series:
-    return pd.Series(np.log10(values.where(values > 0)))
-
-
-def by_size(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
-    """Means of ``value`` at each size."""
-    return _spread(points, "size", lambda size: f"at {count(size)} parameters" if size != UNKNOWN_SIZE else "")
-
-
-def by_rate(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
-    """Means of ``value`` at each learning rate."""
-    return _spread(points, "lr", lambda lr: f"at LR {format_value(lr)}")
-
-
-def by_column(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
-    """Means of ``value`` in each ``column``."""
-    return _spread(points, "column", str)
-
-
-def _spread(points: pd.DataFrame, by: str, name: Callable[[float], str]) -> pd.DataFrame:
-    means = points.groupby(["arm", "seed", by])["value"].mean().unstack(by)
-    columns: list[Any] = list(means)
-    return means.set_axis([name(column) for column in columns], axis=1)
-
-
-def of_curves(quantity: str) -> Reduce:
-    """A number of ``CurveSummary.values`` at each size; NaN where no learning rate beat the bigram model."""
-
-    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
-        if quantity == "best":  # as that of ``CurveSummary``, but of many curves at once
-            curves = [points["curve"], points["seed"]]
-            alive = pd.Series(np.isfinite(points["loss"])).groupby(curves).transform("any")
-            return by_size(points.assign(value=points["capped"].groupby(curves).transform("min").where(alive)))
-        if quantity in PARTS:
-            inside = per_seed(points, *window).set_index(["curve", "seed"])[quantity]
-            worse = (points["capped"] > points["loss_bigram"]).groupby([points["curve"], points["seed"]]).all()
-            values = inside.mask(worse).to_dict()  # if nothing was learned, no learning rate made it worse
-        else:
-            values = {(summary.curve, summary.seed): summary.values[quantity] for summary in summarize_curves(points)}
-        keys = zip(points["curve"], points["seed"], strict=True)
-        return by_size(points.assign(value=[values[key] for key in keys]))
-
-    return reduce
-
-
-def change_over_size(quantity: str) -> Reduce:
-    """A number of ``CurveSummary.values`` at the largest size minus that at the smallest."""
-
-    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
-        values = of_curves(quantity)(points, window)
-        if values.shape[1] < 2:
-            return values.iloc[:, :0]
-        return pd.DataFrame({"from the smallest to the largest size": values.iloc[:, -1] - values.iloc[:, 0]})
-
-    return reduce
-
-
-def slope_over_size(quantity: str) -> Reduce:
-    """The slope of a number of ``CurveSummary.values`` over log10 size; arms may differ in their sizes."""
-
-    def reduce(points: pd.DataFrame, window: Window) -> pd.DataFrame:
-        slopes: list[pd.Series] = []
-        for _, arm in points.groupby("arm", sort=False):
-            log_sizes = np.log10(np.sort(arm["size"].unique()))
-            if len(log_sizes) > 1:
-                table = of_curves(quantity)(arm, window)
-                slopes.append(table.apply(lambda row, x: np.polyfit(x, row, 1)[0], axis=1, x=log_sizes))
-        return pd.DataFrame(
-            {"per decade of size": pd.concat(slopes)} if slopes else of_curves(quantity)(points, window).iloc[:, :0]
-        )
-
-    return reduce
-
-
 def comparable_by_sensitivity(study: Study) -> pd.DataFrame:
     """All points, if arms can be compared by sensitivity; else none."""
     return study.points if compares_sensitivity(study) else study.points.head(0)
 
 
-def read_measures(path: Path, of_study: Iterable[ModuleType]) -> list[Measure]:
-    """Read the measures of a study: a list of rows with the fields of ``Measure``.
-
-    ``points`` and ``reduce`` name a function of this module or of the modules ``of_study``, or with arguments one that
-    makes it: ``{of_table: {table: own, column: rate}}``. Without them a row is about the study's own arms, by size.
-    """
-    known = {**globals(), **{name: named for module in of_study for name, named in vars(module).items()}}
-
-    def function(spec: Any) -> Any:
-        if isinstance(spec, str):
-            return known[spec]
-        ((name, arguments),) = spec.items()
-        return known[name](**arguments) if isinstance(arguments, dict) else known[name](arguments)
-
-    measures = []
-    for row in shipped.load(path):
-        points, reduce = function(row.get("points", "own_points")), function(row.get("reduce", "by_size"))
-        measures.append(build(Measure, {"unit": "", **row, "points": points, "reduce": reduce}, f"{path}"))
-    return measures
+# In these answers compare the arms of any sweep.
+GENERAL = (
+    Measure(
+        "{axis.sensitivity}", "nats/token", comparable_by_sensitivity, sensitivities, "lower", asked_by=(ANY_SWEEP,)
+    ),
+    Measure("Best loss{axis.over}", "nats/token", own_points, best_losses, "lower", asked_by=(ANY_SWEEP,)),
+)

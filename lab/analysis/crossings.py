@@ -130,22 +130,6 @@ def failing(lr: ArrayLike, loss: ArrayLike, rise: float) -> Crossing:
     return crossing(lr_n, loss_n, float(loss_n[best]) + rise, start=float(lr_n[best]))
 
 
-def steepness(lr: ArrayLike, loss: ArrayLike) -> float:
-    """The largest rise of the loss within ``SLOPE_OVER`` decades of learning rate from the best one on, nats.
-
-    The loss is interpolated linearly in the log of the rate, so of a rise between rates that lie farther apart a part
-    counts. A loss that is not finite must have been given a number, such as the loss at initialization. NaN with no
-    rate above the best one.
-    """
-    order = np.argsort(lr)
-    log_n, loss_n = np.log10(np.asarray(lr, dtype=float))[order], np.asarray(loss, dtype=float)[order]
-    best = int(np.argmin(loss_n))
-    log_n, loss_n = log_n[best:], loss_n[best:]
-    start_n = np.concatenate([log_n, log_n - SLOPE_OVER])  # the largest rise begins or ends at a rate that was tried
-    rise_n = np.interp(start_n + SLOPE_OVER, log_n, loss_n) - np.interp(start_n, log_n, loss_n)
-    return float(rise_n.max()) if len(log_n) > 1 else math.nan
-
-
 def halving_lrs(crossings: Iterable[Crossing], width: float) -> list[float]:
     """The learning rates that halve the brackets of crossings that are wider than this (decades), the widest first.
 

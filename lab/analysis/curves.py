@@ -16,7 +16,7 @@ from lab.analysis.text import LEARNING_RATE, NO_AXIS, Axis, axis_called, format_
 from lab.core.errors import RequestError
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import AXIS, DERIVED, FOLLOWED, SINGLE_CHANGE, TRIAL
+from lab.records.imported import AXIS, DERIVED, FOLLOWED, SINGLE_CHANGE, TRIAL
 from lab.records.store import ENTRIES, TABLE, Records
 
 # Keys of a model's shape. They are part of an arm's name only if the shape does not simply grow with size.

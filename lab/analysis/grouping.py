@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from lab.analysis.curves import SHAPE, configs, differing, name_arms, setting_name
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.text import count
-from lab.records.run_table import UNKNOWN_SIZE
+from lab.records.imported import UNKNOWN_SIZE
 
 MIN_VALUES = 3
 # With more arms than this along a setting, each value is a line in the panel of its size instead of a panel.

@@ -17,8 +17,7 @@ from lab.analysis.curves import LR, axis_of, load, named_axis, points, significa
 from lab.analysis.statistics import student_t, student_t_of_rows
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
-from lab.records import run_table
-from lab.records.columns import Columns
+from lab.records.imported import TRIAL, is_imported
 from lab.records.store import Records
 
 
@@ -421,50 +420,6 @@ def study(folders: str | Path | Sequence[str | Path], window: Sequence[float] = 
     return study_of(load(*([folders] if isinstance(folders, str | Path) else folders)), window)
 
 
-def from_frame(
-    table: pd.DataFrame,
-    *,
-    lr: str | None = None,
-    loss: str | None = None,
-    size: str | float | None = None,
-    seed: str | None = None,
-    arm: str | Sequence[str] | None = None,
-    initial_loss: str | float | None = None,
-    steps: str | float | None = None,
-    axis: str | None = None,
-    best_over: str | Sequence[str] | None = None,
-    unit: str | None = None,
-    keep: str | None = None,
-    window: Sequence[float] = WINDOW,
-) -> Study:
-    """Compute all tables, as ``study`` does, from a table with a row per run of any trainer.
-
-    Columns that are not named are found by their usual names.
-
-    Args:
-        table: one row per run.
-        lr: column of peak learning rates.
-        loss: column of final losses; an empty or non-finite one is a diverged run, which counts at its initial loss.
-        size: column of numbers of parameters, or the number for all runs.
-        seed: column of seeds; without one all runs have the same seed.
-        arm: columns that distinguish arms; by default those that a sweep crosses with learning rates or seeds.
-        initial_loss: column of losses at initialization, or the loss for all runs.
-        steps: column of numbers of training steps, or the number for all runs.
-        axis: column along which curves run, instead of the learning rate.
-        best_over: columns over which the best run is taken.
-        unit: of the losses: ``nats``, ``bits``, ``bits_per_byte`` or ``perplexity``.
-        keep: which row of a run counts that has several: ``last`` or ``best``.
-        window: as for ``study``.
-
-    Raises:
-        RequestError: a column is absent, or a row or the window is invalid.
-    """
-    size, initial_loss, steps = (None if given is None else str(given) for given in (size, initial_loss, steps))
-    arms, best = ([names] if isinstance(names, str) else names for names in (arm, best_over))
-    columns = Columns(lr, loss, size, seed, arms, initial_loss, steps, axis, best, unit, keep)
-    return study_of(run_table.records_of(table, columns).records, window)
-
-
 def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     """Compute all tables, as ``study`` does, from records that were read.
 
@@ -477,8 +432,8 @@ def study_of(records: Records, window: Sequence[float] = WINDOW) -> Study:
     ended = points(records.runs)
     if ended.empty:
         raise RequestError(f"all {len(records.runs)} runs failed, the first with: {records.runs['reason'].iloc[0]}")
-    arms, is_table = ended["arm"].nunique(), run_table.is_imported(records)
-    if is_table and arms > MOST_ARMS and f"{run_table.TRIAL}.kept" not in records.runs:
+    arms, is_table = ended["arm"].nunique(), is_imported(records)
+    if is_table and arms > MOST_ARMS and f"{TRIAL}.kept" not in records.runs:
         raise RequestError(
             f"{len(ended):,} runs make {arms:,} arms, and at most {MOST_ARMS} are compared; lab import makes fewer if "
             "--arm names fewer columns, or --best-over more"

@@ -292,70 +292,11 @@ def spread_prior(groups: Iterable[np.ndarray]) -> Spread:
     return Spread(sd, min(2 * half, 2 * float(half_k.sum())))
 
 
-def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
-    """Exact interval of the share of hits in independent trials; all NaN without a trial.
-
-    References:
-        Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
-    """
-    if not trials:
-        return UNKNOWN
-    tail = (1 - level) / 2
-    low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
-    high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
-    return Interval(hits / trials, low, high, round(trials))
-
-
-def share_of_clusters(hits: Sequence[float], trials: Sequence[float], minus: float = 0.0) -> Interval:
-    """Exact 95 % interval of the share of hits in all trials, which are alike within a cluster, such as a seed.
-
-    The share counts as one in fewer trials: these have, drawn independently, the variance that it has between clusters.
-
-    Args:
-        hits: one number per cluster.
-        trials: likewise; clusters without a trial count in ``n`` alone.
-        minus: what is subtracted from the share and from the ends of its interval.
-
-    References:
-        Korn and Graubard 1998, Confidence intervals for proportions with small expected number of positive counts
-        estimated from survey data, Survey Methodology 24, 193-201: Clopper and Pearson's on the effective trials.
-    """
-    hits_s, trials_s, n = np.asarray(hits, dtype=float), np.asarray(trials, dtype=float), len(hits)
-    every = float(trials_s.sum())
-    if not every:
-        return Interval(math.nan, math.nan, math.nan, n)
-    share = float(hits_s.sum()) / every
-    values = tuple((hits_s / np.where(trials_s > 0, trials_s, math.nan) - minus).tolist())
-    if n < FEWEST_SEEDS:
-        return Interval(share - minus, math.nan, math.nan, n, values)
-    alone = share * (1 - share) / every
-    between = float(((hits_s - share * trials_s) ** 2).sum()) * n / (n - 1) / every**2
-    effective = every * min(1.0, alone / between) if between else every
-    _, low, high, _ = share_interval(share * effective, effective)[:4]
-    error = math.sqrt(max(alone, between))
-    return Interval(share - minus, low - minus, high - minus, n, values, error, share * effective, effective, minus)
-
-
 def _at_least(hits: float, trials: float, share: float) -> float:
     """The probability of at least so many hits in independent trials with this share of hits."""
     if not hits:
         return float(share >= 0)
     return float(scipy.special.betainc(hits, trials - hits + 1, min(max(share, 0.0), 1.0)))
-
-
-def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:
-    """Exact interval of a Poisson rate: independent events per unit of exposure; all NaN without exposure.
-
-    References:
-        Garwood 1936, Fiducial limits for the Poisson distribution, https://doi.org/10.1093/biomet/28.3-4.437.
-    """
-    if not exposure:
-        return UNKNOWN
-    tail = (1 - level) / 2
-    low = float(scipy.special.gammaincinv(count, tail)) if count else 0.0
-    return Interval(
-        count / exposure, low / exposure, float(scipy.special.gammaincinv(count + 1, 1 - tail)) / exposure, count
-    )
 
 
 class Difference(NamedTuple):
@@ -416,20 +357,6 @@ def holm(ps: Sequence[float]) -> list[float]:
     """
     tests = pd.Series(list(ps), dtype=float).dropna().sort_values()
     adjusted = (tests * np.arange(len(tests), 0, -1)).clip(upper=1.0).cummax()
-    return list(adjusted.reindex(range(len(ps))).tolist())
-
-
-def benjamini_hochberg(ps: Sequence[float]) -> list[float]:
-    """The q values of several tests: of those below a level, at most that share is expected to be false rejections.
-
-    NaN is no test: it stays NaN, and the others are adjusted as if it were not there.
-
-    References:
-        Benjamini and Hochberg 1995, Controlling the false discovery rate,
-        https://doi.org/10.1111/j.2517-6161.1995.tb02031.x.
-    """
-    tests = pd.Series(list(ps), dtype=float).dropna().sort_values(ascending=False)
-    adjusted = (tests * len(tests) / np.arange(len(tests), 0, -1)).clip(upper=1.0).cummin()
     return list(adjusted.reindex(range(len(ps))).tolist())
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.core.errors import RequestError
+
 
 class Axis(NamedTuple):
     """The setting along which curves run, and the words in which texts speak of it.
@@ -164,3 +166,30 @@ def capitalized(text: str) -> str:
 def arm_phrase(label: str) -> str:
     """An arm in the form that sentences use: ``with qk-layernorm``, ``for cosine``."""
     return label if label.startswith(("with ", "without ")) else f"for {label}"
+
+
+SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def spelled_out(cell: Any) -> Any:
+    """A number with a unit, or in groups of digits, as a whole number, ``124M -> 124000000``; others as they are."""
+    text = str(cell).strip().lower()
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+        return int(text.replace(",", ""))
+    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", text)
+    return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
+
+
+def positive(option: str, given: str | None) -> float | None:
+    """The number above 0 that an option gives, if it was given; ``7B`` is one.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        number = float(spelled_out(given)) if given else None
+    except ValueError:
+        number = math.nan
+    if number is not None and not 0 < number < math.inf:
+        raise RequestError(f"{option} is a number above 0, not {given}")
+    return number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -48,40 +47,6 @@ def _carry_out(asked: Request) -> None:
         return
     for line in listing.config_lines(asked):
         say(line)
-
-
-def _import(arguments: list[str]) -> None:
-    from lab.records import run_folders, run_table, table_files
-    from lab.records.columns import Columns
-    from labwatch.events.logs import measurements
-
-    given = OptionParser("import").read(arguments)
-    words = list(map(str, given.folders))
-    out = next((word.removeprefix("out=") for word in words if word.startswith("out=")), "")
-    tables = [word for word in words if not word.startswith("out=")]
-    if len(tables) != 1 or not out:
-        raise RequestError("lab import TABLE|DIR out=DIR, a file, a folder of runs, or - for standard input")
-    options = {key: getattr(given, key) for key in Columns._fields}
-    lists = {key: options[key].split(",") for key in ("arm", "best_over") if options[key] is not None}
-    source, named = Path(tables[0]), Columns(**options | lists)
-    if source.is_dir():
-        found = run_folders.read_run_folder(source, measurements, given.loss)
-        read = run_table.records_of(found.table, named, source.resolve().name, found.measured)
-        read.mapping.extend(found.remarks)
-    else:
-        read = run_table.records_of(table_files.read_table(tables[0]), named, source.name)
-    command = shlex.join(["lab", "import", *arguments])
-    is_new = run_table.write(Path(out), read.records, command, replace=given.replace)
-    runs = len(read.records.runs)
-    failed = int((read.records.runs["status"] == "failed").sum())
-    if given.json:
-        say_json({"folder": out, "runs": runs, "is_new": is_new, "mapping": dict(read.mapping)})
-        return
-    width = max(len(meaning) for meaning, _ in read.mapping)
-    for meaning, column in read.mapping:
-        say(f"{meaning:{width}}  {column}")
-    left_out = f", {failed} left out" if failed else ""
-    say(f"{runs - failed} runs {'imported' if is_new else 'already there'}{left_out}; lab report {shlex.quote(out)}")
 
 
 def _claims(arguments: list[str]) -> None:
@@ -136,21 +101,21 @@ def _list(arguments: list[str]) -> None:
         say(line)
 
 
-def _of(package: str) -> Callable[[list[str]], None]:
-    """The command of a feature, which is loaded when it is carried out."""
+def _of(module: str) -> Callable[[list[str]], None]:
+    """The command in a module, which is loaded when it is carried out."""
 
     def run(arguments: list[str]) -> None:
-        import_module(f"{package}.command").run(arguments)
+        import_module(module).run(arguments)
 
     return run
 
 
 def _stress(arguments: list[str]) -> None:
     if not any(word.partition("=")[0] == "--params" for word in arguments):
-        _of("lab.features.stress")(arguments)
+        _of("lab.features.stress.command")(arguments)
         return
     try:
-        _of("lab.features.predict")(arguments)
+        _of("lab.features.predict.command")(arguments)
     finally:
         if not isinstance(sys.exception(), RequestError):  # whose line stands alone
             say("lab: lab stress --params is lab predict --params now", error=True)
@@ -160,15 +125,15 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": _sweep,
     "train": _train,
     "stress": _stress,
-    "import": _import,
-    "report": _of("lab.features.report"),
-    "coordcheck": _of("lab.features.coordcheck"),
-    "predict": _of("lab.features.predict"),
-    "watch": _of("labwatch.watch"),
-    "selftest": _of("lab.features.selftest"),
+    "import": _of("lab.cli.importing"),
+    "report": _of("lab.features.report.command"),
+    "coordcheck": _of("lab.features.coordcheck.command"),
+    "predict": _of("lab.features.predict.command"),
+    "watch": _of("labwatch.watch.command"),
+    "selftest": _of("lab.features.selftest.command"),
     "claims": _claims,
-    "leaderboard": _of("lab.features.leaderboard"),
-    "check": _of("lab.features.guard"),
+    "leaderboard": _of("lab.features.leaderboard.command"),
+    "check": _of("lab.features.guard.command"),
     "compare": _compare,
     "status": _status,
     "export": _export,

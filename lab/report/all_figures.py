@@ -5,7 +5,6 @@ from lab.core import shelf
 from lab.report import loss_figures, probe_figures
 
 FIRST_FIGURES = (
-    "logit_rounding",
     "learning_rate_sensitivity",
     "failing_learning_rate",
     "loss_by_arm",

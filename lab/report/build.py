@@ -29,7 +29,7 @@ from lab.core import files, shelf, shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.registry import first_line
 from lab.records import store
-from lab.records.run_table import UNKNOWN_SIZE, is_imported, size_name
+from lab.records.imported import UNKNOWN_SIZE, is_imported, size_name
 from lab.report import judged, tables
 from lab.report.all_figures import FIGURES, FIRST_FIGURES
 from lab.report.findings import notes, undertrained

@@ -12,7 +12,7 @@ from lab.analysis.rendering import html
 from lab.analysis.sensitivity import Study, has_sensitivity, untrained, with_scaled_steps
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import LEARNING_RATE, MOST_LISTED, NO_AXIS, arm_phrase, count, few, format_value, listed
-from lab.records.run_table import PER_BYTE, is_imported
+from lab.records.imported import PER_BYTE, is_imported
 
 SENTENCES = html.macros("findings.txt")  # a macro for each kind of sentence
 PART_SUBJECTS = {"total": LEARNING_RATE.sensitivity, "above": "The instability part"}

@@ -24,7 +24,7 @@ from lab.analysis.rendering.panels import FINAL_LOSS, Dot
 from lab.analysis.runaway import HALF, Rate, rates
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
 from lab.analysis.text import LEARNING_RATE, capitalized, count, number, shortened
-from lab.records.run_table import is_imported, size_name
+from lab.records.imported import is_imported, size_name
 from lab.records.store import Records
 
 GRADIENT = Quantity("gradient RMS", log=True)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
 from lab.analysis import contrasts
-from lab.analysis.contrasts import ANY_SWEEP, NO_REFERENCE, Contrast, Measure, by_column
+from lab.analysis.contrasts import ANY_SWEEP, GENERAL, NO_REFERENCE, Contrast, Measure, by_column
 from lab.analysis.curves import arm_factors
 from lab.analysis.rendering import html
 from lab.analysis.sensitivity import FEWEST_LRS, WINDOW, Study, compares_sensitivity, with_scaled_steps
-from lab.analysis.statistics import FEWEST_SEEDS, zones
+from lab.analysis.statistics import FEWEST_SEEDS, Interval, zones
 from lab.analysis.text import arm_phrase, capitalized, count, first_to_last, format_value
 from lab.core import shelf, shipped
 from lab.core.files import read_text
 from lab.core.shipped import default_recipe
 from lab.records import store
-from lab.records.run_table import is_imported
-from lab.report.measures import MEASURES
+from lab.records.imported import is_imported
 
 SENTENCES = html.macros("answers.txt")  # a macro for each kind of sentence
+OF_STUDIES = [module.MEASURES for module in shelf.modules("measures", "claims")]
+MEASURES: list[Measure] = [*chain(*OF_STUDIES), *GENERAL]
 
 
 Factors = Mapping[str, Mapping[str, Hashable]]
@@ -67,6 +69,8 @@ def nearest(values: list[Hashable], usual: Hashable) -> Hashable:
 
 MOST_VALUES = 4  # with more arms, a sentence names only the lowest and the highest
 FALSE_WORDS = 0.05  # largest chance of a false word, over the intervals of all arms together
+BELOW, ABOVE = (0, 0), (1, 1)  # the zones of a difference that is certainly below zero, and above
+AFFIRMING = {"lower": [BELOW], "different": [BELOW, ABOVE]}  # by ``Measure.affirmed_by``
 
 
 def dates(folders: Sequence[Path]) -> str:
@@ -249,7 +253,7 @@ def _place(contrast: Contrast, column: str) -> str:
 def _leading(study: Study, contrast: Contrast, column: str) -> str:
     """A sentence with the best arm, arms not significantly worse, and the reference."""
     measure, sign = contrast.measure, 1 if contrast.measure.better == "lower" else -1
-    worse = (1, 1) if sign > 0 else (0, 0)
+    worse = ABOVE if sign > 0 else BELOW
     known = {arm: cells[column] for arm, cells in contrast.levels.items() if cells[column].n}
     best = min(known, key=lambda arm: sign * known[arm].mean)
     beside = contrasts.contrast(measure, measure.points(study), best, study.window).differences
@@ -271,22 +275,27 @@ def _leading(study: Study, contrast: Contrast, column: str) -> str:
 def _decided(study: Study, contrast: Contrast) -> tuple[str, str] | None:
     """Yes if some arm is certainly what the question asks for, no if certainly none is; and the evidence for that.
 
-    Certain means by intervals that hold together at 95 %. None if the question is another, or seeds are too few.
+    None if the question is another, or seeds are too few.
     """
-    measure, column, others = contrast.measure, contrast.columns[-1], list(contrast.differences)
+    measure, column = contrast.measure, contrast.columns[-1]
     if not measure.affirmed_by or not any(cells[column].n >= FEWEST_SEEDS for cells in contrast.differences.values()):
         return None
-    level = 1 - FALSE_WORDS / len(others)
-    joint = contrasts.contrast(measure, measure.points(study), contrast.reference, study.window, level).differences
-    found = {arm: zones(joint[arm][column], (0.0,)) for arm in others}
-    lower, higher = ([arm for arm in others if found[arm] == zone] for zone in ((0, 0), (1, 1)))
-    affirming = lower if measure.affirmed_by == "lower" else [*lower, *higher]
-    name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
-    word = "Yes" if affirming else "No" if set(higher) == set(others) else "Undecided"
-    shown = affirming or [min(others, key=lambda arm: joint[arm][column].mean)]
+    joint = _joint_differences(study, contrast)
+    zone_of = {arm: zones(interval, (0.0,)) for arm, interval in joint.items()}
+    affirming = [arm for zone in AFFIRMING[measure.affirmed_by] for arm in joint if zone_of[arm] == zone]
+    word = "Yes" if affirming else "No" if {*zone_of.values()} == {ABOVE} else "Undecided"
+    shown = affirming or [min(joint, key=lambda arm: joint[arm].mean)]
     changes = [f"{measure.change(contrast.differences[arm][column])} {arm_phrase(arm)}" for arm in shown]
-    sought = measure.affirmed_by
-    return word, str(SENTENCES.decided(_noun(contrast.reference), name, word, sought, changes, measure.unit))
+    name = measure.name if measure.name.startswith("LR ") else measure.name[0].lower() + measure.name[1:]
+    said = SENTENCES.decided(_noun(contrast.reference), name, word, measure.affirmed_by, changes, measure.unit)
+    return word, str(said)
+
+
+def _joint_differences(study: Study, contrast: Contrast) -> dict[str, Interval]:
+    """By arm the last difference from the reference, with intervals that hold together at 95 % (Bonferroni)."""
+    measure, level = contrast.measure, 1 - FALSE_WORDS / len(contrast.differences)
+    joint = contrasts.contrast(measure, measure.points(study), contrast.reference, study.window, level).differences
+    return {arm: joint[arm][contrast.columns[-1]] for arm in contrast.differences}
 
 
 def _noun(arm: str) -> str:

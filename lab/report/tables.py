@@ -13,7 +13,7 @@ from lab.analysis.runaway import crossings, rates
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
 from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, count, format_value, span
-from lab.records.run_table import COLUMN
+from lab.records.imported import COLUMN
 
 # The parts of sensitivity in CSV files.
 PART_COLUMNS = {"total": "sensitivity", "below": "under_training", "above": "instability"}

@@ -10,7 +10,7 @@ from lab.analysis import changes
 from lab.analysis.sensitivity import LOST, Study
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import few, shortened
-from lab.records.run_table import PER_BYTE
+from lab.records.imported import PER_BYTE
 
 FALSE_SHARE = 0.025  # of changes that do nothing, which end lower than the interval of the noise allows
 

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lab.analysis.logit_rounding import rounding_cost
 from lab.core.windows import NORMAL, Numbers
 from labwatch.events.detectors import Log, WentBack
 from labwatch.events.held_out_losses import parting
 from labwatch.events.log_lines import size_of_zero
 from labwatch.events.log_names import LOSS, of_rewards
 from labwatch.events.log_reader import FEWEST, Row
+from labwatch.events.logit_rounding import rounding_cost
 
 # Columns from which the level of output logits follows: log Z, the mean of its square, the mean logit.
 OUTPUT_LOGITS = ["log_z", "log_z_square", "output_logit_mean"]

@@ -14,7 +14,6 @@ import scipy  # its parts are loaded when they are used
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.analysis.logit_rounding import BF16, COSTLY
 from lab.analysis.spikes.trend import FEWEST_ROWS, LEAST_RISE, Span, loss_spikes
 from lab.core import shipped
 from lab.core.spike_trigger import STALLED_FOR
@@ -22,6 +21,7 @@ from lab.core.windows import FEWEST, MERGE, Numbers, before, has_risen
 from labwatch.events.flagged import lasting_medians, runs
 from labwatch.events.levels import LEVEL, Level
 from labwatch.events.log_names import of_rewards
+from labwatch.events.logit_rounding import BF16, COSTLY
 from labwatch.events.reinforcement import DEPARTURES, departures
 
 # A gradient spike exceeds the running mean by this factor. The mean decays by ``MEMORY``, and is frozen during a spike.

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lab.records.event_files import EVENTS, by_folder, open_events, scalars_of
+from labwatch.events.event_files import EVENTS, by_folder, open_events, scalars_of
 from labwatch.events.log_names import STEP, usual_columns
 from labwatch.events.log_reader import Row
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.analysis.logit_rounding import BF16
 from lab.analysis.spikes.trend import FEWEST_ROWS, Rise, TrendWatch
 from lab.core import files
 from lab.core.errors import RequestError
@@ -24,6 +23,7 @@ from labwatch.events.growing_log import open_log
 from labwatch.events.levels import Level
 from labwatch.events.log_names import LOSS, Given
 from labwatch.events.log_reader import Row
+from labwatch.events.logit_rounding import BF16
 
 # Rows that are kept of each column, in which alarms other than loss spikes are found.
 TAIL = 512

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, Protocol
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records.run_folders import PARQUET, STATE, log_suffix
 from labwatch.events.event_logs import RunReader
 from labwatch.events.log_names import Given
 from labwatch.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
 from labwatch.events.logs import history_of, names_given, reader_of_runs
+from labwatch.tables.run_folders import PARQUET, STATE, log_suffix
 
 PIECE = 2**20  # bytes that are read at once
 HEAD = 4096  # bytes by which a file is recognized

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core import shipped
-from lab.records.table_files import flat, mapping_of, without_commas
 from labwatch.events.log_names import (
     AVERAGES,
     HELD_OUT,
@@ -24,6 +23,7 @@ from labwatch.events.log_names import (
     STEP,
     rank_of,
 )
+from labwatch.tables.table_files import flat, mapping_of, without_commas
 
 # Suffixes that W&B adds to columns of an exported chart which hold extremes over a group of runs.
 EXTREMES = ("__MIN", "__MAX")

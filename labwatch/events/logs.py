@@ -12,19 +12,19 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pandas as pd
 
-from lab.analysis.logit_rounding import BF16, mantissa_bits_by_run
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.records import store
-from lab.records.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
-from lab.records.table_files import flat, json_rows
 from labwatch.events.attempts import HELD_OUT, Parts, logs_of_run, made_log
 from labwatch.events.detectors import Log
 from labwatch.events.event_logs import RunReader, is_event_file
 from labwatch.events.log_lines import Fields
 from labwatch.events.log_names import LOSS, OR, Given, described, missing_column
 from labwatch.events.log_reader import LONGEST_LINE, LONGEST_PREAMBLE, LogReader, Row
+from labwatch.events.logit_rounding import BF16, MANTISSA_BITS, RESULTS_IN_FP32
 from labwatch.events.mlflow_logs import MlflowReader
+from labwatch.tables.run_folders import LOGS, PARQUET, STATE, content_of, log_suffix, parquet_rows
+from labwatch.tables.table_files import flat, json_rows
 
 # Probes of the lab by the column that they fill with their largest value over the model.
 PROBES = {
@@ -257,3 +257,12 @@ def measurements(log: Path) -> dict[str, pd.Series]:
     if others:
         raise RequestError(f"{log} holds {len(others) + 1} runs; give each a file")
     return {name: pd.Series(values, run.step_n) for name, values in run.columns.items() if OR not in name}
+
+
+def mantissa_bits_by_run(runs: pd.DataFrame) -> pd.Series[float]:
+    """Stored mantissa bits of the logits of each run, by run id; bf16's if the records do not say."""
+    by_id = runs.set_index("id").reindex(columns=["precision", "mantissa_bits", "kept_in_bf16"])
+    chosen = pd.to_numeric(by_id["mantissa_bits"], errors="coerce").where(by_id["precision"] == "mantissa")
+    fp32 = by_id["precision"].isin(RESULTS_IN_FP32) & (by_id["kept_in_bf16"] != "ends")
+    bits = by_id["precision"].map(MANTISSA_BITS).astype(float).fillna(chosen)
+    return bits.where(~fp32, MANTISSA_BITS["fp32"]).fillna(BF16)

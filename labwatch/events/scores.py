@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
 
-from lab.analysis.spikes.costs import repeats_of
 from lab.analysis.spikes.trend import PER_STEPS, Span
-from lab.analysis.statistics import Interval, rate_interval, share_interval
+from lab.analysis.statistics import UNKNOWN, Interval
 from lab.core.schema import batches_of_bursts
 from lab.core.windows import MERGE
 from lab.records.store import Records
@@ -20,6 +20,7 @@ from labwatch.events.detectors import KINDS, Event, Log, detect
 from labwatch.events.logs import logs_of
 
 NONE, SPIKE = "none", "spike"
+REPEATS = "bad_batches.repeats"
 COLUMNS = ("id", "kind", "bad_batches", "hit", "delay", "lead", "false_alarms", "clean_steps")
 Card = Mapping[Hashable, Any]
 QUARTILES = (0.25, 0.5, 0.75)
@@ -146,4 +147,39 @@ def _summary(kind: str, rows: pd.DataFrame) -> AlarmScore:
         len(leads) if known else 0,
         rate_interval(int(rows["false_alarms"].sum()), clean_steps / PER_STEPS),
         clean_steps,
+    )
+
+
+def repeats_of(card: Mapping[Hashable, Any]) -> int:
+    """How often the burst of a run comes; once if the card has no such column, or an empty one."""
+    repeats = float(card.get(REPEATS, 1))
+    return 1 if math.isnan(repeats) else int(repeats)
+
+
+def share_interval(hits: float, trials: float, level: float = 0.95) -> Interval:
+    """Exact interval of the share of hits in independent trials; all NaN without a trial.
+
+    References:
+        Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404.
+    """
+    if not trials:
+        return UNKNOWN
+    tail = (1 - level) / 2
+    low = float(scipy.special.betaincinv(hits, trials - hits + 1, tail)) if hits else 0.0
+    high = float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - tail)) if hits < trials else 1.0
+    return Interval(hits / trials, low, high, round(trials))
+
+
+def rate_interval(count: int, exposure: float, level: float = 0.95) -> Interval:
+    """Exact interval of a Poisson rate: independent events per unit of exposure; all NaN without exposure.
+
+    References:
+        Garwood 1936, Fiducial limits for the Poisson distribution, https://doi.org/10.1093/biomet/28.3-4.437.
+    """
+    if not exposure:
+        return UNKNOWN
+    tail = (1 - level) / 2
+    low = float(scipy.special.gammaincinv(count, tail)) if count else 0.0
+    return Interval(
+        count / exposure, low / exposure, float(scipy.special.gammaincinv(count + 1, 1 - tail)) / exposure, count
     )

@@ -12,12 +12,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.analysis.logit_rounding import mantissa_bits_of
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.core.usage import OptionParser
 from labwatch.events.levels import read_levels
 from labwatch.events.log_names import Given, given_columns, given_pattern
+from labwatch.events.logit_rounding import mantissa_bits_of
 
 if TYPE_CHECKING:
     from labwatch.events.following import Alarm, Follower

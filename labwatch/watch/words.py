@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from lab.analysis.logit_rounding import format_name
 from lab.analysis.rendering import html
 from lab.analysis.text import format_value, listed
 from lab.core.windows import Numbers
 from labwatch.events.detectors import KINDS, LABELS, Event, Log, column_of, constants, label_of
 from labwatch.events.held_out_losses import WINDOW
 from labwatch.events.levels import LEVEL
+from labwatch.events.logit_rounding import format_name
 
 # Other runs rise with this one if theirs begins within so many of its rows.
 ALIKE_ROWS = 3

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lab.analysis.spikes.costs import NONE
 from lab.analysis.spikes.trend import PER_STEPS
 from lab.records.store import Records
 from labwatch.events.scores import score_runs
+from studies.claims.costs import NONE
 from studies.claims.effects import Effects, Qualified, exceeds, parts
 from studies.claims.evidence import BURST, ArmTables, ComparisonGroup, MissingRunsError, bursts_of
 

@@ -16,6 +16,7 @@ from lab.records.store import Records
 from labwatch.events.detectors import LABELS
 from labwatch.events.score_panels import alarm_dots
 from labwatch.events.scores import NONE, score_runs, summarize
+from studies.claims import row_panels
 
 BURST_HEIGHT = 2.6  # height of the row of a burst, in multiples of the size of text
 
@@ -46,13 +47,13 @@ def detector_scores(records: Records, runs: pd.DataFrame) -> Sheet:
             panels.rows(axes, list(looks), [(look, {row: dots[row]})])
         axes.set_xlabel(label)
     panels.level(leads, 0.0, "as early as the loss", upright=True)
-    panels.share_axis(shares, "share of bursts\nfound")
+    row_panels.share_axis(shares, "share of bursts\nfound")
     alarms.set_xlim(left=-0.03 * alarms.get_xlim()[1])
     groups = [
         (look, _by_burst(planted, score.kind, bursts)) for score, look in zip(summary, looks.values(), strict=True)
     ]
     panels.rows(of_bursts, [burst.replace("_", " ") for burst in bursts], groups)
-    panels.share_axis(of_bursts, "share of runs found")
+    row_panels.share_axis(of_bursts, "share of runs found")
     sheet.keys(("alarm", panels.arm_keys(looks, linestyle="")))
     sheet.note("Bars of shares and rates are exact 95 % intervals for independent runs and alarms.")
     sheet.note("The mark of a lead is the median over bursts with both alarms, and its bar joins the quartiles.")

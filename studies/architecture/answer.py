@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import in_columns
 from lab.analysis.probe_values import embedding_share, near
 from lab.analysis.sensitivity import Study
+from studies.claims.points import in_columns
 
 
 def embedding_shares(study: Study) -> pd.DataFrame:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.batch_fits import exponent
 from lab.analysis.batch_sizes import tuned_steps
-from lab.analysis.contrasts import Contrast, Measure, by_column, in_columns, own_points
+from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
-from studies.batch_size.measures import budgets, by_tenth
+from studies.batch_size.measures import budgets, by_tenth, exponent
+from studies.claims.points import in_columns
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.
 CONSTANT = {"constant": "constant batch", "quarter": "constant batch, a quarter as large"}

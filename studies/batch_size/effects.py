@@ -15,23 +15,23 @@ from lab.analysis.batch_sizes import (
     TunedSteps,
     crossings,
     end_of_grid,
-    noise_scale_to_bigram,
     ratio_of_means,
     tune,
     tuned_batches,
 )
-from lab.analysis.curve_summaries import CurveSummary
 from lab.analysis.probe_values import updates
 from studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
     budget_pairs,
     loss_at,
     noise_at,
+    noise_scale_to_bigram,
     noise_traits,
     over_tokens,
     predicted_saving,
     tokens_to,
 )
+from studies.claims.curve_summaries import CurveSummary
 from studies.claims.effects import Effects, Qualified, exceeds, over_rate, parts, slope
 from studies.claims.evidence import ArmTables, ComparisonGroup, MissingRunsError
 from studies.claims.quantities import best_of_largest, log10

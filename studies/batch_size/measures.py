@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.batch_fits import Numbers
-from lab.analysis.batch_sizes import _are_one_arm, crossing, noise_sums
+from lab.analysis.batch_sizes import _are_one_arm, crossing, crossings, noise_sums, ratio_of_means, stages
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
@@ -220,3 +220,40 @@ def predicted_saving(noise_scale: ArrayLike, batch: ArrayLike) -> float:
     progress_n = 1 / (1 + noise_n / batch_n)
     constant = float((progress_n * (1 + noise_n / batch_n.mean())).mean())
     return 1 - 1 / constant
+
+
+def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
+    """The noise scale over the first ``end`` updates of a run, sequences.
+
+    It is the mean over ``STAGES`` equal parts of them, without parts that have no records.
+
+    Args:
+        measured: columns ``trace`` and ``squared_norm``, indexed by step.
+        end: number of updates, such as those to a target.
+
+    Returns:
+        NaN if the estimate of the squared norm is not positive in some part.
+    """
+    return float(np.mean([ratio_of_means(stage) for stage in stages(measured, end) if len(stage)]))
+
+
+def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:
+    """Noise scale of each run over its updates to the loss of a bigram model, sequences; indexed by run id.
+
+    NaN if it never reached this loss, or if each update had a single micro-batch.
+    """
+    sums, ends = noise_sums(records), crossings(records)["steps"]
+    runs = [name for name in sums.index.unique("id") if math.isfinite(ends.get(name, math.nan))]
+    return pd.Series({name: mean_noise_scale(sums.loc[name], ends[name]) for name in runs}, dtype=float)
+
+
+def exponent(batch_sizes: ArrayLike, learning_rates: ArrayLike) -> float:
+    """Slope of log best learning rate over log batch size: 1 is the linear rule, 1/2 the square-root rule.
+
+    Raises:
+        ValueError: fewer than two batch sizes.
+    """
+    log_b, log_lr = np.log(np.asarray(batch_sizes, dtype=float)), np.log(np.asarray(learning_rates, dtype=float))
+    if len(log_b) < 2:
+        raise ValueError("an exponent takes two batch sizes")
+    return float(np.polyfit(log_b, log_lr, 1)[0])

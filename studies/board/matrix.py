@@ -15,7 +15,7 @@ import pandas as pd
 from lab.analysis.statistics import UNKNOWN, Interval, Spread, spread_prior
 from lab.analysis.stress.arms import REFERENCE, arm_cards, board_arms
 from lab.analysis.stress.battery import StepTime, read_step_times
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN, against_control, compared, verdict_of
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, NO, OPEN, against_control, compared, verdict_of
 from lab.analysis.stress.measures import by_run, is_capped, tolerances
 from lab.records import store
 from studies.board.failures import (

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from lab.analysis.rendering import html, layout, panels, style
 from lab.analysis.rendering.layout import Drawing, Sheet
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import first_to_last, listed
 from lab.records import store
 from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section

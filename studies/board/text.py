@@ -14,7 +14,7 @@ import scipy  # its parts are loaded when they are used
 from lab.analysis.rendering import html
 from lab.analysis.statistics import Interval
 from lab.analysis.stress.arms import REFERENCE
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART, NO, OPEN
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, NO, OPEN
 from lab.analysis.text import format_p, listed
 from lab.core import files
 from studies.board.failures import Failure, read_failures

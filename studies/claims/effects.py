@@ -16,10 +16,11 @@ import pandas as pd
 
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import HIGH, LOST
-from lab.analysis.statistics import Interval, share_of_clusters, student_t
+from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 from studies.claims.evidence import ArmTables, MissingRunsError
 from studies.claims.quantities import Quantity, log10, quantity, resolution
+from studies.claims.shares import share_of_clusters
 
 FEWEST_SIZES = 3
 # Decimals to which effects are rounded, so that differences of the arithmetic do not count.

@@ -17,16 +17,16 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.curve_summaries import CURVE_QUANTITIES, CurveSummary, summarize_curves
 from lab.analysis.curves import Curve, configs, interventions, points
 from lab.analysis.sensitivity import HIGH, LOST, judge
-from lab.analysis.spikes.costs import NONE
 from lab.analysis.text import count, first_to_last
 from lab.core import files
 from lab.core.schema import first_key
 from lab.records import store
 from lab.records.store import Records
 from lab.report.judged import trained_sweeps
+from studies.claims.costs import NONE
+from studies.claims.curve_summaries import CURVE_QUANTITIES, CurveSummary, summarize_curves
 
 # Quantities in which under-training counts as sensitivity, and their instability parts.
 SENSITIVITIES = {"total": "above", "coupled": "coupled_above"}

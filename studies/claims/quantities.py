@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
-from lab.analysis.contrasts import RUN_TABLES
-from lab.analysis.spikes.costs import HELD_OUT
+from studies.claims.costs import HELD_OUT
 from studies.claims.evidence import ArmTables
+from studies.claims.points import RUN_TABLES
 
 # ``NAME`` of a number of ``CurveSummary.values``; or arguments, the first of which is a key of ``QUANTITIES`` or of
 # ``RUN_TABLES``.

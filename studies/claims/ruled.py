@@ -9,22 +9,22 @@ import pandas as pd
 
 from lab.analysis.text import finite
 from lab.report.answer import Answer, Sorted
+from studies.claims.as_functions import WORDS, JudgedRule, effect_text, judge_rule
 from studies.claims.registry import CLAIMS, RULED
-from studies.claims.rules import WORDS, Judged, effect_text, judge_rule
 from studies.claims.scoreboard import EFFECT
 from studies.claims.verdicts import committed
 
 OWN = "the lab's claim"
 
 
-def judge_all(source: str) -> list[Judged]:
+def judge_all(source: str) -> list[JudgedRule]:
     """Judge the claims of a source, a key of ``RULED``, on the numbers that come with it."""
     module = RULED[source]
     data, verdicts = module.read(), {name: entry for name, entry in committed().items() if name in CLAIMS}
     return [judge_rule(rule, data, verdicts) for rule in module.RULES]
 
 
-def table(rows: list[Judged]) -> pd.DataFrame:
+def table(rows: list[JudgedRule]) -> pd.DataFrame:
     """A row for each claim: what its runs show, and what the lab says of small models."""
     return pd.DataFrame(
         {
@@ -48,7 +48,7 @@ def _null(side: tuple[float, float]) -> str:
     return f"at least {high:g}" if math.isinf(low) else f"beyond {low:.2g} to {high:.2g}"
 
 
-def _own(row: Judged) -> str:
+def _own(row: JudgedRule) -> str:
     """The lab's claim with its effect and verdict; empty if there is none."""
     if not row.own:
         return ""
@@ -64,7 +64,7 @@ def answer_of(source: str) -> Answer:
     return Answer(tally(rows), [Sorted(found, "verdict", ("claim", OWN))], title=f"Claims on {source}", data=data)
 
 
-def tally(rows: list[Judged]) -> str:
+def tally(rows: list[JudgedRule]) -> str:
     """How many claims of the lab hold on these runs, and how many these do not test, in a line."""
     words = [row.word for row in rows if row.rule.lab]
     counts = ", ".join(f"{words.count(word)} {word}" for word in WORDS if word in words)
@@ -72,7 +72,7 @@ def tally(rows: list[Judged]) -> str:
     return f"{len(rows)} claims, {len(words)} of them beside one of the lab's: {counts}; {rest} of the lab's not tested"
 
 
-def _plain(row: Judged) -> dict[str, Any]:
+def _plain(row: JudgedRule) -> dict[str, Any]:
     rule, shown = row.rule, row.decision.shown
     effect = {name: finite(value) for name, value in zip(("effect", "low", "high"), shown[:3], strict=True)}
     said = {"name": rule.name, "source": rule.source, "claim": rule.sentence, "verdict": row.decision.verdict}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.rendering import html
-from lab.analysis.statistics import FEWEST_SEEDS, Interval, benjamini_hochberg
+from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from lab.analysis.text import capitalized, count, finite, first_to_last
 from lab.core.errors import RequestError, nearest
 from lab.records import store
@@ -19,6 +19,7 @@ from lab.report.answer import Answer, InText, OnPage, Part, Sorted
 from studies.claims.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from studies.claims.evidence import Evidence, read_evidence
 from studies.claims.registry import CLAIMS, RULED
+from studies.claims.shares import benjamini_hochberg
 from studies.claims.verdicts import (
     CONSTANT,
     FIGURES_OF_THE_PAPER,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.probe_values import updates
 from lab.records.store import Records
 from studies.claims.effects import Qualified, exceeds, mean
 from studies.claims.evidence import ArmTables
+from studies.claims.points import RUN_TABLES
 
 PROBES = {
     "dead": "dead_experts",

@@ -9,8 +9,9 @@ from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import RowPanel
 from lab.records.store import Records
+from studies.claims import row_panels
+from studies.claims.row_panels import RowPanel
 from studies.experts.effects import routing
 
 ROWS = [
@@ -47,7 +48,7 @@ def experts_by_arm(records: Records, runs: pd.DataFrame) -> Sheet:
     table = runs.set_index("id").assign(dead=routing(records)["dead"], name=runs["arm"].to_numpy()).reset_index()
     names = list(dict.fromkeys(table["arm"]))
     looks = panels.arm_looks(sorted(table["lr"].unique()))
-    sheet = panels.grouped_rows(table, ENDS, names, "lr", looks)
+    sheet = row_panels.grouped_rows(table, ENDS, names, "lr", looks)
     named = {f"LR {lr:g}": look for lr, look in looks.items()}
     sheet.keys(("learning rate", panels.arm_keys(named, linestyle="")))
     return sheet

@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 import scipy.special
 
-from lab.analysis.crossings import failing, steepness
+from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
+from studies.claims.curve_summaries import steepness
 
 
 class Factor(NamedTuple):

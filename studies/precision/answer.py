@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import by_column, valued
-from lab.analysis.logit_rounding import RESULTS_IN_FP32
+from lab.analysis.contrasts import by_column
 from lab.analysis.sensitivity import WINDOW, Study, Window, per_seed
+from labwatch.events.logit_rounding import RESULTS_IN_FP32
+from studies.claims.points import valued
 from studies.precision.effects import spike_rate
 
 GAINS, ATTENTION = "norm_gains", "attention_precision"

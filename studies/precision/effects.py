@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.probe_values import late, peak
-from lab.analysis.spikes.costs import spike_costs
 from lab.records.store import Records
+from studies.claims.costs import spike_costs
 from studies.claims.effects import Effects, mean
 from studies.claims.evidence import ArmTables, ComparisonGroup, Config
 from studies.claims.quantities import log10

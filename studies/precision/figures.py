@@ -10,9 +10,10 @@ from lab.analysis.probe_values import late
 from lab.analysis.rendering import panels
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import RowPanel
 from lab.analysis.text import format_value
 from lab.records.store import Records
+from studies.claims import row_panels
+from studies.claims.row_panels import RowPanel
 from studies.precision.effects import FIRST, LATE_PART, has_loss_scales, scale_exponent, spike_rate
 
 SHARES = (-0.03, 1.03)
@@ -67,7 +68,7 @@ def spikes_by_loss_scale(records: Records, runs: pd.DataFrame) -> Sheet:
     table = table.sort_values(["precision", "eps"], kind="stable")
     table["arm"] = table["precision"] + ", epsilon " + table["eps"].map(format_value)
     looks = panels.arm_looks(table["arm"].unique())
-    sheet = panels.grouped_rows(table, COUNTED, names, "arm", looks)
+    sheet = row_panels.grouped_rows(table, COUNTED, names, "arm", looks)
     sheet.figure.axes[1].set_xlim(*SHARES)
     sheet.keys(("arm", panels.arm_keys(looks, linestyle="")))
     return sheet

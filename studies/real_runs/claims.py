@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
-from lab.analysis.logit_rounding import BF16, rounding_cost
 from lab.analysis.sensitivity import LOST
-from lab.analysis.statistics import Interval, share_of_clusters, student_t
-from studies.claims.rules import Rule, claim
+from lab.analysis.statistics import Interval, student_t
+from labwatch.events.logit_rounding import BF16, rounding_cost
+from studies.claims.as_functions import Rule, claim
+from studies.claims.shares import share_of_clusters
 from studies.real_runs.curves import TOLERATED, RealRuns, failing_brackets, read_real_runs
 
 SOURCE = "public runs"

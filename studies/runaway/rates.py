@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.crossings import crossing, failing, steepness
+from lab.analysis.crossings import crossing, failing
 from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
+from studies.claims.curve_summaries import steepness
 
 LADDER = ["stage", "row", "seed"]  # what runs of a ladder share
 LEVEL = 500.0  # of the largest attention logit, above which it has run away

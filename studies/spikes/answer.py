@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.analysis.contrasts import in_columns, valued
 from lab.analysis.grouping import arm_labels
 from lab.analysis.probe_values import late
 from lab.analysis.sensitivity import Study
-from lab.analysis.spikes.costs import NONE, named_costs, spike_costs
+from studies.claims.costs import NONE, named_costs, spike_costs
+from studies.claims.points import in_columns, valued
 from studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
 from studies.spikes.own_spikes import (
     ALL,

@@ -8,14 +8,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.curves import EPSILON
 from lab.analysis.probe_values import near
-from lab.analysis.spikes.costs import REPEATS
 from lab.core.schema import batches_of_bursts
 from lab.core.spike_trigger import LEAST_RISE
+from labwatch.events.scores import REPEATS
 from studies.claims.effects import Effects, Qualified, exceeds, mean, parts, slope
 from studies.claims.evidence import BURST, ArmTables, ComparisonGroup, Config, MissingRunsError, bursts_of
+from studies.claims.points import RUN_TABLES
 from studies.claims.quantities import Quantity, cost, loss_at_top, quantity, run_column
 from studies.claims.verdicts import BATCH, OPTIMIZER, STEPS
 from studies.spikes.planted import EARLIER, FRACTION, START, Cell, update_traits

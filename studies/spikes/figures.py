@@ -18,11 +18,12 @@ from lab.analysis.probe_values import places
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import RowPanel
-from lab.analysis.spikes.costs import HELD_OUT, NONE, first_onsets, named_costs, spike_costs
 from lab.analysis.statistics import student_t
 from lab.analysis.text import format_value
 from lab.records.store import Records
+from studies.claims import row_panels
+from studies.claims.costs import HELD_OUT, NONE, first_onsets, named_costs, spike_costs
+from studies.claims.row_panels import RowPanel
 from studies.spikes.planted import (
     ALL_WEIGHTS,
     CLEAN,
@@ -91,7 +92,7 @@ def leaderboard(costs: pd.DataFrame, panels_of: Sequence[RowPanel], reference: s
     differences = [cost.column for cost in panels_of if cost.is_difference]
     costs = costs.assign(**{column: costs[column].where(costs["name"] != reference) for column in differences})
     looks = panels.arm_looks(sorted(costs["bad_batches"].unique()))
-    sheet = panels.grouped_rows(costs, panels_of, names, "bad_batches", looks)
+    sheet = row_panels.grouped_rows(costs, panels_of, names, "bad_batches", looks)
     sheet.keys(("burst", panels.arm_keys({burst.replace("_", " "): look for burst, look in looks.items()})))
     return sheet
 
@@ -238,7 +239,7 @@ def state_and_data(records: Records, runs: pd.DataFrame) -> Sheet:
     columns = layout.columns_for(len(STATE_COSTS), panels.NARROWEST_ROWS)
     sheet, facet_axes = layout.facets(titles, [""], panels.rows_height(names), columns)
     for (burst, cost), (axes,) in zip(shown, facet_axes, strict=True):
-        panels.row_panel(axes, table[table["bad_batches"] == burst], cost, names, "batches", looks)
+        row_panels.row_panel(axes, table[table["bad_batches"] == burst], cost, names, "batches", looks)
     sheet.keys(("batches", panels.arm_keys(looks)))
     for sentence in _factors(records):
         sheet.note(sentence)
@@ -316,7 +317,7 @@ def repeated_bursts(records: Records, runs: pd.DataFrame) -> Sheet:
     names = [name for name in dict.fromkeys(costs["name"]) if name != CLEAN]
     shades = style.shades(costs["lr"], style.LR_SHADES)
     looks = {lr: {"color": shade, "marker": "o"} for lr, shade in shades.items()}
-    sheet = panels.grouped_rows(costs, BURST_COLUMNS, names, "lr", looks)
+    sheet = row_panels.grouped_rows(costs, BURST_COLUMNS, names, "lr", looks)
     sheet.keys(("peak learning rate", layout.line_keys(shades)))
     return sheet
 

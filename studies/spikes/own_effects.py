@@ -8,10 +8,10 @@ from functools import partial
 
 import pandas as pd
 
-from lab.analysis.contrasts import RUN_TABLES
 from lab.analysis.spikes.trend import PER_STEPS
 from studies.claims.effects import Effects, Qualified, exceeds, mean, parts
 from studies.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
+from studies.claims.points import RUN_TABLES
 from studies.claims.quantities import run_column
 from studies.claims.verdicts import ON, QK, STEPS
 from studies.spikes.effects import HALF, is_met_by

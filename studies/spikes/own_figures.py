@@ -16,15 +16,17 @@ from lab.analysis.probe_values import TRAIN
 from lab.analysis.rendering import layout, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
-from lab.analysis.rendering.panels import Dot, RowPanel
-from lab.analysis.spikes.costs import HELD_OUT, NONE, spike_costs
+from lab.analysis.rendering.panels import Dot
 from lab.analysis.spikes.trend import PER_STEPS
-from lab.analysis.statistics import Interval, share_interval, student_t
+from lab.analysis.statistics import Interval, student_t
 from lab.core.windows import MERGE, Numbers
 from lab.records.store import Records
 from labwatch.events.detectors import LABELS
 from labwatch.events.score_panels import alarm_dots
-from labwatch.events.scores import summarize
+from labwatch.events.scores import share_interval, summarize
+from studies.claims import row_panels
+from studies.claims.costs import HELD_OUT, NONE, spike_costs
+from studies.claims.row_panels import RowPanel
 from studies.spikes.figures import AROUND, PANEL_HEIGHT, final_change
 from studies.spikes.figures import SPIKE as BEGINS
 from studies.spikes.own_effects import CLEAN_LOSS, OWN_LOSS
@@ -134,7 +136,7 @@ def alarms_on_own_spikes(records: Records, runs: pd.DataFrame) -> Sheet:
         shown = {row: dot for row, dot in dots.items() if dot.interval.n or axes is not leads}
         panels.rows(axes, names, [(panels.arm_look(0), shown)])
         axes.set_xlabel(label)
-    panels.share_axis(shares, "share of spikes\nfound")
+    row_panels.share_axis(shares, "share of spikes\nfound")
     panels.level(leads, 0.0, "as early as the loss", upright=True)
     rates.set_xlim(left=0)
     sheet.note(f"{summary[0].found.n} spikes; {summary[0].clean_steps:,} steps are far from any.")
@@ -173,7 +175,7 @@ def spike_causes(records: Records, runs: pd.DataFrame) -> Sheet:
     if (most := removable(records)) < 1:
         panels.level(shares, most, CHANCE, style.DASHED, upright=True)
         sheet.explain(CHANCE, "A dashed line is the share of equally long stretches without a spike, later in the run.")
-    panels.share_axis(shares, "share of spikes")
+    row_panels.share_axis(shares, "share of spikes")
     waited = {row: of_change[name]["wait"] for row, name in enumerate(names)}
     rows = {row: _wait(names[row], wait) for row, wait in waited.items() if np.isfinite(wait).any()}
     panels.rows(waits, names, [(looks[REMOVED], rows)])
@@ -229,7 +231,7 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
     names = sorted(means.index, key=lambda name: (name != NO_REMEDY, means[name]))
     kinds = sorted(costs["spikes"].unique(), key=lambda kind: (kind != OWN_SPIKES, kind))
     looks = panels.arm_looks(kinds)
-    sheet = panels.grouped_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
+    sheet = row_panels.grouped_rows(costs[costs["name"].isin(names)], REMEDY_COSTS, names, "spikes", looks)
     if len(kinds) > 1:
         sheet.keys(("spikes", panels.arm_keys(looks)))
         sheet.note("Runs with planted bad data have these once, and are of another length.")

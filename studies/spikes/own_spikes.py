@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.probe_values import TRAIN, training_losses
-from lab.analysis.spikes.costs import HELD_OUT, NONE
 from lab.analysis.spikes.trend import PER_STEPS, loss_spikes
 from lab.core.spike_trigger import LEAST_RISE, triggered
 from lab.core.windows import MERGE, NORMAL, Numbers
@@ -18,6 +17,7 @@ from lab.records.store import Records
 from labwatch.events.detectors import KINDS, Log, detect, gradient_spikes
 from labwatch.events.logs import logs_of
 from labwatch.events.scores import COLUMNS
+from studies.claims.costs import HELD_OUT, NONE
 from studies.spikes.effects import is_met_by
 
 # Before this step a model is still learning, and a spike is not counted.

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, points, setting_name, setting_text
-from lab.analysis.spikes.costs import HELD_OUT, NONE, REPEATS, first_onsets, repeats_of, spike_costs
 from lab.core.schema import batches_of_bursts
 from lab.core.shipped import default_recipe
 from lab.records.store import Records
+from labwatch.events.scores import REPEATS, repeats_of
+from studies.claims.costs import HELD_OUT, NONE, first_onsets, spike_costs
 
 RMS, DESCENT, LAG = "update_rms", "update_descent_cosine", "grad_lag_cosine"
 EMBEDDING, ALL_WEIGHTS = "embedding", ""

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis import grouping
-from lab.analysis.contrasts import final_losses, up_to
+from lab.analysis.contrasts import final_losses
 from lab.analysis.sensitivity import Study
+from studies.claims.points import up_to
 
 KAPPA = "intervention.kappa_transplant.kappa"
 

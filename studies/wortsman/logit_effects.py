@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.crossings import crossing
-from lab.analysis.logit_rounding import rounded_runs
 from lab.analysis.probe_values import late, near, peak
 from lab.analysis.sensitivity import LOST
 from studies.claims.effects import (
@@ -32,6 +31,7 @@ from studies.claims.verdicts import (
     Z_LOSS,
     Presumption,
 )
+from studies.wortsman.rounding import rounded_runs
 
 LOGIT, FIRST = "attention_logit_max", "block0"
 

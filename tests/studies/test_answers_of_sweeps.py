@@ -13,8 +13,7 @@ from lab.analysis import Study, contrasts
 from lab.analysis.contrasts import ANY_SWEEP
 from lab.analysis.sensitivity import study_of
 from lab.core import shipped
-from lab.report.measures import MEASURES
-from lab.report.replies import answer
+from lab.report.replies import MEASURES, answer
 from sampling import few
 from studies.claims.evidence import Evidence
 from studies.claims.judgement import yes_or_no

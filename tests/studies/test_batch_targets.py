@@ -12,7 +12,6 @@ from lab.analysis import Records
 from lab.analysis.batch_sizes import (
     crossing,
     crossings,
-    mean_noise_scale,
     noise_sums,
     ratio_of_means,
     tune,
@@ -21,7 +20,7 @@ from lab.analysis.batch_sizes import (
 from planted import BIGRAM, card
 from planted import records_of as records
 from studies.batch_size import measures
-from studies.batch_size.measures import budget_pairs
+from studies.batch_size.measures import budget_pairs, mean_noise_scale
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]
 

@@ -14,9 +14,9 @@ import pytest
 
 import planted
 from lab.analysis import findings, judge, points, probe_values, sensitivity, study
-from lab.analysis.curve_summaries import summarize_curves
 from lab.analysis.statistics import student_t
 from studies.claims import effects, scoreboard
+from studies.claims.curve_summaries import summarize_curves
 from studies.claims.decision import VERDICTS
 from studies.claims.evidence import ArmTables, Config, Evidence, at_one_rate
 from studies.claims.registry import CLAIMS

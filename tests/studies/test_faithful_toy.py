@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from lab.analysis.crossings import steepness
+from studies.claims.curve_summaries import steepness
 from studies.faithful_toy import screen, yardstick
 from studies.faithful_toy.single_changes import single_changes_of
 from studies.faithful_toy.yardstick import CHANGE

@@ -11,10 +11,9 @@ import pytest
 import planted
 import planted_claims
 from lab.analysis import Records, study
-from lab.analysis.statistics import rate_interval, share_interval
 from lab.records import store
 from lab.report.replies import answer
-from labwatch.events.scores import score_runs, summarize
+from labwatch.events.scores import rate_interval, score_runs, share_interval, summarize
 from studies.claims.evidence import Evidence
 from studies.claims.registry import CLAIMS
 from studies.claims.verdicts import judge_claim

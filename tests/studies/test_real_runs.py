@@ -16,9 +16,9 @@ import public_limits
 import write_pages
 from lab.analysis.statistics import student_t
 from studies.claims import ruled
+from studies.claims.as_functions import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, JudgedRule, Rule, judge_rule
 from studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
 from studies.claims.registry import CLAIMS
-from studies.claims.rules import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, Judged, Rule, judge_rule
 from studies.real_runs import figures
 from studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
 from studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
@@ -171,7 +171,7 @@ def test_every_rule_can_be_told_from_the_others() -> None:
 
 
 @cache
-def judged() -> dict[str, Judged]:
+def judged() -> dict[str, JudgedRule]:
     return {row.rule.name: row for row in ruled.judge_all("public runs")}
 
 

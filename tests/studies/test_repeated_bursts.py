@@ -15,8 +15,8 @@ import planted_damage
 from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.spikes.costs import spike_costs
 from lab.report.all_figures import FIGURES
+from studies.claims.costs import spike_costs
 from studies.spikes.planted import repeated_costs
 
 SEEDS = dict.fromkeys(range(3), True)

@@ -14,9 +14,9 @@ from drawn_texts import complaints
 from lab.analysis import Records, points, probe_values
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
-from lab.analysis.spikes.costs import named_costs
 from lab.report.all_figures import FIGURES
 from small import configs
+from studies.claims.costs import named_costs
 from studies.spikes import restart_effects as claims
 from studies.spikes.restart_effects import restarts_of
 

@@ -13,8 +13,8 @@ from drawn_texts import complaints
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import style
-from lab.analysis.spikes.costs import spike_costs
 from lab.report.all_figures import FIGURES
+from studies.claims.costs import spike_costs
 from studies.claims.evidence import Evidence
 from studies.claims.registry import CLAIMS
 from studies.claims.verdicts import judge_claim

@@ -15,7 +15,7 @@ from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
 from lab.core.registry import Registry
-from lab.records.run_table import is_imported
+from lab.records.imported import is_imported
 from lab.records.store import Records
 
 DrawFigure = Callable[..., Drawing]

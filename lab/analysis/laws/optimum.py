@@ -19,7 +19,7 @@ from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.sensitivity import LOST, capped, optima
 from lab.analysis.statistics import FEWEST_SEEDS, student_t
 from lab.analysis.text import LEARNING_RATE, Axis, count, format_value, listed
-from lab.records import run_table
+from lab.records.imported import DERIVED, followed
 from lab.records.store import Records
 
 TRANSFER, LAW = "Does the best {axis.name} transfer?", "Law of the best {axis.name}"
@@ -72,12 +72,12 @@ def fit_laws(records: Records, points: pd.DataFrame, *, failing: bool = False) -
     names = [key for key, of_key in values.items() if all(isinstance(v, float) and v > 0 for v in of_key)]
     names.sort(key=lambda name: name == STEPS)  # they follow from tokens and batch, rather than these from them
     settings = pd.DataFrame([curves[curve] for curve in curve_of_run], cards["id"])[names]
-    derived = [name for name in map(str, cards) if name.startswith(f"{run_table.DERIVED}.") and (cards[name] > 0).all()]
+    derived = [name for name in map(str, cards) if name.startswith(f"{DERIVED}.") and (cards[name] > 0).all()]
     numbers = pd.concat([settings, cards.set_index("id")[derived]], axis=1).astype(float).loc[points["id"]]
     every = [*names, *derived]
     numbers = numbers.set_axis([setting_name(key, every) for key in every], axis=1).set_axis(points.index)
     numbers.insert(0, "size", points["size"], allow_duplicates=True)
-    known = run_table.followed(records)
+    known = followed(records)
     arms = points.groupby(points["id"].map(arm_labels(records.runs, names)), sort=False)
     fit = _failing_law if failing else _law
     laws = {str(arm): law for arm, runs in arms if (law := fit(runs, numbers.loc[runs.index], known))}

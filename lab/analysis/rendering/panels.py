@@ -206,12 +206,6 @@ def row_panels(names: Sequence[str], count: int) -> tuple[layout.Sheet, list[Axe
     return sheet, [axes for (axes,) in facet_axes]
 
 
-def share_axis(axes: Axes, name: str) -> None:
-    """Set an x axis of shares from 0 to 1 with room for marks at both ends."""
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel(name)
-
-
 def rows_room(names: Iterable[str]) -> float:
     """Room for the names of ``rows`` at the left, in multiples of the size of text."""
     size = style.page().size * style.SMALL
@@ -244,49 +238,6 @@ def rows(axes: Axes, names: Sequence[str], groups: Sequence[tuple[Mapping[str, A
     axes.set_yticks(range(len(names)), list(map(row_name, names)))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.locator_params(axis="x", nbins=max(1, min(4, int(scales.width(axes) / (NUMBER * style.em())))))
-
-
-Looks = Mapping[Any, Mapping[str, Any]]  # looks of dots, by the value that they stand for
-
-
-class RowPanel(NamedTuple):
-    """A panel of rows.
-
-    Attributes:
-        column: the column of the table.
-        label: the label of the axis.
-        quantity: the quantity in hover texts.
-        is_difference: whether values lie on both sides of zero, which then has a line.
-        begins_at_zero: whether the axis begins at zero.
-    """
-
-    column: str
-    label: str
-    quantity: Quantity
-    is_difference: bool = False
-    begins_at_zero: bool = True
-
-
-def grouped_rows(
-    table: pd.DataFrame, panels_of: Sequence[RowPanel], names: Sequence[str], by: str, looks: Looks
-) -> layout.Sheet:
-    """A panel for each of these, with a row for each ``name`` that holds a dot for each value of the column ``by``."""
-    sheet, row_axes = row_panels(names, len(panels_of))
-    for axes, panel in zip(row_axes, panels_of, strict=True):
-        row_panel(axes, table, panel, names, by, looks)
-    return sheet
-
-
-def row_panel(axes: Axes, table: pd.DataFrame, panel: RowPanel, names: Sequence[str], by: str, looks: Looks) -> None:
-    """Draw one panel of ``grouped_rows``."""
-    of_group = {key: table[table[by] == key] for key in looks}
-    shown = [dots(of_key, panel.column, panel.quantity, names, f"{by}: {key}") for key, of_key in of_group.items()]
-    rows(axes, names, list(zip(looks.values(), shown, strict=True)))
-    axes.set_xlabel(panel.label)
-    if panel.is_difference:
-        level(axes, 0.0, "no difference", upright=True)
-    elif panel.begins_at_zero:
-        axes.set_xlim(left=0)
 
 
 def draw_dots(axes: Axes, x: Any, shown: Sequence[Dot], sideways: bool = False, **look: Any) -> None:

@@ -1,4 +1,4 @@
-"""A card as JSON, and its baseline: what ``lab stress`` and ``lab check`` write, and what they read again."""
+"""Parts of a card as JSON, and its baseline: what ``lab stress`` and ``lab check`` write, and what they read again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pandas as pd
 
 from lab.analysis.statistics import Interval, power_of
 from lab.analysis.stress.battery import CARD_FILE, NOT_JUDGED, StressTest
-from lab.analysis.stress.measures import best_lr, fitted_best_lrs, pooled_sd
+from lab.analysis.stress.cures import Cure
+from lab.analysis.stress.lines import Line
+from lab.analysis.stress.measures import pooled_sd
+from lab.analysis.stress.rates import FineCurve
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.schema import build
@@ -23,8 +26,6 @@ INTERVAL_LEVEL = 0.95
 FAULTS = (ValueError, KeyError, TypeError, AttributeError)  # what damaged content raises
 MADE = ("commands", "versions", "data", "interventions")
 # The keys that hold a field as it is, with its name. An earlier card may lack some: their fields keep their defaults.
-OF_CARD = {key: key for key in ("recipe", "command", "stopped", "is_judged", "parameters", "left_out")}
-OF_CARD |= {"active_parameters": "active", "loss_bigram": "bigram", "sizes": "trend"}
 OF_TEST = {key: key for key in ("title", "unit", "passes", "fails", "failure", "source", "means")}
 OF_LINE = {"seed_numbers": "seeds", "is_lower_bound": "is_bound", "caveat": "caveat", "verdict": "verdict"}
 OF_LINE |= {"stuck_seeds": "stuck", "capped_seeds": "capped"}
@@ -104,32 +105,8 @@ def fields(entry: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     return {name: math.nan if entry[key] is None else entry[key] for key, name in keys.items() if key in entry}
 
 
-def of_card(card: Any) -> dict[str, Any]:
-    """The content of a card, a ``Card`` of the crash test."""
-    best = best_lr(card.losses)
-    return {
-        **plain(card, OF_CARD),
-        "folder": str(card.folder),
-        "headline": card.headline(),
-        "best_lr": best,
-        "fitted_best_lrs": by_seed(fitted_best_lrs(card.losses)),
-        "failing_lrs": by_seed(card.failing_lrs),
-        "learning_rates": {
-            "passed": [passing.plain for passing in card.passings.values()],
-            "loss_unigram": card.fine.unigram,
-            "between": by_lr(card.fine.between),
-            "attention_logits": by_lr(card.fine.logits),
-        },
-        "best_loss": card.best_loss,
-        "losses_at_best_lr": by_seed(card.losses.T.get(best, {})),
-        "curve": by_lr(card.losses),
-        "tests": [_of_line(line) for line in card.lines],
-        "not_tested": card.not_tested(),
-        "cures": None if card.cures is None else [_of_cure(cure) for cure in card.cures],
-    }
-
-
-def _of_line(line: Any) -> dict[str, Any]:
+def of_line(line: Line) -> dict[str, Any]:
+    """A line of a card."""
     return {
         "name": line.test.name,
         **plain(line.test, OF_TEST),
@@ -142,7 +119,8 @@ def _of_line(line: Any) -> dict[str, Any]:
     }
 
 
-def _of_cure(cure: Any) -> dict[str, Any]:
+def of_cure(cure: Cure) -> dict[str, Any]:
+    """What a card says of a change."""
     return {
         "test": cure.test.name,
         **plain(cure, OF_CURE),
@@ -203,33 +181,23 @@ def damaged(folder: Path) -> RequestError:
     return RequestError(f"{folder / CARD_FILE} is a damaged card, or one of another lab; lab stress makes it anew")
 
 
-def fields_of_card(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``Card`` in its content but its folder, its lines, its cures and ``fields_of_curve``.
-
-    Earlier cards have the losses at their best learning rate only.
-    """
-    losses = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})
-    trend = content["sizes"] if "sentences" in (content["sizes"] or {}) else None
-    return {**fields(content, OF_CARD), "losses": from_lrs(losses), "trend": trend}
-
-
-def fields_of_curve(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``FineCurve``."""
-    entry = content.get("learning_rates", {"between": {}, "loss_unigram": None, "attention_logits": {}})
-    logits = from_lrs(entry["attention_logits"]).fillna(math.inf)  # of a run that diverged
-    return {"between": from_lrs(entry["between"]), **fields(entry, {"loss_unigram": "unigram"}), "logits": logits}
-
-
-def fields_of_line(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``Line`` but its test."""
+def line_of(entry: Mapping[str, Any], test: StressTest) -> Line:
+    """The line of ``of_line``, of a test whose texts and zones may be those of the entry."""
     interval = interval_of(entry, "value", "low", "high")._replace(values=tuple(map(float, entry["seeds"])))
-    return {**fields(entry, OF_LINE), "seeds": tuple(entry["seed_numbers"]), "interval": interval}
+    seeds = tuple(entry["seed_numbers"])
+    return Line(test, **{**fields(entry, OF_LINE), "seeds": seeds, "interval": interval})
 
 
-def fields_of_cure(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``Cure`` but its test."""
+def cure_of(entry: Mapping[str, Any], test: StressTest) -> Cure:
+    """The change of ``of_cure``."""
     cost = interval_of(entry, "cost_at_best_lr", "cost_low", "cost_high")
-    return {**fields(entry, OF_CURE), "improvement": interval_of(entry, "takes_off", "low", "high"), "cost": cost}
+    return Cure(test, improvement=interval_of(entry, "takes_off", "low", "high"), cost=cost, **fields(entry, OF_CURE))
+
+
+def curve_of(entry: Mapping[str, Any]) -> FineCurve:
+    """What is known of the curve of a recipe, from the ``learning_rates`` of its card."""
+    logits = from_lrs(entry["attention_logits"]).fillna(math.inf)  # of a run that diverged
+    return FineCurve(from_lrs(entry["between"]), fields(entry, {"loss_unigram": "unigram"})["unigram"], logits)
 
 
 def interval_of(entry: Mapping[str, Any], *keys: str) -> Interval:

@@ -20,7 +20,7 @@ from lab.analysis.statistics import Interval, geometric_mean
 from lab.analysis.text import arm_phrase, count, format_value
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records.run_table import is_imported
+from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Part
 

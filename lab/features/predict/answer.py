@@ -24,8 +24,8 @@ from lab.core import files
 from lab.core.errors import RequestError
 from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
-from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, ForecastQuantity, every_forecast
-from lab.records import run_table
+from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, every_forecast
+from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Part, Section
 
@@ -51,18 +51,17 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
             no noise scale was recorded, and no quantity at enough sizes.
     """
     parts, data = list[Part](), dict[str, Any]()
-    try:
-        if run_table.is_imported(records):
-            parts, data["fits"] = sizes.parts(records, window or WINDOW), sizes.plain(records, window or WINDOW)
-        elif window:
-            raise RequestError(NO_WINDOW)
-        else:
+    if is_imported(records):
+        window = window or WINDOW
+        parts, data["fits"] = sizes.parts(records, window), sizes.plain(records, window)
+    elif window:
+        raise RequestError(NO_WINDOW)
+    else:
+        try:
             parts, data["fits"] = _forecasts_of_runs(records, folder)
-    except RequestError as refusal:
-        if window or run_table.is_imported(records):
-            raise
-        if not advice.is_measured(records):
-            raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
+        except RequestError as refusal:
+            if not advice.is_measured(records):
+                raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
     if advice.is_measured(records):
         advised, data["batch"] = advice.batch_advice(records, folder)
         parts += advised
@@ -76,7 +75,7 @@ def say(records: Records) -> list[str]:
     Raises:
         RequestError: no arm has two sizes, or no quantity was recorded.
     """
-    imported = run_table.is_imported(records)
+    imported = is_imported(records)
     parts = sizes.parts(records, WINDOW) if imported else _trends(records, *every_forecast(records))
     return Answer("", parts).text().splitlines()
 
@@ -84,21 +83,21 @@ def say(records: Records) -> list[str]:
 def _forecasts_of_runs(records: Records, folder: Path) -> tuple[list[Part], list[dict[str, Any]]]:
     """The forecasts of runs of the lab as parts of an answer and as data; draws their figures into the folder."""
     made, refusals = every_forecast(records)
-    if not any(forecast.scored for _, forecast in made):
-        raise RequestError(f"no forecast: {_unscored_reason(made[0][1])}")
+    if not any(forecast.scored for forecast in made):
+        raise RequestError(f"no forecast: {_unscored_reason(made[0])}")
     parts = [*_trends(records, made, refusals), *said_of_experts(records)]
     for draw in (logit_forecast, gradient_forecast):
         with suppress(RequestError):  # the text contains its message
             path = folder / "figures" / f"{draw.__name__}.svg"
             files.write_text(path, layout.svg(draw(records), draw.__name__), within=folder)
             parts.append(f"figure: {path}")
-    return parts, [row for quantity, forecast in made for row in _fits(quantity, forecast)]
+    return parts, [row for forecast in made for row in _fits(forecast)]
 
 
 def said_of_experts(records: Records) -> list[str]:
     """That sizes count all experts, and how many parameters of the largest act on a token; nothing without experts."""
     runs = records.runs
-    if run_table.is_imported(records) or not (idle := idle_parameters(runs)).any():
+    if is_imported(records) or not (idle := idle_parameters(runs)).any():
         return []
     size = parameters(runs.set_index("id"))
     largest = str(size[idle > 0].idxmax())
@@ -106,56 +105,52 @@ def said_of_experts(records: Records) -> list[str]:
     return [f"Sizes count all experts: of the largest, {count(size[largest])}, {active} act on a token."]
 
 
-def _fits(quantity: ForecastQuantity, forecast: Forecast) -> Iterator[dict[str, Any]]:
+def _fits(forecast: Forecast) -> Iterator[dict[str, Any]]:
     """Yield the numbers of each line over size."""
-    smallest, largest, score = forecast.sizes[0], forecast.sizes[-1], forecast.score
+    sizes, score = list(map(int, forecast.sizes)), forecast.score
     for lr, line in forecast.lines.items():
-        row = {"quantity": quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
-        row |= {"sizes": list(map(int, forecast.sizes)), **line.plain, "crossing": None, "held_out": None}
-        if lr in forecast.scored and not math.isnan(forecast.limit):
-            row["crossing"] = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
+        held_out = None
         if score and lr in score.table.index:
-            row["held_out"] = {"size": score.size, **score.table.loc[lr].astype(float).to_dict()}
-        yield row
+            held_out = {"size": score.size, **score.table.loc[lr].astype(float).to_dict()}
+        row = {"quantity": forecast.quantity.name, "arm": forecast.arm, "lr": lr, "limit": forecast.limit}
+        yield {**row, "sizes": sizes, **line.plain, "crossing": forecast.fails_from_size(lr), "held_out": held_out}
 
 
-def _trends(
-    records: Records, made: Sequence[tuple[ForecastQuantity, Forecast]], refusals: Mapping[str, RequestError]
-) -> list[Part]:
+def _trends(records: Records, made: Sequence[Forecast], refusals: Mapping[str, RequestError]) -> list[Part]:
     """A section for each quantity in every arm, and why another quantity has none."""
     parts: list[Part] = [
-        Section(f"{quantity.name}; {forecast.arm}", [_table(forecast, quantity), *_notes(forecast, quantity)])
-        for quantity, forecast in made
+        Section(f"{forecast.quantity.name}; {forecast.arm}", [_table(forecast), *_notes(forecast)]) for forecast in made
     ]
     parts += [Section(name, [str(refusal)]) for name, refusal in refusals.items() if name != OUTPUT_LOGIT.name]
-    fitted_arms = {forecast.arm for _, forecast in made}
+    fitted_arms = {forecast.arm for forecast in made}
     not_fitted = [arm for arm in points(records.runs)["arm"].unique() if arm not in fitted_arms]
     if not_fitted:
         parts.append(f"Not fitted, having one size only: {listed(few(not_fitted))}.")
     return [*parts, fits.ABOUT["trends"]]
 
 
-def _table(forecast: Forecast, quantity: ForecastQuantity) -> pd.DataFrame:
+def _table(forecast: Forecast) -> pd.DataFrame:
     """A row per learning rate; slopes are in log10 per decade of parameters."""
-    rows, smallest, largest = [], forecast.sizes[0], forecast.sizes[-1]
-    for lr, line in forecast.lines.items():
-        mark = BENT if forecast.bend_sign(lr) else ""
-        row = {"learning rate": f"{format_value(lr)}{mark}", "slope in size": f"{line.slope_interval:±+.2f}"}
+    rows, (smallest, *_, largest) = [], forecast.sizes
+    for of_lr in _fits(forecast):
+        lr, score, crossing = of_lr["lr"], of_lr["held_out"], of_lr["crossing"]
+        row = {
+            "learning rate": f"{format_value(lr)}{BENT * bool(forecast.bends[lr])}",
+            "slope in size": f"{forecast.lines[lr].slope_interval:±+.2f}",
+        }
         if forecast.score is not None:
             row |= dict.fromkeys(("held-out error", "inside", "class right"), "")
-            if lr in forecast.score.table.index:
-                score = forecast.score.table.loc[lr].to_dict()
-                row["held-out error"] = "" if math.isnan(score["error"]) else f"{score['error']:+.2f}"
-                row["inside"] = f"{score['inside']:.0f} of {score['runs']:.0f}" if score["runs"] else ""
-                row["class right"] = f"{score['right']:.0f} of {score['judged']:.0f}" if score["judged"] else ""
-        if lr in forecast.scored and not math.isnan(forecast.limit):
-            crossing = fits.size_beyond(line, forecast.limit, quantity.sign, smallest, largest)
-            row[f"{quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
+        if score:
+            row["held-out error"] = "" if math.isnan(score["error"]) else f"{score['error']:+.2f}"
+            row["inside"] = f"{score['inside']:.0f} of {score['runs']:.0f}" if score["runs"] else ""
+            row["class right"] = f"{score['right']:.0f} of {score['judged']:.0f}" if score["judged"] else ""
+        if crossing:
+            row[f"{forecast.quantity.trouble} at"] = crossing_text(crossing, count, smallest, REACH * largest)
         rows.append(row)
     return pd.DataFrame(rows).fillna("")
 
 
-def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
+def _notes(forecast: Forecast) -> list[str]:
     """Sentences that explain the table of one arm: limit, score, larger sizes, cautions, runs left out."""
     runs, score = forecast.runs, forecast.score
     is_unstable = runs["outcome"] != ""
@@ -169,7 +164,7 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
     text = html.render(
         "forecast.txt",
         forecast=forecast,
-        quantity=quantity,
+        quantity=forecast.quantity,
         threshold=forecast.threshold,
         runs=len(runs),
         kind="unstable" if is_unstable.all() else "" if is_unstable.any() else "stable",
@@ -177,8 +172,8 @@ def _notes(forecast: Forecast, quantity: ForecastQuantity) -> list[str]:
         unscored="" if forecast.scored else _unscored_reason(forecast),
         held_out=held_out,
         is_narrow=score is not None and totals["inside"] < LEAST_COVERAGE * totals["runs"],
-        sizes_by_lr=_limits_at_larger_sizes(forecast, quantity),
-        bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bend_sign(lr) == sign] for sign in (-1, 1)},
+        sizes_by_lr=_limits_at_larger_sizes(forecast),
+        bent={sign: [format_value(lr) for lr in forecast.lines if forecast.bends[lr] == sign] for sign in (-1, 1)},
         mark=BENT,
         has_bare_line=any(math.isnan(line.scatter) for line in forecast.lines.values()),
         without_value=Counter(zip(without_value["lr"], without_value["size"], strict=True)),
@@ -198,13 +193,12 @@ def _unscored_reason(forecast: Forecast) -> str:
     return f"no learning rate has both {runs}, to score it by, and two smaller sizes; train a third size at one"
 
 
-def _limits_at_larger_sizes(forecast: Forecast, quantity: ForecastQuantity) -> dict[str, list[str]]:
+def _limits_at_larger_sizes(forecast: Forecast) -> dict[str, list[str]]:
     """Sizes larger than those that ran, by the learning rate from which they lie beyond the limit, in words."""
     sizes_by_lr: dict[str, list[str]] = {}
-    lines = {lr: forecast.lines[lr] for lr in forecast.scored}
-    for multiple in MULTIPLES if lines and forecast.limit > 0 else ():
+    for multiple in MULTIPLES if forecast.scored and forecast.limit > 0 else ():
         size = multiple * forecast.sizes[-1]
-        crossing = fits.lr_beyond(lines, forecast.limit, quantity.sign, size)
-        lr = crossing_text(crossing, "{:.2g}".format, min(lines), max(lines))
+        ends = min(forecast.scored), max(forecast.scored)
+        lr = crossing_text(forecast.fails_from_lr(size), "{:.2g}".format, *ends)
         sizes_by_lr.setdefault(lr, []).append(f"{count(size)} ({multiple}x)")
     return sizes_by_lr

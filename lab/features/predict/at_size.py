@@ -17,8 +17,8 @@ from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, wi
 from lab.analysis.sensitivity import WINDOW, Window, judge
 from lab.analysis.text import Axis, count, few, format_value, listed
 from lab.core.errors import RequestError
-from lab.features.predict.forecasts import LOGIT, Forecast, ForecastQuantity, every_forecast
-from lab.records import run_table
+from lab.features.predict.forecasts import LOGIT, Forecast, every_forecast
+from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
 
@@ -67,7 +67,7 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     Raises:
         RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
     """
-    if run_table.is_imported(records):
+    if is_imported(records):
         if not (found := list(_of_table(records, size, window or WINDOW))):
             public = f"lab predict --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(
@@ -78,7 +78,7 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
         raise RequestError(NO_WINDOW)
     else:
         made, _ = every_forecast(records)
-        found = [_of_forecast(forecast, quantity, size, lr) for quantity, forecast in made if forecast.scored]
+        found = [_of_forecast(forecast, size, lr) for forecast in made if forecast.scored]
     if not found:
         raise RequestError("no forecast: it takes probes of logits or gradients at three sizes or more")
     return found
@@ -100,25 +100,24 @@ def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]
                 yield AtSize(quantity, arm, float(ended["size"].max()), law.n, value)
 
 
-def _of_forecast(forecast: Forecast, quantity: ForecastQuantity, size: float, lr: float | None) -> AtSize:
-    lines = {rate: forecast.lines[rate] for rate in sorted(forecast.scored)}
+def _of_forecast(forecast: Forecast, size: float, lr: float | None) -> AtSize:
+    lines, sign = {rate: forecast.lines[rate] for rate in sorted(forecast.scored)}, forecast.quantity.sign
     lrs = min(lines), max(lines)
     fitted = int(forecast.runs.loc[forecast.runs["lr"].isin(list(lines)), "value"].notna().sum())
-    found = AtSize(quantity.name, forecast.arm, float(forecast.sizes[-1]), fitted, UNKNOWN, lrs=lrs)
-    is_within = lr is not None and lrs[0] <= lr <= lrs[1]
-    ends = _predicted(lines, size, lr) if is_within and lr else np.full(3, math.nan)
-    found = found._replace(value=Crossing(*(10**ends).tolist()))
-    if not forecast.limit > 0:
+    found = AtSize(forecast.quantity.name, forecast.arm, float(forecast.sizes[-1]), fitted, UNKNOWN, lrs=lrs)
+    is_limited, fails_from_size, ends = forecast.limit > 0, UNKNOWN, np.full(3, math.nan)
+    if lr and lrs[0] <= lr <= lrs[1]:
+        ends = _predicted(lines, size, lr)
+        if is_limited:
+            searched = np.geomspace(forecast.sizes[0], fits.FARTHEST, fits.SEARCHED_SIZES)
+            fails_from_size = fits.beyond(searched, Prediction(*_predicted(lines, searched, lr)), forecast.limit, sign)
+    found = found._replace(value=Crossing(*(10**ends).tolist()), fails_from_size=fails_from_size)
+    if not is_limited:
         return found
-    searched = np.geomspace(forecast.sizes[0], fits.FARTHEST, fits.SEARCHED_SIZES)
-    from_size = UNKNOWN
-    if is_within and lr:
-        from_size = fits.beyond(searched, Prediction(*_predicted(lines, searched, lr)), forecast.limit, quantity.sign)
     return found._replace(
         limit=forecast.limit,
-        decades_left=Crossing(*(quantity.sign * (math.log10(forecast.limit) - ends)).tolist()),
-        fails_from_lr=fits.lr_beyond(lines, forecast.limit, quantity.sign, size),
-        fails_from_size=from_size,
+        decades_left=Crossing(*(sign * (math.log10(forecast.limit) - ends)).tolist()),
+        fails_from_lr=forecast.fails_from_lr(size),
     )
 
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.analysis.text import positive
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.usage import OptionParser
-from lab.records.columns import positive
 from lab.report.answer import give, note_damage
 from lab.sweeping.request import command_line
 

@@ -17,7 +17,7 @@ from lab.analysis.rendering.marks import OUTCOMES
 from lab.analysis.rendering.style import DASHED
 from lab.analysis.text import count
 from lab.features.predict.forecasts import GRADIENT, LOGIT, Forecast, ForecastQuantity, make_forecasts
-from lab.records.run_table import size_name
+from lab.records.imported import size_name
 from lab.records.store import Records
 
 # Lines are drawn up to this many times the largest size.
@@ -75,7 +75,7 @@ def _panel(
     lines, largest_fitted = _fitted(forecast)
     ends = (forecast.sizes[0], largest_fitted, AHEAD * forecast.sizes[-1] if forecast.scored else largest_fitted)
     for lr, line in lines.items():
-        _line(axes, line, ends, shades[lr], bent=bool(forecast.bend_sign(lr)))
+        _line(axes, line, ends, shades[lr], bent=bool(forecast.bends[lr]))
     for lr, colour in shades.items():
         runs = forecast.runs[(forecast.runs["lr"] == lr) & forecast.runs["value"].notna()]
         for outcome in ("", *OUTCOMES):

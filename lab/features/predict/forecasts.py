@@ -12,7 +12,7 @@ import pandas as pd
 import lab.analysis.laws.fits as fits
 import lab.analysis.probe_values as probe_values
 from lab.analysis.curves import EPSILON, points
-from lab.analysis.laws.fits import Bend, Line, Threshold, calibrate
+from lab.analysis.laws.fits import Crossing, Line, Threshold, calibrate
 from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
 from lab.core.errors import RequestError
@@ -104,23 +104,25 @@ class Forecast(NamedTuple):
     """The growth of a quantity with size in one arm.
 
     Attributes:
+        quantity: the quantity.
         arm: the label of the arm.
         runs: the runs as ``observe`` makes them, with ``beyond``: whether a run lies beyond the limit.
         limit: that of the quantity, or the threshold; NaN if none could be calibrated.
         threshold: None if the quantity has a limit, or if none could be calibrated.
         borrowed: whether the threshold was calibrated on the runs of all arms.
         lines: the lines fitted to all sizes, by learning rate.
-        bends: the bends of all sizes, by learning rate.
+        bends: by learning rate the sign of the bend of all sizes, as of ``Bend``; 0 where there are too few points.
         score: the score on the largest size; None with two sizes.
     """
 
+    quantity: ForecastQuantity
     arm: str
     runs: pd.DataFrame
     limit: float
     threshold: Threshold | None
     borrowed: bool
     lines: dict[float, Line]
-    bends: dict[float, Bend | None]
+    bends: dict[float, int]
     score: ForecastScore | None
 
     @property
@@ -136,10 +138,16 @@ class Forecast(NamedTuple):
         table = self.score.table
         return table.index[table["error"].notna() | (table["judged"] > 0)].tolist()
 
-    def bend_sign(self, lr: float) -> int:
-        """Sign of the bend at a learning rate, as ``Bend.sign``; 0 where there are too few points."""
-        bend = self.bends[lr]
-        return bend.sign if bend else 0
+    def fails_from_size(self, lr: float) -> Crossing | None:
+        """The size from which runs of a learning rate lie beyond the limit; None if nothing foretells it."""
+        if lr not in self.scored or math.isnan(self.limit):
+            return None
+        return fits.size_beyond(self.lines[lr], self.limit, self.quantity.sign, self.sizes[0], self.sizes[-1])
+
+    def fails_from_lr(self, size: float) -> Crossing:
+        """The learning rate from which runs of a size lie beyond the limit."""
+        lines = {lr: self.lines[lr] for lr in self.scored}
+        return fits.lr_beyond(lines, self.limit, self.quantity.sign, size)
 
 
 def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
@@ -166,16 +174,16 @@ def observe(records: Records, quantity: ForecastQuantity) -> pd.DataFrame:
     return runs.assign(value=np.where(usable, value, np.nan), eps=cards[EPSILON].to_numpy(dtype=float))
 
 
-def every_forecast(records: Records) -> tuple[list[tuple[ForecastQuantity, Forecast]], dict[str, RequestError]]:
+def every_forecast(records: Records) -> tuple[list[Forecast], dict[str, RequestError]]:
     """The forecasts of every quantity, and by its name why there is none of another.
 
     Raises:
         RequestError: there is none at all.
     """
-    made, refusals = list[tuple[ForecastQuantity, Forecast]](), dict[str, RequestError]()
+    made, refusals = list[Forecast](), dict[str, RequestError]()
     for quantity in QUANTITIES:
         try:
-            made += [(quantity, forecast) for forecast in make_forecasts(records, quantity)]
+            made += make_forecasts(records, quantity)
         except RequestError as refusal:
             refusals[quantity.name] = refusal
     if not made:
@@ -200,14 +208,15 @@ def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecas
 def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> Forecast:
     own_runs = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
-    bends = {lr: fits.bend(lr_runs["size"], lr_runs["value"]) for lr, lr_runs in _by_lr(own_runs).items()}
+    found = {lr: fits.bend(of_lr["size"], of_lr["value"]) for lr, of_lr in _by_lr(own_runs).items()}
+    bends = {lr: bend.sign if bend else 0 for lr, bend in found.items()}
     is_beyond = quantity.sign * (own_runs["value"] - limit) >= 0 if quantity.limit else own_runs["outcome"] != ""
     own_runs = own_runs.assign(beyond=is_beyond)
     score = None
     if own_runs["size"].nunique() > 2:
         small_limit = _limit(small, arm, quantity)[0]
         score = _score(own_runs, small[small["arm"] == arm], small_limit, quantity)
-    return Forecast(arm, own_runs, limit, threshold, borrowed, _lines(own_runs), bends, score)
+    return Forecast(quantity, arm, own_runs, limit, threshold, borrowed, _lines(own_runs), bends, score)
 
 
 def _limit(runs: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> tuple[float, Threshold | None, bool]:

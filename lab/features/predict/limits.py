@@ -13,6 +13,7 @@ from typing import Any
 from lab.analysis.laws.brackets import PowerLaw
 from lab.analysis.laws.fits import Crossing
 from lab.core import shipped
+from lab.core.schema import build
 
 FILE = Path(__file__).with_suffix(".yaml")  # written by ``make results-readme``
 TOKENS_PER_PARAMETER = 20  # of a run whose tokens are not given
@@ -67,11 +68,4 @@ class Limit:
 @cache
 def read_limits() -> dict[str, Limit]:
     """The limits that come with the lab, by name."""
-    return {name: _read(entry) for name, entry in shipped.load(FILE).items()}
-
-
-def _read(entry: Mapping[str, Any]) -> Limit:
-    pairs = {key: tuple(map(float, entry[key])) for key in ("sizes", "tried")}
-    by_name = {key: {name: tuple(pair) for name, pair in entry.get(key, {}).items()} for key in ("ranges", "offsets")}
-    steps = tuple(map(int, entry["steps"]))
-    return Limit(**{**entry, **pairs, **by_name, "law": PowerLaw(**entry["law"]), "steps": steps})
+    return {name: build(Limit, entry, f"limits.{name}") for name, entry in shipped.load(FILE).items()}

@@ -15,11 +15,10 @@ from lab.analysis.laws.fits import Crossing
 from lab.analysis.rendering import html
 from lab.analysis.runaway import read_runaways
 from lab.analysis.statistics import Interval
-from lab.analysis.text import capitalized, count, first_to_last, format_value, listed
+from lab.analysis.text import capitalized, count, first_to_last, format_value, listed, spelled_out
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.features.predict.limits import TOKENS_PER_PARAMETER, Limit, read_limits
-from lab.records.columns import spelled_out
 from lab.report.answer import Answer, Section
 
 BEYOND, OPEN, NOT_BEYOND, NOT_JUDGED = "beyond", "open", "not beyond", "not judged"

@@ -19,7 +19,7 @@ from lab.analysis.rendering import html
 from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
 from lab.analysis.text import Axis, capitalized, count, few, listed
 from lab.core.errors import RequestError
-from lab.records.run_table import UNKNOWN_SIZE
+from lab.records.imported import UNKNOWN_SIZE
 from lab.records.store import Records
 from lab.report.answer import Part, Section
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.analysis.sensitivity import WINDOW, Window, study, window_of
+from lab.analysis.text import positive
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say, say_json
 from lab.core.usage import OptionParser
 from lab.records import store
-from lab.records.columns import positive
 from lab.report import build
 from lab.report.answer import note_damage
 from lab.report.build import Report

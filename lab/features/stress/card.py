@@ -15,18 +15,20 @@ from lab.analysis.rendering import html
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.stress import card_json
 from lab.analysis.stress.battery import CARD_FILE, FAILS, NOT_JUDGED, OPEN, WEAK, Battery, StressTest, read_battery
-from lab.analysis.stress.damage import CURES, HARMS, IN_PART
+from lab.analysis.stress.cures import CURES, HARMS, IN_PART, LOSES, SCREENED, Cure
+from lab.analysis.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs
+from lab.analysis.stress.rates import FineCurve, Passing, fine_curve, passings
 from lab.analysis.text import capitalized, count, format_p, format_value, listed
 from lab.core.errors import RequestError, nearest
-from lab.features.stress.cures import LOSES, SCREENED, Cure
-from lab.features.stress.lines import VERDICTS, Line, is_judged, lines_of, strips
 from lab.features.stress.page import card_figure
-from lab.features.stress.rates import FineCurve, Passing, fine_curve, passings
 from lab.features.stress.reference import beside_published, published_verdicts
 from lab.report.answer import Answer, Figure, OnPage, Part, Section
 
 SENTENCES = html.macros("card.txt")  # a macro for each kind of sentence
+# The keys of the JSON that hold a field as it is, with its name. An earlier card may lack some.
+FIELDS = {key: key for key in ("recipe", "command", "stopped", "is_judged", "parameters", "left_out")}
+FIELDS |= {"active_parameters": "active", "loss_bigram": "bigram", "sizes": "trend"}
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,33 @@ class Card:
             OnPage([Section("What each test stands for", [[_failure(line.test) for line in self.lines]])]),
         ]
         made = [f"Records: {self.folder}."]
-        title, data = f"Crash test of {self.recipe}", card_json.of_card(self)
-        return Answer(self.headline(), parts, title=title, command=self.command, data=data, made=made)
+        title = f"Crash test of {self.recipe}"
+        return Answer(self.headline(), parts, title=title, command=self.command, data=self.data, made=made)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Its JSON, which ``read_card`` reads."""
+        best = best_lr(self.losses)
+        return {
+            **card_json.plain(self, FIELDS),
+            "folder": str(self.folder),
+            "headline": self.headline(),
+            "best_lr": best,
+            "fitted_best_lrs": card_json.by_seed(fitted_best_lrs(self.losses)),
+            "failing_lrs": card_json.by_seed(self.failing_lrs),
+            "learning_rates": {
+                "passed": [passing.plain for passing in self.passings.values()],
+                "loss_unigram": self.fine.unigram,
+                "between": card_json.by_lr(self.fine.between),
+                "attention_logits": card_json.by_lr(self.fine.logits),
+            },
+            "best_loss": self.best_loss,
+            "losses_at_best_lr": card_json.by_seed(self.losses.T.get(best, {})),
+            "curve": card_json.by_lr(self.losses),
+            "tests": list(map(card_json.of_line, self.lines)),
+            "not_tested": self.not_tested(),
+            "cures": None if self.cures is None else list(map(card_json.of_cure, self.cures)),
+        }
 
     def _repr_html_(self) -> str:
         """What notebooks display."""
@@ -338,13 +365,15 @@ def read_card(folder: Path) -> Card:
     try:
         for entry in content["tests"]:  # its texts and zones are those of the card
             tests[entry["name"]] = replace(tests[entry["name"]], **card_json.fields(entry, card_json.OF_TEST))
+        losses = content.get("curve", {content["best_lr"]: content["losses_at_best_lr"]})  # of an earlier card
+        fine, has_trend = content.get("learning_rates"), "sentences" in (content["sizes"] or {})
         return Card(
             folder=folder,
-            lines=[Line(tests[entry["name"]], **card_json.fields_of_line(entry)) for entry in content["tests"]],
-            cures=content["cures"]
-            and [Cure(tests[entry["test"]], **card_json.fields_of_cure(entry)) for entry in content["cures"]],
-            fine=FineCurve(**card_json.fields_of_curve(content)),
-            **card_json.fields_of_card(content),
+            lines=[card_json.line_of(entry, tests[entry["name"]]) for entry in content["tests"]],
+            losses=card_json.from_lrs(losses),
+            cures=content["cures"] and [card_json.cure_of(entry, tests[entry["test"]]) for entry in content["cures"]],
+            fine=card_json.curve_of(fine) if fine else FineCurve(),
+            **{**card_json.fields(content, FIELDS), "trend": content["sizes"] if has_trend else None},
         )
     except card_json.FAULTS:
         raise card_json.damaged(folder) from None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lab.analysis.stress.lines import strips
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.features.stress.card import Card
-from lab.features.stress.lines import strips
 from lab.features.stress.pair import CardPair
 from lab.features.stress.plan import USUAL_BEST, Plan, read_plans
 from lab.features.stress.progress import coloured

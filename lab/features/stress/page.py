@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from lab.analysis.rendering import layout, panels, style
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.stress.battery import FAILS, PASSES, WEAK
-from lab.features.stress.lines import BETWEEN, Line, along
+from lab.analysis.stress.lines import BETWEEN, Line, along
 
 COLOURS = {PASSES: "#009E73", WEAK: "#E69F00", FAILS: "#D55E00"}
 ENDS = {PASSES: (0.0, BETWEEN[0]), WEAK: BETWEEN, FAILS: (BETWEEN[1], 1.0)}

@@ -14,10 +14,10 @@ from lab.analysis.rendering.layout import Drawing
 from lab.analysis.runaway import HALF
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
 from lab.analysis.stress.card_json import INTERVAL_LEVEL
+from lab.analysis.stress.lines import Line, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed
 from lab.features.stress.card import SENTENCES, Card
-from lab.features.stress.lines import Line, strips
 from lab.features.stress.page import card_figure
 from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 

@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from lab.analysis.stress.lines import STRIP, Line, strips, zone_at
 from lab.core.printing import printable, say
-from lab.features.stress.lines import STRIP, Line, strips, zone_at
 from lab.records.plans import FleetProgress
 from lab.records.status import clock
 from lab.sweeping.progress import busy

@@ -10,10 +10,10 @@ import pandas as pd
 
 from lab.analysis.statistics import Interval
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, PASSES, WEAK, Battery, StressTest
+from lab.analysis.stress.lines import Line, possible_zones
 from lab.analysis.stress.measures import Outcomes, outcomes
 from lab.analysis.text import listed
 from lab.core import shipped
-from lab.features.stress.lines import Line, possible_zones
 from lab.records.plans import Setting
 from lab.records.store import Records
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 
 from lab.analysis.stress.arms import arm_cards, board_changes
 from lab.analysis.stress.battery import FAILS, NOT_JUDGED, OPEN, WEAK, Change, StressTest, read_battery
-from lab.analysis.stress.damage import CURES
-from lab.analysis.stress.measures import best_lr, curve
-from lab.core.errors import RequestError
-from lab.features.stress.bench import CardBench
-from lab.features.stress.cures import (
+from lab.analysis.stress.cures import (
+    CURES,
     Cure,
     Trial,
     as_screened,
@@ -22,6 +19,9 @@ from lab.features.stress.cures import (
     pair_to_try,
     trial_of,
 )
+from lab.analysis.stress.measures import best_lr, curve
+from lab.core.errors import RequestError
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.plan import Plan
 from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees

@@ -10,8 +10,8 @@ from lab.analysis.stress.battery import CARD_FILE, Place, StressTest
 from lab.core import files, machine
 from lab.core.errors import RequestError
 from lab.core.printing import say
-from lab.features.stress.bench import CardBench
 from lab.features.stress.card import Card
+from lab.features.stress.card_bench import CardBench
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress

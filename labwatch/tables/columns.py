@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lab.analysis.text import spelled_out
 from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 
@@ -37,7 +38,6 @@ LN2 = math.log(2)
 LOSS_UNITS = {"nats": 1.0, "bits": LN2, "bits_per_byte": LN2, "perplexity": math.nan}
 UNIT_NAMES = {"ppl": "perplexity", "perplexity": "perplexity", "bpb": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
 SAME_LR = 1.005  # learning rates within this ratio, which agree in three digits, are one
-SIZE_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 MANY_LRS = 3  # at which each value of a column occurs that sets arms apart
 # What a column is that holds none of the quantities: a setting that sets arms apart, or that all runs share; or else
 # why it is no setting.
@@ -255,30 +255,6 @@ def ending_of(cell: Any) -> str:
 
     diverged, *others = map(said, _ENDINGS)
     return next(filter(None, ["" if said(_RECOVERED) else diverged, *others]), "")
-
-
-def spelled_out(cell: Any) -> Any:
-    """A number with a unit, or in groups of digits, as a whole number, ``124M -> 124000000``; others as they are."""
-    text = str(cell).strip().lower()
-    if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
-        return int(text.replace(",", ""))
-    parts = re.fullmatch(r"([\d.]+)\s*([kmbt])", text)
-    return round(float(parts[1]) * SIZE_UNITS[parts[2]]) if parts else cell
-
-
-def positive(option: str, given: str | None) -> float | None:
-    """The number above 0 that an option gives, if it was given; ``7B`` is one.
-
-    Raises:
-        RequestError: it is none.
-    """
-    try:
-        number = float(spelled_out(given)) if given else None
-    except ValueError:
-        number = math.nan
-    if number is not None and not 0 < number < math.inf:
-        raise RequestError(f"{option} is a number above 0, not {given}")
-    return number
 
 
 # 2^-8, 10**4, 3 x 10^{-4}

@@ -16,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 
+from lab.analysis.text import spelled_out
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.records.columns import LOSS_WORDS, USUAL_NAMES, computed, end_of, spelled_out, usual_column, words_of
+from labwatch.tables.columns import LOSS_WORDS, USUAL_NAMES, computed, end_of, usual_column, words_of
 
 # Words for a number that there is not.
 NO_NUMBERS = ("", "nan", "none", "null", "n/a", "na", "<na>", "-", "\u2013", "\u2014")

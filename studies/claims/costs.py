@@ -6,7 +6,7 @@ A burst is a stretch of bad batches that a config injects into the data of a run
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +16,9 @@ import pandas as pd
 from lab.analysis.text import format_value
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import Records
+from labwatch.events.scores import REPEATS
 
-NONE, REPEATS = "none", "bad_batches.repeats"
+NONE = "none"
 ONSETS = ("burst", "rewind_weights")  # events at the first step of a burst, also of one with ordinary batches instead
 HELD_OUT, BEFORE = "val_loss", 4  # the probe, and how many of its values before a burst make the usual loss
 Arrays = tuple[Any, ...]
@@ -60,12 +61,6 @@ def spike_costs(records: Records) -> pd.DataFrame:
         for run, numbers in zip(watched["id"], table, strict=True)
     ]
     return pd.DataFrame(rows, watched["id"].to_list(), list(COSTS), dtype=float)
-
-
-def repeats_of(card: Mapping[Hashable, Any]) -> int:
-    """How often the burst of a run comes; once if the card has no such column, or an empty one."""
-    repeats = float(card.get(REPEATS, 1))
-    return 1 if math.isnan(repeats) else int(repeats)
 
 
 def named_costs(records: Records) -> pd.DataFrame:

@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     is_slope: bool = False
 
 
-class Judged(NamedTuple):
+class JudgedRule(NamedTuple):
     """A rule with its verdict.
 
     Attributes:
@@ -75,14 +75,14 @@ def claim(rules: list[Rule], sentence: str, source: str, **fields: Any) -> Calla
     return register
 
 
-def judge_rule(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> Judged:
+def judge_rule(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> JudgedRule:
     """Judge a rule on the data of its study.
 
     Args:
         verdicts: the committed verdicts on the lab's claims, by name; none of those whose study is not there.
     """
     decision = decide([rule.effect(data)], rule.side, rule.margin)
-    return Judged(rule, decision, verdicts.get(rule.lab))
+    return JudgedRule(rule, decision, verdicts.get(rule.lab))
 
 
 def effect_text(mean: float | None, low: float | None, high: float | None) -> str:

@@ -18,10 +18,10 @@ import yaml
 from lab.core import files
 from lab.core.errors import RequestError
 from lab.core.windows import NORMAL
-from lab.records import event_files
-from lab.records.columns import USUAL_NAMES, column_of, end_of
-from lab.records.run_names import number_or_word, settings_in
-from lab.records.table_files import flat, json_rows
+from labwatch.events import event_files
+from labwatch.tables.columns import USUAL_NAMES, column_of, end_of
+from labwatch.tables.run_names import number_or_word, settings_in
+from labwatch.tables.table_files import flat, json_rows
 
 # Files beside a log that hold settings, as Lightning, Hydra, Ray Tune and W&B leave them; later ones count.
 CONFIGS = ("config.yaml", "config.json", "params.json", "hparams.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lab.records.columns import AVERAGES, GLUED, QUANTITIES, USUAL_NAMES
+from labwatch.tables.columns import AVERAGES, GLUED, QUANTITIES, USUAL_NAMES
 
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
 WITH_ARM = re.compile(rf"(.+)_({'|'.join([*USUAL_NAMES['lr'], *USUAL_NAMES['seed']])})")  # clip_lr, for clip and lr

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.errors import RequestError
-from lab.records.columns import (
+from labwatch.tables.columns import (
     ARM_NAMES,
     BASES,
     BOOKKEEPING,

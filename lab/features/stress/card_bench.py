@@ -11,12 +11,12 @@ import pandas as pd
 
 from lab.analysis.curves import parameters
 from lab.analysis.stress.battery import StressTest, read_battery
+from lab.analysis.stress.cures import Cure
 from lab.analysis.stress.measures import Outcomes, best_lr, curve, wanted
+from lab.analysis.stress.rates import finer_settings
 from lab.features.stress.card import Card, card_of
-from lab.features.stress.cures import Cure
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
-from lab.features.stress.rates import finer_settings
 from lab.features.stress.sizes import settings_of_sizes, size_trend
 from lab.records.plans import Setting
 from lab.sweeping.bench import Bench

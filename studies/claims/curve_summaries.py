@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
-from lab.analysis.crossings import failing
+from lab.analysis.crossings import SLOPE_OVER, failing
 from lab.analysis.sensitivity import LOST, PARTS, regret, vertex
 
 # Undefined for a curve on which no learning rate beat the bigram model (Wortsman et al. 2023, app. B).
@@ -85,3 +86,19 @@ def _summarize(rows: list[Any]) -> CurveSummary:
 def _grid_step(lr: np.ndarray) -> float:
     """Smallest step of the grid, decades."""
     return float(np.diff(np.log10(lr)).min()) if len(lr) > 1 else 0.5
+
+
+def steepness(lr: ArrayLike, loss: ArrayLike) -> float:
+    """The largest rise of the loss within ``SLOPE_OVER`` decades of learning rate from the best one on, nats.
+
+    The loss is interpolated linearly in the log of the rate, so of a rise between rates that lie farther apart a part
+    counts. A loss that is not finite must have been given a number, such as the loss at initialization. NaN with no
+    rate above the best one.
+    """
+    order = np.argsort(lr)
+    log_n, loss_n = np.log10(np.asarray(lr, dtype=float))[order], np.asarray(loss, dtype=float)[order]
+    best = int(np.argmin(loss_n))
+    log_n, loss_n = log_n[best:], loss_n[best:]
+    start_n = np.concatenate([log_n, log_n - SLOPE_OVER])  # the largest rise begins or ends at a rate that was tried
+    rise_n = np.interp(start_n + SLOPE_OVER, log_n, loss_n) - np.interp(start_n, log_n, loss_n)
+    return float(rise_n.max()) if len(log_n) > 1 else math.nan

@@ -12,11 +12,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lab.analysis.text import spelled_out
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.schema import FORMER_KEYS, key_now
-from lab.records import single_changes, store
-from lab.records.columns import (
+from lab.records import store
+from lab.records.imported import (
+    AXIS,
+    COLUMN,
+    DERIVED,
+    FOLLOWED,
+    ORIGIN,
+    PER_BYTE,
+    SINGLE_CHANGE,
+    TRIAL,
+    UNKNOWN_SIZE,
+    is_imported,
+)
+from lab.records.store import Records
+from labwatch.tables import single_changes
+from labwatch.tables.columns import (
     ARM,
     ARM_NAMES,
     BEST,
@@ -54,19 +69,16 @@ from lab.records.columns import (
     is_word,
     roles_of,
     short_name,
-    spelled_out,
     usual_column,
 )
-from lab.records.run_names import averages_of, settings_in
-from lab.records.store import Records
-from lab.records.table_files import NO_NUMBERS, long, plain, with_point, without_note
+from labwatch.tables.run_names import averages_of, settings_in
+from labwatch.tables.table_files import NO_NUMBERS, long, plain, with_point, without_note
 
 # Settings that every run of the lab has, and of which a table says nothing.
 UNKNOWN = ("optimizer.name", "parametrization.name", "schedule.name", "precision")
 LARGEST = 2**53  # of whole numbers, all of which up to here are floats
 LARGEST_LOSS, LR_BOUNDS = 1e30, (1e-30, 1e30)
 AT_THE_END = 0.95  # share of the steps at which a run has ended, since logs are written at intervals
-PER_BYTE = "losses are nats per byte"
 KEEPS = ("error", "last", "best")
 MEANINGS = {
     "lr": "peak learning rate",
@@ -80,15 +92,8 @@ ONE_LOSS = 1e-3  # nats that losses differ by at most that are all but one
 MOST_NAMED = 3  # columns that a refusal names
 MOST_SHOWN = 8  # values of a setting that the mapping lists
 LOST = "diverged"  # how a run ended whose loss did; that of one that did not end, or has none, says why
-UNKNOWN_SIZE = 1  # of models whose size a table does not say
-ORIGIN = "imported from"
 LR = "optimizer.lr"
-AXIS = "axis"  # the setting that holds the key of the one along which curves run, where that is no learning rate
 FOLDER = "folder"  # the column of what tells the paths of runs apart
-DERIVED = "derived"  # the group of keys of numbers that follow from the settings, as far as a table can tell
-TRIAL = "trial"  # the group of keys that say of a trial its place, whether it was kept, and what it changed
-SINGLE_CHANGE = "single_change"  # the group of keys that say what a run changes of its base, and which run that is
-FOLLOWED = "follows"  # holds the numbers that are no settings since they follow from others, and from which
 # Keys without a dot that mean something else where the lab trained the runs; a setting of a table gets another.
 RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER, "recipe", "custom_model"}.union(
     ("probes", *FORMER_KEYS),
@@ -98,7 +103,6 @@ RESERVED = {"lr", "rate", "size", "seed", "loss", "source", "precision", FOLDER,
     store.EXCLUDED_FROM_ID,
     (ARM, store.TABLE, AXIS, FOLLOWED, DERIVED, SINGLE_CHANGE, TRIAL),
 )
-COLUMN = "column."  # before the key of such a setting
 TOKENS, VARIANT = "tokens", "variant"
 PEAK = "peak_lr"  # the column of a learning rate in names, where one of a column is not the peak
 SWEPT = "sweep"  # the variant of runs whose names hold settings only, where others have one
@@ -777,32 +781,6 @@ def _metrics(table: pd.DataFrame, runs: pd.DataFrame, steps: pd.Series[float], k
     ]
     metrics = pd.concat(frames, ignore_index=True).astype(store.METRIC_COLUMNS)
     return metrics.sort_values(["id", "step", "probe", "where"], ignore_index=True)
-
-
-def followed(records: Records) -> list[str]:
-    """The numbers of a table that are no settings since they follow from others, ``steps (from tokens and batch)``."""
-    if FOLLOWED not in records.runs:
-        return []
-    texts = records.runs[FOLLOWED].dropna().unique()
-    return list(dict.fromkeys(text for of_table in texts for text in str(of_table).split("; ")))
-
-
-def is_imported(records: Records) -> bool:
-    """Whether all runs come from tables, and so have no probes."""
-    return bool(records.runs["versions"].fillna("").str.startswith(ORIGIN).all())
-
-
-def size_name(records: Records) -> str:
-    """The quantity that sizes are.
-
-    Nobody knows which parameters a table of other runs counts, nor which of a custom model's are embeddings.
-    """
-    if is_imported(records):
-        return "model size"
-    custom = records.runs.reindex(columns=["custom_model"])["custom_model"].notna()
-    if custom.all():
-        return "parameters with embeddings"
-    return f"parameters without embeddings{' (with them in custom models)' * bool(custom.any())}"
 
 
 def write(folder: Path, records: Records, command: str, *, replace: bool = False) -> bool:

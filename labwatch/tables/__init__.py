@@ -1,0 +1,1 @@
+"""Tables of runs of other programs, made into records."""
