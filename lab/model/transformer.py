@@ -53,7 +53,7 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cos_tk, sin_tk = ctx.saved_tensors
-        return Rotate.apply(gradients[0], cos_tk, -sin_tk), None, None
+        return Rotate.apply(gradients[0], cos_tk, -sin_tk), None, None  # type: ignore[no-untyped-call]
 
 
 class CausalSoftmax(torch.autograd.Function):
@@ -174,7 +174,7 @@ class Readout(HookPoint):
 
 def rotate(x_tk: Tensor, scale: float = 1.0) -> Tensor:
     """Rotary positions over the last two axes; entry i is paired with i + k/2 (Su et al., arXiv:2104.09864)."""
-    output_tk: Tensor = Rotate.apply(x_tk, *_rotations(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device))
+    output_tk: Tensor = Rotate.apply(x_tk, *_rotations(*x_tk.shape[-2:], scale, x_tk.dtype, x_tk.device))  # type: ignore[no-untyped-call]
     return output_tk
 
 
