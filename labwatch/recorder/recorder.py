@@ -21,10 +21,16 @@ from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.probes import routing
 from labwatch.recorder.kept_sizes import KeptSizes
-from labwatch.recorder.measuring import Measurement
+from labwatch.recorder.measuring import Measurement, Sampled
 from labwatch.recorder.parts import find_parts, plain
+from labwatch.recorder.settings import Settings
 from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 
+# Weights that changed by less than this share of their own size are not compared with their updates. Others are named
+# if they moved by so many times what their updates explain; where these explain nothing, the last number stands.
+LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
+# Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
+TURNED = -0.5
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -102,7 +108,9 @@ class Recorder:
         self.measurement: Measurement | None = None
         self.losses: list[tuple[int, Tensor | float]] = []
         self.sizes_kept = KeptSizes(model, self.parts, self.optimizers) if on_spike else None
-        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.sizes_kept, out)
+        self.settings = Settings(model, self.parts, self.optimizers)
+        self.samples, self.entries, self.paces = dict[str, Sampled](), dict[str, Tensor](), dict[str, float]()
+        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.settings, self.sizes_kept, out)
         self._arm()
 
     def step(self, loss: Tensor | float) -> None:
@@ -118,6 +126,7 @@ class Recorder:
         try:
             if self.sizes_kept:
                 self.sizes_kept.end_of_update(self.losses[-1][0])
+            self.settings.end_of_update(self.losses[-1][0])
             if self.measurement:
                 self._finish(self.measurement)
             self._arm()
@@ -134,8 +143,11 @@ class Recorder:
     def _arm(self) -> None:
         """Measure the next update, if it is its turn."""
         self.measurement = None
-        if self.next_step is not None and self.next_step % self.every == 0:
-            self.measurement = Measurement(self.model, self.parts, self.optimizers, self.scaler)
+        self.settings.is_measured = self.next_step is not None and self.next_step % self.every == 0
+        if self.settings.is_measured:
+            self.measurement = Measurement(
+                self.model, self.parts, self.optimizers, self.settings, self.samples, self.entries, self.scaler
+            )
 
     def _end(self, reason: str) -> None:
         """Measure no more; training goes on."""
@@ -155,8 +167,10 @@ class Recorder:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
+        self.settings.add_to(rows)
         if self.sizes_kept:
             self.sizes_kept.add_to(rows)
+        rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
@@ -165,6 +179,34 @@ class Recorder:
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)
+
+    def _of_changes(self, known: dict[Key, Known], measurement: Measurement) -> dict[str, Any]:
+        """How far weights moved since the update that was measured before, against what their updates explain.
+
+        Of each part the weight counts that moved farthest against its updates, of those that moved by more than
+        ``LEAST_CHANGE`` of their own size. Updates explain the larger one of both measured steps, over its learning
+        rate, times the sum of the learning rates between.
+        """
+        found = defaultdict[str, list[tuple[float, float, str]]](list)
+        for key in [key for key in known if key.name == "followed_step"]:
+            step = max(known.pop(key).value, known.get(key._replace(name="step_rms"), Known(0.0, 0.0)).value)
+            travelled, rate = measurement.travelled[key.piece]
+            pace, before = step / rate if rate else 0.0, self.paces.get(key.piece, 0.0)
+            moved, size = (known.pop(key._replace(name=name), None) for name in ("moved", "followed_rms"))
+            self.paces[key.piece] = pace
+            if moved and size and moved.value > LEAST_CHANGE * size.value:
+                explained = max(pace, before) * travelled
+                beyond = moved.value / explained if explained else BEYOND_ALL
+                found[key.where].append((min(beyond, BEYOND_ALL), moved.value / size.value, key.piece))
+        for key in [key for key in known if key.name in ("moved", "followed_rms")]:  # of an update that was not made
+            del known[key]
+        columns = dict[str, Any]()
+        for place, of_weights in found.items():
+            beyond, change, _ = max(of_weights)
+            columns |= {f"change_over_updates/{place}": beyond, f"weight_change/{place}": change}
+            named = [plain(name) for beyond, _, name in sorted(of_weights, reverse=True) if beyond > NAMED]
+            columns |= {f"weight_moved/{place}": named} if named else {}
+        return columns
 
     def _header(self, known: Mapping[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """What was found in the model, and what was not."""
@@ -216,12 +258,21 @@ def _columns(
     with distributed.alone():
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
+    edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
+    shared = found.pop("grad_shared", {})
+    found["grad_edit"] = {
+        place: rms / before[place] * (-1 if shared.get(place, 1.0) < TURNED else 1)
+        for place, rms in edited.items()
+        if before.get(place)
+    }
+    found["grad_left"] = found.pop("left", {})
     columns: dict[str, Any] = {} if lr is None else {"lr": lr}
-    for column, of in (("grad_norm", "unclipped"), ("grad_norm_clipped", "grad_rms")):
+    before_clipping = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
+    for column, of in (("grad_norm", before_clipping), ("grad_norm_clipped", "grad_rms")):
         squares = [number.value**2 * sizes[key.piece] for key, number in known.items() if key.name == of]
         columns |= {column: math.sqrt(math.fsum(squares))} if squares else {}
     found["input_rms"] = {place: math.sqrt(square) for place, square in found.pop("input_square", {}).items()}
-    found = {name: of for name, of in found.items() if of and name != "unclipped" and name not in experts}
+    found = {name: of for name, of in found.items() if of and name not in experts}
     columns |= {name: of_whole(name, of) for name, of in found.items()}
     columns |= {f"{name}/{place}": number for name, of in found.items() for place, number in of.items() if place}
     columns |= {f"{name}/{block}": numbers for name, of in experts.items() for block, numbers in of.items()}
@@ -233,15 +284,16 @@ def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
 
     Gradients are those before clipping, unless all of these are finite.
     """
-    spoiled = any(key.name == "unclipped" and not math.isfinite(value) for key, (value, _) in known.items())
+    unclipped = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
+    spoiled = any(key.name == unclipped and not math.isfinite(value) for key, (value, _) in known.items())
     found = defaultdict[str, list[str]](list)
     for key, (value, weight) in known.items():
-        what = {"unclipped": "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
+        what = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
             key.name
         )
         if what is None or weight <= 0:
             continue
-        is_first = key.name != "grad_rms" or key._replace(name="unclipped") not in known
+        is_first = key.name != "grad_rms" or key._replace(name=unclipped) not in known
         if not math.isfinite(value) and (is_first or not spoiled):
             found[f"{what}_not_finite/{key.where}"].append(key.piece)
         elif value == 0 and what != "weight" and is_first:
@@ -253,6 +305,8 @@ def _rounded(value: Any) -> Any:
     """A number to seven digits, and each of a list."""
     if isinstance(value, list):
         return [_rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
@@ -266,14 +320,18 @@ def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
             file.write(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n".encode())
 
 
-def _write_losses(losses: list[tuple[int, Tensor | float]], sizes: KeptSizes | None, out: Path) -> None:
+def _write_losses(
+    losses: list[tuple[int, Tensor | float]], settings: Settings, sizes: KeptSizes | None, out: Path
+) -> None:
     """Write the losses that no measurement has written yet; those of one process, so not of several ranks."""
     with suppress(Exception):  # at the end of a process, even of one that failed
         if losses and not distributed.is_joined():
             rows: list[dict[str, Any]] = [{"step": step, "loss": float(loss)} for step, loss in losses]
+            settings.add_to(rows)
             if sizes:
                 sizes.add_to(rows)
             _write(rows, out)
         losses.clear()
+    settings.hooks.close()
     if sizes:
         sizes.hooks.close()

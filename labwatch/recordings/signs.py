@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +17,23 @@ from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import Recording
+from labwatch.recordings.recording import Recording, Setting
 
-# The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before.
-RATE_JUMP = 3.0
+# The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
+# falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
+RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
+# Other settings jump if they, or what a decay leaves to the next number, change by this factor after so many steps in
+# which they did not: numbers that jump more often are kept by the optimizer itself.
+SETTING_JUMP, CALM_STEPS = 3.0, 20
+DECAYS, MAX_NORM = ("beta", "momentum", "alpha", "rho"), "max_norm"
+# What is constant does not differ by this share from its first value; it changes by this factor at least.
+SAME, CONSTANT_CHANGE = 1e-3, 1.5
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
-# Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
-BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
+# Weights have moved by more than their updates can if it is so many times what these explain; or at least a bit more
+# than that, and so many times what it is in the median part, since few rows leave a loose bound. The first updates are
+# small.
+BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2.5, 2.0, 3
 # A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
 # more, and by so many times the median spread of the others.
 APART, SPREADS = 0.7, 8.0
@@ -53,6 +63,17 @@ def quantities() -> Mapping[str, Mapping[str, Any]]:
     return table
 
 
+class Change(NamedTuple):
+    """A setting of some parts of the model, or of all, which was one value at a step and another at the next one."""
+
+    name: str
+    parts: Sequence[str]
+    since: int
+    step: int
+    before: float
+    value: float
+
+
 class Sign(NamedTuple):
     """Something that is wrong, seen first at a row of a recording.
 
@@ -62,6 +83,8 @@ class Sign(NamedTuple):
         parts: of the model; none for the whole.
         moves: the measurements that show it, as far as it is a move.
         weights: names of single ones, where they are known.
+        changes: of settings, if these are what is wrong.
+        is_exact: it is known without noise, so what moved at the same row follows from it.
     """
 
     kind: str
@@ -69,6 +92,8 @@ class Sign(NamedTuple):
     parts: Sequence[str] = ()
     moves: Sequence[Move] = ()
     weights: Sequence[str] = ()
+    changes: Sequence[Change] = ()
+    is_exact: bool = False
 
 
 class Rise(NamedTuple):
@@ -90,12 +115,14 @@ class Readings:
             (name, place): list(moves_of(name, place, self.column(name, place)))
             for name, known in quantities().items()
             for place in recording.places(name)
-            if "kind" in known and "share" not in known
+            if "kind" in known and "share" not in known and "constant" not in known
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
-        self.settled = max(warm, self.row_of(_settled_step(recording)))  # the row after which changes are judged
+        settled_step = _settled_step(recording)
+        self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
-        self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
+        rises = [] if self.is_of_rewards else _rises_of_loss(recording)
+        self.rises = [rise for rise in rises if rise.first > settled_step]
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -167,15 +194,54 @@ def _rises_of_loss(recording: Recording) -> list[Rise]:
     return found
 
 
-def rate_jumps(read: Readings) -> Iterator[Sign]:
-    """A learning rate that jumps, unless it warms up from the first row on."""
-    lr_m, rise = read.column("lr"), 0.0
-    for row in range(1, len(lr_m)):
-        per_step = (lr_m[row] - lr_m[row - 1]) / read.steps_before(row)
-        if row > 1 and lr_m[row] > RATE_JUMP * lr_m[row - 1] > 0 and per_step > RATE_JUMP * rise:
-            move = Move("lr", "", row, len(lr_m), float(lr_m[row]), float(lr_m[row - 1]), math.inf)
-            yield Sign("rate", row, moves=[move])
-        rise = max(rise, per_step) if math.isfinite(per_step) else rise
+def changed_settings(read: Readings) -> Iterator[Sign]:
+    """Settings of the optimizer that jump, each with all that jumped at the same update."""
+    found = dict[tuple[str, int], list[Change]]()
+    settings = read.recording.settings
+    if not settings:  # a recording that has the learning rate alone
+        rate_m = read.column("lr")
+        known_m = np.isfinite(rate_m)
+        settings = [Setting("lr", [], read.step_m[known_m].tolist(), rate_m[known_m].tolist())]
+    last = int(max([0, *read.step_m[-1:], *read.recording.loss_step_n[-1:]]))
+    places = {place for setting in settings for place in setting.parts}
+    for setting in settings:
+        for change in _jumps(setting, last):
+            if setting.name == MAX_NORM:  # which is read at measured updates alone
+                change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
+            if places <= {*change.parts}:
+                change = change._replace(parts=())
+            found.setdefault(("rate" if setting.name == "lr" else "optimizer", change.step), []).append(change)
+    for (kind, step), changes in found.items():
+        parts = {place for change in changes for place in change.parts}
+        everywhere = parts == places or not all(change.parts for change in changes)
+        yield Sign(kind, read.row_of(step), [] if everywhere else sorted(parts), changes=changes, is_exact=True)
+
+
+def _jumps(setting: Setting, last: int) -> Iterator[Change]:
+    """The jumps of a setting; schedules warm up, decay by tens, and end at zero."""
+    rise, calm_since = 0.0, setting.step_n[0] if setting.step_n else 0
+    pairs = list(zip(setting.step_n, setting.value_n, strict=True))
+    for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
+        ratio = 1.0 if value == before else value / before if before else math.inf
+        if setting.name == "lr":
+            per_step = (value - before) / (step - since)
+            jumps = ratio > RATE_JUMP and before > 0 and per_step > RATE_JUMP * rise and number > 1
+            rise = max(rise, per_step)
+            if step - since == 1 and step < last:
+                highest = max(setting.value_n[:number])
+                jumps |= value == 0 and before > LEAST_RATE * highest
+                jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
+        else:
+            left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
+            is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
+            jumps = is_jump and step - calm_since >= CALM_STEPS and (step - since == 1 or setting.name == MAX_NORM)
+            calm_since = step if is_jump else calm_since
+        if jumps:
+            yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _factor(ratio: float) -> float:
+    return max(ratio, 1 / ratio) if ratio > 0 else math.inf
 
 
 def not_finite(read: Readings) -> Iterator[Sign]:
@@ -242,18 +308,23 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
-    """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
-    change_pm = {place: _changes(read, read.column("param_rms", place)) for place in read.recording.places("param_rms")}
-    apart_pm = _apart(read, change_pm)
-    for place, change_m in change_pm.items():
-        ratio_m = read.column("update_ratio", place)
-        ratio_m = ratio_m[np.maximum.accumulate(np.where(np.isfinite(ratio_m), np.arange(len(ratio_m)), 0))]
-        for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
-            largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
-            is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
-            if is_beyond or (place in apart_pm and apart_pm[place][row]):
-                yield Sign("weights", row + 1, [place] if place else [], [read.change("param_rms", place, row + 1)])
-                break
+    """Weights that are farther from where they were at the row before than all updates between can have moved them."""
+    places = read.recording.places("change_over_updates")
+    beyond_pm = np.array([read.column("change_over_updates", place) for place in places])
+    least_m = np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    for place, beyond_m in zip(places, beyond_pm, strict=True):
+        others_pm = beyond_pm[[other != place for other in places]]
+        is_compared_m = np.isfinite(others_pm).sum(0) >= FEWEST_OTHERS
+        usual_m = np.nanmedian(np.where(is_compared_m, others_pm, math.inf), axis=0)
+        is_apart_m = beyond_m > least_m * np.maximum(BIT_BEYOND, BEYOND_OTHERS * usual_m)
+        row_n = np.flatnonzero(is_apart_m | (beyond_m > least_m * BEYOND_UPDATES))
+        if len(row_n):
+            row = int(row_n[0])
+            change = float(read.column("weight_change", place)[row])
+            names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
+            yield Sign(
+                "weights", row, [place], [Move("weight_change", place, row, row + 1, change, 0, math.nan)], names
+            )
 
 
 def outputs_apart(read: Readings) -> Iterator[Sign]:
@@ -293,6 +364,30 @@ def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArra
     return found
 
 
+def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
+    """What the loop itself decides, and what was the same in all rows until it changed."""
+    known, places = quantities()[name], read.recording.places(name)
+    found = dict[int, list[Move]]()
+    for place in places:
+        value_m = read.column(name, place)
+        row_n = np.flatnonzero(np.isfinite(value_m))
+        value_n = value_m[row_n]
+        if len(value_n) < FEWEST_ROWS:
+            continue
+        usual = value_n[0]
+        changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
+        first = int(np.argmax(changed_n))
+        if first < FEWEST_ROWS - 1 or not changed_n[first]:
+            continue
+        ratio = value_n[first] / usual if usual else math.inf
+        if _factor(ratio) > CONSTANT_CHANGE:
+            row, end = int(row_n[first]), int(row_n[-1]) + 1
+            found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
+    for row, moves in found.items():
+        parts = [move.place for move in moves if move.place]
+        yield Sign(known["kind"], row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+
+
 def moved(read: Readings, name: str) -> Iterator[Sign]:
     """Moves of a quantity that are larger than those of healthy loops, or beyond its level."""
     known = quantities()[name]
@@ -303,7 +398,9 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
-            if move.row > read.settled and away > math.log(least) * (1 + is_learned):
+            if "of_batch" in known and away > math.log(least):
+                yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
+            elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
@@ -365,7 +462,7 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
 Check = Callable[[Readings], Iterator[Sign]]
 # By what is checked: how, and the column of which it takes some rows.
 CHECKS: dict[str, tuple[Check, str]] = {
-    "learning rate": (rate_jumps, "lr"),
+    "settings of the optimizer": (changed_settings, "lr"),
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
@@ -375,8 +472,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "frozen parts": (frozen, "grad_rms"),
     "repeated batches": (repeated_batches, "loss"),
     **{
-        known["name"]: (partial(moved, name=name), name)
+        known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
         for name, known in quantities().items()
-        if known.keys() & {"alarm", "level"}
+        if known.keys() & {"alarm", "level", "constant"}
     },
 }
