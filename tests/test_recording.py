@@ -1071,7 +1071,7 @@ def test_the_norm_to_which_gradients_are_clipped_is_a_setting(tmp_path: Path) ->
     looped(tmp_path / "probes.jsonl", max_norm=lambda step: 1e-4 if step >= 23 else 0.5, steps=31)
     (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     assert (first.kind, first.parts, first.since, first.step) == ("optimizer", [], 20, 25)
-    assert "max_norm went from 0.5 to 1e-4" in sentence(first)
+    assert "max_norm went from 0.5 to 0.0001" in sentence(first)
 
 
 def test_labels_tokens_and_dropout_of_a_batch_are_measured(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import Parts
+from labwatch.recorder.parts import Parts, plain
 from labwatch.recorder.settings import CLIPPING, MAX_NORM, Settings, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 
@@ -36,6 +36,7 @@ OF_ROUTER = (*OF_LOGITS, routing.router_balance)
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
+MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -283,16 +284,20 @@ class Measurement:
     def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int) -> None:
         """Labels and the weight of the loss, which the gradient at logits shows: ``weight * (p - label) / tokens``.
 
-        So where the loss is a cross-entropy it is negative at the label alone, and zero where no label counts.
+        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known.
         """
         label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
+        is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
+        share = counts_n.double().mean()
         missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
-        weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * counts_n.double().mean() * count
+        weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
-        self.tally.add(Key("label_perplexity"), _perplexity(label_n, gradient_nv.shape[-1], counts_n))
-        self.tally.add(Key("label_share"), counts_n.double().mean())
-        self.tally.add(Key("label_count"), counts_n.double().mean() * count)
-        self.tally.add(Key("loss_weight"), weight / scale)
+        perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
+        for name, value in (
+            *(("label_perplexity", perplexity), ("label_share", share)),
+            *(("label_count", share * count), ("loss_weight", weight / scale)),
+        ):
+            self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
 
     @guarded
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
@@ -385,7 +390,7 @@ class Measurement:
     def _entries(self, name: str, whole: Tensor) -> Tensor:
         """Which entries of a weight, or of this rank's shard, are followed."""
         if name not in self.entries:
-            random, size = torch.Generator().manual_seed(crc32(name.encode())), whole.numel()
+            random, size = torch.Generator().manual_seed(crc32(plain(name).encode())), whole.numel()
             entries = torch.randint(size, (FOLLOWED,), generator=random) if size > FOLLOWED else torch.arange(size)
             self.entries[name] = entries.to(whole.device)
         return self.entries[name]

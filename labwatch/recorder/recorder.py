@@ -29,6 +29,7 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 # Weights that changed by less than this share of their own size are not compared with their updates. Others are named
 # if they moved by so many times what their updates explain; where these explain nothing, the last number stands.
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
+OF_LABELS = ("label_perplexity", "label_share", "label_count", "loss_weight")  # NaN if the loss is no cross-entropy
 # Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
 TURNED = -0.5
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
@@ -191,13 +192,13 @@ class Recorder:
         for key in [key for key in known if key.name == "followed_step"]:
             step = max(known.pop(key).value, known.get(key._replace(name="step_rms"), Known(0.0, 0.0)).value)
             travelled, rate = measurement.travelled[key.piece]
-            pace, before = step / rate if rate else 0.0, self.paces.get(key.piece, 0.0)
+            paces = [pace for pace in (self.paces.get(key.piece), step / rate if rate else None) if pace is not None]
             moved, size = (known.pop(key._replace(name=name), None) for name in ("moved", "followed_rms"))
-            self.paces[key.piece] = pace
-            if moved and size and moved.value > LEAST_CHANGE * size.value:
-                explained = max(pace, before) * travelled
+            if moved and size and paces and moved.value > LEAST_CHANGE * size.value:
+                explained = max(paces) * travelled
                 beyond = moved.value / explained if explained else BEYOND_ALL
                 found[key.where].append((min(beyond, BEYOND_ALL), moved.value / size.value, key.piece))
+            self.paces |= {key.piece: paces[-1]} if paces else {}
         for key in [key for key in known if key.name in ("moved", "followed_rms")]:  # of an update that was not made
             del known[key]
         columns = dict[str, Any]()
@@ -272,6 +273,7 @@ def _columns(
         squares = [number.value**2 * sizes[key.piece] for key, number in known.items() if key.name == of]
         columns |= {column: math.sqrt(math.fsum(squares))} if squares else {}
     found["input_rms"] = {place: math.sqrt(square) for place, square in found.pop("input_square", {}).items()}
+    found |= {name: {} for name in OF_LABELS if any(map(math.isnan, found.get(name, {}).values()))}
     found = {name: of for name, of in found.items() if of and name not in experts}
     columns |= {name: of_whole(name, of) for name, of in found.items()}
     columns |= {f"{name}/{place}": number for name, of in found.items() for place, number in of.items() if place}

@@ -26,7 +26,8 @@ from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Reading
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
 LOSS = "loss"
-OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity")  # all that a pass measures may follow from these
+# All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
+OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity")
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
@@ -83,7 +84,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] == LOSS)}
+    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] in (LOSS, *OF_BATCH))}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
@@ -127,7 +128,7 @@ def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list
 def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     """The finding of an event: of its signs, and of the moves that lasted up to its first row, the first ones."""
     anchor, at_anchor = rows.start, [sign for sign in signs if sign.row == rows.start]
-    rise = read.rise_before(anchor)
+    rise, left = read.rise_before(anchor), [sign for sign in signs if sign.kind == "policy"]
     before = [
         Sign(quantities()[name]["kind"], move.row, [place] * bool(place), [move])
         for (name, place), moves in read.moves.items()
@@ -142,6 +143,8 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     if rise and first == anchor:
         found = [sign for sign in found if sign.is_exact or sign.kind not in ("gradients", "optimizer")]  # its effects
         found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
+    elif left and {sign.kind for sign in found} <= {"gradients", "optimizer"}:  # the first that shows of it
+        found = [left[0]._replace(row=first)]
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]
     return _finding(read, found, range(first, rows.stop))
@@ -151,7 +154,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
     order = list(causes())
     row = signs[0].row
-    if any(move.row == row for name in OF_BATCH for move in read.moves.get((name, ""), [])):
+    of_batch = [] if read.is_of_rewards else [move for name in OF_BATCH for move in read.moves.get((name, ""), [])]
+    if any(move.row == row for move in of_batch):
         signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
     if not any(sign.kind in ("precision", "not_finite") for sign in signs):
         signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
@@ -34,9 +33,9 @@ UNLIKE = 4.0
 # than that, and so many times what it is in the median part, since few rows leave a loose bound. The first updates are
 # small.
 BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2.5, 2.0, 3
-# A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
-# more, and by so many times the median spread of the others.
-APART, SPREADS = 0.7, 8.0
+# What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
+# so much more, and by so many times the median spread of the others.
+APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -50,6 +49,9 @@ LEARNED_STEPS = 5
 # come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
 # so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
 FEWEST_STEPS = 20
+# A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
+# as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
+KL_ROWS, KL_GROWTH, KL_LEFT = 5, 2.0, 1.25
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
@@ -335,10 +337,14 @@ def outputs_apart(read: Readings) -> Iterator[Sign]:
         with np.errstate(invalid="ignore", divide="ignore"):
             gain_pm[block] = leaving_m / entering_m
         entering_m = leaving_m
-    for block, apart_m in _apart(read, {block: _changes(read, gain_m) for block, gain_m in gain_pm.items()}).items():
-        if apart_m.any():
-            row = int(np.argmax(apart_m)) + 1
-            yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
+    yield from _apart(read, gain_pm, APART, "block_rms", "activations")
+
+
+def logits_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose largest attention logit changed apart from those of the other blocks."""
+    logit_pm = {block: read.column("attention_logit_max", block) for block in read.blocks}
+    positive_pm = {block: np.where(logit_m > 0, logit_m, math.nan) for block, logit_m in logit_pm.items()}
+    yield from _apart(read, positive_pm, LOGITS_APART, "attention_logit_max", "attention")
 
 
 def _changes(read: Readings, value_m: Numbers) -> Numbers:
@@ -350,18 +356,18 @@ def _changes(read: Readings, value_m: Numbers) -> Numbers:
     return change_m
 
 
-def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
-    """Between which rows the logarithm of a block changed unlike those of the other blocks."""
-    found = dict[str, NDArray[np.bool_]]()
-    for block in read.blocks:
-        others_pm = np.array(
-            [change_m for other, change_m in change_pm.items() if other in read.blocks and other != block]
-        )
-        if block in change_pm and len(others_pm) > 1:
+def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quantity: str, kind: str) -> Iterator[Sign]:
+    """The first row at which the logarithm of a block changed by so much more or less than those of the others."""
+    change_pm = {block: _changes(read, value_m) for block, value_m in value_pm.items()}
+    for block, change_m in change_pm.items():
+        others_pm = np.array([of_other_m for other, of_other_m in change_pm.items() if other != block])
+        if len(others_pm) > 1:
             usual_m = np.median(others_pm, axis=0)
             spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
-            found[block] = np.abs(change_pm[block] - usual_m) > np.maximum(APART, SPREADS * spread_m)
-    return found
+            apart_m = np.abs(change_m - usual_m) > np.maximum(least, SPREADS * spread_m)
+            if apart_m.any():
+                row = int(np.argmax(apart_m)) + 1
+                yield Sign(kind, row, [block], [read.change(quantity, block, row)])
 
 
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
@@ -403,6 +409,24 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def leaves_reference(read: Readings) -> Iterator[Sign]:
+    """A KL divergence that grows faster over some rows than it ever did, to several times what it was."""
+    row_n = np.flatnonzero(np.isfinite(read.column("kl")))
+    kl_n = read.column("kl")[row_n]
+    for now in range(2, len(kl_n)):
+        rows = min(KL_ROWS, now // 2)
+        begin = now - rows
+        highest, growth_n = kl_n[: begin + 1].max(), kl_n[rows : begin + 1] - kl_n[: begin + 1 - rows]
+        if growth_n[-1] * KL_GROWTH > growth_n.max():  # it is still on its way from zero
+            continue
+        left_n = begin + 1 + np.flatnonzero(kl_n[begin + 1 : now + 1] > KL_LEFT * highest)
+        least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
+        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * growth_n.max():
+            row = int(row_n[left_n[0]])
+            yield Sign("policy", row, moves=[Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)])
+            return
 
 
 def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
@@ -468,8 +492,10 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
+    "logits against other blocks": (logits_apart, "attention_logit_max"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
+    "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
     **{
         known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
