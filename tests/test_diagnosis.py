@@ -33,7 +33,6 @@ USUAL = {
     "attention_logit_max": (3.0, 0.1),
     "grad_below_eps": (0.01, 0.3),
     "change_over_updates": (0.8, 0.1),
-    "weight_change": (0.06, 0.1),
 }
 OF_BLOCKS = ("block_rms", "attention_entropy", "attention_logit_max")
 STEPS, AT = 300, 200
@@ -112,8 +111,7 @@ def holds(value: float, *columns: str) -> Callable[[Row, int], None]:
 
 def moves_weights(*parts: str) -> Callable[[Row, int], None]:
     """At one row weights are far from where they were, and no update explains it."""
-    moved = [f"{name}/{part}" for name in ("change_over_updates", "weight_change") for part in parts]
-    return times(20, *moved, until=AT + 1)
+    return times(20, *(f"change_over_updates/{part}" for part in parts), until=AT + 1)
 
 
 def named_weight(part: str) -> Callable[[Row, int], None]:

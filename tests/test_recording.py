@@ -1024,7 +1024,6 @@ def test_weights_that_something_else_has_written_moved_farther_than_updates_expl
     weights = built().layers[1].named_parameters()
     name = next(name for name, weight in weights if weight.shape == (WIDTH, WIDTH))
     assert rows[15]["change_over_updates/block1"] > 5
-    assert rows[15]["weight_change/block1"] == pytest.approx(math.sqrt(2), rel=0.2)
     assert rows[15]["weight_moved/block1"][0] == f"layers.1.{name}"
     assert rows[20].get("change_over_updates/block1", 0.0) < 2
 

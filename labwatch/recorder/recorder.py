@@ -26,8 +26,8 @@ from labwatch.recorder.parts import find_parts, plain
 from labwatch.recorder.settings import Settings
 from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 
-# Weights that changed by less than this share of their own size are not compared with their updates. Others are named
-# if they moved by so many times what their updates explain; where these explain nothing, the last number stands.
+# Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
+# and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 OF_LABELS = ("label_perplexity", "label_share", "label_count", "loss_weight")  # NaN if the loss is no cross-entropy
 # Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
@@ -184,30 +184,27 @@ class Recorder:
     def _of_changes(self, known: dict[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """How far weights moved since the update that was measured before, against what their updates explain.
 
-        Of each part the weight counts that moved farthest against its updates, of those that moved by more than
-        ``LEAST_CHANGE`` of their own size. Updates explain the larger one of both measured steps, over its learning
-        rate, times the sum of the learning rates between.
+        Updates explain the larger one of both measured steps, over its learning rate, times the sum of the learning
+        rates between. Of each part the weight counts that moved farthest against that. Where it moved by less than
+        ``LEAST_CHANGE`` of its own size, it counts as explained.
         """
-        found = defaultdict[str, list[tuple[float, float, str]]](list)
+        found = defaultdict[str, list[tuple[float, str]]](list)
         for key in [key for key in known if key.name == "followed_step"]:
             step = max(known.pop(key).value, known.get(key._replace(name="step_rms"), Known(0.0, 0.0)).value)
             travelled, rate = measurement.travelled[key.piece]
             paces = [pace for pace in (self.paces.get(key.piece), step / rate if rate else None) if pace is not None]
             moved, size = (known.pop(key._replace(name=name), None) for name in ("moved", "followed_rms"))
-            if moved and size and paces and moved.value > LEAST_CHANGE * size.value:
+            if moved and size and paces:
                 explained = max(paces) * travelled
-                beyond = moved.value / explained if explained else BEYOND_ALL
-                found[key.where].append((min(beyond, BEYOND_ALL), moved.value / size.value, key.piece))
+                beyond = min(moved.value / explained if explained else math.inf, BEYOND_ALL)
+                is_changed = moved.value > LEAST_CHANGE * size.value
+                found[key.where].append((beyond if is_changed else min(beyond, 1.0), plain(key.piece)))
             self.paces |= {key.piece: paces[-1]} if paces else {}
         for key in [key for key in known if key.name in ("moved", "followed_rms")]:  # of an update that was not made
             del known[key]
-        columns = dict[str, Any]()
-        for place, of_weights in found.items():
-            beyond, change, _ = max(of_weights)
-            columns |= {f"change_over_updates/{place}": beyond, f"weight_change/{place}": change}
-            named = [plain(name) for beyond, _, name in sorted(of_weights, reverse=True) if beyond > NAMED]
-            columns |= {f"weight_moved/{place}": named} if named else {}
-        return columns
+        columns: dict[str, Any] = {f"change_over_updates/{place}": max(of)[0] for place, of in found.items()}
+        named = {place: [name for beyond, name in sorted(of)[::-1] if beyond > NAMED] for place, of in found.items()}
+        return columns | {f"weight_moved/{place}": names for place, names in named.items() if names}
 
     def _header(self, known: Mapping[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """What was found in the model, and what was not."""

@@ -322,11 +322,9 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
         row_n = np.flatnonzero(is_apart_m | (beyond_m > least_m * BEYOND_UPDATES))
         if len(row_n):
             row = int(row_n[0])
-            change = float(read.column("weight_change", place)[row])
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
-            yield Sign(
-                "weights", row, [place], [Move("weight_change", place, row, row + 1, change, 0, math.nan)], names
-            )
+            move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
+            yield Sign("weights", row, [place], [move], names)
 
 
 def outputs_apart(read: Readings) -> Iterator[Sign]:

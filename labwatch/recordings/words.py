@@ -163,8 +163,8 @@ def _changed(change: Change) -> str:
 
 
 def _moved(move: Move) -> str:
-    if move.quantity == "weight_change":
-        return f"the weight moved by {_short(100 * move.value)} % of its size"
+    if move.quantity == "change_over_updates":
+        return f"they moved {_short(move.value)} times as far as all updates since the row before explain"
     way = "rose" if move.value > move.usual else "fell"
     if not math.isfinite(move.usual):
         return f"{_where(move)} is {_short(move.value)}"
