@@ -707,6 +707,9 @@ def test_an_evaluation_in_between_is_not_measured(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
+OF_BATCH = ("block_kurtosis", "block_underflow_e4m3", "router_balance", "label_perplexity", "token_perplexity")
+
+
 def test_micro_batches_count_together(tmp_path: Path) -> None:
     """Means over micro-batches of equal size are those of the whole batch; gradients are sums already."""
     rows = []
@@ -720,8 +723,7 @@ def test_micro_batches_count_together(tmp_path: Path) -> None:
         optimizer.step()
         recorder.step(sum(losses))
         rows.append(written(out)[1])
-    of_batch = ("block_kurtosis", "block_underflow_e4m3", "router_balance", "label_perplexity", "token_perplexity")
-    uneven = [name for name in rows[0] if name.startswith(of_batch)]
+    uneven = [name for name in rows[0] if name.startswith(OF_BATCH)]
     for row in rows:
         for name in uneven:
             del row[name]
@@ -1154,8 +1156,9 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
         assert [row["step"] for row in rows] == [0, 1, 2]
         for ours, theirs in zip(rows, alone, strict=True):
             assert ours.keys() == theirs.keys()
+            assert ours.get("settings") == theirs.get("settings")
             for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
-                if not name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance", *SHARES)):
+                if not name.startswith((*OF_BATCH, "change_over_updates", "settings", *SHARES)):
                     assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
     assert not (tmp_path / "failing.jsonl").exists()
     assert done.stderr.count("lab.record has ended, and training goes on") == 2

@@ -167,6 +167,8 @@ class Recorder:
         if known is None:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
+        if distributed.is_joined() and (weight := known.get(Key("loss_weight"))):  # gradients are means over ranks
+            known[Key("loss_weight")] = weight._replace(value=weight.value / torch.distributed.get_world_size())
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
         self.settings.add_to(rows)
         if self.sizes_kept:

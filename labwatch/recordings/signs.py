@@ -423,7 +423,9 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
         if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * growth_n.max():
             row = int(row_n[left_n[0]])
-            yield Sign("policy", row, moves=[Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)])
+            own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
+            known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
+            yield Sign("policy", row, moves=known[:1] or [own])
             return
 
 
