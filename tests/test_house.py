@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2752,
     "features": 4040,
     "notebook": 54,
-    "labwatch": 6131,
+    "labwatch": 6158,
     "cli": 599,
     "studies": 6291,
     "hydra_plugins": 57,
