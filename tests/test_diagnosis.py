@@ -296,7 +296,14 @@ def test_a_policy_that_leaves_its_reference_slowly_is_said(tmp_path: Path) -> No
     assert AT < found.step <= AT + 15
 
 
-@pytest.mark.parametrize("grows", [lambda step: 0.4 * (1 - math.exp(-step / 60)), lambda step: 0.002 * (step + 1)])
+GROWS = (
+    lambda step: 0.4 * (1 - math.exp(-step / 60)),
+    lambda step: 0.002 * (step + 1),
+    lambda step: 0.4 / (1 + math.exp((90 - step) / 12)),
+)
+
+
+@pytest.mark.parametrize("grows", GROWS)
 def test_a_divergence_that_grows_as_before_is_no_alarm(grows: Callable[[int], float], tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", kl_of(grows)))
 
