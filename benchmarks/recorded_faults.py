@@ -9,9 +9,8 @@ RECORDED_FAULTS.md; ``tuning`` prints what is wrong on the runs on which rules w
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,30 +119,14 @@ def _runs() -> Iterator[Planted]:
                     )
 
 
-def thinned(recording: Path, every: int, out: Path) -> Path:
-    """What would have been recorded every so many steps: a measurement changes nothing, so its rows are the same."""
-    rows = map(json.loads, recording.read_text(encoding="utf-8").splitlines())
-    kept = [
-        row | {"every": every} if "recorder" in row else row if row["step"] % every == 0 else _loss_alone(row)
-        for row in rows
-    ]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
-    return out
-
-
-def _loss_alone(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"step": row["step"], "loss": row["loss"]}
-
-
-def recorded(planted: Planted, folder: Path) -> Path:
-    """The recording of a run, which is trained if it is missing."""
-    recording = folder / planted.file
+def recorded(planted: Planted, every: int, folder: Path) -> Path:
+    """The recording of a run at a rate, which is trained if it is missing; it is the same run at each rate."""
+    recording = folder / f"every{every}" / planted.file
     if not recording.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        recording.parent.mkdir(parents=True, exist_ok=True)
         unfinished = recording.with_suffix(".part")
         unfinished.unlink(missing_ok=True)
-        planted.loop().run(planted.finest, unfinished)
+        planted.loop().run(every, unfinished)
         unfinished.rename(recording)
     return recording
 
@@ -208,12 +191,9 @@ def main(part: str, folder: Path) -> None:
     for planted in design():
         if part == "tuning" and planted.split == "held out":
             continue
-        recording = recorded(planted, folder)
-        twin = recorded(planted.twin, folder) if planted.has_twin else None
         for every in rates(planted):
-            of_rate = thinned(recording, every, folder / f"every{every}" / planted.file)
-            its_twin = thinned(twin, every, folder / f"every{every}" / planted.twin.file) if twin else None
-            rows.append(judged(planted, every, of_rate, its_twin))
+            twin = recorded(planted.twin, every, folder) if planted.has_twin else None
+            rows.append(judged(planted, every, recorded(planted, every, folder), twin))
     table = pd.DataFrame(rows).drop(columns=["finest", "steps"])
     if part == "tuning":
         wrong = table[(table["counted"] | ~table["is_fault"]) & ~table["right"].astype(bool)]

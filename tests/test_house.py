@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2752,
     "features": 3723,
     "notebook": 54,
-    "labwatch": 7567,
+    "labwatch": 7943,
     "cli": 604,
     "studies": 6734,
     "hydra_plugins": 57,

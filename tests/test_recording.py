@@ -44,6 +44,7 @@ from labwatch.recorder.tally import Known, combined, of_whole
 from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.recording import read_recording
+from labwatch.recordings.words import sentence
 from small import configs
 from test_engine import compiles
 from test_ranks import ENVIRONMENT, TORCHRUN
@@ -171,8 +172,10 @@ def written(out: Path) -> list[Row]:
 
 def same(ours: Row, theirs: Row, rel: float = 1e-5) -> None:
     assert ours.keys() == theirs.keys()
+    assert ours.get("settings") == theirs.get("settings")
     for name, value in theirs.items():
-        assert ours[name] == pytest.approx(value, rel=rel, abs=1e-9), name
+        if name != "settings":
+            assert ours[name] == pytest.approx(value, rel=rel, abs=1e-9), name
 
 
 # against the lab
@@ -443,7 +446,7 @@ def test_attention_is_heard_whatever_computes_it(kernel: Callable[..., Tensor], 
 def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
     q, k = torch.zeros(9, 1, 200, 4), torch.zeros(9, 1, 200, 4)
     q[..., 0], k[:, :, 150, 0] = 1.0, 50.0
-    scores, weights = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
+    scores, weights, _ = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
     assert scores.shape == (1, 4, 1, 64, 200)
     assert scores.max() == 25.0
     assert weights[0, 0, 0, -1].argmax() == 150
@@ -568,7 +571,8 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
 
     def hooks() -> int:
         of_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-        return of_modules + len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+        of_steps = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+        return of_modules + of_steps - 1  # one reads the settings at every step
 
     counts = []
     for step in range(5):
@@ -703,6 +707,9 @@ def test_an_evaluation_in_between_is_not_measured(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
+OF_BATCH = ("block_kurtosis", "block_underflow_e4m3", "router_balance", "label_perplexity", "token_perplexity")
+
+
 def test_micro_batches_count_together(tmp_path: Path) -> None:
     """Means over micro-batches of equal size are those of the whole batch; gradients are sums already."""
     rows = []
@@ -716,7 +723,7 @@ def test_micro_batches_count_together(tmp_path: Path) -> None:
         optimizer.step()
         recorder.step(sum(losses))
         rows.append(written(out)[1])
-    uneven = [name for name in rows[0] if name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance"))]
+    uneven = [name for name in rows[0] if name.startswith(OF_BATCH)]
     for row in rows:
         for name in uneven:
             del row[name]
@@ -933,6 +940,158 @@ def test_several_optimizers_share_a_model(tmp_path: Path) -> None:
     assert row["grad_norm"] == pytest.approx(row["grad_norm_clipped"], rel=1e-6)
 
 
+# what a loop decides, and what it should not touch
+
+
+def looped(
+    out: Path,
+    *,
+    weights: Callable[[int, Model], None] = lambda step, model: None,
+    weight_of_loss: Callable[[int], float] = lambda step: 1.0,
+    keeps_gradients: Callable[[int], bool] = lambda step: False,
+    gradients: Callable[[int, Model], None] = lambda step, model: None,
+    max_norm: Callable[[int], float] = lambda step: 0.5,
+    settings: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    steps: int = 21,
+) -> dict[int, Row]:
+    """Rows of a loop that is recorded every 5 steps, in which something acts; the second group is that of block1."""
+    model = built()
+    inside = {id(weight) for weight in model.layers[1].parameters()}
+    groups = [[weight for weight in model.parameters() if (id(weight) in inside) == is_in] for is_in in (False, True)]
+    made = optimizer([{"params": group} for group in groups], lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: 1 - step / 1000)
+    recorder = lab.record(model, made, every=5, out=out)
+    for step in range(steps):
+        with torch.no_grad():
+            weights(step, model)
+        loss = weight_of_loss(step) * loss_of(model, batch(step))
+        if not keeps_gradients(step):
+            made.zero_grad()
+        loss.backward()
+        gradients(step, model)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm(step))
+        settings(step, made)
+        made.step()
+        schedule.step()
+        recorder.step(loss)
+    recorder.close()
+    return {row["step"]: row for row in written(out)[1:]}
+
+
+def test_settings_are_those_of_the_update_and_written_where_they_jump(tmp_path: Path) -> None:
+    """Not those of the next one, for which the schedule has been stepped; and not at every step, as it does."""
+
+    def forget(step: int, optimizer: torch.optim.Optimizer) -> None:
+        if step == 7:
+            optimizer.param_groups[1]["betas"] = (0.9, 0.0)
+
+    rows = looped(tmp_path / "probes.jsonl", settings=forget)
+    others = ["block0", "block2", "embedding", "head", "other"]
+    usual = {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    assert rows[0]["settings"] == {
+        "clipping": {"max_norm": 0.5},
+        "0.0": {"of": others} | usual,
+        "0.1": {"of": ["block1"]} | usual,
+    }
+    assert rows[7] == {"step": 7, "loss": rows[7]["loss"], "settings": {"0.1": {"beta2": [0.999, 0.0]}}}
+    assert [step for step, row in rows.items() if "settings" in row] == [0, 5, 7, 10, 15, 20]
+    assert rows[5]["settings"] == {"0.0": {"lr": 0.00995}, "0.1": {"lr": 0.00995}}
+    settings = {(each.name, *each.parts): each for each in read_recording(tmp_path / "probes.jsonl").settings}
+    assert settings["beta2", "block1"].step_n == [0, 6, 7]
+    assert settings["beta2", "block1"].value_n == [0.999, 0.999, 0.0]
+    assert settings["lr", "block1"].step_n == [0, 5, 10, 15, 20]
+
+
+@torch.no_grad()
+def transpose(model: Model) -> None:
+    weight = next(weight for weight in model.layers[1].parameters() if weight.shape == (WIDTH, WIDTH))
+    weight.copy_(weight.T.clone())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9), torch.optim.NAdam])
+def test_weights_that_something_else_has_written_moved_farther_than_updates_explain(
+    optimizer: Any, tmp_path: Path
+) -> None:
+    """A transposed matrix has the same norm and the same distribution as before."""
+
+    def act(step: int, model: Model) -> None:
+        if step == 13:
+            transpose(model)
+
+    plain = looped(tmp_path / "plain.jsonl", optimizer=optimizer)
+    rows = looped(tmp_path / "probes.jsonl", weights=act, optimizer=optimizer)
+    beyond = [value for row in plain.values() for name, value in row.items() if name.startswith("change_over_updates")]
+    assert 0.1 < max(beyond) < 2
+    weights = built().layers[1].named_parameters()
+    name = next(name for name, weight in weights if weight.shape == (WIDTH, WIDTH))
+    assert rows[15]["change_over_updates/block1"] > 5
+    assert rows[15]["weight_moved/block1"][0] == f"layers.1.{name}"
+    assert rows[20].get("change_over_updates/block1", 0.0) < 2
+
+
+def test_a_learning_rate_that_was_high_between_two_rows_explains_what_it_moved(tmp_path: Path) -> None:
+    def act(step: int, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4 if step % 5 == 0 else 1e-2
+
+    rows = looped(tmp_path / "probes.jsonl", settings=act)
+    beyond = [value for row in rows.values() for name, value in row.items() if name.startswith("change_over_updates")]
+    assert 0.1 < max(beyond) < 2
+
+
+@pytest.mark.parametrize("factor", [8.0, 0.25, -1.0])
+def test_what_changes_gradients_before_they_are_clipped_is_measured(factor: float, tmp_path: Path) -> None:
+    def act(step: int, model: Model) -> None:
+        for weight in model.layers[1].parameters() if step >= 8 else ():
+            weight.grad.mul_(factor)
+
+    rows = looped(tmp_path / "probes.jsonl", gradients=act)
+    assert rows[5]["grad_edit/block1"] == rows[10]["grad_edit/block0"] == rows[10]["grad_edit/head"] == 1
+    assert rows[10]["grad_edit/block1"] == pytest.approx(factor, rel=1e-5)
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 5, 10)
+
+
+def test_gradients_that_are_not_set_to_zero_are_measured(tmp_path: Path) -> None:
+    rows = looped(tmp_path / "probes.jsonl", keeps_gradients=lambda step: step >= 8)
+    assert not any(rows[5].get(f"grad_left/block{number}") for number in range(3))
+    assert rows[10]["grad_left/block1"] > 0
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("gradients", [], 5, 10)
+
+
+def test_the_weight_of_the_loss_shows_in_the_gradient_at_the_logits(tmp_path: Path) -> None:
+    rows = looped(tmp_path / "probes.jsonl", weight_of_loss=lambda step: 4.0 if step >= 8 else 1.0)
+    assert [rows[step]["loss_weight"] for step in (0, 5, 10, 15)] == pytest.approx([1, 1, 4, 4], rel=1e-4)
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("gradients", [], 5, 10)
+
+
+def test_the_norm_to_which_gradients_are_clipped_is_a_setting(tmp_path: Path) -> None:
+    looped(tmp_path / "probes.jsonl", max_norm=lambda step: 1e-4 if step >= 23 else 0.5, steps=31)
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("optimizer", [], 20, 25)
+    assert "max_norm went from 0.5 to 0.0001" in sentence(first)
+
+
+def test_labels_tokens_and_dropout_of_a_batch_are_measured(tmp_path: Path) -> None:
+    (row,) = run(built(dropout=0.25), tmp_path / "probes.jsonl", 1)
+    for column, tokens in (("token_perplexity", batch(0)[:, :-1]), ("label_perplexity", batch(0)[:, 1:])):
+        counts = tokens.flatten().bincount()
+        assert row[column] == pytest.approx(math.exp(torch.special.entr(counts / counts.sum()).sum()), rel=1e-5)
+    assert (row["label_share"], row["label_count"]) == (1, batch(0)[:, 1:].numel())
+    assert row["dropout/block1"] == 0.25
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_attention_to_later_tokens_is_measured(is_causal: bool) -> None:
+    q, k = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40, 8)
+    ahead = sampled({"query": q, "key": k, "is_causal": is_causal}, "bhtk").ahead
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(8)).softmax(-1)
+    assert float(ahead) == pytest.approx(0 if is_causal else float(weights.triu(1).sum(-1).mean()), rel=1e-5)
+
+
 # what is written
 
 
@@ -997,8 +1156,9 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
         assert [row["step"] for row in rows] == [0, 1, 2]
         for ours, theirs in zip(rows, alone, strict=True):
             assert ours.keys() == theirs.keys()
+            assert ours.get("settings") == theirs.get("settings")
             for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
-                if not name.startswith(("block_kurtosis", "block_underflow_e4m3", "router_balance", *SHARES)):
+                if not name.startswith((*OF_BATCH, "change_over_updates", "settings", *SHARES)):
                     assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
     assert not (tmp_path / "failing.jsonl").exists()
     assert done.stderr.count("lab.record has ended, and training goes on") == 2

@@ -20,10 +20,15 @@ ROWS, POSITIONS = 4, 64  # of a batch, so many rows and positions in each are sa
 
 
 class Scores(NamedTuple):
-    """Scores ``[r b h t s]`` of sampled queries before any cap, -inf where a key is not seen, and the weights."""
+    """Scores ``[r b h t s]`` of sampled queries before any cap, -inf where a key is not seen, and the weights.
+
+    Attributes:
+        ahead: the share of the weights that is on keys after the query.
+    """
 
     scores_rbhts: Tensor
     weights_rbhts: Tensor
+    ahead: Tensor
 
 
 Receive = Callable[[Callable[[], Scores]], None]  # gets a function that computes them
@@ -40,12 +45,15 @@ class Attending(TorchFunctionMode):
 
     Args:
         receive: is called with them.
+        drop: is called with the share that a dropout drops.
         shape: the batch size and length of the hidden states, by which a softmax is known to be of attention.
     """
 
-    def __init__(self, receive: Receive, shape: Callable[[], tuple[int, int] | None]) -> None:
+    def __init__(
+        self, receive: Receive, drop: Callable[[float], None], shape: Callable[[], tuple[int, int] | None]
+    ) -> None:
         super().__init__()
-        self.receive, self.shape = receive, shape
+        self.receive, self.drop, self.shape = receive, drop, shape
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,10 +62,14 @@ class Attending(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # torch's own module calls a kernel inside of it
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, tuple(args), dict(given))
+        if func is F.dropout:
+            named = dict(zip(("input", "p", "training"), args, strict=False)) | dict(given)
+            self.drop(named.get("p", 0.5) if named.get("training", True) else 0.0)
         kernel = names()["kernels"].get(getattr(func, "__name__", "").partition(".")[0])
         if kernel:
             named = dict(zip(kernel["arguments"], args, strict=False)) | dict(given)
             self.receive(lambda: sampled(named, kernel["axes"]))
+            self.drop(named.get("dropout_p", 0.0))
         elif func in SOFTMAXES and (shape := self.shape()) and (scores := _of_heads(args[0], *shape)) is not None:
             self.receive(lambda: _of_softmax(scores))
         return func(*args, **given)
@@ -142,16 +154,18 @@ def sampled(given: Mapping[str, Any], axes: str) -> Scores:
         scores_bhts = cap * torch.tanh(scores_bhts / cap)
     if bias_bhts is not None:
         scores_bhts = scores_bhts + bias_bhts
-    return _scores(before_cap_bhts, torch.where(seen_bhts, scores_bhts, -math.inf), argument("sink"))
+    scores_bhts = torch.where(seen_bhts, scores_bhts, -math.inf)
+    return _scores(before_cap_bhts, scores_bhts, at_t + keys - length, argument("sink"))
 
 
 @torch.no_grad()
 def _of_softmax(scores_bhts: Tensor) -> Scores:
     """The same from scores that are about to enter a softmax, masked as they are."""
     rows, positions = evenly(len(scores_bhts), ROWS), evenly(scores_bhts.shape[-2], POSITIONS)
+    at_t = torch.tensor(positions, device=scores_bhts.device) + scores_bhts.shape[-1] - scores_bhts.shape[-2]
     scores_bhts = scores_bhts[rows][:, :, positions]
     masked_bhts = torch.where(_is_seen(scores_bhts), scores_bhts.float(), -math.inf)
-    return _scores(masked_bhts, masked_bhts)
+    return _scores(masked_bhts, masked_bhts, at_t)
 
 
 def _is_seen(score: Tensor) -> Tensor:
@@ -159,10 +173,12 @@ def _is_seen(score: Tensor) -> Tensor:
     return ~(score <= torch.finfo(score.dtype).min / 2)
 
 
-def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor, sink_h: Tensor | None = None) -> Scores:
-    """Both from scores; a sink of each head, which is no key, may take a share of the weights."""
+def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor, at_t: Tensor, sink_h: Tensor | None = None) -> Scores:
+    """All from scores and the keys at which queries stand; a sink of each head, which is no key, may take a share."""
     sees_nothing_bht1 = (scores_bhts == -math.inf).all(-1, keepdim=True)  # as a query that is padding
     weights_bhts = torch.where(sees_nothing_bht1, 0.0, scores_bhts.softmax(-1))
     if sink_h is not None:
         weights_bhts *= (scores_bhts.logsumexp(-1, keepdim=True) - sink_h.float()[:, None, None]).sigmoid()
-    return Scores(before_cap_bhts[None], weights_bhts[None])
+    is_ahead_ts = torch.arange(scores_bhts.shape[-1], device=at_t.device) > at_t[:, None]
+    ahead = torch.where(is_ahead_ts, weights_bhts, 0.0).sum() / weights_bhts.sum().clamp(min=1)
+    return Scores(before_cap_bhts[None], weights_bhts[None], ahead)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,8 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import Parts
+from labwatch.recorder.parts import Parts, plain
+from labwatch.recorder.settings import CLIPPING, MAX_NORM, Settings, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 
 OF_BLOCK = (activations.block_rms, activations.block_kurtosis)
@@ -32,6 +35,9 @@ OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entr
 OF_ROUTER = (*OF_LOGITS, routing.router_balance)
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
+
+MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,6 +58,13 @@ def guarded(method: Function) -> Function:
     return kept  # type: ignore[return-value]
 
 
+class Sampled(NamedTuple):
+    """Entries of a weight, or of this rank's shard, before an update, and at which sum of learning rates that was."""
+
+    values: Tensor
+    travelled: float
+
+
 class Measurement:
     """Measures the forward pass, the gradients and the update of the step that comes.
 
@@ -63,16 +76,30 @@ class Measurement:
         lr: the learning rate of the first group of weights; None before the update.
         fault: why the measurement has failed; empty if it has not.
         of_adam: whether updates follow from Adam's moments, and not from a sample of changed weights.
+        samples, entries: of each weight entries before the update that was measured last, and then before this one.
+        travelled: by weight the sum of the learning rates since its last sample, and the one of this update.
     """
 
     def __init__(
-        self, model: nn.Module, parts: Parts, optimizers: Sequence[torch.optim.Optimizer], scaler: Any = None
+        self,
+        model: nn.Module,
+        parts: Parts,
+        optimizers: Sequence[torch.optim.Optimizer],
+        settings: Settings,
+        samples: dict[str, Sampled],
+        entries: dict[str, Tensor],
+        scaler: Any = None,
     ) -> None:
-        self.model, self.parts, self.scaler = model, parts, scaler
+        self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
+        self.settings, self.samples, self.entries = settings, samples, entries
+        self.of_backward = dict[str, Tensor]()
+        self.travelled = dict[str, tuple[float, float]]()
+        self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
         self.name_of = {id(weight): name for name, weight in model.named_parameters()}
         self.tally, self.fault, self.of_adam = Tally(), "", True
         self.lr: float | None = None
         self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
+        self.has_begun = False
         self.inside, self.seen = list[str](), set[tuple[str, str]]()
         self.shape: tuple[int, int] | None = None  # batch and length of the hidden states
         self.of_head: Tensor | None = None
@@ -82,8 +109,8 @@ class Measurement:
             self._hook_compiled()
         else:
             self._hook_passes(self.hooks)
-        if not (scaler and scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
-            self.hooks.enter_context(before_clipping(self._after_backward))
+        settings.now[CLIPPING] = {MAX_NORM: math.inf}
+        self.hooks.enter_context(before_clipping(self._before_clipping))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
@@ -102,7 +129,7 @@ class Measurement:
     def _hook_passes(self, hooks: ExitStack) -> None:
         """Measure the passes of a model that is not compiled."""
         for module in self.parts.outer:
-            hooks.callback(module.register_forward_pre_hook(self._enter).remove)
+            hooks.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
         for place, block in self.parts.blocks.items():
             enter, leave = partial(self._enter_block, place), partial(self._leave_block, place)
@@ -156,20 +183,31 @@ class Measurement:
         for buffer, value in buffers:
             buffer.copy_(value)
 
-    def _enter(self, *_: Any) -> None:
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
         self.depth += 1
         if self.depth == 1:
-            self._begin(torch.is_grad_enabled() or self.is_shadow)
+            self._begin(torch.is_grad_enabled() or self.is_shadow, [args, kwargs])
 
     @guarded
-    def _begin(self, is_measured: bool) -> None:
+    def _begin(self, is_measured: bool, given: Any) -> None:
         """Begin to measure a pass, unless it is an evaluation."""
         self.is_measured, self.inside, self.seen, self.of_head = is_measured, [], set(), None
-        if is_measured:
-            self.passing.enter_context(intercepting_transformers(self._measure_scores))
-            self.passing.enter_context(Attending(self._measure_scores, lambda: self.shape if self.inside else None))
+        if not is_measured:
+            return
+        self.passing.enter_context(intercepting_transformers(self._measure_scores))
+        self.passing.enter_context(
+            Attending(self._measure_scores, self._measure_dropout, lambda: self.shape if self.inside else None)
+        )
+        tokens = next((x for x in _tensors(given) if x.ndim == 2 and x.dtype == torch.long), None)
+        if tokens is not None and self.parts.vocabulary:
+            self.tally.add(Key("token_perplexity"), _perplexity(tokens, max(self.parts.vocabulary)))
+
+    @guarded
+    def _measure_dropout(self, p: float) -> None:
+        if self.is_measured:
+            self.tally.add(Key("dropout", self.inside[-1] if self.inside else ""), p)
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -215,28 +253,51 @@ class Measurement:
     def _measure_scores(self, scores: Callable[[], Scores]) -> None:
         place = self.inside[-1] if self.inside else ""
         if self._is_new("attention", place):
-            scores_rbhts, weights_rbhts = scores()
+            scores_rbhts, weights_rbhts, ahead = scores()
             seeing = (weights_rbhts > 0).any(-1).double().mean()  # others are padding
             self.tally.add(Key("attention_logit_max", place), per_run_max(scores_rbhts))
             self.tally.add(Key("attention_entropy", place), activations.attention_entropy(weights_rbhts) / seeing)
+            self.tally.add(Key("attention_ahead", place), ahead)
 
     @guarded
     def _measure_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        self.of_head = _tokens(output)
+        self.of_head = output
+
+    def _logits(self, output: Any) -> Tensor | None:
+        known = self.parts.vocabulary
+        return next((x for x in _tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)
 
     def _measure_logits(self, output: Any) -> None:
         """Measure the logits that a model returns, as many as it has embeddings, or else what its head made."""
-        known = self.parts.vocabulary
-        logits = next((_tokens(x) for x in _tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)
+        logits = self._logits(output)
         if logits is None:
             return
-        logits_rbtv = logits.float()[None, None]
+        logits_rbtv = _tokens(logits).float()[None, None]
         log_z_rbt = logits_rbtv.logsumexp(-1)
         counted_rbt = torch.ones_like(log_z_rbt, dtype=torch.bool)
         self.tally.add(Key("output_logit_mean"), activations.output_logit_mean(logits_rbtv))
         self.tally.add(Key("output_logit_rms"), activations.output_logit_rms(logits_rbtv))
         self.tally.add(Key("log_z"), activations.log_z(log_z_rbt, counted_rbt))
         self.tally.add(Key("log_z_square"), activations.log_z_square(log_z_rbt, counted_rbt))
+
+    @guarded
+    def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int) -> None:
+        """Labels and the weight of the loss, which the gradient at logits shows: ``weight * (p - label) / tokens``.
+
+        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known.
+        """
+        label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
+        is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
+        share = counts_n.double().mean()
+        missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
+        weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
+        scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
+        perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
+        for name, value in (
+            *(("label_perplexity", perplexity), ("label_share", share)),
+            *(("label_count", share * count), ("loss_weight", weight / scale)),
+        ):
+            self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
 
     @guarded
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
@@ -272,7 +333,13 @@ class Measurement:
 
     @guarded
     def _await_backward(self, output: Any) -> None:
-        """Measure gradients at the end of the backward pass, before anything clips them."""
+        """Measure the labels in the backward pass, and gradients at its end, before anything clips them."""
+        logits = self._logits(output)
+        if logits is not None and logits.requires_grad and not self.is_shadow:
+            sample_nv, count = _tokens(logits), logits[..., 0].numel()
+            logits.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self._measure_labels(_tokens(gradient).float(), sample_nv, count)
+            )
         for x in _tensors(output):
             if x.requires_grad and not self.is_shadow:
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
@@ -280,21 +347,53 @@ class Measurement:
     def _queue(self) -> None:
         if not self.is_queued:  # once more from within, to come after what averages gradients over ranks
             self.is_queued = True
+            if not self.has_begun:
+                self._keep_gradients("left")
+                self.has_begun = True
             engine: Any = Variable._execution_engine
             engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
 
-    @guarded
     def _after_backward(self) -> None:
         self.is_queued = False
+        self._keep_gradients("backward")
+
+    def _before_clipping(self, max_norm: float) -> None:
+        self.settings.now[CLIPPING] = {MAX_NORM: float(max_norm)}
+        if not (self.scaler and self.scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
+            self._keep_gradients("unclipped")
+
+    @guarded
+    def _keep_gradients(self, when: str) -> None:
+        """Measure all gradients: those left before the backward pass, at its end, or before they are clipped."""
         scale = 1.0
         if self.scaler and self.scaler.is_enabled():
             scale = self.scaler.get_scale()
             self.tally.kept[Key("loss_scale")] = [(torch.tensor(scale), 1.0)]
         for name, weight in self.weights().items():
             if (gradient := _whole_or_shard(weight.grad)) is not None:
-                key = Key("unclipped", self.parts.where[name], name)
+                key = Key(when, self.parts.where[name], name)
                 rms = updates.grad_rms({name: gradient})[name] / scale
                 self.tally.kept[key] = [(rms.reshape(()), gradient.numel())]  # of several micro-batches the sum
+                self._compare(name, gradient, when)
+            elif when == "left":
+                self.tally.kept[Key(when, self.parts.where[name], name)] = [(torch.tensor(0.0), weight.numel())]
+
+    def _compare(self, name: str, gradient: Tensor, when: str) -> None:
+        """Keep entries of a gradient at the end of the backward pass, and later in how many the signs agree."""
+        values = gradient.flatten()[self._entries(name, gradient)]
+        if when == "backward":
+            self.of_backward[name] = values
+        elif name in self.of_backward:
+            key = Key("grad_shared", self.parts.where[name], name)
+            self.tally.kept[key] = [((values * self.of_backward[name]).sign().mean(), len(values))]
+
+    def _entries(self, name: str, whole: Tensor) -> Tensor:
+        """Which entries of a weight, or of this rank's shard, are followed."""
+        if name not in self.entries:
+            random, size = torch.Generator().manual_seed(crc32(plain(name).encode())), whole.numel()
+            entries = torch.randint(size, (FOLLOWED,), generator=random) if size > FOLLOWED else torch.arange(size)
+            self.entries[name] = entries.to(whole.device)
+        return self.entries[name]
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are trained, by name."""
@@ -323,8 +422,11 @@ class Measurement:
                 continue
             scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which divides by it itself
             g = g if scale is None else g / scale
+            self._follow(name, w, self.number_of[id(optimizer)], group)
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
+            if Key("unclipped", self.parts.where[name], name) not in self.tally.kept:
+                self._compare(name, g, "update")
             if isinstance(group.get("eps"), int | float):  # Adafactor has two
                 self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
                 self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
@@ -333,12 +435,30 @@ class Measurement:
             if not _is_adam(optimizer, group):
                 self.before[name] = _sample(w).clone()
 
+    def _follow(self, name: str, w: Tensor, optimizer: int, group: Mapping[str, Any]) -> None:
+        """Take entries of a weight before an update, and measure how far they are from where they were taken last."""
+        if not w.numel():
+            return
+        now, own = w.flatten()[self._entries(name, w)], rate(group)
+        index = next(i for i, of in enumerate(self.optimizers[optimizer].param_groups) if of is group)
+        travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
+        last = self.samples.get(name)
+        if last is not None:
+            self._add(name, "moved", {name: per_run_rms((now - last.values)[None])}, now)
+            larger = torch.maximum(per_run_rms(now[None]), per_run_rms(last.values[None]))
+            self._add(name, "followed_rms", {name: larger}, now)
+        self.travelled[name] = (math.nan if last is None else travelled - last.travelled, own)
+        self.samples[name] = Sampled(now, travelled)
+
     @guarded
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for name, weight, group in self._of(optimizer):
             w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
             if w is None or g is None:
                 continue
+            if name in self.samples:
+                values, now = self.samples[name].values, w.flatten()[self.entries[name]]
+                self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
             betas, made = group.get("betas", ()), state.get("step", group.get("step"))
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
@@ -389,27 +509,27 @@ class Inert(Measurement):
         self.fault, self.depth, self.passing, self.is_shadow = "copied", 0, ExitStack(), False
 
 
-_TOTAL_NORM: Any = getattr(clip_grad, "_get_total_norm", None)
-_BEFORE_CLIPPING: list[Callable[[], None]] = []
+_CLIP: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
+_BEFORE_CLIPPING: list[Callable[[float], None]] = []
 
 
-def _total_norm(*args: Any, **kwargs: Any) -> Any:
+def _clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
     for act in _BEFORE_CLIPPING:
-        act()
-    return _TOTAL_NORM(*args, **kwargs)
+        act(max_norm)
+    return _CLIP(parameters, max_norm, *args, **kwargs)
 
 
 @contextmanager
-def before_clipping(act: Callable[[], None]) -> Iterator[None]:
-    """Within the block, ``act`` is called before torch clips gradients, of which one that is NaN then makes all NaN."""
-    clip_grad._get_total_norm = _total_norm
+def before_clipping(act: Callable[[float], None]) -> Iterator[None]:
+    """Within the block, ``act`` gets the norm to which torch is about to clip gradients; one NaN would make all NaN."""
+    clip_grad._clip_grads_with_norm_ = _clip
     _BEFORE_CLIPPING.append(act)
     try:
         yield
     finally:
         _BEFORE_CLIPPING.remove(act)
         if not _BEFORE_CLIPPING:
-            clip_grad._get_total_norm = _TOTAL_NORM
+            clip_grad._clip_grads_with_norm_ = _CLIP
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -449,6 +569,15 @@ def _sample(x_r: Tensor) -> Tensor:
     """Rows along the last axis, evenly spaced, of at most so many entries: ``[1 n d]``."""
     rows_rnd = x_r.reshape(1, -1, x_r.shape[-1])
     return rows_rnd[:, evenly(rows_rnd.shape[1], max(1, ENTRIES // max(1, x_r.shape[-1])))]
+
+
+def _perplexity(token: Tensor, vocabulary: int, counts: Tensor | None = None) -> Tensor:
+    """The exponential of the entropy of the tokens of a batch, of those that count: how many different ones it has."""
+    ones = torch.ones_like(token, dtype=torch.float64) if counts is None else counts.double()
+    count_v = torch.zeros(vocabulary, dtype=torch.float64, device=token.device)
+    count_v.scatter_add_(0, token.flatten().clamp(0, vocabulary - 1), ones.flatten())
+    entropy: Tensor = torch.special.entr(count_v / count_v.sum()).sum()
+    return entropy.exp()
 
 
 def _tokens(logits_btv: Tensor) -> Tensor:

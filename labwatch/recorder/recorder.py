@@ -21,10 +21,17 @@ from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.probes import routing
 from labwatch.recorder.kept_sizes import KeptSizes
-from labwatch.recorder.measuring import Measurement
+from labwatch.recorder.measuring import Measurement, Sampled
 from labwatch.recorder.parts import find_parts, plain
+from labwatch.recorder.settings import Settings
 from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 
+# Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
+# and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
+LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
+OF_LABELS = ("label_perplexity", "label_share", "label_count", "loss_weight")  # NaN if the loss is no cross-entropy
+# Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
+TURNED = -0.5
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -102,7 +109,9 @@ class Recorder:
         self.measurement: Measurement | None = None
         self.losses: list[tuple[int, Tensor | float]] = []
         self.sizes_kept = KeptSizes(model, self.parts, self.optimizers) if on_spike else None
-        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.sizes_kept, out)
+        self.settings = Settings(model, self.parts, self.optimizers)
+        self.samples, self.entries, self.paces = dict[str, Sampled](), dict[str, Tensor](), dict[str, float]()
+        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.settings, self.sizes_kept, out)
         self._arm()
 
     def step(self, loss: Tensor | float) -> None:
@@ -118,6 +127,7 @@ class Recorder:
         try:
             if self.sizes_kept:
                 self.sizes_kept.end_of_update(self.losses[-1][0])
+            self.settings.end_of_update(self.losses[-1][0])
             if self.measurement:
                 self._finish(self.measurement)
             self._arm()
@@ -134,8 +144,11 @@ class Recorder:
     def _arm(self) -> None:
         """Measure the next update, if it is its turn."""
         self.measurement = None
-        if self.next_step is not None and self.next_step % self.every == 0:
-            self.measurement = Measurement(self.model, self.parts, self.optimizers, self.scaler)
+        self.settings.is_measured = self.next_step is not None and self.next_step % self.every == 0
+        if self.settings.is_measured:
+            self.measurement = Measurement(
+                self.model, self.parts, self.optimizers, self.settings, self.samples, self.entries, self.scaler
+            )
 
     def _end(self, reason: str) -> None:
         """Measure no more; training goes on."""
@@ -154,9 +167,13 @@ class Recorder:
         if known is None:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
+        if distributed.is_joined() and (weight := known.get(Key("loss_weight"))):  # gradients are means over ranks
+            known[Key("loss_weight")] = weight._replace(value=weight.value / torch.distributed.get_world_size())
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
+        self.settings.add_to(rows)
         if self.sizes_kept:
             self.sizes_kept.add_to(rows)
+        rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
@@ -165,6 +182,31 @@ class Recorder:
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)
+
+    def _of_changes(self, known: dict[Key, Known], measurement: Measurement) -> dict[str, Any]:
+        """How far weights moved since the update that was measured before, against what their updates explain.
+
+        Updates explain the larger one of both measured steps, over its learning rate, times the sum of the learning
+        rates between. Of each part the weight counts that moved farthest against that. Where it moved by less than
+        ``LEAST_CHANGE`` of its own size, it counts as explained.
+        """
+        found = defaultdict[str, list[tuple[float, str]]](list)
+        for key in [key for key in known if key.name == "followed_step"]:
+            step = max(known.pop(key).value, known.get(key._replace(name="step_rms"), Known(0.0, 0.0)).value)
+            travelled, rate = measurement.travelled[key.piece]
+            paces = [pace for pace in (self.paces.get(key.piece), step / rate if rate else None) if pace is not None]
+            moved, size = (known.pop(key._replace(name=name), None) for name in ("moved", "followed_rms"))
+            if moved and size and paces:
+                explained = max(paces) * travelled
+                beyond = min(moved.value / explained if explained else math.inf, BEYOND_ALL)
+                is_changed = moved.value > LEAST_CHANGE * size.value
+                found[key.where].append((beyond if is_changed else min(beyond, 1.0), plain(key.piece)))
+            self.paces |= {key.piece: paces[-1]} if paces else {}
+        for key in [key for key in known if key.name in ("moved", "followed_rms")]:  # of an update that was not made
+            del known[key]
+        columns: dict[str, Any] = {f"change_over_updates/{place}": max(of)[0] for place, of in found.items()}
+        named = {place: [name for beyond, name in sorted(of)[::-1] if beyond > NAMED] for place, of in found.items()}
+        return columns | {f"weight_moved/{place}": names for place, names in named.items() if names}
 
     def _header(self, known: Mapping[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """What was found in the model, and what was not."""
@@ -216,12 +258,22 @@ def _columns(
     with distributed.alone():
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
+    edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
+    shared = found.pop("grad_shared", {})
+    found["grad_edit"] = {
+        place: rms / before[place] * (-1 if shared.get(place, 1.0) < TURNED else 1)
+        for place, rms in edited.items()
+        if before.get(place)
+    }
+    found["grad_left"] = found.pop("left", {})
     columns: dict[str, Any] = {} if lr is None else {"lr": lr}
-    for column, of in (("grad_norm", "unclipped"), ("grad_norm_clipped", "grad_rms")):
+    before_clipping = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
+    for column, of in (("grad_norm", before_clipping), ("grad_norm_clipped", "grad_rms")):
         squares = [number.value**2 * sizes[key.piece] for key, number in known.items() if key.name == of]
         columns |= {column: math.sqrt(math.fsum(squares))} if squares else {}
     found["input_rms"] = {place: math.sqrt(square) for place, square in found.pop("input_square", {}).items()}
-    found = {name: of for name, of in found.items() if of and name != "unclipped" and name not in experts}
+    found |= {name: {} for name in OF_LABELS if any(map(math.isnan, found.get(name, {}).values()))}
+    found = {name: of for name, of in found.items() if of and name not in experts}
     columns |= {name: of_whole(name, of) for name, of in found.items()}
     columns |= {f"{name}/{place}": number for name, of in found.items() for place, number in of.items() if place}
     columns |= {f"{name}/{block}": numbers for name, of in experts.items() for block, numbers in of.items()}
@@ -233,15 +285,16 @@ def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
 
     Gradients are those before clipping, unless all of these are finite.
     """
-    spoiled = any(key.name == "unclipped" and not math.isfinite(value) for key, (value, _) in known.items())
+    unclipped = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
+    spoiled = any(key.name == unclipped and not math.isfinite(value) for key, (value, _) in known.items())
     found = defaultdict[str, list[str]](list)
     for key, (value, weight) in known.items():
-        what = {"unclipped": "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
+        what = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
             key.name
         )
         if what is None or weight <= 0:
             continue
-        is_first = key.name != "grad_rms" or key._replace(name="unclipped") not in known
+        is_first = key.name != "grad_rms" or key._replace(name=unclipped) not in known
         if not math.isfinite(value) and (is_first or not spoiled):
             found[f"{what}_not_finite/{key.where}"].append(key.piece)
         elif value == 0 and what != "weight" and is_first:
@@ -253,6 +306,8 @@ def _rounded(value: Any) -> Any:
     """A number to seven digits, and each of a list."""
     if isinstance(value, list):
         return [_rounded(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
@@ -266,14 +321,18 @@ def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
             file.write(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n".encode())
 
 
-def _write_losses(losses: list[tuple[int, Tensor | float]], sizes: KeptSizes | None, out: Path) -> None:
+def _write_losses(
+    losses: list[tuple[int, Tensor | float]], settings: Settings, sizes: KeptSizes | None, out: Path
+) -> None:
     """Write the losses that no measurement has written yet; those of one process, so not of several ranks."""
     with suppress(Exception):  # at the end of a process, even of one that failed
         if losses and not distributed.is_joined():
             rows: list[dict[str, Any]] = [{"step": step, "loss": float(loss)} for step, loss in losses]
+            settings.add_to(rows)
             if sizes:
                 sizes.add_to(rows)
             _write(rows, out)
         losses.clear()
+    settings.hooks.close()
     if sizes:
         sizes.hooks.close()

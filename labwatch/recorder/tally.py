@@ -17,9 +17,11 @@ from lab.core.registry import PROBES
 
 # Numbers of each weight that are also kept of each expert, as ``expert_NAME``.
 OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
-# What the recorder measures itself are means, but for these roots of mean squares and sums; probes say it of theirs.
-OWN_ROOTS = ("step_rms", "unclipped")
-OWN_SUMS = ("expert_load",)
+# What the recorder measures itself are means, but for these roots of mean squares, largest numbers and sums; probes say
+# it of theirs.
+OWN_ROOTS = ("step_rms", "left", "backward", "unclipped", "moved", "followed_rms", "followed_step")
+OWN_LARGEST = ("dropout",)
+OWN_SUMS = ("expert_load", "loss_weight", "label_count")
 
 
 def _probe_of(name: str) -> Probe | None:
@@ -84,7 +86,7 @@ def combined(name: str, numbers: Iterable[Known], *, of_tensors: bool = False) -
     if not numbers:
         return Known(math.nan, 0.0)
     probe = _probe_of(name)
-    if probe and (probe.largest or (of_tensors and probe.largest_tensor)):
+    if name in OWN_LARGEST or (probe and (probe.largest or (of_tensors and probe.largest_tensor))):
         return Known(math.nan if any(map(math.isnan, values)) else max(values), weight)
     if name in OWN_SUMS:
         return Known(math.fsum(values), weight)

@@ -21,11 +21,13 @@ from lab.core.windows import MERGE
 from labwatch.events.detectors import Event
 from labwatch.recordings.moves import Move
 from labwatch.recordings.recording import Recording
-from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Readings, Sign, quantities
+from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Readings, Sign, quantities
 
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
 LOSS = "loss"
+# All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
+OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity")
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
@@ -46,6 +48,7 @@ class Finding(NamedTuple):
         step: the recorded step at which it was seen first.
         moves: those that decide, and then all others of the same event in the order of their steps.
         weights: names of single ones, where they are known.
+        changes: of settings, if these are what was first.
         loss_step: at which the loss rose; None if it did not.
         last: the step at which the event was seen last.
         as_before: what was recorded and had not moved when it was seen first, so that it is no cause.
@@ -57,6 +60,7 @@ class Finding(NamedTuple):
     step: int
     moves: list[Move]
     weights: list[str]
+    changes: list[Change]
     loss_step: int | None
     last: int
     as_before: list[str]
@@ -80,7 +84,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] == LOSS)}
+    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] in (LOSS, *OF_BATCH))}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
@@ -124,7 +128,7 @@ def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list
 def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     """The finding of an event: of its signs, and of the moves that lasted up to its first row, the first ones."""
     anchor, at_anchor = rows.start, [sign for sign in signs if sign.row == rows.start]
-    rise = read.rise_before(anchor)
+    rise, left = read.rise_before(anchor), [sign for sign in signs if sign.kind == "policy"]
     before = [
         Sign(quantities()[name]["kind"], move.row, [place] * bool(place), [move])
         for (name, place), moves in read.moves.items()
@@ -137,8 +141,10 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     first = min([anchor, *(sign.row for sign in before)])
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
-        found = [sign for sign in found if sign.kind not in ("gradients", "optimizer")]  # which follow from the loss
+        found = [sign for sign in found if sign.is_exact or sign.kind not in ("gradients", "optimizer")]  # its effects
         found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
+    elif left and {sign.kind for sign in found} <= {"gradients", "optimizer"}:  # the first that shows of it
+        found = [left[0]._replace(row=first)]
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]
     return _finding(read, found, range(first, rows.stop))
@@ -148,8 +154,11 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
     order = list(causes())
     row = signs[0].row
-    if any(move.row == row for move in read.moves.get(("input_rms", ""), [])):  # blocks get what entered the first one
-        signs = [sign for sign in signs if sign.kind not in OF_PASS] or [Sign("data", row)]
+    of_batch = [] if read.is_of_rewards else [move for name in OF_BATCH for move in read.moves.get((name, ""), [])]
+    if any(move.row == row for move in of_batch):
+        signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
+    if not any(sign.kind in ("precision", "not_finite") for sign in signs):
+        signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
@@ -159,20 +168,23 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     since = int(read.step_m[earlier[0] if earlier else row - 1]) if row else None
     parts = _parts(read, chosen, kind)
     weights = [name for sign in chosen for name in sign.weights]
+    changes = [change for sign in chosen for change in sign.changes]
     step = int(read.step_m[row])
+    if changes:
+        since, step = changes[0].since, changes[0].step
     last = int(read.step_m[rows.stop - 1])
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
     if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
         kind = "instability"
-    elif kind == "gradients" and not parts:
+    elif kind == "gradients" and not parts and not chosen[0].is_exact:
         kind = "data"
     moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
     as_before = [
         what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved
     ]
-    return Finding(kind, parts, since, step, [*deciding, *rest], weights, loss_step, last, as_before)
+    return Finding(kind, parts, since, step, [*deciding, *rest], weights, changes, loss_step, last, as_before)
 
 
 def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:

@@ -15,8 +15,24 @@ from numpy.typing import NDArray
 from lab.core import files
 from lab.core.windows import Numbers
 
-LOSS, STEP, HEADER = "loss", "step", "recorder"
+LOSS, STEP, HEADER, SETTINGS = "loss", "step", "recorder", "settings"
+OF_PARTS = "of"  # of a group of weights the parts of the model that they are of
 LONGEST_HEADER = 2**16  # bytes
+
+
+class Setting(NamedTuple):
+    """A number that an optimizer was told for a group of weights, or the norm to which gradients are clipped.
+
+    Attributes:
+        name: such as ``lr``, ``beta2`` or ``max_norm``.
+        parts: of the model, of which the weights of the group are; none for gradients of all.
+        step_n, value_n: its values, and from which steps on they hold; slow changes are known at measured steps.
+    """
+
+    name: str
+    parts: list[str]
+    step_n: list[int]
+    value_n: list[float]
 
 
 class Recording(NamedTuple):
@@ -29,6 +45,7 @@ class Recording(NamedTuple):
             infinite where one is not finite.
         loss_step_n, loss_n: the loss at every step.
         names: by what is so of them, such as ``gradient_zero``, and the part of the model: of some rows the weights.
+        settings: of each group of weights of each optimizer.
     """
 
     header: Mapping[str, Any]
@@ -37,6 +54,7 @@ class Recording(NamedTuple):
     loss_step_n: NDArray[np.int64]
     loss_n: Numbers
     names: Mapping[tuple[str, str], Mapping[int, list[str]]]
+    settings: list[Setting]
 
     def places(self, name: str) -> list[str]:
         """The parts of the model in which a quantity was measured, or the whole alone."""
@@ -65,6 +83,7 @@ def read_recording(path: Path) -> Recording:
         ValueError: it is not UTF-8.
     """
     header, rows, losses = dict[str, Any](), dict[int, dict[str, Any]](), dict[int, float]()
+    told = dict[int, dict[str, dict[str, Any]]]()
     is_begun = False
     with files.open_file(path) as file:
         content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
@@ -84,9 +103,12 @@ def read_recording(path: Path) -> Recording:
         if is_begun:
             rows = {at: earlier for at, earlier in rows.items() if at < step}
             losses = {at: earlier for at, earlier in losses.items() if at < step}
+            told = {at: earlier for at, earlier in told.items() if at < step}
             is_begun = False
         if isinstance(loss := row.get(LOSS), int | float):
             losses[step] = loss if math.isfinite(loss) else math.inf
+        if SETTINGS in row:
+            told[step] = row.pop(SETTINGS)
         if not row.keys() <= {STEP, LOSS}:
             rows[step] = row
     columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(rows), math.nan))
@@ -106,4 +128,21 @@ def read_recording(path: Path) -> Recording:
         np.array(steps, dtype=np.int64),
         np.array([losses[step] for step in steps], dtype=float),
         dict(names),
+        _settings(told),
     )
+
+
+def _settings(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> list[Setting]:
+    found, parts = dict[tuple[str, str], Setting](), dict[str, list[str]]()
+    for step, groups in sorted(told.items()):
+        for group, numbers in groups.items():
+            parts[group] = numbers.get(OF_PARTS, parts.get(group, []))
+            for name, value in numbers.items():
+                if name != OF_PARTS:
+                    setting = found.setdefault((group, name), Setting(name, parts[group], [], []))
+                    if isinstance(value, list) and setting.step_n[-1:] != [step - 1]:  # what was before a jump
+                        setting.step_n.append(step - 1)
+                        setting.value_n.append(value[0])
+                    setting.step_n.append(step)
+                    setting.value_n.append(value[-1] if isinstance(value, list) else value)
+    return list(found.values())

@@ -5,28 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import Recording
+from labwatch.recordings.recording import Recording, Setting
 
-# The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before.
-RATE_JUMP = 3.0
+# The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
+# falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
+RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
+# Other settings jump if they, or what a decay leaves to the next number, change by this factor after so many steps in
+# which they did not: numbers that jump more often are kept by the optimizer itself.
+SETTING_JUMP, CALM_STEPS = 3.0, 20
+DECAYS, MAX_NORM = ("beta", "momentum", "alpha", "rho"), "max_norm"
+# What is constant does not differ by this share from its first value; it changes by this factor at least.
+SAME, CONSTANT_CHANGE = 1e-3, 1.5
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
-# Updates may change the RMS of weights by so many times their own size; and what is seen must be more than this.
-BEYOND_UPDATES, LEAST_CHANGE = 2.0, 0.05
-# A block's weights, or its output against its input, change apart from the others if their logarithm changes by so much
-# more, and by so many times the median spread of the others.
-APART, SPREADS = 0.7, 8.0
+# Weights have moved by more than their updates can if it is so many times what these explain; or at least a bit more
+# than that, and so many times what it is in the median part, since few rows leave a loose bound. The first updates are
+# small.
+BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2.5, 2.0, 3
+# What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
+# so much more, and by so many times the median spread of the others.
+APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -40,6 +49,9 @@ LEARNED_STEPS = 5
 # come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
 # so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
 FEWEST_STEPS = 20
+# A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
+# as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
+KL_ROWS, KL_GROWTH, KL_LEFT = 5, 2.0, 1.25
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
@@ -53,6 +65,17 @@ def quantities() -> Mapping[str, Mapping[str, Any]]:
     return table
 
 
+class Change(NamedTuple):
+    """A setting of some parts of the model, or of all, which was one value at a step and another at the next one."""
+
+    name: str
+    parts: Sequence[str]
+    since: int
+    step: int
+    before: float
+    value: float
+
+
 class Sign(NamedTuple):
     """Something that is wrong, seen first at a row of a recording.
 
@@ -62,6 +85,8 @@ class Sign(NamedTuple):
         parts: of the model; none for the whole.
         moves: the measurements that show it, as far as it is a move.
         weights: names of single ones, where they are known.
+        changes: of settings, if these are what is wrong.
+        is_exact: it is known without noise, so what moved at the same row follows from it.
     """
 
     kind: str
@@ -69,6 +94,8 @@ class Sign(NamedTuple):
     parts: Sequence[str] = ()
     moves: Sequence[Move] = ()
     weights: Sequence[str] = ()
+    changes: Sequence[Change] = ()
+    is_exact: bool = False
 
 
 class Rise(NamedTuple):
@@ -90,12 +117,14 @@ class Readings:
             (name, place): list(moves_of(name, place, self.column(name, place)))
             for name, known in quantities().items()
             for place in recording.places(name)
-            if "kind" in known and "share" not in known
+            if "kind" in known and "share" not in known and "constant" not in known
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
-        self.settled = max(warm, self.row_of(_settled_step(recording)))  # the row after which changes are judged
+        settled_step = _settled_step(recording)
+        self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
-        self.rises = [] if self.is_of_rewards else _rises_of_loss(recording)
+        rises = [] if self.is_of_rewards else _rises_of_loss(recording)
+        self.rises = [rise for rise in rises if rise.first > settled_step]
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -167,15 +196,54 @@ def _rises_of_loss(recording: Recording) -> list[Rise]:
     return found
 
 
-def rate_jumps(read: Readings) -> Iterator[Sign]:
-    """A learning rate that jumps, unless it warms up from the first row on."""
-    lr_m, rise = read.column("lr"), 0.0
-    for row in range(1, len(lr_m)):
-        per_step = (lr_m[row] - lr_m[row - 1]) / read.steps_before(row)
-        if row > 1 and lr_m[row] > RATE_JUMP * lr_m[row - 1] > 0 and per_step > RATE_JUMP * rise:
-            move = Move("lr", "", row, len(lr_m), float(lr_m[row]), float(lr_m[row - 1]), math.inf)
-            yield Sign("rate", row, moves=[move])
-        rise = max(rise, per_step) if math.isfinite(per_step) else rise
+def changed_settings(read: Readings) -> Iterator[Sign]:
+    """Settings of the optimizer that jump, each with all that jumped at the same update."""
+    found = dict[tuple[str, int], list[Change]]()
+    settings = read.recording.settings
+    if not settings:  # a recording that has the learning rate alone
+        rate_m = read.column("lr")
+        known_m = np.isfinite(rate_m)
+        settings = [Setting("lr", [], read.step_m[known_m].tolist(), rate_m[known_m].tolist())]
+    last = int(max([0, *read.step_m[-1:], *read.recording.loss_step_n[-1:]]))
+    places = {place for setting in settings for place in setting.parts}
+    for setting in settings:
+        for change in _jumps(setting, last):
+            if setting.name == MAX_NORM:  # which is read at measured updates alone
+                change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
+            if places <= {*change.parts}:
+                change = change._replace(parts=())
+            found.setdefault(("rate" if setting.name == "lr" else "optimizer", change.step), []).append(change)
+    for (kind, step), changes in found.items():
+        parts = {place for change in changes for place in change.parts}
+        everywhere = parts == places or not all(change.parts for change in changes)
+        yield Sign(kind, read.row_of(step), [] if everywhere else sorted(parts), changes=changes, is_exact=True)
+
+
+def _jumps(setting: Setting, last: int) -> Iterator[Change]:
+    """The jumps of a setting; schedules warm up, decay by tens, and end at zero."""
+    rise, calm_since = 0.0, setting.step_n[0] if setting.step_n else 0
+    pairs = list(zip(setting.step_n, setting.value_n, strict=True))
+    for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
+        ratio = 1.0 if value == before else value / before if before else math.inf
+        if setting.name == "lr":
+            per_step = (value - before) / (step - since)
+            jumps = ratio > RATE_JUMP and before > 0 and per_step > RATE_JUMP * rise and number > 1
+            rise = max(rise, per_step)
+            if step - since == 1 and step < last:
+                highest = max(setting.value_n[:number])
+                jumps |= value == 0 and before > LEAST_RATE * highest
+                jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
+        else:
+            left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
+            is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
+            jumps = is_jump and step - calm_since >= CALM_STEPS and (step - since == 1 or setting.name == MAX_NORM)
+            calm_since = step if is_jump else calm_since
+        if jumps:
+            yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _factor(ratio: float) -> float:
+    return max(ratio, 1 / ratio) if ratio > 0 else math.inf
 
 
 def not_finite(read: Readings) -> Iterator[Sign]:
@@ -242,18 +310,21 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
-    """Weights that changed by more than the updates between two rows explain, or apart from those of other blocks."""
-    change_pm = {place: _changes(read, read.column("param_rms", place)) for place in read.recording.places("param_rms")}
-    apart_pm = _apart(read, change_pm)
-    for place, change_m in change_pm.items():
-        ratio_m = read.column("update_ratio", place)
-        ratio_m = ratio_m[np.maximum.accumulate(np.where(np.isfinite(ratio_m), np.arange(len(ratio_m)), 0))]
-        for row in np.flatnonzero(np.abs(change_m) > LEAST_CHANGE).tolist():
-            largest = float(np.nanmax(ratio_m[row : row + 2], initial=0.0)) if place else math.inf
-            is_beyond = abs(change_m[row]) > LEAST_CHANGE + BEYOND_UPDATES * read.steps_before(row + 1) * largest
-            if is_beyond or (place in apart_pm and apart_pm[place][row]):
-                yield Sign("weights", row + 1, [place] if place else [], [read.change("param_rms", place, row + 1)])
-                break
+    """Weights that are farther from where they were at the row before than all updates between can have moved them."""
+    places = read.recording.places("change_over_updates")
+    beyond_pm = np.array([read.column("change_over_updates", place) for place in places])
+    least_m = np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    for place, beyond_m in zip(places, beyond_pm, strict=True):
+        others_pm = beyond_pm[[other != place for other in places]]
+        is_compared_m = np.isfinite(others_pm).sum(0) >= FEWEST_OTHERS
+        usual_m = np.nanmedian(np.where(is_compared_m, others_pm, math.inf), axis=0)
+        is_apart_m = beyond_m > least_m * np.maximum(BIT_BEYOND, BEYOND_OTHERS * usual_m)
+        row_n = np.flatnonzero(is_apart_m | (beyond_m > least_m * BEYOND_UPDATES))
+        if len(row_n):
+            row = int(row_n[0])
+            names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
+            move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
+            yield Sign("weights", row, [place], [move], names)
 
 
 def outputs_apart(read: Readings) -> Iterator[Sign]:
@@ -264,10 +335,14 @@ def outputs_apart(read: Readings) -> Iterator[Sign]:
         with np.errstate(invalid="ignore", divide="ignore"):
             gain_pm[block] = leaving_m / entering_m
         entering_m = leaving_m
-    for block, apart_m in _apart(read, {block: _changes(read, gain_m) for block, gain_m in gain_pm.items()}).items():
-        if apart_m.any():
-            row = int(np.argmax(apart_m)) + 1
-            yield Sign("activations", row, [block], [read.change("block_rms", block, row)])
+    yield from _apart(read, gain_pm, APART, "block_rms", "activations")
+
+
+def logits_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose largest attention logit changed apart from those of the other blocks."""
+    logit_pm = {block: read.column("attention_logit_max", block) for block in read.blocks}
+    positive_pm = {block: np.where(logit_m > 0, logit_m, math.nan) for block, logit_m in logit_pm.items()}
+    yield from _apart(read, positive_pm, LOGITS_APART, "attention_logit_max", "attention")
 
 
 def _changes(read: Readings, value_m: Numbers) -> Numbers:
@@ -279,18 +354,42 @@ def _changes(read: Readings, value_m: Numbers) -> Numbers:
     return change_m
 
 
-def _apart(read: Readings, change_pm: Mapping[str, Numbers]) -> dict[str, NDArray[np.bool_]]:
-    """Between which rows the logarithm of a block changed unlike those of the other blocks."""
-    found = dict[str, NDArray[np.bool_]]()
-    for block in read.blocks:
-        others_pm = np.array(
-            [change_m for other, change_m in change_pm.items() if other in read.blocks and other != block]
-        )
-        if block in change_pm and len(others_pm) > 1:
+def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quantity: str, kind: str) -> Iterator[Sign]:
+    """The first row at which the logarithm of a block changed by so much more or less than those of the others."""
+    change_pm = {block: _changes(read, value_m) for block, value_m in value_pm.items()}
+    for block, change_m in change_pm.items():
+        others_pm = np.array([of_other_m for other, of_other_m in change_pm.items() if other != block])
+        if len(others_pm) > 1:
             usual_m = np.median(others_pm, axis=0)
             spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
-            found[block] = np.abs(change_pm[block] - usual_m) > np.maximum(APART, SPREADS * spread_m)
-    return found
+            apart_m = np.abs(change_m - usual_m) > np.maximum(least, SPREADS * spread_m)
+            if apart_m.any():
+                row = int(np.argmax(apart_m)) + 1
+                yield Sign(kind, row, [block], [read.change(quantity, block, row)])
+
+
+def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
+    """What the loop itself decides, and what was the same in all rows until it changed."""
+    known, places = quantities()[name], read.recording.places(name)
+    found = dict[int, list[Move]]()
+    for place in places:
+        value_m = read.column(name, place)
+        row_n = np.flatnonzero(np.isfinite(value_m))
+        value_n = value_m[row_n]
+        if len(value_n) < FEWEST_ROWS:
+            continue
+        usual = value_n[0]
+        changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
+        first = int(np.argmax(changed_n))
+        if first < FEWEST_ROWS - 1 or not changed_n[first]:
+            continue
+        ratio = value_n[first] / usual if usual else math.inf
+        if _factor(ratio) > CONSTANT_CHANGE:
+            row, end = int(row_n[first]), int(row_n[-1]) + 1
+            found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
+    for row, moves in found.items():
+        parts = [move.place for move in moves if move.place]
+        yield Sign(known["kind"], row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
@@ -303,9 +402,31 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
-            if move.row > read.settled and away > math.log(least) * (1 + is_learned):
+            if "of_batch" in known and away > math.log(least):
+                yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
+            elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def leaves_reference(read: Readings) -> Iterator[Sign]:
+    """A KL divergence that grows faster over some rows than it ever did, to several times what it was."""
+    row_n = np.flatnonzero(np.isfinite(read.column("kl")))
+    kl_n = read.column("kl")[row_n]
+    for now in range(2, len(kl_n)):
+        rows = min(KL_ROWS, now // 2)
+        begin = now - rows
+        highest, growth_n = kl_n[: begin + 1].max(), kl_n[rows : begin + 1] - kl_n[: begin + 1 - rows]
+        if growth_n[-1] * KL_GROWTH > growth_n.max():  # it is still on its way from zero
+            continue
+        left_n = begin + 1 + np.flatnonzero(kl_n[begin + 1 : now + 1] > KL_LEFT * highest)
+        least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
+        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * growth_n.max():
+            row = int(row_n[left_n[0]])
+            own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
+            known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
+            yield Sign("policy", row, moves=known[:1] or [own])
+            return
 
 
 def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
@@ -365,18 +486,20 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
 Check = Callable[[Readings], Iterator[Sign]]
 # By what is checked: how, and the column of which it takes some rows.
 CHECKS: dict[str, tuple[Check, str]] = {
-    "learning rate": (rate_jumps, "lr"),
+    "settings of the optimizer": (changed_settings, "lr"),
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
+    "logits against other blocks": (logits_apart, "attention_logit_max"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
+    "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
     **{
-        known["name"]: (partial(moved, name=name), name)
+        known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
         for name, known in quantities().items()
-        if known.keys() & {"alarm", "level"}
+        if known.keys() & {"alarm", "level", "constant"}
     },
 }

@@ -16,7 +16,7 @@ from labwatch.recordings.diagnosis import Finding, causes, diagnose
 from labwatch.recordings.moves import Move
 from labwatch.recordings.reaching import Reach, reaches
 from labwatch.recordings.recording import Recording, read_recording
-from labwatch.recordings.signs import quantities
+from labwatch.recordings.signs import Change, quantities
 
 MOST, MOST_WEIGHTS = 3, 2  # further moves, and weights, that a line names
 # A deviation from no noise at all is not written as a number, and this is.
@@ -97,13 +97,19 @@ def sentence(finding: Finding) -> str:
 
 def next_look(finding: Finding) -> str:
     """What to look at next."""
-    cause = causes()[finding.kind]
+    cause = _cause(finding)
     return str(cause.get("next_at_start", cause["next"]) if finding.since is None else cause["next"])
+
+
+def _cause(finding: Finding) -> Mapping[str, Any]:
+    """The words for a kind of cause, or for what the measurement that decides shows of it."""
+    known = quantities().get(finding.moves[0].quantity, {}) if finding.moves and not finding.changes else {}
+    return known if "said" in known and known["kind"] == finding.kind else causes()[finding.kind]
 
 
 def what_moved(finding: Finding) -> str:
     """What moved first, where, when and by how much; what followed; and what the numbers exclude."""
-    cause = causes()[finding.kind]
+    cause = _cause(finding)
     is_from_start = finding.since is None
     said = str(cause.get("at_start", cause["said"]) if is_from_start else cause["said"]).format(
         parts=listed(finding.parts) if finding.parts else "all parts"
@@ -113,6 +119,9 @@ def what_moved(finding: Finding) -> str:
     if finding.weights:
         more = len(finding.weights) - MOST_WEIGHTS
         evidence.append(", ".join(finding.weights[:MOST_WEIGHTS]) + (f" and {more} more weights" if more > 0 else ""))
+    if finding.changes:
+        said, evidence = f"{' and '.join(map(_changed, finding.changes[:MOST]))}", []
+        said += f", and {len(finding.changes) - MOST} more" if len(finding.changes) > MOST else ""
     text = said + (f" ({'; '.join(evidence)})" if evidence else "")
     text += ", from the first row on" if is_from_start else f", {_interval(finding)}"
     if finding.loss_step is not None:
@@ -148,7 +157,14 @@ def _interval(finding: Finding) -> str:
     return f"between the recorded steps {finding.since} and {finding.step}"
 
 
+def _changed(change: Change) -> str:
+    of = f" of the weights of {listed(change.parts)}" if change.parts else ""
+    return f"{change.name}{of} went from {_short(change.before)} to {_short(change.value)}"
+
+
 def _moved(move: Move) -> str:
+    if move.quantity == "change_over_updates":
+        return f"they moved {_short(move.value)} times as far as all updates since the row before explain"
     way = "rose" if move.value > move.usual else "fell"
     if not math.isfinite(move.usual):
         return f"{_where(move)} is {_short(move.value)}"
