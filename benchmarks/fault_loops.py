@@ -30,10 +30,11 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
         self.is_causal = is_causal
         self.scale: float | None = None
+        self.mask: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
-        mixed = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=self.is_causal, scale=self.scale)
+        mixed = F.scaled_dot_product_attention(*qkv.unbind(2), self.mask, is_causal=self.is_causal, scale=self.scale)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -96,6 +97,72 @@ class VisionTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x).mean(1))
+
+
+class StateSpace(nn.Module):
+    """A state of each channel, which decays and to which each token adds, and a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.decay = nn.Parameter(torch.linspace(-2.0, 2.0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added, gate = self.into(x).chunk(2, -1)
+        age_ts = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        kept_tsc = torch.where((age_ts >= 0)[..., None], self.decay.sigmoid() ** age_ts.clamp(min=0)[..., None], 0.0)
+        return self.out(torch.einsum("tsc,rsc->rtc", kept_tsc, added) * F.silu(gate))
+
+
+class StateSpaceBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer_norm, self.mlp_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.mixer, self.mlp = StateSpace(), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class StateSpaceModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(StateSpaceBlock() for _ in range(BLOCKS))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.apply(_initialize)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class ConvolutionalBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.norm, self.mlp = nn.BatchNorm2d(WIDTH), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(self.convolution(x)).movedim(1, -1)).movedim(-1, 1)
+
+
+class ConvolutionalNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, WIDTH, PATCH, PATCH)
+        self.stages = nn.ModuleList(ConvolutionalBlock() for _ in range(BLOCKS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(self.norm(x.mean((-2, -1))))
 
 
 def _initialize(module: nn.Module) -> None:
@@ -169,7 +236,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama": llama,
     "policy": LanguageModel,
     "adapters": with_adapters,
+    "state_space": StateSpaceModel,
+    "convolutional": ConvolutionalNetwork,
 }
+PICTURES = ("vision", "convolutional")
 
 
 class Lion(torch.optim.Optimizer):
@@ -192,7 +262,7 @@ class Lion(torch.optim.Optimizer):
 
 
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
-    """One of AdamW, Lion, SGD, and Muon, which takes matrices of blocks while AdamW takes all else."""
+    """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if name == "sgd":
         return [torch.optim.SGD(weights.values(), lr=0.3, momentum=0.9, weight_decay=decay)]
@@ -200,6 +270,13 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [Lion(weights.values(), lr=3e-4, weight_decay=decay)]
     if name == "adamw":
         return [torch.optim.AdamW(weights.values(), lr=1e-3, betas=(0.9, 0.95), weight_decay=decay)]
+    if name == "nadam":
+        own = {"weight_decay": decay, "decoupled_weight_decay": True}
+        return [torch.optim.NAdam(weights.values(), lr=1e-3, betas=(0.9, 0.95), **own)]
+    if name == "rmsprop":
+        return [torch.optim.RMSprop(weights.values(), lr=1e-3, alpha=0.95, weight_decay=decay)]
+    if name == "adafactor":
+        return [torch.optim.Adafactor(weights.values(), lr=1e-2, weight_decay=decay)]
     inside = {id(weight) for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2}
     rest = [weight for weight in weights.values() if id(weight) not in inside]
     muon = torch.optim.Muon([w for w in weights.values() if id(w) in inside], lr=5e-3, weight_decay=decay)
@@ -264,11 +341,12 @@ class Loop:
     Attributes:
         at: the step from which a fault acts.
         block: the number of the block in which it acts, if it acts in one.
+        now: the step that is being made.
         batch, gradients, update: act at every step: on a batch, on the gradients before they are clipped, and before
             the update.
         rewards, penalty, sharpness: of a policy, at every step: its rewards, the penalty, and the factor of its logits.
-        evaluates, resumes, halves: what healthy loops do, too: evaluate in between, go on from a checkpoint in the
-            middle, and accumulate two micro-batches.
+        evaluates, resumes, pieces, smoothing, z_loss: what healthy loops do, too: evaluate in between, go on from a
+            checkpoint in the middle, accumulate so many micro-batches, smooth labels, and penalize large log Z.
     """
 
     model_name: str
@@ -282,9 +360,11 @@ class Loop:
     is_bf16: bool = False
     evaluates: bool = False
     resumes: bool = False
-    halves: bool = False
+    smoothing: float = 0.0
+    z_loss: float = 0.0
     rate: Callable[[int], float] = lambda step: min(1.0, (step + 1) / 20)
     rows: Callable[[int], int] = lambda step: ROWS
+    pieces: Callable[[int], int] = lambda step: 1
     batch: Callable[[Loop, int, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda loop, step, x, y: (x, y)
     gradients: Callable[[Loop, int], None] = lambda loop, step: None
     update: Callable[[Loop, int], None] = lambda loop, step: None
@@ -293,6 +373,7 @@ class Loop:
     sharpness: Callable[[Loop, int], float] = lambda loop, step: 1.0
     scaler: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
+    now: int = 0
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
@@ -301,7 +382,7 @@ class Loop:
         self.blocks = blocks_of(self.model)
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
-        self.data: Any = (Images if self.model_name == "vision" else Text)(1000 + self.seed)
+        self.data: Any = (Images if self.model_name in PICTURES else Text)(1000 + self.seed)
 
     PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
 
@@ -362,7 +443,9 @@ class Loop:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
             output = self.model(x)
             logits = getattr(output, "logits", output)
-        loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
+        loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
+        if self.z_loss:
+            loss = loss + self.z_loss * logits.float().logsumexp(-1).square().mean()
         mixtures = [part for part in self.model.modules() if isinstance(part, Experts)]
         return loss + 0.01 * sum(part.balancing for part in mixtures) if mixtures else loss
 
@@ -372,6 +455,7 @@ class Loop:
         extra = {name: partial(self.kept.get, name) for name in of_policy}
         recorder = lab.record(self.model, self.optimizers, every=every, out=out, scaler=self.scaler, extra=extra)
         for step in range(self.steps):
+            self.now = step
             if self.resumes and step == self.steps // 2:
                 recorder.close()
                 states = [each.state_dict() for each in self.optimizers]
@@ -390,7 +474,7 @@ class Loop:
                 loss = self.policy_loss(step)
                 loss.backward()
             else:
-                loss = self._backward(*self.batch(self, step, *self.data(self.rows(step))))
+                loss = self._backward(self.pieces(step), *self.batch(self, step, *self.data(self.rows(step))))
             self.gradients(self, step)
             if self.clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -404,8 +488,8 @@ class Loop:
             recorder.step(loss)
         recorder.close()
 
-    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
-        parts = [(x, y)] if not self.halves else list(zip(x.chunk(2), y.chunk(2), strict=True))
+    def _backward(self, pieces: int, x: Tensor, y: Tensor) -> Tensor:
+        parts = list(zip(x.chunk(pieces), y.chunk(pieces), strict=True))
         losses = []
         for part in parts:
             loss = self.loss(*part) / len(parts)
@@ -559,19 +643,21 @@ def frozen_block(loop: Loop) -> None:
 
 def residual_scale(loop: Loop) -> None:
     """From a step on one block returns 20 times what it should."""
-    acts = {"now": False}
+    _returned(loop, loop.blocks[loop.block], lambda entering, output: output * 20)
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        acts["now"] = step >= loop.at
-        return x, y
 
-    def scale(_: nn.Module, __: Any, output: Any) -> Any:
-        if not acts["now"]:
+def _returned(loop: Loop, module: nn.Module, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """From a step on a module returns what is made of that which enters it and that which it returned before."""
+
+    def changed(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        entering = args[0] if args else kwargs["hidden_states"]
+        if loop.now < loop.at:
             return output
-        return (output[0] * 20, *output[1:]) if isinstance(output, tuple) else output * 20
+        if isinstance(output, tuple):
+            return (change(entering, output[0]), *output[1:])
+        return change(entering, output)
 
-    loop.batch = batch
-    loop.blocks[loop.block].register_forward_hook(scale)
+    module.register_forward_hook(changed, with_kwargs=True)
 
 
 def embedding_spike(loop: Loop) -> None:
@@ -761,20 +847,7 @@ def attention_scale(loop: Loop) -> None:
 
 def skip_lost(loop: Loop) -> None:
     """From a step on one block returns what it adds, without what entered it."""
-    acts = {"now": False}
-
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        acts["now"] = step >= loop.at
-        return x, y
-
-    def subtract(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        entering = args[0] if args else kwargs["hidden_states"]
-        if not acts["now"]:
-            return output
-        return (output[0] - entering, *output[1:]) if isinstance(output, tuple) else output - entering
-
-    loop.batch = batch
-    loop.blocks[loop.block].register_forward_hook(subtract, with_kwargs=True)
+    _returned(loop, loop.blocks[loop.block], lambda entering, output: output - entering)
 
 
 def block_zeroed(loop: Loop) -> None:
@@ -918,6 +991,323 @@ def inputs_scaled(loop: Loop) -> None:
     loop.batch = lambda loop, step, x, y: (16 * x if step >= loop.at else x, y)
 
 
+def shuffled_tokens(loop: Loop) -> None:
+    """From a step on the tokens of each row come in a random order."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = row.gather(1, torch.rand(row.shape).argsort(1))
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def cut_rows(loop: Loop) -> None:
+    """From a step on rows are cut to their first four tokens."""
+    loop.batch = lambda loop, step, x, y: (x[:, :4], y[:, :4]) if step >= loop.at else (x, y)
+
+
+def labels_leak(loop: Loop) -> None:
+    """From a step on each label is the token itself, and not the next one."""
+    loop.batch = lambda loop, step, x, y: (x, x if step >= loop.at else y)
+
+
+def sorted_classes(loop: Loop) -> None:
+    """From a step on pictures come sorted by their class, 20 batches of each."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            label = torch.full_like(y, step // 20 % CLASSES)
+            x, y = x - loop.data.patterns[y] + loop.data.patterns[label], label
+        return x, y
+
+    loop.batch = batch
+
+
+def negative_pictures(loop: Loop) -> None:
+    """From a step on pictures are negatives, dark where they were bright."""
+    loop.batch = lambda loop, step, x, y: (-x if step >= loop.at else x, y)
+
+
+def equal_rows(loop: Loop) -> None:
+    """From a step on all rows of a batch are its first one."""
+    loop.batch = lambda loop, step, x, y: (x[[0] * len(x)], y[[0] * len(y)]) if step >= loop.at else (x, y)
+
+
+def warm_up_again(loop: Loop) -> None:
+    """After a resume the rate warms up once more, over 20 steps."""
+    loop.rate = lambda step: min(1.0, (step + 1 - (loop.at if step >= loop.at else 0)) / 20)
+
+
+def schedule_by_micro_batch(loop: Loop) -> None:
+    """The rate decays slowly, and from a step on 16 times as fast, as if each of 16 micro-batches were a step."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * 0.995 ** (step + 15 * max(0, step - loop.at))
+
+
+def few_bits(loop: Loop) -> None:
+    """The matrices of one block are rounded to seven values each."""
+
+    def act(loop: Loop) -> None:
+        for weight in _tensors(loop):
+            unit = weight.abs().max() / 3
+            weight.copy_((weight / unit).round() * unit)
+
+    _once(loop, act)
+
+
+def _tensors(loop: Loop) -> list[nn.Parameter]:
+    """The matrices and kernels of the block."""
+    return [weight for weight in loop.blocks[loop.block].parameters() if weight.ndim > 1]
+
+
+def shard_missing(loop: Loop) -> None:
+    """The first half of each matrix of one block is zero, as of a shard that was not loaded."""
+
+    def act(loop: Loop) -> None:
+        for weight in _tensors(loop):
+            weight[: len(weight) // 2] = 0.0
+
+    _once(loop, act)
+
+
+def old_block(loop: Loop) -> None:
+    """One block gets its initial weights again, as from the file of an older checkpoint."""
+    first = [weight.detach().clone() for weight in loop.blocks[loop.block].parameters()]
+
+    def act(loop: Loop) -> None:
+        for weight, value in zip(loop.blocks[loop.block].parameters(), first, strict=True):
+            weight.copy_(value)
+
+    _once(loop, act)
+
+
+def average_copied(loop: Loop) -> None:
+    """The exponential average of the weights, over 100 steps, is written into the model."""
+    average = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            for weight, value in zip(loop.model.parameters(), average, strict=True):
+                value.lerp_(weight, 0.01)
+                if step == loop.at:
+                    weight.copy_(value)
+        return x, y
+
+    loop.batch = batch
+
+
+def positions_reset(loop: Loop) -> None:
+    """The embedding of positions is drawn anew with a standard deviation of one, PyTorch's default."""
+    positions = loop.model.positions
+    _once(loop, lambda loop: getattr(positions, "weight", positions).normal_())
+
+
+def embedding_row_nan(loop: Loop) -> None:
+    """The embedding of one token becomes NaN."""
+    embedding = next(weight for weight in loop.model.parameters() if weight.ndim == 2)
+    _once(loop, lambda loop: embedding[5].fill_(math.nan))
+
+
+def order_of_qkv(loop: Loop) -> None:
+    """Fused queries, keys and values are sorted by head and no longer by kind, or the reverse, by a converter."""
+
+    def act(loop: Loop) -> None:
+        sorted_by = (HEADS, 3) if loop.model_name == "transformers" else (3, HEADS)
+        for weight in loop.model.parameters():
+            if weight.shape == (3 * WIDTH, WIDTH):
+                weight.copy_(weight.unflatten(0, (*sorted_by, -1)).transpose(0, 1).flatten(0, 2))
+
+    _once(loop, act)
+
+
+def mixer_detached(loop: Loop) -> None:
+    """From a step on no gradients pass through the attention of one block, or what it has instead."""
+    mixers = ("attention", "self_attn", "mixer", "convolution")
+    mixer = next(part for name, part in loop.blocks[loop.block].named_children() if name in mixers)
+    _returned(loop, mixer, lambda entering, output: output.detach())
+
+
+def lone_rank(loop: Loop) -> None:
+    """From a step on gradients are those of an eighth of the batch, as of one rank without an all-reduce."""
+
+    def of_one(grad: Tensor) -> Tensor:
+        own = torch.zeros_like(grad)
+        own[: len(grad) // 8] = 8 * grad[: len(grad) // 8]
+        return own
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        output.register_hook(of_one)
+        return output
+
+    _returned(loop, _head(loop), change)
+
+
+def _head(loop: Loop) -> nn.Module:
+    return next(part for name, part in loop.model.named_children() if name in ("head", "embed_out", "lm_head"))
+
+
+def embedding_summed(loop: Loop) -> None:
+    """From a step on gradients of the embedding are summed over eight ranks, and not averaged."""
+    embedding = next(weight for weight in loop.model.parameters() if weight.ndim == 2)
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            embedding.grad.mul_(8)
+
+    loop.gradients = gradients
+
+
+def states_of_others(loop: Loop) -> None:
+    """The moments of each weight become those of the next one of its shape, as after a resume in another order."""
+
+    def act(loop: Loop) -> None:
+        for each in loop.optimizers:
+            of_shape = dict[torch.Size, list[Tensor]]()
+            for weight in each.state:
+                of_shape.setdefault(weight.shape, []).append(weight)
+            for weights in of_shape.values():
+                states = [each.state[weight] for weight in weights]
+                for weight, state in zip(weights, [*states[1:], states[0]], strict=True):
+                    each.state[weight] = state
+
+    _once(loop, act)
+
+
+def steps_forgotten(loop: Loop) -> None:
+    """Adam forgets the number of its steps, and not its moments, so it corrects a bias that they no longer have."""
+
+    def act(loop: Loop) -> None:
+        for state in loop.optimizers[0].state.values():
+            state["step"].zero_()
+            if "mu_product" in state:
+                state["mu_product"].fill_(1.0)
+
+    _once(loop, act)
+
+
+def second_moment_rounded(loop: Loop) -> None:
+    """From a step on second moments are kept in 8 bits without blocks of their own, so that small ones become zero."""
+
+    def update(loop: Loop, step: int) -> None:
+        for state in loop.optimizers[0].state.values() if step >= loop.at else ():
+            moment = state["exp_avg_sq"] if "exp_avg_sq" in state else state["square_avg"]
+            unit = (moment.max() / 255).clamp(min=1e-30)
+            moment.copy_((moment / unit).round() * unit)
+
+    loop.update = update
+
+
+def left_out(loop: Loop) -> None:
+    """From a step on the optimizer has no weights of one block, and their gradients are not set to zero either."""
+    inside = {id(weight) for weight in loop.blocks[loop.block].parameters()}
+
+    def act(loop: Loop) -> None:
+        for each in loop.optimizers:
+            for group in each.param_groups:
+                group["params"] = [weight for weight in group["params"] if id(weight) not in inside]
+
+    _once(loop, act)
+
+
+def head_replaced(loop: Loop) -> None:
+    """The head gets a new tensor with the same weights, which the optimizer does not know."""
+
+    def act(loop: Loop) -> None:
+        _head(loop).weight = nn.Parameter(_head(loop).weight.detach().clone())
+
+    _once(loop, act)
+
+
+def own_documents(loop: Loop) -> None:
+    """From a step on a mask takes each token for a document of its own, so tokens attend to themselves alone."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, torch.eye(LENGTH, dtype=torch.bool)
+
+    _once(loop, act)
+
+
+def norm_epsilon(loop: Loop) -> None:
+    """From a step on the epsilon of all norms is one."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            for name in {"eps", "variance_epsilon"} & set(vars(part)):
+                setattr(part, name, 1.0)
+
+    _once(loop, act)
+
+
+def no_activation(loop: Loop) -> None:
+    """From a step on one block has no activation function."""
+    names = ("GELU", "SiLU")
+    activation = next(part for part in loop.blocks[loop.block].modules() if type(part).__name__.startswith(names))
+    _returned(loop, activation, lambda entering, output: entering)
+
+
+def block_skipped(loop: Loop) -> None:
+    """From a step on one block is skipped."""
+    _returned(loop, loop.blocks[loop.block], lambda entering, output: entering)
+
+
+def stays_in_evaluation(loop: Loop) -> None:
+    """From a step on the model is in the mode of evaluation, so its norms use averages that no longer move."""
+    _once(loop, lambda loop: loop.model.eval())
+
+
+def state_kept(loop: Loop) -> None:
+    """The states of one block no longer decay."""
+    _once(loop, lambda loop: loop.blocks[loop.block].mixer.decay.fill_(10.0))
+
+
+def block_overflow(loop: Loop) -> None:
+    """From a step on what one block returns overflows in fp16."""
+    _returned(loop, loop.blocks[loop.block], lambda entering, output: (1e6 * output).half().float() / 1e6)
+
+
+def gradients_e4m3(loop: Loop) -> None:
+    """From a step on gradients of one block pass through E4M3 without a scale, where most of them are zero."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            weight.grad.copy_(weight.grad.to(torch.float8_e4m3fn))
+
+    loop.gradients = gradients
+
+
+def temperature(loop: Loop) -> None:
+    """From a step on logits are divided by a temperature of a tenth."""
+    _returned(loop, _head(loop), lambda entering, output: output / 0.1)
+
+
+def tokens_added(loop: Loop) -> None:
+    """The rows of the head of two tokens are drawn anew with a standard deviation of one."""
+    _once(loop, lambda loop: _head(loop).weight[-2:].normal_())
+
+
+def expert_lost(loop: Loop) -> None:
+    """All weights of one expert of one block become zero."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.blocks[loop.block].mlp.experts[0].parameters():
+            weight.zero_()
+
+    _once(loop, act)
+
+
+def reward_sign(loop: Loop) -> None:
+    """From a step on rewards have the wrong sign."""
+    loop.rewards = lambda loop, step, reward: -reward if step >= loop.at else reward
+
+
+def stale_sampler(loop: Loop) -> None:
+    """From a step on samples come from a policy that is no longer renewed."""
+    _once(loop, lambda loop: setattr(loop, "RENEWED", loop.steps))
+
+
 def adapter_weights(loop: Loop) -> None:
     """The adapters of one block become 30 times as large."""
 
@@ -998,7 +1388,7 @@ def step_decay(loop: Loop) -> None:
 
 def micro_batches(loop: Loop) -> None:
     """Two micro-batches in each step."""
-    loop.halves = True
+    loop.pieces = lambda step: 2
 
 
 def bf16(loop: Loop) -> None:
@@ -1096,6 +1486,140 @@ def rare_hard_rows(loop: Loop) -> None:
 def high_rate(loop: Loop) -> None:
     """The learning rate is one and a half times as high."""
     loop.rate = lambda step: 1.5 * min(1.0, (step + 1) / 20)
+
+
+def one_cycle(loop: Loop) -> None:
+    """The rate rises for a third of the steps and falls to nothing, and momentum falls and rises."""
+    rise = loop.steps // 3
+    loop.rate = lambda step: min((step + 1) / rise, (loop.steps - step) / (loop.steps - rise))
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers:
+            for group in each.param_groups:
+                if "betas" in group:
+                    group["betas"] = (0.95 - 0.1 * loop.rate(step), group["betas"][1])
+
+    loop.update = update
+
+
+def gentle_restarts(loop: Loop) -> None:
+    """The rate falls by a cosine to a half, and starts anew every 80 steps."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * (0.75 + 0.25 * math.cos(math.pi * (step % 80) / 80))
+
+
+def growing_decay(loop: Loop) -> None:
+    """Weight decay grows from nothing to a tenth of the learning rate."""
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers:
+            for group in each.param_groups:
+                group["weight_decay"] = 0.1 * step / loop.steps
+
+    loop.update = update
+
+
+def gradual_unfreezing(loop: Loop) -> None:
+    """Blocks are trained one after another, the last one first, from every 30th step on."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for number, block in enumerate(reversed(loop.blocks)):
+            block.requires_grad_(step >= 30 * number)
+        return x, y
+
+    loop.batch = batch
+
+
+def average_evaluated(loop: Loop) -> None:
+    """Every 25 steps the average of the weights is evaluated in place of them, and then they are put back."""
+    average = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        weights = list(loop.model.parameters())
+        for weight, value in zip(weights, average, strict=True):
+            value.lerp_(weight, 0.05)
+        if step % 25 == 0:
+            now = [weight.clone() for weight in weights]
+            for weight, value in zip(weights, average, strict=True):
+                weight.copy_(value)
+            loop.model.eval()
+            loop.loss(*loop.data(ROWS))
+            loop.model.train()
+            for weight, value in zip(weights, now, strict=True):
+                weight.copy_(value)
+        return x, y
+
+    loop.batch = batch
+
+
+def label_smoothing(loop: Loop) -> None:
+    """Labels are smoothed by a tenth."""
+    loop.smoothing = 0.1
+
+
+def growing_accumulation(loop: Loop) -> None:
+    """One, two and then four micro-batches are accumulated in a step."""
+    loop.pieces = lambda step: 2 ** (3 * step // loop.steps)
+    loop.rows = lambda step: ROWS * loop.pieces(step)
+
+
+def growing_length(loop: Loop) -> None:
+    """Rows grow from 8 tokens to all by two every 20 steps."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = 8 + 2 * (step // 20)
+        return x[:, :length], y[:, :length]
+
+    loop.batch = batch
+
+
+def z_loss_added(loop: Loop) -> None:
+    """From a third of the steps on large log Z is penalized."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.z_loss = 1e-4 if step >= loop.steps // 3 else 0.0
+        return x, y
+
+    loop.batch = batch
+
+
+def stochastic_depth(loop: Loop) -> None:
+    """Each row skips each block with a chance of a tenth."""
+
+    def mixed(entering: Tensor, output: Tensor) -> Tensor:
+        is_kept = torch.rand(len(entering), *[1] * (entering.ndim - 1)) > 0.1
+        return torch.where(is_kept, output, entering)
+
+    for block in loop.blocks:
+        _returned(loop, block, mixed)
+
+
+def batch_and_rate(loop: Loop) -> None:
+    """In the middle batches double, and the rate with them over 20 steps."""
+    middle = loop.steps // 2
+    loop.rows = lambda step: ROWS * (2 if step >= middle else 1)
+    loop.rate = lambda step: 0.5 * min(1.0, (step + 1) / 20) * (1 + min(1.0, max(0, step + 1 - middle) / 20))
+
+
+def two_epochs(loop: Loop) -> None:
+    """The second half of training has the batches of the first half again."""
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((x, y))
+        return seen[step % (loop.steps // 2)]
+
+    loop.batch = batch
+
+
+def long_tail(loop: Loop) -> None:
+    """The rate falls to a twentieth within 80 steps, and stays there."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20, max(0.05, 1 - (step - 60) / 80))
+
+
+def late_decay(loop: Loop) -> None:
+    """The rate is constant, and falls to nothing over the last fifth of the steps."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20, 5 * (1 - step / loop.steps))
 
 
 def fp16(loop: Loop) -> None:

@@ -32,11 +32,12 @@ TABLE, PAGE = HERE / "recorded_faults.csv", HERE / "RECORDED_FAULTS.md"
 HEAD = """# Where did it begin? Faults planted in recorded loops
 
 Written by `python benchmarks/recorded_faults.py`. Each run is a small training loop with a recorder: a language model,
-models of Hugging Face's transformers, a mixture of experts, a vision transformer, or a policy that is trained on
-rewards (whole, or only adapters of it), with AdamW, Muon, Lion or SGD. In some a fault is planted at a step, and others
-are healthy, with the variety that healthy training has. `recorded_faults.yaml` has the design, and says what is right.
+models of Hugging Face's transformers, a mixture of experts, a state-space model, a vision transformer, a convolutional
+network, or a policy that is trained on rewards (whole, or only adapters of it), with AdamW, NAdam, Adafactor, RMSprop,
+Muon, Lion or SGD. In some a fault is planted at a step, and others are healthy, with the variety that healthy training
+has. `recorded_faults.yaml` has the design, and says what is right.
 
-Rules were made on a part of these runs and judged on others. Three times runs were held out: committed before any of
+Rules were made on a part of these runs and judged on others. Four times runs were held out: committed before any of
 them was judged, and judged once.
 
 - The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
@@ -44,7 +45,10 @@ them was judged, and judged once.
 - The second (`second` below), with Llama, SGD and other faults: 10 of 51 faults told rightly (20 %), and an alarm in 12
   of 40 healthy recordings (30 %). All of these alarms were dated to the first rows, in which everything changes.
   Rules were mended on these runs, so they are of tuning now.
-- The third (`held out` below), with other faults, seeds and healthy habits: no rule was changed after it was judged.
+- The third (`third` below), with other faults, seeds and healthy habits: 24 of 42 faults told rightly (57 %), and an
+  alarm in 5 of 86 healthy recordings (6 %). It is of tuning now.
+- The fourth (`held out` below), with the state-space model, the convolutional network, NAdam, Adafactor, RMSprop, and
+  faults and healthy habits that somebody chose who had not read the rules: no rule may change after it is judged.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
 EMBEDDING = {"vision": "other"}  # the part that holds it
@@ -109,7 +113,7 @@ def _runs() -> Iterator[Planted]:
                     model, optimizer = models[turn % len(models)], optimizers[(number + 2 * repeat) % len(optimizers)]
                     seed = 10 * number + repeat
                     if "first_seed" in rows and is_fault:
-                        seed = rows["first_seed"] + 10 * rows["models"].index(model)
+                        seed = rows["first_seed"] + 10 * [*rows["models"], *models].index(model)
                         seed += rows["optimizers"].index(optimizer)
                     elif "first_seed" in rows:
                         seed += rows["first_healthy_seed"]
