@@ -266,8 +266,8 @@ PUBLISHED_RUNS = """# Published runs by their numbers
 
 Do the limits of `lab predict --params` know which large runs became unstable? They do not, as the last column shows, so
 numbers within the limits permit nothing. The table has what the limits say of published runs, and what was published of
-each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537 million parameters. Each run is
-left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
+each. Nothing was fitted to these runs, since the limits rest on public runs of up to 537 million parameters. Each run
+is left out of those that may contradict it. What a finding means, and what no small model can tell, is on the page
 [Your numbers](../docs/your_numbers.md). `make results-readme` writes this page.
 """
 
