@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import Parts, plain
+from labwatch.recorder.parts import Parts
 from labwatch.recorder.settings import CLIPPING, MAX_NORM, Settings, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 
@@ -390,7 +389,8 @@ class Measurement:
     def _entries(self, name: str, whole: Tensor) -> Tensor:
         """Which entries of a weight, or of this rank's shard, are followed."""
         if name not in self.entries:
-            random, size = torch.Generator().manual_seed(crc32(plain(name).encode())), whole.numel()
+            size = whole.numel()
+            random = torch.Generator().manual_seed(size)  # so names, which wrapping changes, make no difference
             entries = torch.randint(size, (FOLLOWED,), generator=random) if size > FOLLOWED else torch.arange(size)
             self.entries[name] = entries.to(whole.device)
         return self.entries[name]
