@@ -21,8 +21,9 @@ from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
 from labwatch.recorder.parts import Parts
-from labwatch.recorder.settings import CLIPPING, MAX_NORM, Settings, rate
+from labwatch.recorder.settings import CLIPPING, Settings, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
+from labwatch.recordings.recording import MAX_NORM
 
 OF_BLOCK = (activations.block_rms, activations.block_kurtosis)
 OF_SAMPLED_BLOCK = (

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from labwatch.recorder.parts import Parts
+from labwatch.recordings.recording import DECAYS, OF_PARTS, SETTINGS
 
-OF_PARTS = "of"  # the parts of the model in which a group has weights
-CLIPPING, MAX_NORM = "clipping", "max_norm"  # beside the groups: the norm to which torch clips gradients
+CLIPPING = "clipping"  # the name under which ``MAX_NORM`` stands beside the groups
 # A number jumps from one update to the next if it changes by more than this factor, or if what a decay leaves to the
 # next number does. Smaller changes, those of a schedule, are written at the next update that is measured.
 JUMP = 1.5
-DECAYS = ("beta", "momentum", "alpha", "rho")
 
 
 class Settings:
@@ -74,7 +73,7 @@ class Settings:
                     news[name] = changed
                     told |= {key: value[1] if _is_pair(key, value) else value for key, value in changed.items()}
             if news:
-                row["settings"] = news
+                row[SETTINGS] = news
 
 
 def rate(group: Mapping[str, Any]) -> float:

@@ -17,6 +17,8 @@ from lab.core.windows import Numbers
 
 LOSS, STEP, HEADER, SETTINGS = "loss", "step", "recorder", "settings"
 OF_PARTS = "of"  # of a group of weights the parts of the model that they are of
+MAX_NORM = "max_norm"  # the norm to which gradients are clipped, a setting beside those of the groups
+DECAYS = ("beta", "momentum", "alpha", "rho")  # how settings begin that say what a mean keeps of what it was
 LONGEST_HEADER = 2**16  # bytes
 
 

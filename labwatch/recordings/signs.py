@@ -16,7 +16,7 @@ from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import Recording, Setting
+from labwatch.recordings.recording import DECAYS, MAX_NORM, Recording, Setting
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
 # falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
@@ -24,7 +24,6 @@ RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
 # Other settings jump if they, or what a decay leaves to the next number, change by this factor after so many steps in
 # which they did not: numbers that jump more often are kept by the optimizer itself.
 SETTING_JUMP, CALM_STEPS = 3.0, 20
-DECAYS, MAX_NORM = ("beta", "momentum", "alpha", "rho"), "max_norm"
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
 SAME, CONSTANT_CHANGE = 1e-3, 1.5
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
@@ -138,10 +137,6 @@ class Readings:
 
     def has(self, name: str) -> bool:
         return bool(self.recording.places(name))
-
-    def steps_before(self, row: int) -> int:
-        """Steps since the recorded row before."""
-        return int(self.step_m[row] - self.step_m[row - 1])
 
     def row_of(self, step: float) -> int:
         """The first recorded row that shows a step, or else the last one."""

@@ -103,11 +103,6 @@ def _critical_batch(tuned: TunedSteps) -> pd.Series:
     return _hyperbola(tuned, "scale")
 
 
-def critical_batches(arms: Sequence[ArmTables]) -> pd.DataFrame:
-    """The critical batch of each optimizer (sequences), a row per seed, from the arms of ``each_batch_size``."""
-    return _each_optimizer(_tuned(arms), _critical_batch)
-
-
 def _spread(tuned: Mapping[str, TunedSteps]) -> Qualified:
     """The control of laws over batch sizes: the smallest batch takes over four times the steps of the largest."""
     return exceeds(_each_optimizer(tuned, lambda batches: batches.steps.iloc[:, 0] / batches.steps.iloc[:, -1]), 4)
