@@ -133,8 +133,10 @@ def test_a_moment_that_is_forgotten_has_a_bias_correction_of_its_own(change: str
             direction = unbiased / (root + eps)
             step = weight - now[f"weight.{name}"]
             weight = now[f"weight.{name}"]
+            # a kept mean over the root of one tiny gradient takes a weight so far that it is rounded to more than a step
+            allowed = 0.02 * lr * direction.abs() + 1e-6 + 2**-23 * weight.abs()
             clear = gradient.abs() > 1e-5
-            assert torch.allclose(step[clear], lr * direction[clear], rtol=0.02, atol=1e-6), (name, number)
+            assert ((step - lr * direction).abs() <= allowed)[clear].all(), (name, number)
 
 
 def test_another_epsilon_is_that_of_its_own_run_alone() -> None:
