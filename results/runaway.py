@@ -29,7 +29,7 @@ from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 from lab.sweeping.progress import ProgressLog
 from lab.sweeping.request import read_request
-from studies.claims.as_functions import effect_text
+from studies.claims.public_claims import effect_text
 from studies.real_runs.curves import UNIGRAM, failing_brackets, read_real_runs
 from studies.runaway import figures
 from studies.runaway.rates import (

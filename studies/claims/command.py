@@ -9,9 +9,8 @@ from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.report.answer import give_one
-from studies.claims import ruled, scoreboard
+from studies.claims import public_scoreboard, scoreboard
 from studies.claims.power import power_lines
-from studies.claims.registry import RULED
 
 
 def judge_claims(given: argparse.Namespace) -> None:
@@ -26,8 +25,8 @@ def judge_claims(given: argparse.Namespace) -> None:
         for line in power_lines(given.folders[0], given.power, given.effect):
             say(line)
         return
-    if given.source in RULED:
-        give_one(ruled.answer_of(given.source), given)
+    if given.source == scoreboard.PUBLIC_RUNS:
+        give_one(public_scoreboard.answer(), given)
         return
     here = [results] if (results := shipped.results()) == Path("results") else []
     folders = given.folders or here

@@ -1,21 +1,19 @@
-"""The claims of studies, by study and by name: rows of their ``claims.yaml``, with functions of modules of effects.
-
-Claims on runs that are none of the lab's stand in the ``claims.py`` of their study: ``RULES``, what they are judged on
-(``read``), and what all of it is called (``SOURCE``).
-"""
-
-from types import ModuleType
+"""The claims of studies, by study and by name: rows of their ``claims.yaml``, with functions of modules of effects."""
 
 from lab.core.shelf import HOME, modules
+from studies.claims.public_claims import PublicClaim
 from studies.claims.rows import read_claims
 from studies.claims.verdicts import Claim
 
-BY_STUDY = {
+_ROWS = {
     path.parent.name: list(read_claims(path, modules("effects", path.parent.name)))
     for path in sorted(HOME.glob("*/claims.yaml"))
 }
-RULED: dict[str, ModuleType] = {module.SOURCE: module for module in modules("claims")}
-CLAIMS: dict[str, Claim] = {claim.name: claim for claims in BY_STUDY.values() for claim in claims}
+BY_STUDY = {
+    study: claims for study, rows in _ROWS.items() if (claims := [row for row in rows if isinstance(row, Claim)])
+}
+CLAIMS = {claim.name: claim for claims in BY_STUDY.values() for claim in claims}
+PUBLIC_CLAIMS = {row.name: row for rows in _ROWS.values() for row in rows if isinstance(row, PublicClaim)}
 
 
 def study_of(sweep: str) -> str:

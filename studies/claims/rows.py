@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,6 +18,7 @@ from studies.claims import evidence as arms_of_library
 from studies.claims.decision import ABOVE_ZERO
 from studies.claims.effects import EffectsOfArms, Qualified, exceeds, parts, qualified
 from studies.claims.evidence import ArmTables, Config
+from studies.claims.public_claims import PublicClaim
 from studies.claims.verdicts import KINDS, PLAIN, SOURCES, WIDTH, ChooseArms, Claim, Presumption
 
 Named = Mapping[str, Any]  # functions and presumptions by their names
@@ -65,7 +66,7 @@ class RowEffects:
         return Qualified(parts(**{value: qualified(effect(*group)).table for value, group in groups.items()}))
 
 
-def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
+def read_claims(path: Path, of_study: Sequence[ModuleType]) -> Iterator[Claim | PublicClaim]:
     """Read the claims of a file: a list of blocks, each with fields that its claims share, and ``claims`` by name.
 
     A row has the attributes of ``Claim``, except those that are made from the following fields:
@@ -76,6 +77,9 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
     - ``control``: as ``effect``, with ``above`` if it must exceed another bound than zero.
     - ``each`` and ``resolution``, see ``RowEffects``.
     - ``presumes``: the name of a ``Presumption``.
+
+    A row that says ``runs_of`` has the attributes of ``PublicClaim``, with ``effect`` as above; what it is measured in
+    is what ``read`` of the study's module gives.
 
     Args:
         path: the file.
@@ -93,8 +97,9 @@ def read_claims(path: Path, of_study: Iterable[ModuleType]) -> Iterator[Claim]:
     for block in shipped.load(path):
         shared = {key: value for key, value in block.items() if key != "claims"}
         for name, row in block["claims"].items():
+            row = {**shared, **row}
             try:
-                yield _claim(name, {**shared, **row}, known)
+                yield _public_claim(name, row, known, of_study) if "runs_of" in row else _claim(name, row, known)
             except (TypeError, ValueError) as error:
                 raise RequestError(f"{path}: {name}: {error}") from None
 
@@ -124,6 +129,12 @@ def _claim(name: str, row: dict[str, Any], known: Named) -> Claim:
     _get("source", claim.source, dict.fromkeys(SOURCES))
     _get("kind", claim.kind, dict.fromkeys(KINDS))
     return claim
+
+
+def _public_claim(name: str, row: dict[str, Any], known: Named, of_study: Sequence[ModuleType]) -> PublicClaim:
+    (read,) = (vars(module)["read"] for module in of_study)
+    effect, side = _effect(row.pop("effect", ""), known), row.pop("side", ABOVE_ZERO)
+    return PublicClaim(name=name, read=read, effect=effect, side=tuple(side), **row)
 
 
 def _get(kind: str, name: str, known: Named) -> Any:
@@ -171,7 +182,7 @@ def _effects(row: dict[str, Any], known: Named) -> RowEffects:
     )
 
 
-def _effect(spec: Any, known: Named) -> EffectsOfArms:
+def _effect(spec: Any, known: Named) -> Callable[..., Any]:
     name, arguments = _split(spec)
     function, arguments = _get("effect", name, known), dict(arguments)
     inspect.signature(function).bind_partial(**arguments)

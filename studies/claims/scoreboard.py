@@ -18,7 +18,7 @@ from lab.records import store
 from lab.report.answer import Answer, InText, OnPage, Part, Sorted
 from studies.claims.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from studies.claims.evidence import Evidence, read_evidence
-from studies.claims.registry import CLAIMS, RULED
+from studies.claims.registry import CLAIMS
 from studies.claims.shares import benjamini_hochberg
 from studies.claims.verdicts import (
     CONSTANT,
@@ -38,6 +38,7 @@ from studies.claims.verdicts import committed as verdicts_by_claim
 MARKS = ("<!-- claims -->", "<!-- end of claims -->")
 SUBJECT_MARKS = ("<!-- claims by subject -->", "<!-- end of claims by subject -->")
 EFFECT = "effect [95 % interval]"
+PUBLIC_RUNS = "public runs"  # as a source of claims, besides ``SOURCES``
 COLUMNS_OF_PAGE = [
     *("claim", "verdict", EFFECT, "q", "seeds", "why not", "stated in", "about"),
     *("parameters", "steps", "λT", "on other text"),
@@ -259,7 +260,7 @@ def chosen(folders: Sequence[Path], source: str = "", figure: str = "", verdict:
     """
     figures = list(dict.fromkeys(claim.figure for claim in CLAIMS.values()))
     for kind, name, known in (
-        ("source", source, (*SOURCES, *RULED)),
+        ("source", source, (*SOURCES, PUBLIC_RUNS)),
         ("figure", figure, figures),
         ("verdict", verdict, (*WORDS, *ANSWERS)),
     ):
@@ -293,7 +294,7 @@ def answer_of(
     known["stated in"] = [f"{row.claim.source}, {row.figure}" for row in rows]
     known["about"] = [row.claim.about for row in rows]
     known["on other text"] = [row.on_other_text for row in rows]
-    notes = [OF_THE_LAB, *(f"lab claims --source '{name}' holds them against those." for name in RULED)]
+    notes = [OF_THE_LAB, f"lab claims --source '{PUBLIC_RUNS}' holds them against those."]
     parts: list[Part] = [
         OnPage([counts, Sorted(known[COLUMNS_OF_PAGE], "verdict", PROSE)]),
         InText([brief, counts, *(_drawn(rows) if draws else []), *(notes if is_committed else [])]),

@@ -1,4 +1,4 @@
-"""Public runs held against the lab's claims: curves, rules in planted worlds, and the committed numbers."""
+"""Public runs held against the lab's claims: curves, claims in planted worlds, and the committed numbers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ import pytest
 import public_limits
 import write_pages
 from lab.analysis.statistics import student_t
-from studies.claims import ruled
-from studies.claims.as_functions import HOLDS, NOT_DECIDED, NOT_TESTED, SLOPE_HOLDS, JudgedRule, Rule, judge_rule
+from studies.claims import public_scoreboard
 from studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
-from studies.claims.registry import CLAIMS
+from studies.claims.public_claims import (
+    HOLDS,
+    NOT_DECIDED,
+    NOT_TESTED,
+    SLOPE_HOLDS,
+    JudgedClaim,
+    PublicClaim,
+    judge_public_claim,
+)
+from studies.claims.registry import CLAIMS, PUBLIC_CLAIMS
 from studies.real_runs import figures
-from studies.real_runs.claims import EMBEDDING, MARIN, RULES, STEP_LAW
 from studies.real_runs.curves import RealRuns, changes_of, curve_of, curves_of, rates_of, read_real_runs
+from studies.real_runs.effects import MARIN, STEP_LAW
 from sweeping import OutputOf
 
 HOME = Path(__file__).parents[2]
 
 RATES = 2.0 ** np.arange(-12, -3, 0.5)
 SIZES = (1e8, 3e8, 9e8)
-RULE = {rule.name: rule for rule in RULES}
 OWN = {"of_the_lab": {"effect": 0.4, "low": 0.3, "high": 0.5, "verdict": REPRODUCED}}
 
 
@@ -86,7 +93,7 @@ def marin(breaks: Callable[[str, str, float], bool], optimizers: Sequence[str] =
 def verdict(name: str, runs: RealRuns | pd.DataFrame) -> str:
     if isinstance(runs, pd.DataFrame):
         runs = RealRuns(curves_of(runs), pd.DataFrame(), pd.DataFrame())
-    return judge_rule(RULE[name]._replace(lab=""), runs, {}).decision.verdict
+    return judge_public_claim(PUBLIC_CLAIMS[name]._replace(lab=""), runs, {}).decision.verdict
 
 
 def test_a_cliff_has_the_same_bracket_at_half_of_the_way_and_a_slope_has_not() -> None:
@@ -114,10 +121,10 @@ def test_a_run_that_exploded_counts_as_no_more_than_a_uniform_guess() -> None:
 @pytest.mark.parametrize("exponent", [-0.2, -0.4, -0.9])
 def test_a_planted_exponent_is_recovered(exponent: float) -> None:
     runs = RealRuns(curves_of(sweep(exponent, tokens=0.1)), pd.DataFrame(), pd.DataFrame())
-    found = RULE["failing_rate_falls_with_size"].effect(runs)
+    found = PUBLIC_CLAIMS["failing_rate_falls_with_size"].effect(runs)
     assert found.low < -exponent < found.high
     assert found.high - found.low < 0.4
-    found = RULE["failing_rate_hardly_changes_with_tokens"].effect(runs)
+    found = PUBLIC_CLAIMS["failing_rate_hardly_changes_with_tokens"].effect(runs)
     assert found.low < 0.1 < found.high
 
 
@@ -137,7 +144,7 @@ def test_a_planted_exponent_is_recovered(exponent: float) -> None:
         ("shorter_warm_up_ends_higher", marin(lambda *_: True), marin(lambda *_: False)),
     ],
 )
-def test_a_rule_holds_in_a_world_in_which_its_sentence_does(
+def test_a_claim_holds_in_a_world_in_which_its_sentence_does(
     name: str, holds: RealRuns | pd.DataFrame, fails: RealRuns | pd.DataFrame
 ) -> None:
     assert verdict(name, holds) == REPRODUCED
@@ -155,30 +162,32 @@ def test_a_rule_holds_in_a_world_in_which_its_sentence_does(
     ],
 )
 def test_the_labs_claim_has_the_word_that_real_runs_give_it(values: list[float], is_slope: bool, word: str) -> None:
-    rule = Rule("a", "a", "a", student_t, lab="of_the_lab", is_slope=is_slope)
-    assert judge_rule(rule, values, OWN).word == word
+    claim = PublicClaim("a", "a", "a", list, student_t, lab="of_the_lab", is_slope=is_slope)
+    assert judge_public_claim(claim, values, OWN).word == word
 
 
 def test_a_claim_that_the_lab_never_judged_is_not_tested() -> None:
-    rule = Rule("a", "a", "a", student_t, lab="of_the_lab")
-    assert judge_rule(rule, [1.0, 1.1, 1.2], {"of_the_lab": {**OWN["of_the_lab"], "effect": None}}).word == NOT_TESTED
+    claim = PublicClaim("a", "a", "a", list, student_t, lab="of_the_lab")
+    never = {"of_the_lab": {**OWN["of_the_lab"], "effect": None}}
+    assert judge_public_claim(claim, [1.0, 1.1, 1.2], never).word == NOT_TESTED
 
 
-def test_every_rule_can_be_told_from_the_others() -> None:
-    assert len(RULE) == len(RULES)
-    assert len({(rule.sentence, rule.source) for rule in RULES}) == len(RULES)
-    assert {rule.source for rule in RULES} == {STEP_LAW, MARIN, EMBEDDING}
+def test_every_claim_can_be_told_from_the_others() -> None:
+    told = [(claim.sentence, claim.runs_of) for claim in PUBLIC_CLAIMS.values()]
+    assert len({*told}) == len(told)
+    assert {runs_of for _, runs_of in told} == {STEP_LAW, MARIN, "output embedding"}
+    assert not {*PUBLIC_CLAIMS} & {*CLAIMS}
 
 
 @cache
-def judged() -> dict[str, JudgedRule]:
-    return {row.rule.name: row for row in ruled.judge_all("public runs")}
+def judged() -> dict[str, JudgedClaim]:
+    return {row.claim.name: row for row in public_scoreboard.judge_all()}
 
 
 def test_the_committed_numbers_decide_most_claims() -> None:
     assert judged()["failing_rate_falls_with_size"].word == SLOPE_HOLDS
     assert judged()["qk_norm_keeps_every_learning_rate"].word == CONTRADICTED
-    assert sum(row.decision.verdict == INCONCLUSIVE for row in judged().values()) < len(RULES) / 3
+    assert sum(row.decision.verdict == INCONCLUSIVE for row in judged().values()) < len(PUBLIC_CLAIMS) / 3
     assert all(math.isfinite(row.decision.shown.mean) for row in judged().values())
 
 
@@ -224,14 +233,14 @@ def test_documents_have_the_tables_that_the_numbers_make() -> None:
 
 def test_claims_on_public_runs_are_listed_beside_the_labs(output_of: OutputOf) -> None:
     text = output_of("claims", "--source", "public runs")
-    assert all(rule.sentence in text for rule in RULES)
+    assert all(claim.sentence in text for claim in PUBLIC_CLAIMS.values())
     rows = {row["name"]: row for row in json.loads(output_of("claims", "--source", "public runs", "--json"))}
     assert rows["best_rate_falls_with_size"]["holds"] == SLOPE_HOLDS
     assert rows["divergence_is_a_cliff"]["claim_of_the_lab"] is None
 
 
 def test_every_claim_of_the_lab_that_is_held_against_public_runs_exists() -> None:
-    assert {rule.lab for rule in RULES if rule.lab} <= set(CLAIMS)
+    assert {claim.lab for claim in PUBLIC_CLAIMS.values() if claim.lab} <= set(CLAIMS)
 
 
 def test_the_matrix_of_changes_counts_runs() -> None:
@@ -261,7 +270,7 @@ def test_a_rate_is_costly_from_the_loss_on_that_the_lab_calls_so(rise: float, sh
         for lr, loss in ((0.001, 5.0), (0.01, 3.0), (0.1, 3.1), (0.3, 3.0 + rise), (1.0, 9.0))
     ]
     world = RealRuns(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(rows))
-    assert RULE["qk_norm_keeps_every_learning_rate"].effect(world).mean == share
+    assert PUBLIC_CLAIMS["qk_norm_keeps_every_learning_rate"].effect(world).mean == share
 
 
 def test_the_batch_of_public_runs_is_the_tokens_of_a_step() -> None:

@@ -1,4 +1,4 @@
-"""Claims written as functions: the sentence and the rule stand above the function that measures the effect."""
+"""Claims on runs of others, and what they say of the lab's own claims on small models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ HOLDS, SLOPE_HOLDS, NOT_DECIDED, NOT_TESTED = "holds", "slope holds", "not decid
 WORDS = (HOLDS, SLOPE_HOLDS, CONTRADICTED, NOT_DECIDED, NOT_TESTED)
 
 
-class Rule(NamedTuple):
-    """A sentence that can be false, and how it is judged.
+class PublicClaim(NamedTuple):
+    """A sentence on runs of others that can be false, and how it is judged.
 
     Attributes:
-        name: the name of its function.
+        name: its name, a key of ``PUBLIC_CLAIMS``.
+        runs_of: whose runs they are.
         sentence: what is claimed.
-        source: the runs that it is judged on.
-        effect: measures it in the data of its study.
+        read: reads the data of its study.
+        effect: measures it in these data.
         side: the open range in which the sentence claims the effect to lie, in ``unit``.
         unit: of the effect.
         margin: the size below which an effect above zero does not count.
@@ -29,8 +30,9 @@ class Rule(NamedTuple):
     """
 
     name: str
+    runs_of: str
     sentence: str
-    source: str
+    read: Callable[[], Any]
     effect: Callable[[Any], Interval]
     side: tuple[float, float] = ABOVE_ZERO
     unit: str = ""
@@ -39,14 +41,14 @@ class Rule(NamedTuple):
     is_slope: bool = False
 
 
-class JudgedRule(NamedTuple):
-    """A rule with its verdict.
+class JudgedClaim(NamedTuple):
+    """A claim on runs of others with its verdict.
 
     Attributes:
         own: the entry of the lab's claim among its committed verdicts; None if there is none.
     """
 
-    rule: Rule
+    claim: PublicClaim
     decision: Decision
     own: Mapping[str, Any] | None
 
@@ -60,29 +62,20 @@ class JudgedRule(NamedTuple):
         if self.decision.verdict != REPRODUCED:
             return NOT_DECIDED
         shown = self.decision.shown
-        if self.rule.is_slope and not (self.own["low"] <= shown.high and shown.low <= self.own["high"]):
+        if self.claim.is_slope and not (self.own["low"] <= shown.high and shown.low <= self.own["high"]):
             return CONTRADICTED
-        return SLOPE_HOLDS if self.rule.is_slope else HOLDS
+        return SLOPE_HOLDS if self.claim.is_slope else HOLDS
 
 
-def claim(rules: list[Rule], sentence: str, source: str, **fields: Any) -> Callable[[Callable[..., Interval]], Any]:
-    """Decorator: add the function as a rule to a list; ``fields`` are those of ``Rule``."""
-
-    def register(effect: Callable[..., Interval]) -> Callable[..., Interval]:
-        rules.append(Rule(effect.__name__, sentence, source, effect, **fields))
-        return effect
-
-    return register
-
-
-def judge_rule(rule: Rule, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> JudgedRule:
-    """Judge a rule on the data of its study.
+def judge_public_claim(claim: PublicClaim, data: Any, verdicts: Mapping[str, Mapping[str, Any]]) -> JudgedClaim:
+    """Judge a claim on runs of others.
 
     Args:
+        data: what its effect is measured in, as its ``read`` gives it.
         verdicts: the committed verdicts on the lab's claims, by name; none of those whose study is not there.
     """
-    decision = decide([rule.effect(data)], rule.side, rule.margin)
-    return JudgedRule(rule, decision, verdicts.get(rule.lab))
+    decision = decide([claim.effect(data)], claim.side, claim.margin)
+    return JudgedClaim(claim, decision, verdicts.get(claim.lab))
 
 
 def effect_text(mean: float | None, low: float | None, high: float | None) -> str:
