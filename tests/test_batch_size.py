@@ -1,27 +1,20 @@
-"""Batch size: the noisy quadratic, fits shown right on it, and the advice of `lab predict`."""
+"""Batch size: the noisy quadratic, and fits shown right on it."""
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import planted_claims
-from lab.analysis import Records
 from lab.analysis.batch_fits import learning_rate_curve, steps_curve
 from lab.analysis.batch_sizes import TunedSteps
-from lab.features.predict.advice import advise
 from lab.report.all_figures import FIGURES
 from labwatch.events.scores import share_interval
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of
 from studies.batch_size.measures import exponent
-from sweeping import OutputOf
 
 QUADRATIC = NoisyQuadratic.power_law()
 BATCHES = 4.0 ** np.arange(0, 7)
@@ -118,112 +111,10 @@ def test_a_curve_takes_four_positive_values(values: list[float]) -> None:
         steps_curve(np.arange(1, len(values) + 1), values)
 
 
-def planted(noise_scales: tuple[float, ...] = (40.0, 80.0, 120.0, 160.0), seeds: int = 3) -> Records:
-    """Runs of 16 sequences a step at two learning rates; the squared norm falls as the noise scale grows."""
-    cards, rows = [], []
-    for lr, loss in ((1e-2, 2.0), (3e-2, 2.5)):
-        for seed in range(seeds):
-            run = card(seed=seed, final_val_loss=loss + 0.01 * seed, **{"optimizer.lr": lr})
-            cards.append(run)
-            for step in range(0, 400, 50):
-                scale, norm = noise_scales[step // 100] * (1 + 0.05 * seed), 0.1 ** (step / 100)
-                for group in ("block0", "head"):
-                    rows.append((run["id"], step, "noise_scale", f"trace.{group}", scale * norm / 2))
-                    rows.append((run["id"], step, "noise_scale", f"squared_norm.{group}", norm / 2))
-    return records_of(cards, rows)
-
-
-def test_advice_averages_the_noise_scale_along_training() -> None:
-    """Quarters count alike, although early gradients are a thousand times larger."""
-    good, _ = advise(planted())
-    assert [stage.mean for stage in good.stages] == pytest.approx([42.0, 84.0, 126.0, 168.0], rel=1e-2)
-    assert good.critical.mean == pytest.approx(105, rel=1e-2)
-    assert good.critical.low < 105 < good.critical.high
-    # at B_crit steps are twice the least: 400 = S_min (1 + 105 / 16)
-    assert good.steps_there == pytest.approx(2 * 400 / (1 + 105 / 16), rel=1e-2)
-    assert good.learning_rates == pytest.approx([1e-2 * (7.56 / 2) ** 0.5, 1e-2 * 7.56 / 2], rel=1e-2)
-
-
-def test_a_gradient_lost_in_noise_gives_no_noise_scale() -> None:
-    records = planted()
-    records.metrics.loc[records.metrics["where"].str.startswith("squared"), "value"] *= -1
-    assert all(math.isnan(one.critical.mean) for one in advise(records))
-
-
-def test_a_batch_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf) -> None:
-    monkeypatch.setattr("lab.analysis.curves.load", lambda _: planted())
-    text = output_of("predict", tmp_path)
-    assert "a batch of about 105 sequences" in " ".join(text.split())
-    assert "over 4 times the batch of 16" in " ".join(text.split())
-    assert (tmp_path / "batch.svg").stat().st_size > 1000
-    told = json.loads(output_of("predict", tmp_path, "--json"))["batch"]
-    assert told["recommended"]["batch_size"] == pytest.approx(105, rel=1e-2)
-    assert len(told["rows"]) == 2
-
-
-def test_curves_whose_gradients_tell_no_noise_scale_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
-) -> None:
-    records = planted()
-    lost = records.metrics["id"].isin(records.runs["id"][records.runs["optimizer.lr"] == 1e-2])
-    records.metrics.loc[lost & records.metrics["where"].str.startswith("squared"), "value"] *= -1
-    monkeypatch.setattr("lab.analysis.curves.load", lambda _: records)
-    table, _, sentences = output_of("predict", tmp_path).partition("\n\n")
-    assert len(table.splitlines()) == 2  # names, and one curve
-    assert sentences.startswith("Left out: 1 of 2 curves")
-
-
-def steps_to_target(rise: float = 0.0) -> Records:
-    """A planted sweep of batch sizes with one of the three optimizers, its held-out losses higher by so much."""
-    runs = planted_claims.cards("steps_to_target", dict.fromkeys(range(3), True))
-    adam = [(run, recorded) for run, recorded in runs if run["optimizer.name"] == "adamw"]
-    records = planted_claims.records(adam)
-    records.metrics.loc[records.metrics["probe"] == "val_loss", "value"] += rise
-    return records
-
-
-@pytest.mark.slow
-def test_the_advice_says_what_steps_to_a_target_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
-) -> None:
-    records = steps_to_target()
-    lost = records.runs["id"][records.runs["batch_size"] == 1]
-    records.metrics.loc[records.metrics["id"].isin(lost) & (records.metrics["probe"] == "val_loss"), "value"] = 9.0
-    monkeypatch.setattr("lab.analysis.curves.load", lambda _: records)
-    text = " ".join(output_of("predict", tmp_path).split())
-    numbers = re.search(r"with Adam: (\S+) at least, twice that at the critical batch of (\S+) \[", text)
-    assert numbers
-    assert tuple(map(float, numbers.groups())) == pytest.approx((50, 128), rel=0.1)
-    assert re.search(r"Caution: left out: Adam at a batch of 1, since 0 of \d+ learning rates reached the target", text)
-    answer = json.loads(output_of("predict", tmp_path, "--json"))["batch"]
-    assert answer["steps_to_target"][0]["critical_batch_size"]["mean"] == pytest.approx(128, rel=0.1)
-    assert any("batch of 1," in caution for caution in answer["cautions"])
-
-
-def test_steps_that_every_batch_halves_name_no_critical_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
-) -> None:
-    """Neither the advice, in words and as data, nor the figure."""
+def test_steps_that_every_batch_halves_name_no_critical_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = pd.DataFrame([1000 / GRID * np.exp(0.05 * np.array([1, -1, -1, 1, 1, -1, -1, 1]))] * 3, columns=GRID)
     halved = TunedSteps("Adam", steps, steps, {}, {})
-    for reader in ("lab.features.predict.advice", "studies.batch_size.figures"):
-        monkeypatch.setattr(f"{reader}.tuned_steps", lambda _: [halved])
-    monkeypatch.setattr("lab.analysis.curves.load", lambda _: planted())
-    words = "the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)."
-    assert f"with Adam: {words}" in " ".join(output_of("predict", tmp_path).split())
-    (told,) = json.loads(output_of("predict", tmp_path, "--json"))["batch"]["steps_to_target"]
-    assert told["critical_batch_size"] == {"mean": None, "low": pytest.approx(2690, rel=0.01), "high": None}
-    assert told["fewest_steps"] is None
-    caption = FIGURES["steps_with_batch"](planted()).caption
-    assert f"With Adam {words}" in caption
+    monkeypatch.setattr("studies.batch_size.figures.tuned_steps", lambda _: [halved])
+    caption = FIGURES["steps_with_batch"](records_of([card()], [])).caption
+    assert "With Adam the critical batch is above 2.69e+03 sequences (95 % interval, unbounded above)." in caption
     assert "Dashed lines" not in caption
-
-
-def test_a_target_that_no_run_reached_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_of: OutputOf
-) -> None:
-    monkeypatch.setattr("lab.analysis.curves.load", lambda _: steps_to_target(rise=math.inf))
-    message = output_of("predict", tmp_path, code=2)
-    assert "learning rates reached the target" in message
-    assert message.count("\n") == 1
-    assert not list(tmp_path.iterdir())

@@ -112,7 +112,7 @@ LINES = {
     "analysis": 5453,
     "report": 1621,
     "sweeping": 2752,
-    "features": 3723,
+    "features": 3553,
     "notebook": 54,
     "labwatch": 7942,
     "cli": 604,

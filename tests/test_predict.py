@@ -366,8 +366,7 @@ def test_two_sizes_are_followed_but_no_forecast_is_quoted():
 
 def test_the_command_draws_nothing_that_it_cannot_score(tmp_path, capsys):
     assert main(["predict", str(written(tmp_path, *runs_of(widths=[32, 64])))]) == 2
-    no_batch = "and no run recorded noise_scale, which advises a batch"
-    assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}; {no_batch}\n")
+    assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}\n")
     assert not list(tmp_path.rglob("*.svg"))
 
 

@@ -242,7 +242,6 @@ ODD: dict[str, pd.DataFrame] = {
     "zero on the axis": pd.DataFrame(
         {"wd": [0, 0.1, 0.2] * 3, "size": np.repeat([1, 10, 100], 3), "loss": [3.1, 3, 3.2] * 3}
     ),
-    "named as a probe": curves(a=dict.fromkeys((10**6, 10**7, 10**8), SMALL)).assign(noise_scale=range(12)),
 }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 import lab.analysis.laws.fits as fits
-import lab.features.predict.advice as advice
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.laws.fits import REACH, crossing_text
@@ -39,7 +38,7 @@ BENT = " ~"
 
 
 def predict(records: Records, folder: Path, window: Window | None = None) -> Answer:
-    """Forecast from records, and advise a batch where they hold a noise scale; writes its figures into the folder.
+    """Forecast from records; writes its figures into the folder.
 
     Args:
         records: the runs of a results folder.
@@ -47,26 +46,18 @@ def predict(records: Records, folder: Path, window: Window | None = None) -> Ans
         window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
 
     Raises:
-        RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
-            no noise scale was recorded, and no quantity at enough sizes.
+        RequestError: a window was given for runs that were not imported from a table, or no quantity was recorded at
+            enough sizes.
     """
-    parts, data = list[Part](), dict[str, Any]()
     if is_imported(records):
         window = window or WINDOW
-        parts, data["fits"] = sizes.parts(records, window), sizes.plain(records, window)
+        parts, fits_of_all = sizes.parts(records, window), sizes.plain(records, window)
     elif window:
         raise RequestError(NO_WINDOW)
     else:
-        try:
-            parts, data["fits"] = _forecasts_of_runs(records, folder)
-        except RequestError as refusal:
-            if not advice.is_measured(records):
-                raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
-    if advice.is_measured(records):
-        advised, data["batch"] = advice.batch_advice(records, folder)
-        parts += advised
+        parts, fits_of_all = _forecasts_of_runs(records, folder)
     found = Answer("", parts)
-    return replace(found, data={**data, "text": found.text().splitlines()})
+    return replace(found, data={"fits": fits_of_all, "text": found.text().splitlines()})
 
 
 def say(records: Records) -> list[str]:
