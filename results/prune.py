@@ -36,7 +36,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis.batch_sizes import noise_sums
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
@@ -48,6 +47,7 @@ from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from labwatch.events.scores import score_runs
 from studies.architecture.figures import begins_unusually
+from studies.batch_size.tuning import noise_sums
 from studies.claims.costs import HELD_OUT, NONE, first_onsets
 from studies.precision.effects import FIRST, LAST, has_loss_scales
 from studies.spikes import own_spikes

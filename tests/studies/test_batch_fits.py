@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.analysis.batch_fits import learning_rate_curve, steps_curve
-from lab.analysis.batch_sizes import TunedSteps
 from lab.report.all_figures import FIGURES
 from labwatch.events.scores import share_interval
 from noisy_quadratic import NoisyQuadratic
 from planted import card, records_of
+from studies.batch_size.fits import learning_rate_curve, steps_curve
 from studies.batch_size.measures import exponent
+from studies.batch_size.tuning import TunedSteps
 
 QUADRATIC = NoisyQuadratic.power_law()
 BATCHES = 4.0 ** np.arange(0, 7)
