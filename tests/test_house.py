@@ -112,7 +112,7 @@ LINES = {
     "analysis": 5259,
     "report": 1621,
     "sweeping": 2752,
-    "features": 3516,
+    "features": 3512,
     "notebook": 54,
     "labwatch": 7942,
     "cli": 604,

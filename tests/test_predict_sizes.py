@@ -16,7 +16,6 @@ from lab.analysis import forecast, from_frame
 from lab.analysis.laws import optimum
 from lab.analysis.laws.fits import with_ends
 from lab.analysis.sensitivity import Study
-from lab.analysis.text import LEARNING_RATE
 from lab.core.errors import RequestError
 from lab.features.predict import at_size, sizes
 from lab.features.predict.forecasts import GRADIENT, LOGIT, OUTPUT_LOGIT
@@ -125,9 +124,7 @@ def test_a_limit_that_depends_on_steps_is_not_one_to_act_on(output_of: OutputOf)
 
 def test_the_same_stands_beside_the_failing_rate_of_a_table_and_nowhere_without_one() -> None:
     def lines(study: Study) -> str:
-        found = at_size.forecasts_at(study.records, 1e9, None)
-        public = read_limits()["failing_lr"].at({"params": 1e9})
-        return at_size.answer_of(found, 1e9, None, LEARNING_RATE, public).text()
+        return at_size.predict_at(study.records, 1e9, None).text()
 
     assert "Public runs" in lines(planted_cliffs("tokens"))
     assert "Public runs" not in lines(from_frame(table(), initial_loss=9))

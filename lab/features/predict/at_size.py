@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,14 @@ import pandas as pd
 import lab.analysis.laws.fits as fits
 import lab.analysis.laws.optimum as optimum
 import lab.features.predict.sizes as sizes
-from lab.analysis.curves import points
+from lab.analysis.curves import named_axis, points
 from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, with_ends
 from lab.analysis.sensitivity import judge
-from lab.analysis.text import Axis, count, few, format_value, listed
+from lab.analysis.text import count, few, format_value, listed
 from lab.core.errors import RequestError
+from lab.features.predict.answer import said_of_experts
 from lab.features.predict.forecasts import LOGIT, Forecast, every_forecast
+from lab.features.predict.limits import read_limits
 from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
@@ -123,19 +125,13 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
     return between
 
 
-def answer_of(
-    found: list[AtSize], size: float, lr: float | None, axis: Axis, public: Crossing, notes: Sequence[str] = ()
-) -> Answer:
-    """What the forecasts of curves along an axis say at a size.
+def predict_at(records: Records, size: float, lr: float | None) -> Answer:
+    """What the forecasts of records say at a size, beside the learning rate from which public runs of this size fail.
 
-    Args:
-        found: the forecasts.
-        size: the size (parameters).
-        lr: the learning rate, if one was asked for.
-        axis: of the curves.
-        public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
-        notes: what else there is to say.
+    Arguments and errors are as in ``forecasts_at``.
     """
+    found, axis = forecasts_at(records, size, lr), named_axis(records.runs)
+    public = read_limits()["failing_lr"].at({"params": size})
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
@@ -158,7 +154,7 @@ def answer_of(
     )
     has_logit_limit = any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found)
     of_logits = fits.ABOUT["logit_limit"] if has_logit_limit else ""
-    parts = [*tables, of_public, _outside(found, lr), of_logits, *notes]
+    parts = [*tables, of_public, _outside(found, lr), of_logits, *said_of_experts(records)]
     return Answer(f"At {place}, {beyond}", parts, data=[_plain(row, size, lr, public) for row in found])
 
 

@@ -52,21 +52,15 @@ def _by_numbers(given: argparse.Namespace) -> None:
 
 
 def _from_records(given: argparse.Namespace) -> None:
-    from lab.analysis.curves import load, named_axis, without_single_changes
-    from lab.features.predict import answer, at_size
-    from lab.features.predict.limits import read_limits
+    from lab.analysis.curves import load, without_single_changes
+    from lab.features.predict.answer import predict
+    from lab.features.predict.at_size import predict_at
 
     (folder,) = given.folders
     every = load(folder)
     records = every.of(set(without_single_changes(every.runs)["id"]))
     note_damage(folder)
     size, lr = positive("--size", given.size), positive("--lr", given.lr)
-    if size is None and lr is None:
-        give(answer.predict(records, folder), given)
-        return
-    if size is None:
+    if lr and not size:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, size, lr)
-    public = read_limits()["failing_lr"].at({"params": size})
-    axis, notes = named_axis(records.runs), answer.said_of_experts(records)
-    give(at_size.answer_of(found, size, lr, axis, public, notes), given)
+    give(predict_at(records, size, lr) if size else predict(records, folder), given)
