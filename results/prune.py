@@ -36,19 +36,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis.batch_sizes import noise_sums
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
 from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
 from lab.core import files
-from lab.features.predict.advice import PROBE as NOISE
 from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from labwatch.events.scores import score_runs
 from studies.architecture.figures import begins_unusually
+from studies.batch_size.tuning import noise_sums
 from studies.claims.costs import HELD_OUT, NONE, first_onsets
 from studies.precision.effects import FIRST, LAST, has_loss_scales
 from studies.spikes import own_spikes
@@ -56,6 +55,7 @@ from studies.spikes.figures import AFTER, AROUND, BEFORE, LARGE_SHARE, largest_s
 from studies.spikes.planted import ALL_WEIGHTS, DESCENT, LAG
 
 GRADIENT, UPDATE, WEIGHTS, CLIPPED = "grad_rms", "update_rms", "param_rms", "grad_norm_clipped"
+NOISE = "noise_scale"
 MLP, KEYS, DRAWN = ".mlp_up", ".attention.key", "block0.mlp_up"
 UNREAD = ["attention_entropy", "output_logit_rms", "gain_octave"]
 OF_ALARMS = ["grad_norm", "eps_ratio", UPDATE, "attention_logit_max", "update_curvature"]

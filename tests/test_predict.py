@@ -366,8 +366,7 @@ def test_two_sizes_are_followed_but_no_forecast_is_quoted():
 
 def test_the_command_draws_nothing_that_it_cannot_score(tmp_path, capsys):
     assert main(["predict", str(written(tmp_path, *runs_of(widths=[32, 64])))]) == 2
-    no_batch = "and no run recorded noise_scale, which advises a batch"
-    assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}; {no_batch}\n")
+    assert capsys.readouterr() == ("", f"lab: no forecast: {NO_THIRD_SIZE}\n")
     assert not list(tmp_path.rglob("*.svg"))
 
 
@@ -503,5 +502,5 @@ def test_an_imported_table_gives_its_best_learning_rate_at_a_size():
         for lr in best * np.array([0.1, 0.3, 1, 3, 10])
     ]
     records = run_table.records_of(pd.DataFrame(rows), Columns(), "theirs").records
-    (row,) = [row for row in at_size.forecasts_at(records, 1e9, 1e-3, (1e-5, 1)) if row.quantity == sizes.LR]
+    (row,) = [row for row in at_size.forecasts_at(records, 1e9, 1e-3) if row.quantity == sizes.BEST_LR]
     assert row.value.middle == pytest.approx(3e-3 * 1000**-0.25, rel=0.1)

@@ -15,13 +15,11 @@ from lab.__main__ import main
 from lab.analysis import forecast, from_frame
 from lab.analysis.laws import optimum
 from lab.analysis.laws.fits import with_ends
-from lab.analysis.sensitivity import WINDOW, Study, Window
-from lab.analysis.text import LEARNING_RATE
+from lab.analysis.sensitivity import Study
 from lab.core.errors import RequestError
 from lab.features.predict import at_size, sizes
 from lab.features.predict.forecasts import GRADIENT, LOGIT, OUTPUT_LOGIT
 from lab.features.predict.limits import read_limits
-from lab.report.answer import Answer
 from sweeping import OutputOf
 
 SIZES = (1_000_000, 4_000_000, 16_000_000, 64_000_000)
@@ -45,12 +43,12 @@ def table(seeds: int = 3, which: tuple[int, ...] = SIZES, lrs: tuple[float, ...]
     return pd.DataFrame(rows)
 
 
-def observed(frame: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
-    return sizes.observe(from_frame(frame, initial_loss=9).records, window)
+def best_lrs(frame: pd.DataFrame) -> pd.DataFrame:
+    return sizes.best_lrs(from_frame(frame, initial_loss=9).records)
 
 
 def test_the_best_learning_rate_follows_the_planted_power_law() -> None:
-    made = sizes.make_forecast(observed(table()).rename(columns={sizes.LR: "value"}))
+    made = sizes.make_forecast(best_lrs(table()))
     assert made is not None
     assert made.line.slope == pytest.approx(-0.4, abs=0.01)
     middle, low, high = (10 ** float(end) for end in made.line.predict(10 * SIZES[-1]))
@@ -74,27 +72,20 @@ def test_the_score_is_that_of_a_line_without_the_largest_size() -> None:
     assert made.inside == 0
 
 
-def test_eta_div_is_foretold_where_runs_diverged() -> None:
-    made = sizes.make_forecast(observed(table()).rename(columns={sizes.ETA_DIV: "value"}))
-    assert made is not None
-    assert made.line.slope == pytest.approx(-0.5, abs=0.15)  # the grid has two learning rates a decade
-
-
 def test_an_optimum_at_the_end_of_a_grid_has_no_value() -> None:
-    low = observed(table(lrs=tuple(lr for lr in LRS if lr < 0.012)))
-    assert low.loc[low["size"] == SIZES[0], sizes.LR].isna().all()
-    assert low.loc[low["size"] == SIZES[-1], sizes.LR].notna().all()
-    lines = (
-        Answer("", sizes.parts(from_frame(table(lrs=tuple(lr for lr in LRS if lr < 0.012))).records, WINDOW))
-        .text()
-        .splitlines()
-    )
-    assert "Left out, since the best learning rate is the lowest or highest tried: 9 of 12 curves." in lines
+    frame = table(lrs=tuple(lr for lr in LRS if lr < 0.012))
+    low = best_lrs(frame)
+    assert low.loc[low["size"] == SIZES[0], "value"].isna().all()
+    assert low.loc[low["size"] == SIZES[-1], "value"].notna().all()
+    of_three = table()
+    of_three = of_three[(of_three["params"] > SIZES[0]) | (of_three["lr"] < 0.012)]
+    lines = forecast.say(from_frame(of_three, initial_loss=9).records)
+    assert "Left out, since the best learning rate is the lowest or highest tried: 3 of 12 curves." in lines
 
 
 def test_unknown_initial_losses_leave_the_optimum_known() -> None:
     frame = table(lrs=tuple(lr for lr in LRS if lr < 0.02))
-    known, unknown = (sizes.observe(from_frame(frame, initial_loss=loss).records) for loss in (9, None))
+    known, unknown = (sizes.best_lrs(from_frame(frame, initial_loss=loss).records) for loss in (9, None))
     pd.testing.assert_frame_equal(known, unknown)
 
 
@@ -111,12 +102,7 @@ def test_lab_predict_says_what_it_foretells_and_how_well(
     assert "3 of 3" in text
     made = json.loads(output_of("predict", out, "--json"))
     assert made["text"] == text.splitlines()
-    assert {fit["quantity"] for fit in made["fits"]} <= {sizes.LR, sizes.SENSITIVITY, sizes.ETA_DIV}
-    assert {fit["held_out"]["inside"] for fit in made["fits"] if fit["quantity"] == sizes.LR} == {3}
-    assert "LR sensitivity (nats/token), over learning rates from 0.0001 to 0.01" in output_of(
-        "predict", out, "--window", "1e-4", "1e-2"
-    )
-    assert main(["predict", str(out), "--window", "1", "2"]) == 2
+    assert [(fit["quantity"], fit["held_out"]["inside"]) for fit in made["fits"]] == [(sizes.BEST_LR, 3)]
     assert not (out / "figures").exists()
 
 
@@ -136,15 +122,12 @@ def test_a_limit_that_depends_on_steps_is_not_one_to_act_on(output_of: OutputOf)
     assert "not one to act on" in text
 
 
-def test_the_same_stands_beside_the_eta_div_of_a_table_and_nowhere_without_one() -> None:
-    def lines(frame: pd.DataFrame) -> str:
-        found = at_size.forecasts_at(from_frame(frame, initial_loss=9).records, 1e9, None)
-        public = read_limits()["failing_lr"].at({"params": 1e9})
-        return at_size.answer_of(found, 1e9, None, LEARNING_RATE, public).text()
+def test_the_same_stands_beside_the_failing_rate_of_a_table_and_nowhere_without_one() -> None:
+    def lines(study: Study) -> str:
+        return at_size.predict_at(study.records, 1e9, None).text()
 
-    assert "Public runs" in lines(table())
-    calm = table()
-    assert "Public runs" not in lines(calm[calm["loss"].notna()])
+    assert "Public runs" in lines(planted_cliffs("tokens"))
+    assert "Public runs" not in lines(from_frame(table(), initial_loss=9))
 
 
 def test_one_size_is_refused_in_one_line_and_two_tell_of_transfer_only() -> None:
@@ -173,14 +156,6 @@ def test_one_seed_has_an_interval_over_sizes_alone() -> None:
     text = "\n".join(forecast.say(from_frame(table(seeds=1), initial_loss=9).records))
     assert "1 of 1" in text
     assert "nan" not in text
-
-
-@pytest.mark.parametrize("options", [[], ["--size", "7B"], ["--size", "7B", "--lr", "1e-3"]])
-def test_a_window_is_for_runs_of_a_table(options: list[str], output_of: OutputOf) -> None:
-    quickstart = Path(__file__).parents[1] / "results" / "quickstart"
-    assert "--window goes with runs imported from a table" in output_of(
-        "predict", quickstart, "--window", "1e-4", "1e-2", *options, code=2
-    )
 
 
 def curves(**arms: dict[int, dict[float, float]]) -> pd.DataFrame:
@@ -226,7 +201,7 @@ def test_arms_that_differ_in_their_largest_size_share_a_table() -> None:
     frame = curves(
         a=dict.fromkeys((10**6, 2 * 10**6, 4 * 10**6), parabola), b=dict.fromkeys((10**6, 10**7, 10**8), parabola)
     )
-    lines = Answer("", sizes.parts(from_frame(frame).records, WINDOW)).text().splitlines()
+    lines = forecast.say(from_frame(frame).records)
     head, first, second = lines[1:4]
     assert head.split()[3:7] == ["largest", "error", "at", "it"]
     assert ("4M" in first, "100M" in second) == (True, True)
@@ -242,7 +217,6 @@ ODD: dict[str, pd.DataFrame] = {
     "zero on the axis": pd.DataFrame(
         {"wd": [0, 0.1, 0.2] * 3, "size": np.repeat([1, 10, 100], 3), "loss": [3.1, 3, 3.2] * 3}
     ),
-    "named as a probe": curves(a=dict.fromkeys((10**6, 10**7, 10**8), SMALL)).assign(noise_scale=range(12)),
 }
 
 
@@ -340,19 +314,19 @@ def test_the_first_failing_rate_follows_the_planted_law(name: str, highest: floa
 
 def test_a_table_without_three_sizes_of_an_arm_is_foretold_by_its_laws() -> None:
     found = {row.quantity: row for row in at_size.forecasts_at(planted_cliffs("tokens").records, 3e9, None)}
-    tokens = float(re.findall(r"at tokens (\d+)", found[sizes.ETA_DIV].arm)[0])
-    assert found[sizes.ETA_DIV].value.earliest < cliff_of(3e9, tokens) < found[sizes.ETA_DIV].value.latest
-    assert found[sizes.LR].value.middle == pytest.approx(cliff_of(3e9, 1e9) / 10, rel=0.1)
-    assert found[sizes.LR].n == 8
+    tokens = float(re.findall(r"at tokens (\d+)", found[sizes.FAILING_LR].arm)[0])
+    assert found[sizes.FAILING_LR].value.earliest < cliff_of(3e9, tokens) < found[sizes.FAILING_LR].value.latest
+    assert found[sizes.BEST_LR].value.middle == pytest.approx(cliff_of(3e9, 1e9) / 10, rel=0.1)
+    assert found[sizes.BEST_LR].n == 8
 
 
 def test_long_lists_of_arms_are_cut() -> None:
     parabola = {0.001: 3.1, 0.01: 3.0, 0.1: 3.1}
     arms = {f"an arm with a long name, {number}": {10**6: parabola, 10**7: parabola} for number in range(40)}
     frame = pd.concat([curves(**arms), curves(z=dict.fromkeys((1, 10, 100), parabola))])
-    lines = [line for part in sizes.parts(from_frame(frame).records, WINDOW) for line in getattr(part, "parts", [])]
+    lines = [line for part in sizes.forecasts_of(from_frame(frame).records)[0] for line in getattr(part, "parts", [])]
     cut = [line for line in lines if isinstance(line, str) and line.startswith("No forecast, since")]
-    assert {line.rpartition(" and ")[2] for line in cut} == {"32 more.", "33 more."}
+    assert [line.rpartition(" and ")[2] for line in cut] == ["32 more."]
     assert max(map(len, cut)) < 500
 
 

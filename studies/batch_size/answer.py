@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from lab.analysis.batch_sizes import tuned_steps
 from lab.analysis.contrasts import Contrast, Measure, by_column, own_points
 from lab.analysis.sensitivity import Study
 from lab.analysis.statistics import Interval
 from lab.analysis.text import count
 from studies.batch_size.measures import budgets, by_tenth, exponent
+from studies.batch_size.tuning import tuned_steps
 from studies.claims.points import in_columns
 
 # Constant batches: the one with which most ramps end, and the one with which they begin.

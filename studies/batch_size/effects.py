@@ -9,17 +9,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lab.analysis.batch_fits import steps_curve
-from lab.analysis.batch_sizes import (
-    STAGES,
-    TunedSteps,
-    crossings,
-    end_of_grid,
-    ratio_of_means,
-    tune,
-    tuned_batches,
-)
 from lab.analysis.probe_values import updates
+from studies.batch_size.fits import steps_curve
 from studies.batch_size.measures import (
     FEWEST_AT_A_BUDGET,
     budget_pairs,
@@ -30,6 +21,15 @@ from studies.batch_size.measures import (
     over_tokens,
     predicted_saving,
     tokens_to,
+)
+from studies.batch_size.tuning import (
+    STAGES,
+    TunedSteps,
+    crossings,
+    end_of_grid,
+    ratio_of_means,
+    tune,
+    tuned_batches,
 )
 from studies.claims.curve_summaries import CurveSummary
 from studies.claims.effects import Effects, Qualified, exceeds, over_rate, parts, slope

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from lab.analysis.batch_fits import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
-from lab.analysis.batch_sizes import TunedSteps, tuned_steps
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.grouping import arm_labels
 from lab.analysis.rendering import hover, layout, panels, scales, style
@@ -22,7 +20,9 @@ from lab.analysis.rendering.panels import Dot
 from lab.analysis.statistics import geometric_mean, student_t
 from lab.analysis.text import count, format_value, number
 from lab.records.store import Records
+from studies.batch_size.fits import FEWEST_BATCHES, Numbers, SaturatingCurve, learning_rate_curve
 from studies.batch_size.measures import TunedBudget, budgets, by_tenth, loss_at, over_tokens
+from studies.batch_size.tuning import TunedSteps, tuned_steps
 
 STEPS = Quantity("steps to the target", log=True)
 BEST_LR, BEST_LOSS = Quantity("best learning rate", log=True), Quantity("best held-out loss", "nats/token")

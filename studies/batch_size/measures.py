@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lab.analysis.batch_fits import Numbers
-from lab.analysis.batch_sizes import _are_one_arm, crossing, crossings, noise_sums, ratio_of_means, stages
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
 from lab.records.store import Records
+from studies.batch_size.fits import Numbers
+from studies.batch_size.tuning import _are_one_arm, crossing, crossings, noise_sums, ratio_of_means, stages
 from studies.claims.evidence import MissingRunsError
 
 # Fewest batch sizes with equal examples, and with equal steps, for which budgets are compared.

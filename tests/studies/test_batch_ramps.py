@@ -12,13 +12,13 @@ import planted
 import planted_claims
 from drawn_texts import complaints
 from lab.analysis import Records
-from lab.analysis.batch_sizes import crossings
 from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import late, near
 from lab.analysis.rendering import style
 from lab.report.all_figures import FIGURES
 from noisy_quadratic import NoisyQuadratic
 from studies.batch_size.measures import loss_at, over_tokens, predicted_saving, tokens_to
+from studies.batch_size.tuning import crossings
 from studies.claims.evidence import Evidence
 from studies.claims.registry import CLAIMS
 from studies.claims.verdicts import judge_claim

@@ -9,7 +9,11 @@ import pandas as pd
 import pytest
 
 from lab.analysis import Records
-from lab.analysis.batch_sizes import (
+from planted import BIGRAM, card
+from planted import records_of as records
+from studies.batch_size import measures
+from studies.batch_size.measures import budget_pairs, mean_noise_scale
+from studies.batch_size.tuning import (
     crossing,
     crossings,
     noise_sums,
@@ -17,10 +21,6 @@ from lab.analysis.batch_sizes import (
     tune,
     tuned_steps,
 )
-from planted import BIGRAM, card
-from planted import records_of as records
-from studies.batch_size import measures
-from studies.batch_size.measures import budget_pairs, mean_noise_scale
 
 LRS = [0.01, 0.02, 0.04, 0.08, 0.16]
 

@@ -13,16 +13,13 @@ from typing import Any
 import pandas as pd
 
 import lab.analysis.laws.fits as fits
-import lab.features.predict.advice as advice
 import lab.features.predict.sizes as sizes
 from lab.analysis.curves import idle_parameters, parameters, points
 from lab.analysis.laws.fits import REACH, crossing_text
 from lab.analysis.rendering import html, layout
-from lab.analysis.sensitivity import WINDOW, Window
 from lab.analysis.text import count, few, format_value, listed
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.features.predict.at_size import NO_WINDOW
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.features.predict.forecasts import OUTPUT_LOGIT, Forecast, every_forecast
 from lab.records.imported import is_imported
@@ -38,35 +35,19 @@ SHARES = {"inside the 95 % interval": ("inside", "runs"), "of the predicted clas
 BENT = " ~"
 
 
-def predict(records: Records, folder: Path, window: Window | None = None) -> Answer:
-    """Forecast from records, and advise a batch where they hold a noise scale; writes its figures into the folder.
+def predict(records: Records, folder: Path) -> Answer:
+    """Forecast from records; writes its figures into the folder.
 
     Args:
         records: the runs of a results folder.
         folder: the results folder.
-        window: the learning rates over which sensitivity is a mean; only for runs imported from a table.
 
     Raises:
-        RequestError: a window was given for runs that were not imported from a table. Or there is nothing to forecast:
-            no noise scale was recorded, and no quantity at enough sizes.
+        RequestError: no quantity was recorded at enough sizes.
     """
-    parts, data = list[Part](), dict[str, Any]()
-    if is_imported(records):
-        window = window or WINDOW
-        parts, data["fits"] = sizes.parts(records, window), sizes.plain(records, window)
-    elif window:
-        raise RequestError(NO_WINDOW)
-    else:
-        try:
-            parts, data["fits"] = _forecasts_of_runs(records, folder)
-        except RequestError as refusal:
-            if not advice.is_measured(records):
-                raise RequestError(f"{refusal}; and no run recorded {advice.PROBE}, which advises a batch") from None
-    if advice.is_measured(records):
-        advised, data["batch"] = advice.batch_advice(records, folder)
-        parts += advised
+    parts, rows = sizes.forecasts_of(records) if is_imported(records) else _forecasts_of_runs(records, folder)
     found = Answer("", parts)
-    return replace(found, data={**data, "text": found.text().splitlines()})
+    return replace(found, data={"fits": rows, "text": found.text().splitlines()})
 
 
 def say(records: Records) -> list[str]:
@@ -75,8 +56,7 @@ def say(records: Records) -> list[str]:
     Raises:
         RequestError: no arm has two sizes, or no quantity was recorded.
     """
-    imported = is_imported(records)
-    parts = sizes.parts(records, WINDOW) if imported else _trends(records, *every_forecast(records))
+    parts = sizes.forecasts_of(records)[0] if is_imported(records) else _trends(records, *every_forecast(records))
     return Answer("", parts).text().splitlines()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +12,18 @@ import pandas as pd
 import lab.analysis.laws.fits as fits
 import lab.analysis.laws.optimum as optimum
 import lab.features.predict.sizes as sizes
-from lab.analysis.curves import points
+from lab.analysis.curves import named_axis, points
 from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text, with_ends
-from lab.analysis.sensitivity import WINDOW, Window, judge
-from lab.analysis.text import Axis, count, few, format_value, listed
+from lab.analysis.sensitivity import judge
+from lab.analysis.text import count, few, format_value, listed
 from lab.core.errors import RequestError
+from lab.features.predict.answer import said_of_experts
 from lab.features.predict.forecasts import LOGIT, Forecast, every_forecast
+from lab.features.predict.limits import read_limits
 from lab.records.imported import is_imported
 from lab.records.store import Records
 from lab.report.answer import Answer, Section
 
-NO_WINDOW = "--window goes with runs imported from a table: here no sensitivity is forecast"
 UNKNOWN = Crossing(math.nan, math.nan, math.nan)
 
 
@@ -55,27 +56,24 @@ class AtSize(NamedTuple):
     lrs: tuple[float, float] = (math.nan, math.nan)
 
 
-def forecasts_at(records: Records, size: float, lr: float | None, window: Window | None = None) -> list[AtSize]:
+def forecasts_at(records: Records, size: float, lr: float | None) -> list[AtSize]:
     """What the forecasts of records say at a size (parameters), and at a learning rate if one is given.
 
     Args:
         records: of a results folder with three sizes or more, so that the forecasts are scored.
         size: the size.
         lr: the learning rate.
-        window: learning rates over which the sensitivity of an imported table is a mean.
 
     Raises:
-        RequestError: there is no forecast that could be scored, or a window was given for runs of the lab.
+        RequestError: there is no forecast that could be scored.
     """
     if is_imported(records):
-        if not (found := list(_of_table(records, size, window or WINDOW))):
+        if not (found := list(_of_table(records, size))):
             public = f"lab predict --params {count(size)} lr={format_value(lr or 1e-3)} qk_norm=no"
             raise RequestError(
                 f"no forecast: no arm has a value at {sizes.FEWEST_SIZES} sizes, one of them to score it by; {public} "
                 "says what public runs do at this size"
             )
-    elif window:
-        raise RequestError(NO_WINDOW)
     else:
         made, _ = every_forecast(records)
         found = [_of_forecast(forecast, size, lr) for forecast in made if forecast.scored]
@@ -84,14 +82,12 @@ def forecasts_at(records: Records, size: float, lr: float | None, window: Window
     return found
 
 
-def _of_table(records: Records, size: float, window: Window) -> Iterator[AtSize]:
-    observed = sizes.observe(records, window)
-    for quantity in sizes.QUANTITIES:
-        for arm, (runs, line, *_) in sizes.forecasts_of(observed, quantity).items():
-            value = Crossing(*(10 ** float(end) for end in line.predict(size)))
-            yield AtSize(quantity, arm, float(runs["size"].max()), len(runs), value)
+def _of_table(records: Records, size: float) -> Iterator[AtSize]:
+    for arm, (runs, line, *_) in sizes.forecasts_by_arm(sizes.best_lrs(records)).items():
+        value = Crossing(*(10 ** float(end) for end in line.predict(size)))
+        yield AtSize(sizes.BEST_LR, arm, float(runs["size"].max()), len(runs), value)
     ended = judge(points(records.runs))
-    for failing, quantity in enumerate((sizes.LR, sizes.ETA_DIV)):
+    for failing, quantity in enumerate((sizes.BEST_LR, sizes.FAILING_LR)):
         for law in optimum.fit_laws(records, ended, failing=bool(failing)):
             if law.power and "size" in law.power.exponents:
                 others = {name: centre for name, centre in law.power.centres.items() if name != "size"}
@@ -129,19 +125,13 @@ def _predicted(lines: dict[float, Line], size: float | np.ndarray, lr: float) ->
     return between
 
 
-def answer_of(
-    found: list[AtSize], size: float, lr: float | None, axis: Axis, public: Crossing, notes: Sequence[str] = ()
-) -> Answer:
-    """What the forecasts of curves along an axis say at a size.
+def predict_at(records: Records, size: float, lr: float | None) -> Answer:
+    """What the forecasts of records say at a size, beside the learning rate from which public runs of this size fail.
 
-    Args:
-        found: the forecasts.
-        size: the size (parameters).
-        lr: the learning rate, if one was asked for.
-        axis: of the curves.
-        public: from which learning rate public runs of this size fail, which stands beside a forecast of the same.
-        notes: what else there is to say.
+    Arguments and errors are as in ``forecasts_at``.
     """
+    found, axis = forecasts_at(records, size, lr), named_axis(records.runs)
+    public = read_limits()["failing_lr"].at({"params": size})
     largest = max(row.largest for row in found)
     decades = math.log10(size / largest)
     place = f"{count(size)} parameters" + (f" and {axis.name} {format_value(lr)}" if lr else "")
@@ -154,7 +144,8 @@ def answer_of(
     by_quantity: dict[str, list[dict[str, str]]] = {}
     for row in found:
         by_quantity.setdefault(row.quantity, []).append(_cells(row, lr))
-    tables = [Section(sizes.named(name, axis), [pd.DataFrame(rows)]) for name, rows in by_quantity.items()]
+    titles = {sizes.BEST_LR: f"Best {axis.name}"}
+    tables = [Section(titles.get(name, name), [pd.DataFrame(rows)]) for name, rows in by_quantity.items()]
     of_public = (
         "Public runs of AdamW without qk-norm, with 20 tokens to a parameter, fail at this size from a learning rate "
         f"of {with_ends(*public, digits=3)}. The forecast above holds for the tokens and the steps of this folder."
@@ -163,7 +154,7 @@ def answer_of(
     )
     has_logit_limit = any(row.quantity == LOGIT.name and not math.isnan(row.limit) for row in found)
     of_logits = fits.ABOUT["logit_limit"] if has_logit_limit else ""
-    parts = [*tables, of_public, _outside(found, lr), of_logits, *notes]
+    parts = [*tables, of_public, _outside(found, lr), of_logits, *said_of_experts(records)]
     return Answer(f"At {place}, {beyond}", parts, data=[_plain(row, size, lr, public) for row in found])
 
 
@@ -181,7 +172,7 @@ def _outside(found: list[AtSize], lr: float | None) -> str:
 
 def _foretells_failing(row: AtSize) -> bool:
     """Whether it says from which learning rate runs of the size are unstable."""
-    return row.quantity == sizes.ETA_DIV or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
+    return row.quantity == sizes.FAILING_LR or (row.quantity == LOGIT.name and not math.isnan(row.fails_from_lr.middle))
 
 
 def _cells(row: AtSize, lr: float | None) -> dict[str, str]:
@@ -195,7 +186,7 @@ def _cells(row: AtSize, lr: float | None) -> dict[str, str]:
         texts["fails from learning rate"] = crossing_text(row.fails_from_lr, "{:.2g}".format, *row.lrs)
         if not math.isnan(row.fails_from_size.middle):
             texts["this one fails from size"] = crossing_text(row.fails_from_size, count, 0, fits.FARTHEST)
-    if row.quantity == sizes.LR and lr:
+    if row.quantity == sizes.BEST_LR and lr:
         texts["yours over it, decades"] = f"{math.log10(lr / row.value.middle):+.2f}"
     return texts
 

@@ -41,7 +41,7 @@ def _by_numbers(given: argparse.Namespace) -> None:
 
     if given.fail_on not in (None, "stop"):
         raise RequestError(f"--fail-on takes stop, which means a number beyond its limit, not {given.fail_on!r}")
-    if unfit := next((name for name in ("size", "lr", "window") if getattr(given, name)), ""):
+    if unfit := next((name for name in ("size", "lr") if getattr(given, name)), ""):
         raise RequestError(f"--params takes numbers such as lr=3e-4, and --{unfit} goes with a folder")
     found = answer_of(read_numbers([f"params={given.params}", *map(str, given.folders)]), command_line(sys.argv[1:]))
     if given.thresholds:
@@ -52,23 +52,15 @@ def _by_numbers(given: argparse.Namespace) -> None:
 
 
 def _from_records(given: argparse.Namespace) -> None:
-    from lab.analysis.curves import load, named_axis, without_single_changes
-    from lab.analysis.sensitivity import window_of
-    from lab.features.predict import answer, at_size
-    from lab.features.predict.limits import read_limits
+    from lab.analysis.curves import load, without_single_changes
+    from lab.features.predict.answer import predict
+    from lab.features.predict.at_size import predict_at
 
     (folder,) = given.folders
-    window = window_of(given.window) if given.window else None
     every = load(folder)
     records = every.of(set(without_single_changes(every.runs)["id"]))
     note_damage(folder)
     size, lr = positive("--size", given.size), positive("--lr", given.lr)
-    if size is None and lr is None:
-        give(answer.predict(records, folder, window), given)
-        return
-    if size is None:
+    if lr and not size:
         raise RequestError("--lr asks at a size: lab predict DIR --size 7B --lr 3e-4")
-    found = at_size.forecasts_at(records, size, lr, window)
-    public = read_limits()["failing_lr"].at({"params": size})
-    axis, notes = named_axis(records.runs), answer.said_of_experts(records)
-    give(at_size.answer_of(found, size, lr, axis, public, notes), given)
+    give(predict_at(records, size, lr) if size else predict(records, folder), given)

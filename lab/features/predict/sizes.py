@@ -1,6 +1,6 @@
-"""Forecasts for runs imported from a table: best learning rate, LR sensitivity and eta_div of larger models.
+"""Forecasts for runs imported from a table: the best learning rate of larger models, and laws of the learning rate.
 
-Such a table holds no probes, so only quantities of its curves can be extrapolated over size.
+Such a table holds no probes, so only its curves can be extrapolated over size.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import lab.analysis.laws.optimum as optimum
 from lab.analysis.curves import named_axis, points
 from lab.analysis.laws.fits import Line, with_ends
 from lab.analysis.rendering import html
-from lab.analysis.sensitivity import WINDOW, Window, check_window, judge, optima, per_seed
-from lab.analysis.text import Axis, capitalized, count, few, listed
+from lab.analysis.sensitivity import judge, optima
+from lab.analysis.text import Axis, count, few, listed
 from lab.core.errors import RequestError
 from lab.records.imported import UNKNOWN_SIZE
 from lab.records.store import Records
@@ -25,11 +25,11 @@ from lab.report.answer import Part, Section
 
 MULTIPLES = (4, 10, 100)  # of the largest size, for which values are predicted
 FEWEST_SIZES = 3  # one of them is held out
-QUANTITIES = LR, SENSITIVITY, ETA_DIV = "Best learning rate", "LR sensitivity (nats/token)", "eta_div"
+BEST_LR, FAILING_LR = "Best learning rate", "eta_div"
 
 
 class SizeForecast(NamedTuple):
-    """The growth with size of one quantity of one arm.
+    """The growth with size of one number per run.
 
     Attributes:
         runs: columns ``size`` and ``value``, a row per seed; positive values only.
@@ -46,27 +46,22 @@ class SizeForecast(NamedTuple):
     inside: int | None
 
 
-def observe(records: Records, window: Window = WINDOW) -> pd.DataFrame:
-    """A row per arm, size and seed, with a column per quantity; NaN where a quantity has no value.
+def best_lrs(records: Records) -> pd.DataFrame:
+    """The best learning rate of each curve and seed: columns ``arm``, ``size``, ``seed`` and ``value``.
 
-    A best learning rate at an end of its grid is no value, since the optimum may lie beyond.
+    One at an end of its grid is no value (NaN), since the optimum may lie beyond.
 
     Raises:
-        RequestError: no run ended, or too few learning rates lie in the window.
+        RequestError: no run ended.
     """
     ended = points(records.runs)
     if ended.empty:
         raise RequestError("nothing to fit: no run ended")
-    check_window(ended, window)
-    seeds, best = per_seed(ended, *window), optima(ended)["best_lr_fine"]
-    grids = ended.groupby(["curve", "seed"], sort=False)["lr"].agg(["min", "max"])
-    is_inner = (best.to_numpy() > grids["min"].to_numpy()) & (best.to_numpy() < grids["max"].to_numpy())
-    values: dict[str, Any] = {
-        LR: np.where(is_inner, best, math.nan),
-        SENSITIVITY: seeds["total"],
-        ETA_DIV: seeds["eta_div"],
-    }
-    return seeds[["arm", "size", "seed"]].assign(**values)
+    curves, best = ended.groupby(["curve", "seed"], sort=False), optima(ended)
+    low, high = curves["lr"].min().to_numpy(), curves["lr"].max().to_numpy()
+    is_inner = (best["best_lr_fine"] > low) & (best["best_lr_fine"] < high)
+    sizes, values = curves["size"].first().to_numpy(), best["best_lr_fine"].where(is_inner)
+    return best[["arm", "seed"]].assign(size=sizes, value=values)
 
 
 def make_forecast(runs: pd.DataFrame) -> SizeForecast | None:
@@ -85,17 +80,23 @@ def make_forecast(runs: pd.DataFrame) -> SizeForecast | None:
     )
 
 
-def parts(records: Records, window: Window) -> list[Part]:
-    """Forecasts of all quantities in every arm, a section each, and the place of the optimum.
+def forecasts_by_arm(best: pd.DataFrame) -> dict[str, SizeForecast]:
+    """The forecasts that could be made of ``best_lrs``, by arm."""
+    arms = best.groupby("arm", sort=False)
+    return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}
+
+
+def forecasts_of(records: Records) -> tuple[list[Part], list[dict[str, Any]]]:
+    """The forecasts of all arms and the place of the optimum, as parts of an answer; the forecasts also as data.
 
     Raises:
-        RequestError: no arm has three sizes with a value, so that no forecast can be scored; or see ``observe``.
+        RequestError: no run ended. Or no arm has three sizes with a value, so that no forecast can be scored, and
+            nothing can be told of the place of the optimum either.
     """
-    observed, axis = observe(records, window), named_axis(records.runs)
-    by_quantity = {quantity: forecasts_of(observed, quantity) for quantity in QUANTITIES}
-    place = _place_of_optimum(records)
-    if not any(by_quantity.values()):
-        sizes = sorted(observed["size"].unique())
+    best, axis = best_lrs(records), named_axis(records.runs)
+    forecasts, place = forecasts_by_arm(best), _place_of_optimum(records)
+    if not forecasts:
+        sizes = sorted(best["size"].unique())
         given = (
             f"{listed(few(map(count, sizes)))} parameters"
             if sizes != [UNKNOWN_SIZE]
@@ -104,19 +105,15 @@ def parts(records: Records, window: Window) -> list[Part]:
         why = f"no arm has a value at {FEWEST_SIZES} sizes ({given}), one of them to score it by"
         if not place:
             raise RequestError(f"no forecast: {why}")
-        return [f"No forecast: {why}.", *place]
-    sections = list[Part]()
-    for quantity, forecasts in by_quantity.items():
-        over = f", over {axis.values} from {window}" if quantity == SENSITIVITY and window != WINDOW else ""
-        largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
-        rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
-        cautions = _cautions(quantity, axis, observed, forecasts)
-        sections.append(Section(f"{named(quantity, axis)}{over}", [pd.DataFrame(rows), *cautions]))
-    return [*sections, fits.ABOUT["sizes"], *place]
+        return [f"No forecast: {why}.", *place], []
+    largest = {float(forecast.runs["size"].max()) for forecast in forecasts.values()}
+    rows = [_row(arm, one, largest.copy().pop() if len(largest) == 1 else None) for arm, one in forecasts.items()]
+    table = Section(f"Best {axis.name}", [pd.DataFrame(rows), *_cautions(axis, best, forecasts)])
+    return [table, fits.ABOUT["sizes"], *place], [_plain(arm, one) for arm, one in forecasts.items()]
 
 
 def _place_of_optimum(records: Records) -> list[Part]:
-    """Whether the best learning rate transfers, and its law, a section each; empty if neither can be told."""
+    """Whether the best learning rate transfers, and the laws, a section each; empty if nothing can be told."""
     ended, axis = judge(points(records.runs)), named_axis(records.runs)
     about = {name: fits.ABOUT[name].format(axis=axis) for name in ("transfer", "law", "failing_law")}
     sections = list[Part]()
@@ -131,39 +128,8 @@ def _place_of_optimum(records: Records) -> list[Part]:
     return sections
 
 
-def named(quantity: str, axis: Axis) -> str:
-    """The name of a quantity of curves along an axis."""
-    of_axis = {LR: f"Best {axis.name}", SENSITIVITY: f"{capitalized(axis.sensitivity)} (nats/token)"}
-    return of_axis.get(quantity, quantity)
-
-
-def plain(records: Records, window: Window) -> list[dict[str, Any]]:
-    """The fits of all quantities in every arm in plain values; None where a number is not finite.
-
-    Raises:
-        RequestError: see ``observe``.
-    """
-    observed, rows = observe(records, window), []
-    for quantity in QUANTITIES:
-        for arm, forecast in forecasts_of(observed, quantity).items():
-            sizes = sorted(map(int, forecast.runs["size"].unique()))
-            held_out = {
-                "size": sizes[-1],
-                **{name: getattr(forecast, name) for name in ("error", "unchanged", "inside")},
-            }
-            row = {"quantity": quantity, "arm": arm, "sizes": sizes}
-            rows.append({**row, **forecast.line.plain, "held_out": held_out})
-    return rows
-
-
-def forecasts_of(observed: pd.DataFrame, quantity: str) -> dict[str, SizeForecast]:
-    """The forecasts of a quantity that could be made, by arm."""
-    arms = observed.assign(value=observed[quantity]).groupby("arm", sort=False)
-    return {str(arm): forecast for arm, runs in arms if (forecast := make_forecast(runs))}
-
-
 def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, str]:
-    """A row of the table of a quantity; its columns name sizes if all arms have the same ``largest`` one."""
+    """A row of the table; its columns name sizes if all arms have the same ``largest`` one."""
     runs, line, own = forecast.runs, forecast.line, forecast.runs["size"].max()
     row = {
         "arm": arm,
@@ -181,16 +147,21 @@ def _row(arm: str, forecast: SizeForecast, largest: float | None) -> dict[str, s
     return row
 
 
-def _cautions(quantity: str, axis: Axis, observed: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
+def _plain(arm: str, forecast: SizeForecast) -> dict[str, Any]:
+    sizes = sorted(map(int, forecast.runs["size"].unique()))
+    held_out = {name: getattr(forecast, name) for name in ("error", "unchanged", "inside")}
+    row = {"quantity": BEST_LR, "arm": arm, "sizes": sizes}
+    return {**row, **forecast.line.plain, "held_out": {"size": sizes[-1], **held_out}}
+
+
+def _cautions(axis: Axis, best: pd.DataFrame, forecasts: dict[str, SizeForecast]) -> list[str]:
     text = html.render(
         "size_forecast.txt",
         axis=axis,
-        is_best=quantity == LR,
-        is_limit=quantity == ETA_DIV,
         fewest=FEWEST_SIZES,
-        unscored=[arm for arm in observed["arm"].unique() if arm not in forecasts],
-        missing=int(observed[quantity].isna().sum()),
-        curves=len(observed),
+        unscored=[arm for arm in best["arm"].unique() if arm not in forecasts],
+        missing=int(best["value"].isna().sum()),
+        curves=len(best),
         worse=[arm for arm, forecast in forecasts.items() if abs(forecast.error) > abs(forecast.unchanged)],
         narrow=[arm for arm, forecast in forecasts.items() if forecast.inside == 0],
         uncertain=[arm for arm, of_arm in forecasts.items() if abs(of_arm.line.slope) <= of_arm.line.slope_error],

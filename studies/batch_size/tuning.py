@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lab.analysis.batch_fits import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
 from lab.analysis.curves import LR, parameters
 from lab.analysis.probe_values import updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
 from lab.records.store import Records
+from studies.batch_size.fits import FEWEST_BATCHES, Numbers, SaturatingCurve, steps_curve
 
 # Learning rates that must reach the target before one of them counts as tuned (Shallue et al. 2018, sec. 4).
 FEWEST_TRIALS = 3
