@@ -93,7 +93,7 @@ def concordance(changes: pd.DataFrame, score: pd.Series) -> tuple[float, int]:
     Ties of the score count as half. The second number is how many pairs differ in what broke.
 
     Args:
-        changes: as ``read_changes`` gives them.
+        changes: as ``changes_of`` gives them.
         score: of each of them; NaN where the small model says nothing.
     """
     return _concordance(*_by_change(changes, score))
