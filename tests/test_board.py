@@ -822,6 +822,7 @@ def test_every_intervention_and_optimizer_is_on_the_board_or_left_out() -> None:
     assert own == {name for name in described if not described[name]} | (set(left_out()) & own)
     assert files == {name for name in described if described[name]} | (set(left_out()) - set(INTERVENTIONS))
     assert not set(described) & set(left_out())
+    assert {path.stem for path in SCRIPT["FOLDER"].glob("*.md")} - {"index"} == {*described}
 
 
 @pytest.mark.parametrize("name", arm_cards())

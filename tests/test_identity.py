@@ -212,14 +212,15 @@ def test_a_request_that_names_what_a_record_lacks_is_refused_in_a_line(
     assert ("1 already there" in out) is not is_refused
 
 
-# As if keys had other names until now: one that was renamed twice, that of an intervention, a number that restarts
-# change, and a group.
+# As if keys had other names until now: one that was renamed twice, one within an intervention, a number that restarts
+# change, a group, and an intervention.
 RENAMED = {
     "rounded_gains": "gains_of_norms",
     "intervention.nope.period": "intervention.nope.every",
     "optimizer.epsilon": "optimizer.eps",
     "gains_of_norms": "norm_gains",
     "restart_log": "restarts",
+    "intervention.a_norm_of_keys": "intervention.qk_layernorm",
 }
 FIRST_NAMES = {
     "norm_gains": "rounded_gains",
@@ -229,7 +230,7 @@ FIRST_NAMES = {
     store.ENTRIES: "restart_log.entries",
 }
 OLD_RUN = (
-    *("precision=mxfp8", "norm_gains=rounded", "intervention=[nope]", "intervention.nope.every=2"),
+    *("precision=mxfp8", "norm_gains=rounded", "intervention=[nope,qk_layernorm]", "intervention.nope.every=2"),
     *("restarts=epsilon_decays", "optimizer.eps=1e-7"),
 )
 
@@ -239,6 +240,7 @@ def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool) 
     """The id of a run in this folder, whose record was written before keys were renamed, as they are now."""
     config = run_config(tree(*OLD_RUN))
     named = {FIRST_NAMES.get(key, key): value for key, value in columns(config).items()}
+    named["intervention"] = "a_norm_of_keys+nope"
     named["restart_log.entries"] = named["restart_log.entries"].replace("optimizer.eps=", "optimizer.epsilon=")
     card = {**named, "data_fingerprint": config.data.entry.open().fingerprint}
     run = {"id": store.run_id(card), **card, "status": "finished", "final_val_loss": 2.0}
@@ -258,6 +260,7 @@ def old_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool) 
 def test_records_under_former_keys_are_read_under_those_of_now_and_found(tmp_path: Path, old_run: str) -> None:
     (now,) = store.read(tmp_path).runs.to_dict("records")
     assert (now["norm_gains"], now["intervention.nope.every"]) == ("rounded", 2)
+    assert now["intervention"] == "nope+qk_layernorm"
     assert (now["restarts"], now["optimizer.eps"]) == ("epsilon_decays", 1e-7)
     assert "optimizer.eps=" in now[store.ENTRIES]
     assert not [key for key in now if key in RENAMED or key.startswith("restart_log")]
@@ -284,7 +287,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
 def test_a_plan_that_was_frozen_under_former_keys_is_carried_out() -> None:
     frozen = tree(*OLD_RUN)
     frozen["rounded_gains"], frozen["restart_log"] = frozen.pop("norm_gains"), frozen.pop("restarts")
-    frozen["intervention"] = {"nope": {"period": 2}}
+    frozen["intervention"] = {"a_norm_of_keys": {}, "nope": {"period": 2}}
     frozen["optimizer"]["epsilon"] = frozen["optimizer"].pop("eps")
     assert run_config(frozen) == run_config(tree(*OLD_RUN))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab import main
@@ -20,7 +21,7 @@ from labwatch.events import detect
 from labwatch.events.log_names import given_columns, usual_columns
 from labwatch.events.log_reader import LogReader
 from labwatch.events.logs import read_logs
-from labwatch.tables.run_folders import LOGS
+from labwatch.tables.run_folders import LOGS, OBJECTS, TABLES, TEXTS, read_run_folder
 from sweeping import OutputOf
 from test_watch import bump, calm
 
@@ -502,6 +503,23 @@ def test_event_files_without_tensorboard_say_what_to_install(
 def test_an_entropy_of_a_part_of_the_model_is_not_that_of_a_policy(name: str) -> None:
     assert "entropy" not in usual_columns(["step", "loss", name], {})
     assert usual_columns(["step", "loss", name, "policy/entropy"], {})["entropy"] == "policy/entropy"
+
+
+@pytest.mark.parametrize("suffix", LOGS)
+def test_a_log_of_every_suffix_is_watched_and_imported(suffix: str, tmp_path: Path) -> None:
+    path, rows = tmp_path / f"log{suffix}", pd.DataFrame({"step": range(1000), "loss": LOSS})
+    if suffix in TEXTS:
+        path.write_text(lines("step {step} loss {loss}"))
+    elif suffix in TABLES:
+        rows.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
+    elif suffix in OBJECTS:
+        rows.to_json(path, orient="records", lines=suffix != ".json")
+    else:
+        rows.to_parquet(path)
+    (log,) = read_logs(path).runs
+    np.testing.assert_allclose(log.columns["loss"], LOSS)
+    found = read_run_folder(tmp_path, lambda _: {"loss": rows["loss"]})
+    assert found.table["loss"].tolist() == pytest.approx([np.median(LOSS[-100:])], rel=0.01)
 
 
 @pytest.mark.parametrize("suffix", LOGS)

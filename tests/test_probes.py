@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lab import HookIntervention
-from lab.core.hooks import HookPoint, listening
+from lab.core.hooks import TENSOR_POINTS, HookPoint, listening
 from lab.core.registry import PROBES
 from lab.core.schema import build
 from lab.interventions.loss_terms import ZLoss
@@ -294,6 +294,32 @@ def test_every_probe_says_what_its_formula_says(name: str, heard: Heard, told: l
             torch.testing.assert_close(
                 heard[name, where][run], value.detach(), rtol=1e-9, atol=1e-12, msg=f"{name} {where}"
             )
+
+
+OF_A_PASS = tuple(name for name in OF_ANY_STEP if PROBES[name].event in (*TENSOR_POINTS, "query_key", "log_z"))
+
+
+@pytest.mark.parametrize("name", OF_A_PASS)
+def test_a_probe_says_how_numbers_of_two_micro_batches_become_one(name: str) -> None:
+    """It says ``largest`` if the number of both is the larger one, and ``is_root`` if their squares average."""
+    made, announced = model(*SEEDS, depth=DEPTH, head_width=8 // HEADS), list[tuple[Any, ...]]()
+
+    def keep(kind: str, where: str, *values: Any) -> None:
+        if kind == PROBES[name].event:
+            announced.append(values)
+
+    rows_rbt = tokens(*SEEDS, batch=4)
+    with torch.no_grad(), listening(keep):
+        losses(made(rows_rbt[..., :-1])[0], rows_rbt[..., 1:], {"z_loss": ZLoss(0.01)})
+    halves = [[x.chunk(2, 1) if isinstance(x, Tensor) else (x, x) for x in values] for values in announced]
+    whole_pr = torch.stack([PROBES[name].measure(*values) for values in announced])
+    first_pr, second_pr = (
+        torch.stack([PROBES[name].measure(*(pair[side] for pair in pairs)) for pairs in halves]) for side in (0, 1)
+    )
+    if torch.equal(first_pr, second_pr):  # as where nothing overflows
+        return
+    assert PROBES[name].largest == torch.equal(whole_pr, torch.maximum(first_pr, second_pr))
+    assert PROBES[name].is_root == torch.allclose(whole_pr**2, (first_pr**2 + second_pr**2) / 2, rtol=1e-9, atol=0)
 
 
 def test_the_step_that_is_measured_has_something_to_tell_apart(told: list[Told]) -> None:

@@ -247,6 +247,17 @@ def test_every_number_is_that_of_the_labs_probe(tmp_path: Path, monkeypatch: pyt
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-7), (step, name, where)
 
 
+def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: Path) -> None:
+    page = (HERE.parent / "docs" / "record_your_run.md").read_text(encoding="utf-8")
+    words = {*re.findall(r"`(\w+)", page)}
+    words |= {word.replace("FORMAT", fmt) for word in words for fmt in ("fp16", "e4m3", "mx")}
+    rows = {mlp: run(built(mlp=mlp), tmp_path / f"{mlp.__name__}.jsonl") for mlp in (dense, Experts)}
+    columns = {mlp: {name.partition("/")[0] for row in rows[mlp] for name in row} for mlp in rows}
+    assert set.union(*columns.values()) - words == {"step"}
+    # that of attention is measured of what a fused kernel was given, as below
+    assert {name for name in columns[dense] if name in PROBES} - {*NAMES} == {"attention_entropy"}
+
+
 # the forward pass, however it is made
 
 

@@ -19,6 +19,7 @@ import yaml
 
 import planted
 from lab.__main__ import main
+from lab.cli.commands import COMMANDS
 
 # Of each run below, unless its row says otherwise.
 RUN = ["data=synthetic", "model.width=16", "steps=12", "batch_size=4", "seq_len=12", "validation=short"]
@@ -77,6 +78,11 @@ def test_files(name: str, content: str, words: str, named: list[str], capsys: py
     assert len(line) < 500
     assert Path(name).read_text() == content
     assert [part for part in named if part not in line] == [], line
+
+
+def test_every_command_refuses_something() -> None:
+    words = [word for rows in TABLES.values() for row in rows for word in row if isinstance(word, str)]
+    assert {*COMMANDS} <= {word.partition(" ")[0] for word in words}
 
 
 def table(**columns: Any) -> pd.DataFrame:

@@ -168,6 +168,8 @@ def run_id(card: Mapping[str, Any]) -> str:
     config = {key: value for key, value in card.items() if key not in outcome | EXCLUDED_FROM_ID | absent}
     config["probes.names"] = "+".join(sorted(_first_probes(card["probes.name"], card["probes.names"].split("+"))))
     if FORMER_KEYS:
+        if "intervention" in config:
+            config["intervention"] = _names(first_key, config["intervention"])
         if ENTRIES in config:
             config[ENTRIES] = _in_entries(first_key, config[ENTRIES])
         config = {first_key(key): value for key, value in config.items()}
@@ -178,6 +180,12 @@ def _first_probes(name: str, probes: Sequence[str]) -> Sequence[str]:
     """Those that the list of this name held first, if all of them are among the probes; else the probes."""
     first = PROBES.get(name, "").split()
     return first if first and {*first} <= {*probes} else probes
+
+
+def _names(name: Callable[[str], str], joined: str) -> str:
+    """Names of interventions joined with ``+``, each as its keys are called."""
+    keys = (name(f"intervention.{each}") for each in joined.split("+"))
+    return "+".join(sorted(key.removeprefix("intervention.") for key in keys))
 
 
 def _in_entries(name: Callable[[str], str], entries: str) -> str:
@@ -457,6 +465,8 @@ def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
     if not FORMER_KEYS:
         return card
     named = {key_now(key): value for key, value in card.items()}
+    if "intervention" in named:
+        named["intervention"] = _names(key_now, named["intervention"])
     return named | ({ENTRIES: _in_entries(key_now, named[ENTRIES])} if ENTRIES in named else {})
 
 
@@ -464,6 +474,8 @@ def _columns_now(runs: pd.DataFrame) -> pd.DataFrame:
     """``_with_keys_now`` of the cards in a table; settings of an imported one keep the names of the user."""
     is_imported = TABLE in runs
     runs = runs.rename(columns=partial(column_now, is_imported=is_imported))
+    if "intervention" in runs:
+        runs["intervention"] = runs["intervention"].map(partial(_names, key_now), na_action="ignore")
     if ENTRIES in runs and not is_imported:
         runs[ENTRIES] = runs[ENTRIES].map(partial(_in_entries, key_now), na_action="ignore")
     return runs
