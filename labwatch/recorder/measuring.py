@@ -53,11 +53,13 @@ def guarded(method: Function) -> Function:
     def kept(self: Measurement, *args: Any, **kwargs: Any) -> None:
         if self.fault or torch.compiler.is_compiling():  # hooks of a module that was compiled with them
             return
+        self.within = getattr(self, "within", 0) + 1
         try:
             with torch.no_grad(), distributed.alone():
                 method(self, *args, **kwargs)
         except Exception as fault:
             self.fault = f"{type(fault).__name__}: {fault}".split("\n")[0]
+        self.within -= 1
 
     return kept  # type: ignore[return-value]
 
@@ -92,7 +94,10 @@ class Measurement:
         entries: which ones.
         functions: by part the functions of torch that it called, with the numbers and words that they were given.
         travelled: by weight the sum of the learning rates since its last sample, and the one of this update.
+        within: how many guarded methods are running; a pass that is made alone is one.
     """
+
+    within = 0
 
     def __init__(
         self,
@@ -238,7 +243,7 @@ class Measurement:
             self.tally.add(Key("dropout", self.inside[-1] if self.inside else ""), p)
 
     def _hear(self, *call: Any) -> None:
-        if self.is_measured and (self.is_shadow or torch.is_grad_enabled()):  # others are the recorder's own
+        if self.is_measured and self.within == self.is_shadow:  # others are the recorder's own
             self._keep_function(*call)
 
     @guarded
