@@ -1222,6 +1222,8 @@ def test_rows_that_are_equal_and_rows_without_gradients_are_measured(tmp_path: P
     usual, changed = recorded(tmp_path / "usual.jsonl", 1, 0), recorded(tmp_path / "probes.jsonl", 4, 6)
     assert (usual["distinct_rows"], usual["row_share"]) == (1, 1)
     assert (changed["distinct_rows"], changed["row_share"]) == (5 / 8, 2 / 8)
+    assert "label_perplexity" in usual
+    assert "label_perplexity" not in changed  # of two rows of eight
     for name, value in (("label_share", 0.9), ("label_count", 8 * (LENGTH - 1)), ("loss_weight", 1.0)):
         assert usual[name] == pytest.approx(value, rel=1e-5)
         assert changed[name] == pytest.approx(value, rel=1e-5)

@@ -38,6 +38,7 @@ TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
 ROWS = 64  # of a batch, of which it is seen which are equal
 # A second moment keeps ``beta2`` of what it was in each update, so it never is below that, but for rounding.
@@ -344,7 +345,8 @@ class Measurement:
     def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int) -> None:
         """Labels and the weight of the loss, which the gradient at logits shows: ``weight * (p - label) / tokens``.
 
-        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known.
+        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known, nor of
+        the labels of rows without gradients, so if these are most rows, how labels differ is not known either.
         """
         label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
         row_n = torch.tensor(evenly(count, TOKENS), device=counts_n.device) * self.rows // count
@@ -359,6 +361,7 @@ class Measurement:
         weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
         perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
+        perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
         for name, value in (
             *(("label_perplexity", perplexity), ("label_share", share / row_share), ("row_share", row_share)),
             *(("label_count", share / row_share * count), ("loss_weight", weight / scale)),

@@ -162,7 +162,7 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
     if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
-        chosen = [sign for sign in signs if sign.is_exact and sign.parts] or chosen
+        chosen = [sign for sign in signs if sign.functions or sign.at is not None] or chosen
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
@@ -204,7 +204,7 @@ def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
         return ["head"]
     if kind == "activations" and not signs[0].is_exact:  # later blocks get what an earlier one returned
         return [min(parts, key=_depth)]
-    if len(parts) > 1 and size[parts[0]] > APART * size[parts[1]] > 0:
+    if len(parts) > 1 and not signs[0].is_exact and size[parts[0]] > APART * size[parts[1]] > 0:
         return parts[:1]
     return [] if len(parts) >= max(2, MOST * len(read.places)) else sorted(parts, key=_depth)
 

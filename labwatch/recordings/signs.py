@@ -46,7 +46,7 @@ STEP_LASTS = 10
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
 # up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
 # peak, and before that fell, per step, so many times as fast as ever.
-BACK, ENDED_STEPS, ENDED_RATE, FASTER = 0.5, 0.1, 0.003, 5.0
+BACK, ENDED_STEPS, ENDED_RATE, FASTER = 0.5, 0.1, 0.008, 5.0
 # What writes weights in more steps than this that lie apart does so by habit.
 HABIT = 2
 # So many steps after the loss moved, parts may differ because they have learned from what came.
