@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2752,
     "features": 3723,
     "notebook": 54,
-    "labwatch": 8190,
+    "labwatch": 8192,
     "cli": 604,
     "studies": 6732,
     "hydra_plugins": 57,

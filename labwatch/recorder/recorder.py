@@ -31,8 +31,6 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
 OF_LABELS = ("label_perplexity", "label_share", "row_share", "label_count", "loss_weight")
-# Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
-TURNED = -0.5
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -269,12 +267,7 @@ def _columns(
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
     edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
-    shared = found.get("grad_signs", {})
-    found["grad_edit"] = {
-        place: rms / before[place] * (-1 if shared.get(place, 1.0) < TURNED else 1)
-        for place, rms in edited.items()
-        if before.get(place)
-    }
+    found["grad_edit"] = {place: rms / before[place] for place, rms in edited.items() if before.get(place)}
     found.pop("no_gradient", None)
     found["grad_left"] = found.pop("left", {})
     columns: dict[str, Any] = {} if lr is None else {"lr": lr}
