@@ -154,7 +154,7 @@ def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm
 
 def counts(row: Row, step: int) -> None:
     """Steps of the optimizer, which are forgotten."""
-    sets(float(step - AT * (step >= AT)), *(f"state_steps/{part}" for part in PARTS), at=0)(row, step)
+    sets(float(step - AT * (step >= AT)), *(f"state_updates/{part}" for part in PARTS), at=0)(row, step)
 
 
 FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {

@@ -1169,7 +1169,7 @@ def shares_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "usual"), [(forgets_steps, "state_steps", 6.0), (shares_states, "state_kept", 1.0)]
+    ("change", "name", "usual"), [(forgets_steps, "state_updates", 6.0), (shares_states, "state_kept", 1.0)]
 )
 def test_a_state_of_the_optimizer_that_no_update_left_is_told(
     change: Callable[[torch.optim.Optimizer], None], name: str, usual: float, tmp_path: Path

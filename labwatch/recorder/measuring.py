@@ -533,7 +533,7 @@ class Measurement:
     ) -> None:
         """Measure in how many entries the second moment has kept what updates since the last one leave of it."""
         if isinstance(made := state.get("step"), Tensor | int | float):
-            self.tally.add(Key("state_steps", self.parts.where[name], name), made, w.numel())
+            self.tally.add(Key("state_updates", self.parts.where[name], name), made, w.numel())
         square, last = _second_moment(state, w), self.moments.get(name)
         betas = group.get("betas", (0.0, group.get("alpha")))
         if square is not None and last is not None and len(betas) == 2 and betas[1] is not None:

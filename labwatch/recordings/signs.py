@@ -383,10 +383,10 @@ def other_functions(read: Readings) -> Iterator[Sign]:
 def lost_counts(read: Readings) -> Iterator[Sign]:
     """Optimizers that have counted fewer updates than at the row before."""
     found = dict[int, list[Move]]()
-    for place in read.recording.places("state_steps"):
-        count_m = read.column("state_steps", place)
+    for place in read.recording.places("state_updates"):
+        count_m = read.column("state_updates", place)
         for row in (np.flatnonzero(np.diff(count_m) < 0) + 1).tolist():
-            move = Move("state_steps", place, row, row + 1, float(count_m[row]), float(count_m[row - 1]), math.nan)
+            move = Move("state_updates", place, row, row + 1, float(count_m[row]), float(count_m[row - 1]), math.nan)
             found.setdefault(row, []).append(move)
     for row, moves in found.items():
         yield Sign("optimizer", row, [move.place for move in moves], moves, is_exact=True)
@@ -584,7 +584,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
-    "steps of the optimizer": (lost_counts, "state_steps"),
+    "steps of the optimizer": (lost_counts, "state_updates"),
     "gradients that are missing": (lost_gradients, "grad_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
