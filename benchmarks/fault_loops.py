@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import swa_utils
+from torch.utils.checkpoint import checkpoint
 
 import lab
 
 WIDTH, BLOCKS, HEADS, VOCABULARY, LENGTH, ROWS = 32, 4, 2, 32, 24, 8
 CLASSES, SIDE, PATCH = 8, 8, 2
 EXPERTS, CHOSEN = 4, 2
+IGNORED = -100  # the label that cross_entropy leaves out
 
 
 class Attention(nn.Module):
@@ -165,6 +168,65 @@ class ConvolutionalNetwork(nn.Module):
         return self.head(self.norm(x.mean((-2, -1))))
 
 
+class GroupedAttention(Attention):
+    """Four heads of queries for two of keys and values, which are normalized and then turned by their positions."""
+
+    def __init__(self) -> None:
+        super().__init__(is_causal=True)
+        del self.qkv
+        self.query, self.out = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.query_norm, self.key_norm = nn.RMSNorm(WIDTH // HEADS), nn.RMSNorm(WIDTH // HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        query, key = turned(self.query_norm(query)), turned(self.key_norm(key))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, self.mask, is_causal=self.is_causal, scale=self.scale, enable_gqa=True
+        )
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def turned(x_rhtk: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864)."""
+    half = x_rhtk.shape[-1] // 2
+    angle_tk = torch.arange(x_rhtk.shape[-2])[:, None] * 100.0 ** -(torch.arange(half) / half)
+    a, b = x_rhtk.chunk(2, -1)
+    return torch.cat([a * angle_tk.cos() - b * angle_tk.sin(), a * angle_tk.sin() + b * angle_tk.cos()], -1)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GroupedModel(LanguageModel):
+    """With grouped queries, gates, RMS norms and dropout, and with one matrix for embedding and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.positions
+        for block in self.blocks:
+            block.attention, block.mlp = GroupedAttention(), Gated()
+            block.attention_norm, block.mlp_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+            block.dropout.p = 0.1
+        self.norm, self.head.weight = nn.RMSNorm(WIDTH), self.embedding.weight
+        self.apply(_initialize)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.1)
@@ -205,6 +267,24 @@ def llama() -> nn.Module:
     )
 
 
+def encoder() -> nn.Module:
+    """It sees letters, a mask in place of some, and padding, which does not come."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCABULARY + 2,
+            pad_token_id=VOCABULARY + 1,
+            hidden_size=WIDTH,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * WIDTH,
+            max_position_embeddings=LENGTH,
+            initializer_range=0.1,
+        )
+    )
+
+
 class Adapter(nn.Module):
     """A matrix that is not trained, and a product of two small ones that are (LoRA)."""
 
@@ -218,11 +298,12 @@ class Adapter(nn.Module):
         return self.base(x) + 2 * self.up(self.down(x))
 
 
-def with_adapters() -> nn.Module:
-    model = of_transformers().requires_grad_(False)
-    for block in blocks_of(model):
-        block.attention.query_key_value = Adapter(block.attention.query_key_value)
-        block.mlp.dense_4h_to_h = Adapter(block.mlp.dense_4h_to_h)
+def with_adapters(model: nn.Module, *names: str) -> nn.Module:
+    model.requires_grad_(False)
+    for part in list(model.modules()):
+        for name, linear in list(part.named_children()):
+            if name in names:
+                setattr(part, name, Adapter(linear))
     for name, weight in model.named_parameters():
         weight.requires_grad_(".down." in name or ".up." in name)
     return model
@@ -235,9 +316,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "vision": VisionTransformer,
     "llama": llama,
     "policy": LanguageModel,
-    "adapters": with_adapters,
+    "adapters": lambda: with_adapters(of_transformers(), "query_key_value", "dense_4h_to_h"),
     "state_space": StateSpaceModel,
     "convolutional": ConvolutionalNetwork,
+    "grouped": GroupedModel,
+    "encoder": encoder,
+    "lora": lambda: with_adapters(llama(), "q_proj", "v_proj", "down_proj"),
 }
 PICTURES = ("vision", "convolutional")
 
@@ -261,6 +345,60 @@ class Lion(torch.optim.Optimizer):
                 momentum.lerp_(weight.grad, 1 - beta2)
 
 
+class AdEMAMix(torch.optim.Optimizer):
+    """Adam with a second, slower average of gradients (Pagliardini et al. 2024, arXiv:2409.03137)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95, 0.99), "alpha": 2.0, "eps": 1e-8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    names = ("exp_avg", "exp_avg_sq", "exp_avg_slow")
+                    state |= {"step": 0, **{name: torch.zeros_like(weight) for name in names}}
+                state["step"] += 1
+                beta1, beta2, beta3 = group["betas"]
+                state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+                state["exp_avg_slow"].lerp_(weight.grad, 1 - beta3)
+                average = state["exp_avg"] / (1 - beta1 ** state["step"]) + group["alpha"] * state["exp_avg_slow"]
+                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(average / root, alpha=group["lr"])
+
+
+class Shampoo(torch.optim.Optimizer):
+    """One-sided: gradients over the root of the average product of their rows (Gupta et al. 2018, arXiv:1802.09568)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(weights, {"lr": lr, "momentum": 0.9, "beta2": 0.95, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                gradient = weight.grad.flatten(1) if weight.ndim > 1 else weight.grad[None]
+                state = self.state[weight]
+                if not state:
+                    product = gradient @ gradient.T
+                    state |= {"step": 0, "momentum": torch.zeros_like(gradient), "product": torch.zeros_like(product)}
+                state["product"].lerp_(gradient @ gradient.T, 1 - group["beta2"])
+                if state["step"] % 5 == 0:
+                    values, vectors = torch.linalg.eigh(state["product"] / (1 - group["beta2"] ** (state["step"] + 1)))
+                    state["root"] = vectors / (values.clamp(min=0) + 0.1 * values.mean() + 1e-20).sqrt() @ vectors.T
+                state["step"] += 1
+                state["momentum"].lerp_(state["root"] @ gradient * gradient.shape[1] ** 0.5, 1 - group["momentum"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(state["momentum"].view_as(weight), alpha=group["lr"])
+
+
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
     """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -275,6 +413,13 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [torch.optim.NAdam(weights.values(), lr=1e-3, betas=(0.9, 0.95), **own)]
     if name == "rmsprop":
         return [torch.optim.RMSprop(weights.values(), lr=1e-3, alpha=0.95, weight_decay=decay)]
+    if name == "radam":
+        own = {"weight_decay": decay, "decoupled_weight_decay": True}
+        return [torch.optim.RAdam(weights.values(), lr=1e-3, betas=(0.9, 0.95), **own)]
+    if name == "ademamix":
+        return [AdEMAMix(weights.values(), lr=5e-4, weight_decay=decay)]
+    if name == "shampoo":
+        return [Shampoo(weights.values(), lr=1e-3, weight_decay=decay)]
     if name == "adafactor":
         return [torch.optim.Adafactor(weights.values(), lr=1e-2, weight_decay=decay)]
     inside = {id(weight) for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2}
@@ -313,6 +458,15 @@ class Text:
         )
 
 
+class Gaps(Text):
+    """Such chains with a mask in place of a quarter of the letters, which are the labels."""
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        letters, _ = super().__call__(rows)
+        is_masked = torch.rand(letters.shape, generator=self.random) < 0.25
+        return torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
+
+
 class Images:
     """Noisy pictures of some classes, each with a pattern of its own."""
 
@@ -345,8 +499,9 @@ class Loop:
         batch, gradients, update: act at every step: on a batch, on the gradients before they are clipped, and before
             the update.
         rewards, penalty, sharpness: of a policy, at every step: its rewards, the penalty, and the factor of its logits.
-        evaluates, resumes, pieces, smoothing, z_loss: what healthy loops do, too: evaluate in between, go on from a
-            checkpoint in the middle, accumulate so many micro-batches, smooth labels, and penalize large log Z.
+        objective: what is made of the loss and the logits of a batch.
+        evaluates, resumes, pieces, smoothing: what healthy loops do, too: evaluate in between, go on from a checkpoint
+            in the middle, accumulate so many micro-batches, and smooth labels.
     """
 
     model_name: str
@@ -361,13 +516,13 @@ class Loop:
     evaluates: bool = False
     resumes: bool = False
     smoothing: float = 0.0
-    z_loss: float = 0.0
     rate: Callable[[int], float] = lambda step: min(1.0, (step + 1) / 20)
     rows: Callable[[int], int] = lambda step: ROWS
     pieces: Callable[[int], int] = lambda step: 1
     batch: Callable[[Loop, int, Tensor, Tensor], tuple[Tensor, Tensor]] = lambda loop, step, x, y: (x, y)
     gradients: Callable[[Loop, int], None] = lambda loop, step: None
     update: Callable[[Loop, int], None] = lambda loop, step: None
+    objective: Callable[[Loop, Tensor, Tensor], Tensor] = lambda loop, loss, logits: loss
     rewards: Callable[[Loop, int, Tensor], Tensor] = lambda loop, step, reward: reward
     penalty: Callable[[Loop, int], float] = lambda loop, step: loop.PENALTY
     sharpness: Callable[[Loop, int], float] = lambda loop, step: 1.0
@@ -382,7 +537,8 @@ class Loop:
         self.blocks = blocks_of(self.model)
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
-        self.data: Any = (Images if self.model_name in PICTURES else Text)(1000 + self.seed)
+        source = Images if self.model_name in PICTURES else Gaps if self.model_name == "encoder" else Text
+        self.data: Any = source(1000 + self.seed)
 
     PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
 
@@ -443,9 +599,9 @@ class Loop:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
             output = self.model(x)
             logits = getattr(output, "logits", output)
-        loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
-        if self.z_loss:
-            loss = loss + self.z_loss * logits.float().logsumexp(-1).square().mean()
+        logits = logits.float()
+        loss = F.cross_entropy(logits.flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
+        loss = self.objective(self, loss, logits)
         mixtures = [part for part in self.model.modules() if isinstance(part, Experts)]
         return loss + 0.01 * sum(part.balancing for part in mixtures) if mixtures else loss
 
@@ -779,24 +935,30 @@ def padding(loop: Loop) -> None:
     loop.batch = batch
 
 
-def group_rate(loop: Loop) -> None:
+def group_rate(loop: Loop, factor: float = 30) -> None:
     """From a step on the group of one block's weights has a learning rate 30 times as large."""
-    inside = {id(weight) for weight in loop.blocks[loop.block].parameters()}
-    own = list[dict[str, Any]]()
-    for each in loop.optimizers:
-        for group in list(each.param_groups):
-            of_block = [weight for weight in group["params"] if id(weight) in inside]
-            group["params"] = [weight for weight in group["params"] if id(weight) not in inside]
-            if of_block:
-                each.add_param_group({**group, "params": of_block})
-                own.append(each.param_groups[-1])
-    loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
+    own = _own_groups(loop, list(loop.blocks[loop.block].parameters()))
 
     def update(loop: Loop, step: int) -> None:
         for group in own if step >= loop.at else []:
-            group["lr"] *= 30
+            group["lr"] *= factor
 
     loop.update = update
+
+
+def _own_groups(loop: Loop, weights: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Weights get a group of their own in each optimizer that has some of them."""
+    inside = {id(weight) for weight in weights}
+    own = list[dict[str, Any]]()
+    for each in loop.optimizers:
+        for group in list(each.param_groups):
+            taken = [weight for weight in group["params"] if id(weight) in inside]
+            group["params"] = [weight for weight in group["params"] if id(weight) not in inside]
+            if taken:
+                each.add_param_group({**group, "params": taken})
+                own.append(each.param_groups[-1])
+    loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
+    return own
 
 
 def stale_gradients(loop: Loop) -> None:
@@ -1050,10 +1212,14 @@ def few_bits(loop: Loop) -> None:
 
     def act(loop: Loop) -> None:
         for weight in _tensors(loop):
-            unit = weight.abs().max() / 3
-            weight.copy_((weight / unit).round() * unit)
+            _round(weight)
 
     _once(loop, act)
+
+
+def _round(weight: Tensor) -> None:
+    unit = weight.abs().max() / 3
+    weight.copy_((weight / unit).round() * unit)
 
 
 def _tensors(loop: Loop) -> list[nn.Parameter]:
@@ -1123,9 +1289,12 @@ def order_of_qkv(loop: Loop) -> None:
 
 def mixer_detached(loop: Loop) -> None:
     """From a step on no gradients pass through the attention of one block, or what it has instead."""
+    _returned(loop, _mixer(loop), lambda entering, output: output.detach())
+
+
+def _mixer(loop: Loop) -> nn.Module:
     mixers = ("attention", "self_attn", "mixer", "convolution")
-    mixer = next(part for name, part in loop.blocks[loop.block].named_children() if name in mixers)
-    _returned(loop, mixer, lambda entering, output: output.detach())
+    return next(part for name, part in loop.blocks[loop.block].named_children() if name in mixers)
 
 
 def lone_rank(loop: Loop) -> None:
@@ -1315,6 +1484,301 @@ def adapter_weights(loop: Loop) -> None:
         for name, weight in loop.blocks[loop.block].named_parameters():
             if ".up." in name:
                 weight.mul_(30)
+
+    _once(loop, act)
+
+
+# The addresses below are of reports by those who met such a fault.
+
+
+def rows_ignored(loop: Loop) -> None:
+    """From a step on labels of all rows but one are ignored, as where the beginning of an answer is not found."""
+    # https://github.com/huggingface/trl/issues/1920
+    loop.batch = lambda loop, step, x, y: (
+        x,
+        y.index_fill(0, torch.arange(1, len(y)), IGNORED) if step >= loop.at else y,
+    )
+
+
+def no_labels(loop: Loop) -> None:
+    """All labels of one batch are ignored, so its loss is NaN and its gradients are zero."""
+    # https://github.com/huggingface/trl/issues/1053
+    loop.batch = lambda loop, step, x, y: (x, torch.full_like(y, IGNORED) if step == loop.at else y)
+
+
+def unmasked_labels(loop: Loop) -> None:
+    """From a step on labels of all tokens count, and not those of masked ones alone."""
+    # https://github.com/huggingface/transformers/issues/2759
+    loop.batch = lambda loop, step, x, y: (x, torch.where(y == IGNORED, x, y) if step >= loop.at else y)
+
+
+def corrupt_shard(loop: Loop) -> None:
+    """For 40 steps half of the rows come from a shard of random bytes, as a truncated or compressed one is."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if loop.at <= step < loop.at + 40:
+            is_bad = (torch.arange(len(x)) % 2 == 0)[:, None]
+            x = torch.where(is_bad, torch.randint_like(x, VOCABULARY), x)
+            y = torch.where(is_bad & (y != IGNORED), torch.randint_like(y, VOCABULARY), y)
+        return x, y
+
+    loop.batch = batch
+
+
+def rate_negative(loop: Loop) -> None:
+    """The rate falls linearly, and from a step on each step counts as three in it, so that it is below zero."""
+    # A schedule is made anew on resuming, and does not end: https://github.com/Nerogar/OneTrainer/issues/1604
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * (1 - step * (3 if step >= loop.at else 1) / loop.steps)
+
+
+def group_stopped(loop: Loop) -> None:
+    """From a step on the group of one block's weights has a learning rate of zero."""
+    # Groups that a resumed scheduler does not know, or rates by layer with the wrong exponent.
+    group_rate(loop, 0.0)
+
+
+def norms_decayed(loop: Loop) -> None:
+    """From a step on gains of norms, and biases, decay by 50 times the learning rate."""
+    # https://github.com/huggingface/transformers/pull/35927 (norms that are taken for matrices)
+    own = _own_groups(loop, [weight for weight in loop.model.parameters() if weight.ndim < 2])
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["weight_decay"] = 50.0
+
+    loop.update = update
+
+
+def optimizer_lost(loop: Loop) -> None:
+    """The optimizer loses its state, as after a resume from the weights alone."""
+    # https://github.com/EvolvingLMMs-Lab/OneVision-Encoder/pull/65
+    _once(loop, lambda loop: [each.state.clear() for each in loop.optimizers])
+
+
+def maximize(loop: Loop) -> None:
+    """From a step on the optimizer climbs, by a flag that came with the settings of another run."""
+    # load_state_dict of torch.optim overwrites all settings of groups.
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["maximize"] = True
+
+    loop.update = update
+
+
+def log_zero(loop: Loop) -> None:
+    """From a step on the loss has an entropy in which one token is masked, so that zero times log zero is NaN."""
+    # https://github.com/huggingface/trl/pull/7263
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        probability = logits.index_fill(-1, torch.tensor([0]), -math.inf).softmax(-1)
+        entropy = -(probability * probability.log()).sum(-1).mean()
+        return loss - 0.01 * entropy if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def padded_row(loop: Loop) -> None:
+    """From a step on one row is padding alone for one block's window, so that its softmax over no keys is NaN."""
+    # https://github.com/pytorch/pytorch/issues/103749
+    _returned(loop, _mixer(loop), lambda entering, output: output.index_fill(0, torch.tensor([0]), math.nan))
+
+
+def norm_overflow(loop: Loop) -> None:
+    """From a step on squares in one norm of one block overflow in fp16, so that it returns zeros."""
+    # https://github.com/pytorch/pytorch/pull/133085
+    norm = next(part for name, part in loop.blocks[loop.block].named_modules() if name.endswith("norm"))
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        x = (3000 * entering).half()
+        return (x * x.square().mean(-1, keepdim=True).rsqrt()).float() * norm.weight
+
+    _returned(loop, norm, change)
+
+
+def saturated(loop: Loop) -> None:
+    """From a step on what one block returns is cut at a tenth of its largest value, by a scale that is out of date."""
+    # https://github.com/Dao-AILab/flash-attention/pull/2694 (FP8 with a stale maximum)
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        largest = 0.1 * output.detach().abs().max()
+        return output.clamp(-largest, largest)
+
+    _returned(loop, loop.blocks[loop.block], change)
+
+
+def bit_flip(loop: Loop) -> None:
+    """The highest bit of the exponent of one weight is turned over."""
+    # Silent data corruptions at scale (Dixit et al. 2021, arXiv:2102.11245)
+    _once(loop, lambda loop: loop.matrices(loop.block)[-1].view(torch.int32)[0, :1].bitwise_xor_(1 << 30))
+
+
+def one_head(loop: Loop) -> None:
+    """The queries of one head of one block grow by 30 per cent in each of 12 steps."""
+    # Heads whose logits run away (Dehghani et al. 2023, arXiv:2302.05442)
+    names = ("query", "q_proj", "qkv", "query_key_value")
+    weights = loop.blocks[loop.block].named_parameters()
+    query = next(weight for name, weight in weights if name.split(".")[-2] in names and weight.ndim == 2)
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if loop.at <= step < loop.at + 12:
+            query[: WIDTH // HEADS].mul_(1.3)
+        return x, y
+
+    loop.batch = batch
+
+
+def query_norm_lost(loop: Loop) -> None:
+    """From a step on another kernel computes attention, which does not normalize queries and keys."""
+    # https://github.com/huggingface/transformers/issues/32309 (a kernel without the cap of a model)
+    for block in loop.blocks:
+        for norm in (block.attention.query_norm, block.attention.key_norm):
+            _returned(loop, norm, lambda entering, output: entering)
+
+
+def encoder_causal(loop: Loop) -> None:
+    """From a step on an encoder attends to earlier positions alone, by the default of a kernel."""
+    # https://github.com/huggingface/transformers/issues/48172
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if hasattr(part, "is_causal"):
+                part.is_causal = True
+
+    _once(loop, act)
+
+
+def embedding_scaled(loop: Loop) -> None:
+    """From a step on embeddings are multiplied by the root of the width, which they contain already."""
+    # https://github.com/RLinf/RLinf/pull/1098
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _returned(loop, embedding, lambda entering, output: output * WIDTH**0.5)
+
+
+def final_norm_skipped(loop: Loop) -> None:
+    """From a step on the head gets what the last block returns, without the norm between them."""
+    # A fused loss that takes hidden states from the list of the blocks' outputs, which are not normalized.
+    named = loop.model.named_modules()
+    norms = [part for name, part in named if name.split(".")[-1] in ("norm", "final_layer_norm")]
+    _returned(loop, norms[-1], lambda entering, output: entering)
+
+
+def dropout_lost(loop: Loop) -> None:
+    """From a step on nothing is dropped, since an evaluation left the model in its mode."""
+    # https://github.com/huggingface/lerobot/issues/3668
+    stays_in_evaluation(loop)
+
+
+def blocks_rotated(loop: Loop) -> None:
+    """Each block gets the weights of the one before it, as from a checkpoint whose layers are sorted wrongly."""
+    # https://github.com/ollama/ollama/pull/12015
+    _once(loop, lambda loop: _rotate(loop.blocks))
+
+
+def experts_reordered(loop: Loop) -> None:
+    """The experts of one block get each other's weights, but its router stays, as after a change of ranks."""
+    _once(loop, lambda loop: _rotate(list(loop.blocks[loop.block].mlp.experts)))
+
+
+def _rotate(parts: list[nn.Module]) -> None:
+    states = [copy.deepcopy(part.state_dict()) for part in parts]
+    for part, state in zip(parts, [states[-1], *states], strict=False):
+        part.load_state_dict(state)
+
+
+def adapters_merged(loop: Loop) -> None:
+    """Adapters are merged into their matrices for sampling, and not taken out again, so that they act twice."""
+    # https://github.com/huggingface/trl/pull/2818 merges them for this purpose.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                part.base.weight.add_(2 * part.up.weight @ part.down.weight)
+
+    _once(loop, act)
+
+
+def tied_gradient_lost(loop: Loop) -> None:
+    """From a step on the matrix of embedding and head gets no gradient from the head, as of another pipeline stage."""
+    # https://github.com/NVIDIA/Megatron-LM/issues/299
+    head = loop.model.head
+    _returned(loop, head, lambda entering, output: F.linear(entering, head.weight.detach()))
+
+
+def accumulation_not_divided(loop: Loop) -> None:
+    """From a step on the batch comes in four micro-batches, and their losses are summed."""
+    # https://github.com/huggingface/transformers/issues/37766
+    loop.pieces = lambda step: 4 if step >= loop.at else 1
+    loop.objective = lambda loop, loss, logits: loss * loop.pieces(loop.now)
+
+
+def blocks_without_gradients(loop: Loop) -> None:
+    """From a step on the embedding is frozen and blocks are checkpointed the old way, so that they get no gradients."""
+    # https://github.com/huggingface/transformers/issues/26221
+
+    def act(loop: Loop) -> None:
+        for name, part in loop.model.named_children():
+            if name in ("embedding", "positions"):
+                part.requires_grad_(False)
+        _checkpoint(loop, use_reentrant=True)
+
+    _once(loop, act)
+
+
+def _checkpoint(loop: Loop, *, use_reentrant: bool) -> None:
+    for block in loop.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=use_reentrant)
+
+
+def sampler_quantized(loop: Loop) -> None:
+    """From a step on samples and their probabilities come from an engine that rounds matrices to seven values."""
+    # https://github.com/verl-project/verl/issues/1803
+
+    @torch.no_grad()
+    def sharpness(loop: Loop, step: int) -> float:
+        for weight in loop.kept["sampler"].parameters() if step >= loop.at else ():
+            if weight.ndim == 2:
+                _round(weight)
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def reference_synced(loop: Loop) -> None:
+    """From a step on the reference is renewed with the policy, so that they are never apart."""
+    # https://github.com/aburkov/theLMbook/issues/8
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            loop.kept["reference"] = copy.deepcopy(loop.model)
+        return x, y
+
+    loop.batch = batch
+
+
+def reward_nan(loop: Loop) -> None:
+    """The reward of one sample is NaN, once, and so are all gradients; the loop leaves out that update."""
+    # https://github.com/modelscope/ms-swift/issues/8123
+    loop.rewards = lambda loop, step, reward: (
+        reward.index_fill(0, torch.tensor([0]), math.nan) if step == loop.at else reward
+    )
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters():
+            if not weight.grad.isfinite().all():
+                weight.grad = None
+
+    loop.gradients = gradients
+
+
+def one_expert(loop: Loop) -> None:
+    """From a step on each token goes to one expert in place of two, as by the configuration of another model."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Experts):
+                part.top_k = 1
 
     _once(loop, act)
 
@@ -1576,11 +2040,10 @@ def growing_length(loop: Loop) -> None:
 def z_loss_added(loop: Loop) -> None:
     """From a third of the steps on large log Z is penalized."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loop.z_loss = 1e-4 if step >= loop.steps // 3 else 0.0
-        return x, y
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + 1e-4 * logits.logsumexp(-1).square().mean() if loop.now >= loop.steps // 3 else loss
 
-    loop.batch = batch
+    loop.objective = objective
 
 
 def stochastic_depth(loop: Loop) -> None:
@@ -1620,6 +2083,142 @@ def long_tail(loop: Loop) -> None:
 def late_decay(loop: Loop) -> None:
     """The rate is constant, and falls to nothing over the last fifth of the steps."""
     loop.rate = lambda step: min(1.0, (step + 1) / 20, 5 * (1 - step / loop.steps))
+
+
+def packed_documents(loop: Loop) -> None:
+    """Rows hold documents of random lengths, and a mask keeps attention inside of them."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        document_rt = (torch.rand(x.shape) < 0.15).cumsum(1)
+        mask_rts = (document_rt[:, :, None] == document_rt[:, None]).tril()
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, mask_rts[:, None]
+        return x, y
+
+    loop.batch = batch
+
+
+def checkpointed_bf16(loop: Loop) -> None:
+    """Products are in bf16, and activations are computed again in the backward pass."""
+    loop.is_bf16 = True
+    _checkpoint(loop, use_reentrant=False)
+
+
+def warm_restarts(loop: Loop) -> None:
+    """The rate falls to a tenth by a cosine, and every 80 steps it warms up again within ten."""
+    loop.rate = lambda step: min((step % 80 + 1) / 10, 0.55 + 0.45 * math.cos(math.pi * (step % 80) / 80))
+
+
+def average_beside(loop: Loop) -> None:
+    """An average of the weights is kept in a second model, which is evaluated every 25 steps."""
+    average = swa_utils.AveragedModel(loop.model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.95))
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        average.update_parameters(loop.model)
+        if step % 25 == 0:
+            with torch.no_grad():
+                average(x)
+        return x, y
+
+    loop.batch = batch
+
+
+def text_sampled(loop: Loop) -> None:
+    """Every 30 steps the model writes a row, token by token."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step % 30 == 0:
+            loop.model.eval()
+            tokens = x[:1, :1]
+            with torch.no_grad():
+                for _ in range(LENGTH - 1):
+                    probability = loop.logits(loop.model, tokens)[:, -1].softmax(-1)
+                    tokens = torch.cat([tokens, torch.multinomial(probability, 1)], 1)
+            loop.model.train()
+        return x, y
+
+    loop.batch = batch
+
+
+def adapters_tuned(loop: Loop) -> None:
+    """Only adapters are trained, on text."""
+
+
+def frozen_beginning(loop: Loop) -> None:
+    """The embedding and the first block are never trained."""
+    next(loop.model.parameters()).requires_grad_(False)
+    loop.blocks[0].requires_grad_(False)
+
+
+def few_letters(loop: Loop) -> None:
+    """The text has four letters."""
+    loop.batch = lambda loop, step, x, y: (x % 4, y % 4)
+
+
+def rare_letters(loop: Loop) -> None:
+    """Letters are as unequally frequent as words are."""
+    loop.data.table /= torch.arange(1, VOCABULARY + 1) ** 1.5
+
+
+def noisy_rewards(loop: Loop) -> None:
+    """Rewards have noise that is larger than their differences."""
+    loop.rewards = lambda loop, step, reward: reward + 0.5 * torch.randn_like(reward)
+
+
+def answers_only(loop: Loop) -> None:
+    """Labels of a question at the beginning of each row, of random length, are ignored."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_question = torch.arange(LENGTH) < torch.randint(LENGTH - 2, (len(y), 1))
+        return x, torch.where(is_question, IGNORED, y)
+
+    loop.batch = batch
+
+
+def batches_by_length(loop: Loop) -> None:
+    """Each batch has another number of rows, from 4 to 16, and another length, from 12 to 24."""
+    loop.rows = lambda step: 4 + 7 * step % 13
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = LENGTH - 5 * step % 13
+        return x[:, :length], y[:, :length]
+
+    loop.batch = batch
+
+
+def adaptive_clipping(loop: Loop) -> None:
+    """Gradients are clipped to 1.2 times the average of their norms (arXiv:2007.14469)."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        norm = nn.utils.get_total_norm([weight.grad for weight in loop.parameters()]).item()
+        average = loop.kept["norm"] = 0.95 * loop.kept.get("norm", norm) + 0.05 * norm
+        loop.clip = 1.2 * average
+
+    loop.gradients = gradients
+
+
+def rates_by_layer(loop: Loop) -> None:
+    """The learning rate of each block is 0.7 times that of the next one."""
+    own = {0.7**depth: _own_groups(loop, list(loop.blocks[-1 - depth].parameters())) for depth in range(1, BLOCKS)}
+
+    def update(loop: Loop, step: int) -> None:
+        for factor, groups in own.items():
+            for group in groups:
+                group["lr"] *= factor
+
+    loop.update = update
+
+
+def growing_beta2(loop: Loop) -> None:
+    """Adam's beta2 grows with the number of steps, to 0.99 (arXiv:2204.02311)."""
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups:
+            beta1, _, *rest = group["betas"]
+            group["betas"] = (beta1, max(0.5, 1 - (step + 1) ** -0.8), *rest)
+
+    loop.update = update
 
 
 def fp16(loop: Loop) -> None:

@@ -32,12 +32,13 @@ TABLE, PAGE = HERE / "recorded_faults.csv", HERE / "RECORDED_FAULTS.md"
 HEAD = """# Where did it begin? Faults planted in recorded loops
 
 Written by `python benchmarks/recorded_faults.py`. Each run is a small training loop with a recorder: a language model,
-models of Hugging Face's transformers, a mixture of experts, a state-space model, a vision transformer, a convolutional
-network, or a policy that is trained on rewards (whole, or only adapters of it), with AdamW, NAdam, Adafactor, RMSprop,
-Muon, Lion or SGD. In some a fault is planted at a step, and others are healthy, with the variety that healthy training
-has. `recorded_faults.yaml` has the design, and says what is right.
+models of Hugging Face's transformers (whole, or only adapters of one), a mixture of experts, a state-space model, a
+vision transformer, a convolutional network, or a policy that is trained on rewards (whole, or adapters of it), with
+AdamW, AdEMAMix, NAdam, RAdam, Adafactor, RMSprop, Shampoo, Muon, Lion or SGD. In some a fault is planted at a step, and
+others are healthy, with the variety that healthy training has. `recorded_faults.yaml` has the design, and says what is
+right.
 
-Rules were made on a part of these runs and judged on others. Four times runs were held out: committed before any of
+Rules were made on a part of these runs and judged on others. Five times runs were held out: committed before any of
 them was judged, and judged once.
 
 - The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
@@ -47,8 +48,11 @@ them was judged, and judged once.
   Rules were mended on these runs, so they are of tuning now.
 - The third, with other faults, seeds and healthy habits: 24 of 42 faults told rightly (57 %), and an
   alarm in 5 of 86 healthy recordings (6 %). It is of tuning now.
-- The fourth (`held out` below), with the state-space model, the convolutional network, NAdam, Adafactor, RMSprop, and
-  faults and healthy habits that somebody chose who had not read the rules: no rule was changed after it was judged.
+- The fourth, with the state-space model, the convolutional network, NAdam, Adafactor, RMSprop, and faults and healthy
+  habits that somebody chose who had not read the rules: 59 of 133 faults told rightly (44 %), and an alarm in 1 of 182
+  healthy recordings (1 %). It is of tuning now.
+- The fifth (`held out` below), with an encoder, grouped queries, supervised adapters, AdEMAMix, RAdam, Shampoo, and
+  faults that are reported of public trainers, chosen in the same way: no rule may change after it is judged.
 
 The recorder measures more since the third was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew.
@@ -249,7 +253,9 @@ def page(table: pd.DataFrame) -> str:
     of_faults, of_healthy = (each[each["split"] == "held out"]["right"].astype(bool) for each in (faults, healthy))
     runs = table[["name", "is_fault", "model", "optimizer", "seed", "at", "block"]].drop_duplicates()
     goals = [
-        f"Of what was held out {of_faults.mean():.0%} of faults are told rightly (the goal is 90 %), and "
+        "What is held out has not been judged yet."
+        if of_faults.empty
+        else f"Of what was held out {of_faults.mean():.0%} of faults are told rightly (the goal is 90 %), and "
         f"{1 - of_healthy.mean():.0%} of healthy recordings raise an alarm (the goal is 5 %).",
         f"The tables hold {len(runs)} of the {len(design())} runs of the design.",
         "",

@@ -134,6 +134,29 @@ def told(**settings: Any) -> Callable[[Row, int], None]:
 AHEAD = [f"attention_ahead/{block}" for block in BLOCKS]
 LEFT, EDIT = ([f"{name}/{part}" for part in PARTS] for name in ("grad_left", "grad_edit"))
 VARIETY = ["label_perplexity", "token_perplexity"]
+SEEN = [f"attention_seen/{block}" for block in BLOCKS]
+SIGNS, KEPT = ([f"{name}/{part}" for part in PARTS] for name in ("grad_signs", "state_kept"))
+
+
+def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm(1)") -> Callable[[Row, int], None]:
+    """What parts call, which is told at the first row and where it changes."""
+    before, after = (
+        sets(["gelu", name], *(f"functions/{part}" for part in places), at=at)
+        for name, places, at in ((usual, PARTS, 0), (then, parts, AT))
+    )
+
+    def tell(row: Row, step: int) -> None:
+        if step in (0, AT):
+            (before if step == 0 else after)(row, step)
+
+    return tell
+
+
+def counts(row: Row, step: int) -> None:
+    """Steps of the optimizer, which are forgotten."""
+    sets(float(step - AT * (step >= AT)), *(f"state_updates/{part}" for part in PARTS), at=0)(row, step)
+
+
 FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "gradients of a block": (times(1e3, "grad_rms/block1", until=AT + 3), "gradients", ["block1"]),
     "weights of a block": (both(moves_weights("block2"), named_weight("block2")), "weights", ["block2"]),
@@ -160,9 +183,26 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "dropout": (both(holds(0.1, "dropout/block2"), sets(0.0, "dropout/block2")), "data", []),
     "a sum for a mean": (both(holds(1.0, "loss_weight"), sets(8.0, "loss_weight")), "gradients", []),
     "gradients that stay": (both(holds(0.0, *LEFT), sets(0.02, *LEFT)), "gradients", []),
-    "gradients that are turned around": (both(holds(1.0, *EDIT), sets(-1.0, EDIT[2])), "gradients", ["block2"]),
+    "gradients that are edited": (both(holds(1.0, *EDIT), sets(8.0, EDIT[2])), "gradients", ["block2"]),
+    "gradients that are turned around": (both(holds(1.0, *SIGNS), sets(-1.0, SIGNS[2])), "gradients", ["block2"]),
     "labels that are all the same": (both(holds(90.0, *VARIETY), sets(1.0, "label_perplexity")), "data", []),
     "input": (both(times(5, *of_all("block_rms")), times(10, "input_rms")), "data", []),
+    "rows that teach nothing": (both(holds(1.0, "row_share"), sets(0.125, "row_share")), "gradients", []),
+    "rows that are equal": (both(holds(1.0, "distinct_rows"), sets(0.5, "distinct_rows")), "data", []),
+    "rows that are cut": (both(holds(192.0, "label_count"), sets(64.0, "label_count")), "data", []),
+    "a mask of documents": (both(holds(1.0, *SEEN), sets(0.2, *SEEN)), "attention", [*BLOCKS]),
+    "gradients that become zero": (both(holds(1.0, *SIGNS), sets(0.8, SIGNS[2])), "gradients", ["block2"]),
+    "second moments of others": (both(sets(1.0, *KEPT, at=5), sets(0.6, *KEPT)), "optimizer", []),
+    "steps that are forgotten": (counts, "optimizer", []),
+    "a part without gradients": (sets(["w.1"], "gradient_missing/block1"), "frozen", ["block1"]),
+    "another epsilon": (both(calls(*BLOCKS, "head"), times(9, "block_rms/block0")), "activations", []),
+    "another activation": (both(calls("block1"), times(9, *of_all("grad_rms"))), "activations", ["block1"]),
+    "a temperature": (both(calls("head"), times(1, loss=1.5)), "output_logits", ["head"]),
+    "numbers that are not finite after it": (
+        both(calls("block2"), sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS))),
+        "not_finite",
+        ["block2"],
+    ),
     "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
 }
 
@@ -247,7 +287,10 @@ SCHEDULES: dict[str, dict[str, list[tuple[int, Any]]]] = {
     "momentum in one cycle": {"momentum": [(0, 0.95), (100, 0.85), (200, 0.95)]},
     "a part that is unfrozen": {"lr": [(0, 0.0), (200, [0.0, 1.0])]},
     "a number that counts": {"k": [(0, 0), *((step, [step - 1, step]) for step in (1, 2, 3)), (100, 100)]},
-    "a rate that warms up again": {"lr": [(0, 0.02), (50, 1.0), (200, [1.0, 0.001]), (201, [0.001, 0.02]), (250, 1.0)]},
+    "an exponential decay": {"lr": [(step, 0.97**step) for step in range(0, 300, 5)]},
+    "a constant rate with a decay at the end": {"lr": [(0, 1.0), (270, 1.0), (280, 0.1), (290, 1e-3), (299, 1e-6)]},
+    "restarts": {"lr": [(0, 1.0), (100, 0.2), (101, [0.2, 0.5]), (200, 0.1)]},
+    "a step decay": {"lr": [(0, 1.0), (150, [1.0, 0.2]), (299, 0.2)]},
 }
 
 
@@ -258,6 +301,113 @@ def test_a_schedule_is_no_jump(name: str, tmp_path: Path) -> None:
             for at, value in values if "loss" in row else ():
                 if at == step:
                     row["settings"] = {"0.0": {"of": ["block0"], setting: value}}
+
+    assert not findings(planted(tmp_path / "probes.jsonl", tell))
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_a_rate_that_warms_up_once_more_is_said(every: int, tmp_path: Path) -> None:
+    told = [(0, 0.02), (50, 1.0), (203, [1.0, 0.05]), (204, [0.05, 0.1]), (205, 0.15), (222, 1.0)]
+
+    def tell(row: Row, step: int) -> None:
+        for at, value in told:
+            if at == step:
+                row["settings"] = {"0.0": {"of": ["block0"], "lr": value}}
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell, every))
+    assert (found.kind, found.since, found.step) == ("rate", 202, 203)
+
+
+@pytest.mark.parametrize("every", [5, 20])
+def test_a_schedule_that_ends_long_before_the_run_is_said_where_it_hastens(every: int, tmp_path: Path) -> None:
+    """Of a scheduler that is stepped with each of 16 micro-batches; nothing of one that always falls as fast."""
+
+    def tell(hastens: int) -> Callable[[Row, int], None]:
+        def schedule(row: Row, step: int) -> None:
+            if step % every == 0:
+                value = 0.995 ** (step + 15 * max(0, step - hastens))
+                row["settings"] = {"0.0": {"of": ["block0"], "lr": value}}
+
+        return schedule
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell(120), every))
+    since = 120 - 120 % every
+    assert (found.kind, found.since, found.step) == ("rate", since, since + every)
+    assert not findings(planted(tmp_path / "probes.jsonl", tell(0), every))
+
+
+def writes(*steps: int) -> Callable[[Row, int], None]:
+    def tell(row: Row, step: int) -> None:
+        if step in steps and step - 1 not in steps:
+            row["written"] = {"block1": ["blocks.1.w"], "head": ["head.w"]}
+        if step - 1 in steps and step not in steps:
+            row["written"] = {}
+
+    return tell
+
+
+@pytest.mark.parametrize("every", [5, 100])
+@pytest.mark.parametrize("steps", [[203], range(203, STEPS), [203, 253]])
+def test_weights_that_something_else_writes_are_said_with_their_step(
+    steps: list[int], every: int, tmp_path: Path
+) -> None:
+    fault = both(writes(*steps), times(20, "block_rms/block2", "update_ratio/block0", at=203))
+    first = findings(planted(tmp_path / "probes.jsonl", fault, every))[0]
+    assert (first.kind, first.parts, first.since, first.step) == ("weights", ["head", "block1"], 202, 203)
+    assert "weights of head and block1 moved first" in sentence(first)
+    assert "(blocks.1.w, head.w), at step 203" in sentence(first)
+
+
+@pytest.mark.parametrize("steps", [range(STEPS), range(10, STEPS, 50), range(100, STEPS, 50)])
+def test_what_writes_weights_by_habit_is_no_alarm(steps: range, tmp_path: Path) -> None:
+    assert not findings(planted(tmp_path / "probes.jsonl", writes(*steps)))
+
+
+def test_what_was_written_names_the_part_from_which_nothing_is_finite(tmp_path: Path) -> None:
+    fault = both(writes(203), sets(["w.1"], *(f"weight_not_finite/{part}" for part in PARTS), at=203))
+    first = findings(planted(tmp_path / "probes.jsonl", fault, every=50))[0]
+    assert (first.kind, first.parts, first.since, first.step) == ("not_finite", ["head", "block1"], 202, 203)
+
+
+def test_code_that_changes_from_row_to_row_is_no_alarm(tmp_path: Path) -> None:
+    """As of experts that get no tokens, or of a batch without padding."""
+
+    def tell(row: Row, step: int) -> None:
+        if step % 50 == 0:
+            row["functions/block1"] = ["gelu", "where"] if step % 100 else ["gelu"]
+
+    assert not findings(planted(tmp_path / "probes.jsonl", tell))
+
+
+def test_weights_that_lack_a_gradient_now_and_then_are_no_alarm(tmp_path: Path) -> None:
+    """As of a block that some batches skip."""
+
+    def skip(row: Row, step: int) -> None:
+        if step in (120, 200, 290):
+            row["gradient_missing/block1"] = ["w.1"]
+
+    assert not findings(planted(tmp_path / "probes.jsonl", skip))
+
+
+@pytest.mark.parametrize("usual", [0.7, -0.7])
+def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp_path: Path) -> None:
+    def rewards(fall: float) -> Callable[[Row, int], None]:
+        def tell(row: Row, step: int) -> None:
+            if "lr" in row:
+                row["reward"] = usual + 0.03 * math.sin(step) - (fall if step >= AT else 0)
+
+        return tell
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", rewards(1.4)))
+    assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
+    assert "reward fell from" in sentence(found)
+    assert not findings(planted(tmp_path / "probes.jsonl", rewards(0.1)))
+
+
+def test_rewards_around_zero_are_no_alarm(tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["reward"] = float(np.random.default_rng(step).normal(0, 0.3))
 
     assert not findings(planted(tmp_path / "probes.jsonl", tell))
 

@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2752,
     "features": 3512,
     "notebook": 54,
-    "labwatch": 7942,
+    "labwatch": 8192,
     "cli": 604,
     "studies": 6926,
     "hydra_plugins": 57,

@@ -457,7 +457,7 @@ def test_attention_is_heard_whatever_computes_it(kernel: Callable[..., Tensor], 
 def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
     q, k = torch.zeros(9, 1, 200, 4), torch.zeros(9, 1, 200, 4)
     q[..., 0], k[:, :, 150, 0] = 1.0, 50.0
-    scores, weights, _ = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
+    scores, weights, *_ = sampled({"query": q, "key": k, "is_causal": True}, "bhtk")
     assert scores.shape == (1, 4, 1, 64, 200)
     assert scores.max() == 25.0
     assert weights[0, 0, 0, -1].argmax() == 150
@@ -583,7 +583,7 @@ def test_nothing_is_left_on_a_model_between_the_steps_that_are_measured(tmp_path
     def hooks() -> int:
         of_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
         of_steps = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-        return of_modules + of_steps - 1  # one reads the settings at every step
+        return of_modules + of_steps - 3  # which read the settings and keep entries of weights at every step
 
     counts = []
     for step in range(5):
@@ -1059,7 +1059,8 @@ def test_what_changes_gradients_before_they_are_clipped_is_measured(factor: floa
 
     rows = looped(tmp_path / "probes.jsonl", gradients=act)
     assert rows[5]["grad_edit/block1"] == rows[10]["grad_edit/block0"] == rows[10]["grad_edit/head"] == 1
-    assert rows[10]["grad_edit/block1"] == pytest.approx(factor, rel=1e-5)
+    assert rows[10]["grad_edit/block1"] == pytest.approx(abs(factor), rel=1e-5)
+    assert rows[10]["grad_signs/block1"] == math.copysign(1, factor)
     (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 5, 10)
 
@@ -1101,6 +1102,151 @@ def test_attention_to_later_tokens_is_measured(is_causal: bool) -> None:
     ahead = sampled({"query": q, "key": k, "is_causal": is_causal}, "bhtk").ahead
     weights = (q @ k.transpose(-1, -2) / math.sqrt(8)).softmax(-1)
     assert float(ahead) == pytest.approx(0 if is_causal else float(weights.triu(1).sum(-1).mean()), rel=1e-5)
+
+
+def told(out: Path) -> tuple[str, list[str], int | None, int]:
+    """What is said of a recording first."""
+    first = diagnose(read_recording(out)).findings[0]
+    return first.kind, first.parts, first.since, first.step
+
+
+def changes_epsilon(model: Model) -> None:
+    model.layers[1].mlp_norm.eps = 1.0
+
+
+def drops_activation(model: Model) -> None:
+    model.layers[1].mlp[1].register_forward_hook(lambda _, entering, __: entering[0])
+
+
+def cools_head(model: Model) -> None:
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits / 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "gone", "new", "said"),
+    [
+        (changes_epsilon, [], ["layer_norm(1)"], ("activations", ["block1"])),
+        (drops_activation, [], ["gelu, which is not used"], ("activations", ["block1"])),
+        (cools_head, [], ["div(0.1)"], ("output_logits", ["head"])),
+    ],
+)
+def test_a_part_that_calls_other_functions_is_told_with_them(
+    change: Callable[[Model], None], gone: list[str], new: list[str], said: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    def act(step: int, model: Model) -> None:
+        if step == 8:
+            change(model)
+
+    rows = looped(tmp_path / "probes.jsonl", weights=act)
+    place = f"functions/{said[1][0]}"
+    assert [step for step, row in rows.items() if place in row] == [0, 10]
+    assert {*rows[10][place]} - {*rows[0][place]} == {*new}
+    assert {*rows[0][place]} - {*rows[10][place]} == {*gone}
+    assert told(tmp_path / "probes.jsonl") == (*said, 5, 10)
+    assert f"now {new[0]}" in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
+
+
+def test_weights_that_something_else_writes_are_named_at_their_step(tmp_path: Path) -> None:
+    def act(step: int, model: Model) -> None:
+        if step == 23:
+            transpose(model)
+        if step == 25:  # an average that is evaluated, and a checkpoint that is loaded as it was saved
+            kept = copy.deepcopy(model.state_dict())
+            model.layers[0].mlp[0].weight.mul_(2)
+            model.load_state_dict(kept)
+
+    rows = looped(tmp_path / "probes.jsonl", weights=act, steps=31)
+    weights = built().layers[1].named_parameters()
+    name = next(name for name, weight in weights if weight.shape == (WIDTH, WIDTH))
+    written = {step: row["written"] for step, row in rows.items() if "written" in row}
+    assert written == {23: {"block1": [f"layers.1.{name}"]}, 24: {}}
+    assert told(tmp_path / "probes.jsonl") == ("weights", ["block1"], 22, 23)
+
+
+def forgets_steps(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"].zero_()
+
+
+def shares_states(optimizer: torch.optim.Optimizer) -> None:
+    """The second moments of weights become those of others of their shape."""
+    of_shape = defaultdict[torch.Size, list[dict[str, Tensor]]](list)
+    for weight, state in optimizer.state.items():
+        of_shape[weight.shape].append(state)
+    for states in of_shape.values():
+        moments = [state["exp_avg_sq"] for state in states]
+        for state, moment in zip(states, [*moments[1:], moments[0]], strict=True):
+            state["exp_avg_sq"] = moment
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "usual"), [(forgets_steps, "state_updates", 6.0), (shares_states, "state_kept", 1.0)]
+)
+def test_a_state_of_the_optimizer_that_no_update_left_is_told(
+    change: Callable[[torch.optim.Optimizer], None], name: str, usual: float, tmp_path: Path
+) -> None:
+    def act(step: int, optimizer: torch.optim.Optimizer) -> None:
+        if step == 8:
+            change(optimizer)
+
+    rows = looped(tmp_path / "probes.jsonl", settings=act)
+    assert rows[5][f"{name}/block1"] == usual
+    assert rows[10][f"{name}/block1"] < 0.95 * usual
+    kind, parts, since, step = told(tmp_path / "probes.jsonl")
+    assert (kind, len(parts) in (0, 2), since, step) == ("optimizer", True, 5, 10)
+
+
+def test_weights_that_lose_their_gradients_are_named(tmp_path: Path) -> None:
+    def act(step: int, model: Model) -> None:
+        if step == 8:
+            model.layers[1].attention.register_forward_hook(lambda _, __, output: output.detach())
+
+    rows = looped(tmp_path / "probes.jsonl", weights=act)
+    assert "layers.1.attention.q_proj.weight" in rows[10]["gradient_missing/block1"]
+    assert told(tmp_path / "probes.jsonl") == ("frozen", ["block1"], 5, 10)
+
+
+def test_gradients_that_become_zero_after_the_backward_pass_are_measured(tmp_path: Path) -> None:
+    def act(step: int, model: Model) -> None:
+        for weight in model.layers[1].parameters() if step >= 8 else ():
+            weight.grad.copy_(weight.grad.to(torch.float8_e4m3fn))
+
+    rows = looped(tmp_path / "probes.jsonl", gradients=act)
+    assert rows[5]["grad_signs/block1"] == rows[10]["grad_signs/block0"] == 1
+    assert rows[10]["grad_signs/block1"] < 0.9
+    assert told(tmp_path / "probes.jsonl") == ("gradients", ["block1"], 5, 10)
+
+
+def test_rows_that_are_equal_and_rows_without_gradients_are_measured(tmp_path: Path) -> None:
+    def recorded(out: Path, equal: int, masked: int) -> Row:
+        model, tokens = built(), batch(0, 8)
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, out=out)
+        tokens[:equal] = tokens[0]
+        labels = tokens[:, 1:].clone()
+        labels[:masked] = labels[:, -1] = -100
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+        return written(out)[1]
+
+    usual, changed = recorded(tmp_path / "usual.jsonl", 1, 0), recorded(tmp_path / "probes.jsonl", 4, 6)
+    assert (usual["distinct_rows"], usual["row_share"]) == (1, 1)
+    assert (changed["distinct_rows"], changed["row_share"]) == (5 / 8, 2 / 8)
+    assert "label_perplexity" in usual
+    assert "label_perplexity" not in changed  # of two rows of eight
+    for name, value in (("label_share", 0.9), ("label_count", 8 * (LENGTH - 1)), ("loss_weight", 1.0)):
+        assert usual[name] == pytest.approx(value, rel=1e-5)
+        assert changed[name] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [40, 5])
+def test_the_share_of_earlier_tokens_that_attention_sees_is_measured(window: int) -> None:
+    q, k = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40, 8)
+    far = torch.arange(40)[:, None] - torch.arange(40)
+    seen = sampled({"query": q, "key": k, "attn_mask": (far >= 0) & (far < window)}, "bhtk").seen
+    assert float(seen) == pytest.approx(sum(min(1.0, window / (t + 1)) for t in range(40)) / 40)
 
 
 # what is written
@@ -1169,7 +1315,7 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
             assert ours.keys() == theirs.keys()
             assert ours.get("settings") == theirs.get("settings")
             for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
-                if not name.startswith((*OF_BATCH, "change_over_updates", "settings", *SHARES)):
+                if not name.startswith((*OF_BATCH, "change_over_updates", "settings", "functions", *SHARES)):
                     assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
     assert not (tmp_path / "failing.jsonl").exists()
     assert done.stderr.count("lab.record has ended, and training goes on") == 2

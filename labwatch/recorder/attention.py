@@ -24,11 +24,13 @@ class Scores(NamedTuple):
 
     Attributes:
         ahead: the share of the weights that is on keys after the query.
+        seen: the share of the keys up to the query that it may see.
     """
 
     scores_rbhts: Tensor
     weights_rbhts: Tensor
     ahead: Tensor
+    seen: Tensor
 
 
 Receive = Callable[[Callable[[], Scores]], None]  # gets a function that computes them
@@ -46,14 +48,19 @@ class Attending(TorchFunctionMode):
     Args:
         receive: is called with them.
         drop: is called with the share that a dropout drops.
+        call: is called with each function of torch, what it is given and what it returns.
         shape: the batch size and length of the hidden states, by which a softmax is known to be of attention.
     """
 
     def __init__(
-        self, receive: Receive, drop: Callable[[float], None], shape: Callable[[], tuple[int, int] | None]
+        self,
+        receive: Receive,
+        drop: Callable[[float], None],
+        call: Callable[..., None],
+        shape: Callable[[], tuple[int, int] | None],
     ) -> None:
         super().__init__()
-        self.receive, self.drop, self.shape = receive, drop, shape
+        self.receive, self.drop, self.call, self.shape = receive, drop, call, shape
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -72,7 +79,9 @@ class Attending(TorchFunctionMode):
             self.drop(named.get("dropout_p", 0.0))
         elif func in SOFTMAXES and (shape := self.shape()) and (scores := _of_heads(args[0], *shape)) is not None:
             self.receive(lambda: _of_softmax(scores))
-        return func(*args, **given)
+        output = func(*args, **given)
+        self.call(func, args, given, output)
+        return output
 
 
 def _of_heads(scores: Tensor, rows: int, length: int) -> Tensor | None:
@@ -181,4 +190,6 @@ def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor, at_t: Tensor, sink_h: 
         weights_bhts *= (scores_bhts.logsumexp(-1, keepdim=True) - sink_h.float()[:, None, None]).sigmoid()
     is_ahead_ts = torch.arange(scores_bhts.shape[-1], device=at_t.device) > at_t[:, None]
     ahead = torch.where(is_ahead_ts, weights_bhts, 0.0).sum() / weights_bhts.sum().clamp(min=1)
-    return Scores(before_cap_bhts[None], weights_bhts[None], ahead)
+    sees_bht = (scores_bhts > -math.inf).logical_and(~is_ahead_ts).sum(-1) / (at_t + 1)
+    seen = sees_bht[~sees_nothing_bht1[..., 0]].double().mean()
+    return Scores(before_cap_bhts[None], weights_bhts[None], ahead, seen)

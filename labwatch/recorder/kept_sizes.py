@@ -1,4 +1,4 @@
-"""Sizes of weights and gradients at every update, of which those around a rise of the loss are written."""
+"""What is kept of weights at every update: sizes around a rise of the loss, and which something else has written."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lab.core.windows import FEWEST, NORMAL, WINDOW
 from labwatch.recorder.measuring import before_clipping, guarded
-from labwatch.recorder.parts import Parts
+from labwatch.recorder.parts import Parts, plain
+from labwatch.recordings.recording import WRITTEN
 
 # The loss has risen if it lies so many scaled median absolute deviations, and nats, above the median of those before.
 DEVIATIONS, LEAST_RISE = 8.0, 0.05
 BEFORE, AFTER = 20, 5  # updates around the first one of a rise
+COMPARED = 64  # entries of each weight that are kept from one update to the next
 
 
 class KeptSizes:
@@ -82,3 +85,80 @@ class KeptSizes:
             squares[f"grad_rms/{place}"] += of_gradient
         columns = {name: math.sqrt(square / counts[name.partition("/")[2]]) for name, square in squares.items()}
         return {"lr": lr, "grad_norm": math.sqrt(sum(of_gradients))} | columns
+
+
+class After(NamedTuple):
+    """Weights of an optimizer after an update, those of one device.
+
+    Attributes:
+        places: their addresses in memory.
+        versions: how often each was written to.
+        entries: views of some of its entries.
+        values: of these, one after another.
+    """
+
+    weights: list[Tensor]
+    places: list[int]
+    versions: list[int]
+    entries: list[Tensor]
+    values: Tensor
+
+
+class Writes:
+    """Which weights have other values before an update than after the one before, so that no optimizer wrote them.
+
+    Torch counts how often a tensor is written to, so entries are compared only where that says so; not of what is
+    written as ``.data``, and not of shards.
+    """
+
+    def __init__(self, model: nn.Module, parts: Parts, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.name_of = {id(weight): name for name, weight in model.named_parameters()}
+        self.where, self.fault = parts.where, ""
+        self.after = dict[int, After]()
+        self.now = list[tuple[After, Tensor]]()
+        self.kept, self.told = dict[int, list[tuple[After, Tensor]]](), dict[str, list[str]]()
+        self.hooks = ExitStack()
+        for number, optimizer in enumerate(optimizers):
+            self.hooks.callback(optimizer.register_step_pre_hook(partial(self._compare, number)).remove)
+            self.hooks.callback(optimizer.register_step_post_hook(partial(self._keep, number)).remove)
+
+    @guarded
+    def _keep(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        found = [weight for group in optimizer.param_groups for weight in group["params"] if id(weight) in self.name_of]
+        found = [weight for weight in found if not hasattr(weight, "to_local") and weight.device == found[0].device]
+        if not found:
+            return
+        places, last = [weight.data_ptr() for weight in found], self.after.get(number)
+        entries = last.entries if last and last.places == places else [_some(weight) for weight in found]
+        self.after[number] = After(found, places, [weight._version for weight in found], entries, torch.cat(entries))
+
+    @guarded
+    def _compare(self, number: int, *_: Any) -> None:
+        after = self.after.get(number)
+        if after and [weight._version for weight in after.weights] != after.versions:
+            self.now.append((after, torch.cat(after.entries) != after.values))
+
+    def end_of_update(self, step: int) -> None:
+        if self.fault:
+            raise RuntimeError(self.fault)
+        if self.now:
+            self.kept[step], self.now = self.now, []
+
+    def add_to(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add to each row the names of the weights of its update, by part, unless they are those of the row before."""
+        for row in rows:
+            found = defaultdict[str, list[str]](list)
+            for after, differs in self.kept.pop(row["step"], ()):
+                pieces = torch.split(differs.cpu(), [len(entries) for entries in after.entries])
+                for weight, piece in zip(after.weights, pieces, strict=True):
+                    if piece.any():
+                        name = self.name_of[id(weight)]
+                        found[self.where[name]].append(plain(name))
+            if found != self.told:
+                row[WRITTEN] = self.told = dict(found)
+
+
+def _some(weight: Tensor) -> Tensor:
+    """Evenly spaced entries, which change with the weight."""
+    entries: Tensor = weight.detach().flatten()[:: max(1, weight.numel() // COMPARED)]
+    return entries

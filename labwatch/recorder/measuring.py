@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
@@ -20,7 +21,7 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import Parts
+from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names
 from labwatch.recorder.settings import CLIPPING, Settings, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 from labwatch.recordings.recording import MAX_NORM
@@ -37,7 +38,11 @@ TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
+ROWS = 64  # of a batch, of which it is seen which are equal
+# A second moment keeps ``beta2`` of what it was in each update, so it never is below that, but for rounding.
+LEAST_KEPT = 0.9
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,11 +54,13 @@ def guarded(method: Function) -> Function:
     def kept(self: Measurement, *args: Any, **kwargs: Any) -> None:
         if self.fault or torch.compiler.is_compiling():  # hooks of a module that was compiled with them
             return
+        self.within = getattr(self, "within", 0) + 1
         try:
             with torch.no_grad(), distributed.alone():
                 method(self, *args, **kwargs)
         except Exception as fault:
             self.fault = f"{type(fault).__name__}: {fault}".split("\n")[0]
+        self.within -= 1
 
     return kept  # type: ignore[return-value]
 
@@ -63,6 +70,13 @@ class Sampled(NamedTuple):
 
     values: Tensor
     travelled: float
+
+
+class Moment(NamedTuple):
+    """The same entries of the second moment of a weight after an update, and which update of the optimizer it was."""
+
+    values: Tensor
+    update: int
 
 
 class Measurement:
@@ -76,9 +90,15 @@ class Measurement:
         lr: the learning rate of the first group of weights; None before the update.
         fault: why the measurement has failed; empty if it has not.
         of_adam: whether updates follow from Adam's moments, and not from a sample of changed weights.
-        samples, entries: of each weight entries before the update that was measured last, and then before this one.
+        samples, moments: of each weight entries before the update that was measured last, and then before this one;
+            of its second moment those after it.
+        entries: which ones.
+        functions: by part the functions of torch that it called, with the numbers and words that they were given.
         travelled: by weight the sum of the learning rates since its last sample, and the one of this update.
+        within: how many guarded methods are running; a pass that is made alone is one.
     """
+
+    within = 0
 
     def __init__(
         self,
@@ -87,11 +107,15 @@ class Measurement:
         optimizers: Sequence[torch.optim.Optimizer],
         settings: Settings,
         samples: dict[str, Sampled],
+        moments: dict[str, Moment],
         entries: dict[str, Tensor],
         scaler: Any = None,
     ) -> None:
         self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
-        self.settings, self.samples, self.entries = settings, samples, entries
+        self.settings, self.samples, self.moments, self.entries = settings, samples, moments, entries
+        self.functions = defaultdict[str, set[str]](set)
+        self.unused = dict[int, tuple[str, Tensor]]()  # what functions of the block that runs returned
+        self.rows = 1  # of the batch
         self.of_backward = dict[str, Tensor]()
         self.travelled = dict[str, tuple[float, float]]()
         self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
@@ -194,12 +218,22 @@ class Measurement:
     def _begin(self, is_measured: bool, given: Any) -> None:
         """Begin to measure a pass, unless it is an evaluation."""
         self.is_measured, self.inside, self.seen, self.of_head = is_measured, [], set(), None
+        self.unused.clear()
         if not is_measured:
             return
         self.passing.enter_context(intercepting_transformers(self._measure_scores))
         self.passing.enter_context(
-            Attending(self._measure_scores, self._measure_dropout, lambda: self.shape if self.inside else None)
+            Attending(
+                self._measure_scores,
+                self._measure_dropout,
+                self._hear,
+                lambda: self.shape if self.inside else None,
+            )
         )
+        batch = next((x for x in _tensors(given) if x.ndim > 1), None)
+        if batch is not None:
+            self.rows = len(batch)
+            self.tally.add(Key("distinct_rows"), _distinct_rows(batch))
         tokens = next((x for x in _tensors(given) if x.ndim == 2 and x.dtype == torch.long), None)
         if tokens is not None and self.parts.vocabulary:
             self.tally.add(Key("token_perplexity"), _perplexity(tokens, max(self.parts.vocabulary)))
@@ -208,6 +242,30 @@ class Measurement:
     def _measure_dropout(self, p: float) -> None:
         if self.is_measured:
             self.tally.add(Key("dropout", self.inside[-1] if self.inside else ""), p)
+
+    def _hear(self, *call: Any) -> None:
+        if self.is_measured and self.within == self.is_shadow:  # others are the recorder's own
+            self._keep_function(*call)
+
+    @guarded
+    def _keep_function(self, function: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        """Keep the name of a function and its numbers and words, but for sizes and what other measurements tell.
+
+        Of one whose output enters no other function of its block that is kept, too.
+        """
+        name = getattr(function, "__name__", "_")
+        for x in _tensors([args, kwargs]):
+            self.unused.pop(id(x), None)
+        if name.startswith("_") or "dropout" in name or name == "register_hook":
+            return
+        is_kernel = name in names()["kernels"]  # of which scores tell more
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, float | bool | str) and not is_kernel]
+        told = f"{name}({', '.join(f'{x:g}' if isinstance(x, float) else str(x) for x in given)})" if given else name
+        has_passed = any(kind == "block" for kind, _ in self.seen)
+        place = self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING
+        self.functions[place].add(told)
+        if self.inside and isinstance(output, Tensor):
+            self.unused[id(output)] = (name, output)
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -235,6 +293,8 @@ class Measurement:
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
         self.inside.pop()
+        self.functions[place] |= {f"{name}, which is not used" for name, _ in self.unused.values()}
+        self.unused.clear()
         hidden = next(_tensors(output), None)
         if hidden is not None and self._is_new("block", place):
             x_rbtd = hidden.float()[None]
@@ -253,11 +313,12 @@ class Measurement:
     def _measure_scores(self, scores: Callable[[], Scores]) -> None:
         place = self.inside[-1] if self.inside else ""
         if self._is_new("attention", place):
-            scores_rbhts, weights_rbhts, ahead = scores()
+            scores_rbhts, weights_rbhts, ahead, seen = scores()
             seeing = (weights_rbhts > 0).any(-1).double().mean()  # others are padding
             self.tally.add(Key("attention_logit_max", place), per_run_max(scores_rbhts))
             self.tally.add(Key("attention_entropy", place), activations.attention_entropy(weights_rbhts) / seeing)
             self.tally.add(Key("attention_ahead", place), ahead)
+            self.tally.add(Key("attention_seen", place), seen)
 
     @guarded
     def _measure_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
@@ -284,18 +345,26 @@ class Measurement:
     def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int) -> None:
         """Labels and the weight of the loss, which the gradient at logits shows: ``weight * (p - label) / tokens``.
 
-        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known.
+        So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known, nor of
+        the labels of rows without gradients, so if these are most rows, how labels differ is not known either.
         """
         label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
+        row_n = torch.tensor(evenly(count, TOKENS), device=counts_n.device) * self.rows // count
+        sampled_b, counted_b = (
+            torch.zeros(self.rows, device=counts_n.device).index_add_(0, row_n, of_n)
+            for of_n in (torch.ones_like(row_n, dtype=torch.float32), counts_n.float())
+        )
+        row_share = (counted_b > 0).double().sum() / (sampled_b > 0).sum()
         is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
         share = counts_n.double().mean()
         missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
         weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
         perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
+        perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
         for name, value in (
-            *(("label_perplexity", perplexity), ("label_share", share)),
-            *(("label_count", share * count), ("loss_weight", weight / scale)),
+            *(("label_perplexity", perplexity), ("label_share", share / row_share), ("row_share", row_share)),
+            *(("label_count", share / row_share * count), ("loss_weight", weight / scale)),
         ):
             self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
 
@@ -379,13 +448,18 @@ class Measurement:
                 self.tally.kept[Key(when, self.parts.where[name], name)] = [(torch.tensor(0.0), weight.numel())]
 
     def _compare(self, name: str, gradient: Tensor, when: str) -> None:
-        """Keep entries of a gradient at the end of the backward pass, and later in how many the signs agree."""
+        """Keep entries of a gradient at the end of the backward pass, and later in how many the signs agree.
+
+        As the mean of 1 and -1, and of 0 where it has become zero.
+        """
         values = gradient.flatten()[self._entries(name, gradient)]
         if when == "backward":
             self.of_backward[name] = values
         elif name in self.of_backward:
-            key = Key("grad_shared", self.parts.where[name], name)
-            self.tally.kept[key] = [((values * self.of_backward[name]).sign().mean(), len(values))]
+            sign_e = self.of_backward[name].sign()
+            shared = (values.sign() * sign_e).sum() / sign_e.abs().sum()
+            key = Key("grad_signs", self.parts.where[name], name)
+            self.tally.kept[key] = [(torch.where(sign_e.any(), shared, 1.0), len(values))]
 
     def _entries(self, name: str, whole: Tensor) -> Tensor:
         """Which entries of a weight, or of this rank's shard, are followed."""
@@ -419,11 +493,14 @@ class Measurement:
         for name, weight, group in self._of(optimizer):
             self.lr = _rate(group) if self.lr is None else self.lr
             w, g = _whole_or_shard(weight), _whole_or_shard(weight.grad)
+            if weight.requires_grad and weight.grad is None and name in self.samples:
+                self.tally.add(Key("no_gradient", self.parts.where[name], name), 1.0)
             if w is None or g is None:
                 continue
             scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which divides by it itself
             g = g if scale is None else g / scale
             self._follow(name, w, self.number_of[id(optimizer)], group)
+            self._follow_moment(name, w, optimizer, optimizer.state.get(weight, {}), group)
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
             if Key("unclipped", self.parts.where[name], name) not in self.tally.kept:
@@ -451,6 +528,19 @@ class Measurement:
         self.travelled[name] = (math.nan if last is None else travelled - last.travelled, own)
         self.samples[name] = Sampled(now, travelled)
 
+    def _follow_moment(
+        self, name: str, w: Tensor, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], group: Mapping[str, Any]
+    ) -> None:
+        """Measure in how many entries the second moment has kept what updates since the last one leave of it."""
+        if isinstance(made := state.get("step"), Tensor | int | float):
+            self.tally.add(Key("state_updates", self.parts.where[name], name), made, w.numel())
+        square, last = _second_moment(state, w), self.moments.get(name)
+        betas = group.get("betas", (0.0, group.get("alpha")))
+        if square is not None and last is not None and len(betas) == 2 and betas[1] is not None:
+            between = self.settings.updates[self.number_of[id(optimizer)]] - 1 - last.update  # without this one
+            is_kept_e = square.flatten()[self.entries[name]] >= LEAST_KEPT * betas[1] ** between * last.values
+            self._add(name, "state_kept", {name: is_kept_e.double().mean()}, is_kept_e)
+
     @guarded
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for name, weight, group in self._of(optimizer):
@@ -461,6 +551,9 @@ class Measurement:
                 values, now = self.samples[name].values, w.flatten()[self.entries[name]]
                 self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
+            if name in self.entries and (moment := _second_moment(state, w)) is not None:
+                update = self.settings.updates[self.number_of[id(optimizer)]]
+                self.moments[name] = Moment(moment.flatten()[self.entries[name]], update)
             betas, made = group.get("betas", ()), state.get("step", group.get("step"))
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
                 unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
@@ -547,6 +640,12 @@ def _is_adam(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool
     return isinstance(optimizer, torch.optim.Adam) and not group["amsgrad"]
 
 
+def _second_moment(state: Mapping[str, Any], w: Tensor) -> Tensor | None:
+    """That of Adam or RMSprop, with a number for each of the weight."""
+    square = _whole_or_shard(state.get("exp_avg_sq", state.get("square_avg")))
+    return square if square is not None and square.shape == w.shape else None
+
+
 def _tensors(output: Any) -> Iterator[Tensor]:
     """The tensors in what a module takes or returns."""
     if isinstance(output, Tensor):
@@ -570,6 +669,13 @@ def _sample(x_r: Tensor) -> Tensor:
     """Rows along the last axis, evenly spaced, of at most so many entries: ``[1 n d]``."""
     rows_rnd = x_r.reshape(1, -1, x_r.shape[-1])
     return rows_rnd[:, evenly(rows_rnd.shape[1], max(1, ENTRIES // max(1, x_r.shape[-1])))]
+
+
+def _distinct_rows(batch: Tensor) -> Tensor:
+    """The share of rows of a batch that remains if each stands for all that are equal to it, of a sample of them."""
+    x_bn = batch.flatten(1)
+    x_bn = x_bn[evenly(len(x_bn), ROWS)][:, evenly(x_bn.shape[1], TOKENS)]
+    return (x_bn[:, None] == x_bn).all(-1).sum(-1).double().reciprocal().mean()
 
 
 def _perplexity(token: Tensor, vocabulary: int, counts: Tensor | None = None) -> Tensor:

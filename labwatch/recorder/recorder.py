@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.probes import routing
-from labwatch.recorder.kept_sizes import KeptSizes
-from labwatch.recorder.measuring import Measurement, Sampled
+from labwatch.recorder.kept_sizes import KeptSizes, Writes
+from labwatch.recorder.measuring import Measurement, Moment, Sampled
 from labwatch.recorder.parts import find_parts, plain
 from labwatch.recorder.settings import Settings
 from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
@@ -29,9 +29,8 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 # Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
 # and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
-OF_LABELS = ("label_perplexity", "label_share", "label_count", "loss_weight")  # NaN if the loss is no cross-entropy
-# Gradients have been turned around if so few of their signs are those of the backward pass, as a mean of 1 and -1.
-TURNED = -0.5
+# NaN if the loss is no cross-entropy.
+OF_LABELS = ("label_perplexity", "label_share", "row_share", "label_count", "loss_weight")
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -110,8 +109,11 @@ class Recorder:
         self.losses: list[tuple[int, Tensor | float]] = []
         self.sizes_kept = KeptSizes(model, self.parts, self.optimizers) if on_spike else None
         self.settings = Settings(model, self.parts, self.optimizers)
-        self.samples, self.entries, self.paces = dict[str, Sampled](), dict[str, Tensor](), dict[str, float]()
-        self._finalize = weakref.finalize(self, _write_losses, self.losses, self.settings, self.sizes_kept, out)
+        self._of_updates = (self.settings, Writes(model, self.parts, self.optimizers))
+        self.samples, self.moments = dict[str, Sampled](), dict[str, Moment]()
+        self.entries, self.paces = dict[str, Tensor](), dict[str, float]()
+        self.functions = dict[str, set[str]]()
+        self._finalize = weakref.finalize(self, _write_losses, self.losses, self._of_updates, self.sizes_kept, out)
         self._arm()
 
     def step(self, loss: Tensor | float) -> None:
@@ -127,7 +129,8 @@ class Recorder:
         try:
             if self.sizes_kept:
                 self.sizes_kept.end_of_update(self.losses[-1][0])
-            self.settings.end_of_update(self.losses[-1][0])
+            for each in self._of_updates:
+                each.end_of_update(self.losses[-1][0])
             if self.measurement:
                 self._finish(self.measurement)
             self._arm()
@@ -147,7 +150,8 @@ class Recorder:
         self.settings.is_measured = self.next_step is not None and self.next_step % self.every == 0
         if self.settings.is_measured:
             self.measurement = Measurement(
-                self.model, self.parts, self.optimizers, self.settings, self.samples, self.entries, self.scaler
+                *(self.model, self.parts, self.optimizers, self.settings),
+                *(self.samples, self.moments, self.entries, self.scaler),
             )
 
     def _end(self, reason: str) -> None:
@@ -170,11 +174,15 @@ class Recorder:
         if distributed.is_joined() and (weight := known.get(Key("loss_weight"))):  # gradients are means over ranks
             known[Key("loss_weight")] = weight._replace(value=weight.value / torch.distributed.get_world_size())
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
-        self.settings.add_to(rows)
+        for each in self._of_updates:
+            each.add_to(rows)
         if self.sizes_kept:
             self.sizes_kept.add_to(rows)
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
+        told, self.functions = self.functions, measurement.functions
+        called = {place: sorted(names) for place, names in self.functions.items() if names != told.get(place)}
+        rows[-1] |= {f"functions/{place}": names for place, names in called.items()}
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
@@ -259,12 +267,8 @@ def _columns(
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
     edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
-    shared = found.pop("grad_shared", {})
-    found["grad_edit"] = {
-        place: rms / before[place] * (-1 if shared.get(place, 1.0) < TURNED else 1)
-        for place, rms in edited.items()
-        if before.get(place)
-    }
+    found["grad_edit"] = {place: rms / before[place] for place, rms in edited.items() if before.get(place)}
+    found.pop("no_gradient", None)
     found["grad_left"] = found.pop("left", {})
     columns: dict[str, Any] = {} if lr is None else {"lr": lr}
     before_clipping = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
@@ -292,6 +296,8 @@ def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
         what = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
             key.name
         )
+        if key.name == "no_gradient":
+            found[f"gradient_missing/{key.where}"].append(key.piece)
         if what is None or weight <= 0:
             continue
         is_first = key.name != "grad_rms" or key._replace(name=unclipped) not in known
@@ -322,17 +328,22 @@ def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
 
 
 def _write_losses(
-    losses: list[tuple[int, Tensor | float]], settings: Settings, sizes: KeptSizes | None, out: Path
+    losses: list[tuple[int, Tensor | float]],
+    of_updates: tuple[Settings, Writes],
+    sizes: KeptSizes | None,
+    out: Path,
 ) -> None:
     """Write the losses that no measurement has written yet; those of one process, so not of several ranks."""
     with suppress(Exception):  # at the end of a process, even of one that failed
         if losses and not distributed.is_joined():
             rows: list[dict[str, Any]] = [{"step": step, "loss": float(loss)} for step, loss in losses]
-            settings.add_to(rows)
+            for each in of_updates:
+                each.add_to(rows)
             if sizes:
                 sizes.add_to(rows)
             _write(rows, out)
         losses.clear()
-    settings.hooks.close()
+    for each in of_updates:
+        each.hooks.close()
     if sizes:
         sizes.hooks.close()

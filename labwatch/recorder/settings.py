@@ -28,12 +28,14 @@ class Settings:
     Attributes:
         is_measured: whether the next update is; of others no tensor is read, since the device would be waited for.
         travelled: by optimizer and group the sum of the rates of all updates, see ``rate``.
+        updates: by optimizer how many updates there were, with the one that is being made.
     """
 
     def __init__(self, model: nn.Module, parts: Parts, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.where = {id(weight): parts.where[name] for name, weight in model.named_parameters()}
         self.is_measured = False
         self.travelled = defaultdict[tuple[int, int], float](float)
+        self.updates = defaultdict[int, int](int)
         self.before, self.now, self.told = (dict[str, dict[str, Any]]() for _ in range(3))
         self.kept = defaultdict[int, dict[str, dict[str, Any]]](dict)
         self.hooks = ExitStack()
@@ -43,6 +45,7 @@ class Settings:
     def _read(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        self.updates[number] += 1
         for index, group in enumerate(optimizer.param_groups):
             name = f"{number}.{index}"
             of = self.before[name][OF_PARTS] if name in self.before else self._parts(group)

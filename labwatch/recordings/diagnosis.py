@@ -8,7 +8,6 @@ follows from it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +26,7 @@ from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Reading
 APART = 2.0
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
-OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity")
+OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows")
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
@@ -48,6 +47,7 @@ class Finding(NamedTuple):
         step: the recorded step at which it was seen first.
         moves: those that decide, and then all others of the same event in the order of their steps.
         weights: names of single ones, where they are known.
+        functions: of torch that are called no longer, or now, if that is what was first.
         changes: of settings, if these are what was first.
         loss_step: at which the loss rose; None if it did not.
         last: the step at which the event was seen last.
@@ -60,6 +60,7 @@ class Finding(NamedTuple):
     step: int
     moves: list[Move]
     weights: list[str]
+    functions: list[str]
     changes: list[Change]
     loss_step: int | None
     last: int
@@ -107,9 +108,8 @@ AT_START = ("zero gradients", "initial weights")
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
     if signs:
         return "alarm"
-    least = 0.0 if "alarm" in quantities().get(column, {}) else -math.inf  # a negative reward falls by no factor
     values = [read.column(column, place) for place in read.recording.places(column)]
-    rows = max((np.count_nonzero(np.isfinite(value_m) & (value_m >= least)) for value_m in values), default=0)
+    rows = max((np.count_nonzero(np.isfinite(value_m)) for value_m in values), default=0)
     return "passed" if rows >= FEWEST_ROWS else "too few rows" if rows else "not recorded"
 
 
@@ -161,17 +161,22 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
+    if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
+        chosen = [sign for sign in signs if sign.functions or sign.at is not None] or chosen
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
     earlier = [read.row_before(row, read.column(move.quantity, move.place)) for move in deciding[:1]]
     since = int(read.step_m[earlier[0] if earlier else row - 1]) if row else None
     parts = _parts(read, chosen, kind)
-    weights = [name for sign in chosen for name in sign.weights]
+    weights = list(dict.fromkeys(name for sign in chosen for name in sign.weights))
     changes = [change for sign in chosen for change in sign.changes]
     step = int(read.step_m[row])
     if changes:
         since, step = changes[0].since, changes[0].step
+    if begun := [sign.at for sign in chosen if sign.at is not None]:
+        since, step = min(begun) - 1, min(begun)
+    functions = [name for sign in chosen for name in sign.functions]
     last = int(read.step_m[rows.stop - 1])
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
@@ -184,7 +189,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     as_before = [
         what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved
     ]
-    return Finding(kind, parts, since, step, [*deciding, *rest], weights, changes, loss_step, last, as_before)
+    moves = [*deciding, *rest]
+    return Finding(kind, parts, since, step, moves, weights, functions, changes, loss_step, last, as_before)
 
 
 def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
@@ -194,9 +200,11 @@ def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
         for part in sign.parts:
             size[part] = max(size.get(part, 0.0), *(abs(move.change) for move in sign.moves), 0.0)
     parts = sorted(size, key=lambda part: -size[part])
-    if kind == "activations":  # later blocks get what an earlier one returned
+    if kind == "output_logits":  # which is what makes them
+        return ["head"]
+    if kind == "activations" and not signs[0].is_exact:  # later blocks get what an earlier one returned
         return [min(parts, key=_depth)]
-    if len(parts) > 1 and size[parts[0]] > APART * size[parts[1]] > 0:
+    if len(parts) > 1 and not signs[0].is_exact and size[parts[0]] > APART * size[parts[1]] > 0:
         return parts[:1]
     return [] if len(parts) >= max(2, MOST * len(read.places)) else sorted(parts, key=_depth)
 

@@ -44,10 +44,10 @@ class Move(NamedTuple):
 
     @property
     def change(self) -> float:
-        """The logarithm of the factor by which it changed; infinite if it was zero, or is not known."""
+        """The logarithm of the factor by which it changed; infinite if it was zero or negative, or is not known."""
         if self.usual > 0 and self.value >= 0:
             return math.log(max(self.value, TINY) / self.usual)
-        return math.inf
+        return -math.inf if self.value < self.usual else math.inf
 
 
 def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:

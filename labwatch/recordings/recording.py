@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lab.core import files
 from lab.core.windows import Numbers
 
-LOSS, STEP, HEADER, SETTINGS = "loss", "step", "recorder", "settings"
+LOSS, STEP, HEADER, SETTINGS, WRITTEN = "loss", "step", "recorder", "settings", "written"
 OF_PARTS = "of"  # of a group of weights the parts of the model that they are of
 MAX_NORM = "max_norm"  # the norm to which gradients are clipped, a setting beside those of the groups
 DECAYS = ("beta", "momentum", "alpha", "rho")  # how settings begin that say what a mean keeps of what it was
@@ -48,6 +48,8 @@ class Recording(NamedTuple):
         loss_step_n, loss_n: the loss at every step.
         names: by what is so of them, such as ``gradient_zero``, and the part of the model: of some rows the weights.
         settings: of each group of weights of each optimizer.
+        written: by step and part weights that something else than an optimizer wrote before the update of the step; of
+            several such steps in a row the first one has them, and the one after the last has none.
     """
 
     header: Mapping[str, Any]
@@ -57,6 +59,7 @@ class Recording(NamedTuple):
     loss_n: Numbers
     names: Mapping[tuple[str, str], Mapping[int, list[str]]]
     settings: list[Setting]
+    written: Mapping[int, Mapping[str, list[str]]]
 
     def places(self, name: str) -> list[str]:
         """The parts of the model in which a quantity was measured, or the whole alone."""
@@ -85,7 +88,7 @@ def read_recording(path: Path) -> Recording:
         ValueError: it is not UTF-8.
     """
     header, rows, losses = dict[str, Any](), dict[int, dict[str, Any]](), dict[int, float]()
-    told = dict[int, dict[str, dict[str, Any]]]()
+    told, written = dict[int, dict[str, dict[str, Any]]](), dict[int, dict[str, list[str]]]()
     is_begun = False
     with files.open_file(path) as file:
         content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
@@ -106,11 +109,14 @@ def read_recording(path: Path) -> Recording:
             rows = {at: earlier for at, earlier in rows.items() if at < step}
             losses = {at: earlier for at, earlier in losses.items() if at < step}
             told = {at: earlier for at, earlier in told.items() if at < step}
+            written = {at: earlier for at, earlier in written.items() if at < step}
             is_begun = False
         if isinstance(loss := row.get(LOSS), int | float):
             losses[step] = loss if math.isfinite(loss) else math.inf
         if SETTINGS in row:
             told[step] = row.pop(SETTINGS)
+        if WRITTEN in row:
+            written[step] = row.pop(WRITTEN)
         if not row.keys() <= {STEP, LOSS}:
             rows[step] = row
     columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(rows), math.nan))
@@ -131,6 +137,7 @@ def read_recording(path: Path) -> Recording:
         np.array([losses[step] for step in steps], dtype=float),
         dict(names),
         _settings(told),
+        dict(sorted(written.items())),
     )
 
 

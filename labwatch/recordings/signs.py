@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,12 @@ SCALE_FALL, OVERFLOWS = 64.0, 3
 REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 # The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
 STEP_LASTS = 10
+# A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
+# up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
+# peak, and before that fell, per step, so many times as fast as ever.
+BACK, ENDED_STEPS, ENDED_RATE, FASTER = 0.5, 0.1, 0.008, 5.0
+# What writes weights in more steps than this that lie apart does so by habit.
+HABIT = 2
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
@@ -51,6 +58,7 @@ FEWEST_STEPS = 20
 # A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 KL_ROWS, KL_GROWTH, KL_LEFT = 5, 2.0, 1.25
+LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
@@ -86,6 +94,8 @@ class Sign(NamedTuple):
         weights: names of single ones, where they are known.
         changes: of settings, if these are what is wrong.
         is_exact: it is known without noise, so what moved at the same row follows from it.
+        functions: of torch that are called no longer, or now.
+        at: the step at which it began, if that is known and lies between rows.
     """
 
     kind: str
@@ -95,6 +105,8 @@ class Sign(NamedTuple):
     weights: Sequence[str] = ()
     changes: Sequence[Change] = ()
     is_exact: bool = False
+    functions: Sequence[str] = ()
+    at: int | None = None
 
 
 class Rise(NamedTuple):
@@ -113,10 +125,10 @@ class Readings:
         self.places = sorted({place for _, place in recording.columns if place})
         self.blocks = [place for place in self.places if place.startswith("block")]
         self.moves = {
-            (name, place): list(moves_of(name, place, self.column(name, place)))
+            (name, place): self._moves(name, place)
             for name, known in quantities().items()
             for place in recording.places(name)
-            if "kind" in known and "share" not in known and "constant" not in known
+            if "kind" in known and known.keys().isdisjoint(("share", "constant", "counts"))
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         settled_step = _settled_step(recording)
@@ -134,6 +146,14 @@ class Readings:
         with np.errstate(invalid="ignore", divide="ignore"):
             factor_m = columns["grad_norm", ""] / columns["grad_norm_clipped", ""]
             return np.where(np.isfinite(factor_m) & (factor_m > 0), value_m * factor_m, value_m)
+
+    def _moves(self, name: str, place: str) -> list[Move]:
+        value_m = self.column(name, place)
+        if name != "reward":
+            return list(moves_of(name, place, value_m))
+        size = float(np.nanmedian(np.abs(value_m))) or 1.0  # rewards may be negative, so they differ by no factor
+        moves = moves_of(name, place, np.exp(np.clip(value_m / size, -LARGEST, LARGEST)))
+        return [move._replace(value=size * math.log(move.value), usual=size * math.log(move.usual)) for move in moves]
 
     def has(self, name: str) -> bool:
         return bool(self.recording.places(name))
@@ -202,7 +222,7 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
     last = int(max([0, *read.step_m[-1:], *read.recording.loss_step_n[-1:]]))
     places = {place for setting in settings for place in setting.parts}
     for setting in settings:
-        for change in _jumps(setting, last):
+        for change in (*_jumps(setting, last), *_ended_early(setting, last)):
             if setting.name == MAX_NORM:  # which is read at measured updates alone
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
@@ -228,6 +248,8 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
                 highest = max(setting.value_n[:number])
                 jumps |= value == 0 and before > LEAST_RATE * highest
                 jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
+                rises = takewhile(lambda pair: pair[0] <= pair[1], pairwise(setting.value_n[number:]))
+                jumps |= value < before / RATE_JUMP and max((to for _, to in rises), default=0.0) >= BACK * before
         else:
             left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
             is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
@@ -235,6 +257,24 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
             calm_since = step if is_jump else calm_since
         if jumps:
             yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
+    """Where a rate that has ended before the run began to fall so fast."""
+    if setting.name != "lr" or not setting.value_n:
+        return
+    peak = int(np.argmax(setting.value_n))
+    pairs = list(zip(setting.step_n[peak:], setting.value_n[peak:], strict=True))
+    end = next((n for n, (_, value) in enumerate(pairs) if value <= ENDED_RATE * pairs[0][1]), None)
+    if not end or last - pairs[end][0] < ENDED_STEPS * last or max(value for _, value in pairs[end:]) > pairs[end][1]:
+        return
+    fastest = 0.0
+    for (since, before), (step, value) in pairwise(pairs[: end + 1]):
+        fall = math.log(before / max(value, TINY)) / (step - since)
+        if fall > FASTER * fastest > 0:
+            yield Change(setting.name, setting.parts, since, step, before, value)
+            return
+        fastest = max(fastest, fall)
 
 
 def _factor(ratio: float) -> float:
@@ -295,6 +335,63 @@ def frozen(read: Readings) -> Iterator[Sign]:
             yield Sign("frozen", int(lost[0]), [place])
 
 
+def lost_gradients(read: Readings) -> Iterator[Sign]:
+    """Weights that get no gradient any more, in no row from one on, though they did in those before."""
+    updates_pm = [read.column("update_ratio", place) for place in read.recording.places("update_ratio")]
+    measured = [row for row in range(len(read.step_m)) if any(np.isfinite(update_m[row]) for update_m in updates_pm)]
+    missing, found = defaultdict[tuple[str, str], list[int]](list), defaultdict[int, list[tuple[str, str]]](list)
+    for row, parts in read.named("gradient_missing").items():
+        for place, names in parts.items():
+            for name in names:
+                missing[place, name].append(row)
+    for key, rows in missing.items():
+        if rows == [row for row in measured if row >= rows[0]]:
+            found[rows[0]].append(key)
+    for row, lost in found.items():
+        weights = [name for _, name in lost]
+        yield Sign("frozen", row, sorted({place for place, _ in lost}), weights=weights, is_exact=True)
+
+
+def written_weights(read: Readings) -> Iterator[Sign]:
+    """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
+    written = list(read.recording.written.items())
+    begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
+    if 0 < len(begun) <= HABIT and begun[0][0] >= read.recording.loss_step_n[0] + FEWEST_STEPS:
+        for step, parts in begun:
+            names = [name for of in parts.values() for name in of]
+            yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
+
+
+def other_functions(read: Readings) -> Iterator[Sign]:
+    """Parts that call other functions of torch, or with other numbers, than in all rows before, from one row on."""
+    found = dict[int, dict[str, list[str]]]()
+    for (what, place), of_rows in read.recording.names.items():
+        told = [(row, {*called}) for row, called in sorted(of_rows.items())] if what == "functions" else []
+        changes = [(row, before - now, now - before) for (_, before), (row, now) in pairwise(told) if before != now]
+        if len(changes) == 1 and changes[0][0] >= FEWEST_ROWS - 1:
+            row, gone, new = changes[0]
+            found.setdefault(row, {})[place] = [
+                *(f"no longer {name}" for name in sorted(gone)),
+                *(f"now {name}" for name in sorted(new)),
+            ]
+    for row, of in found.items():
+        kind = "output_logits" if of.keys() == {"head"} else "activations"
+        functions = list(dict.fromkeys(name for names in of.values() for name in names))
+        yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
+
+
+def lost_counts(read: Readings) -> Iterator[Sign]:
+    """Optimizers that have counted fewer updates than at the row before."""
+    found = dict[int, list[Move]]()
+    for place in read.recording.places("state_updates"):
+        count_m = read.column("state_updates", place)
+        for row in (np.flatnonzero(np.diff(count_m) < 0) + 1).tolist():
+            move = Move("state_updates", place, row, row + 1, float(count_m[row]), float(count_m[row - 1]), math.nan)
+            found.setdefault(row, []).append(move)
+    for row, moves in found.items():
+        yield Sign("optimizer", row, [move.place for move in moves], moves, is_exact=True)
+
+
 def unlike_weights(read: Readings) -> Iterator[Sign]:
     """Blocks whose weights are larger than those of the other blocks from the first row on."""
     rms = {block: float(read.column("param_rms", block)[0]) for block in read.blocks if len(read.step_m)}
@@ -319,7 +416,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
             row = int(row_n[0])
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
             move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
-            yield Sign("weights", row, [place], [move], names)
+            yield Sign("weights", row, [place], [move], names, is_exact=True)
 
 
 def outputs_apart(read: Readings) -> Iterator[Sign]:
@@ -371,15 +468,15 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         value_m = read.column(name, place)
         row_n = np.flatnonzero(np.isfinite(value_m))
         value_n = value_m[row_n]
-        if len(value_n) < FEWEST_ROWS:
+        if len(value_n) <= (known_rows := known.get("rows", FEWEST_ROWS - 1)):
             continue
         usual = value_n[0]
         changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
         first = int(np.argmax(changed_n))
-        if first < FEWEST_ROWS - 1 or not changed_n[first]:
+        if first < known_rows or not changed_n[first]:
             continue
         ratio = value_n[first] / usual if usual else math.inf
-        if _factor(ratio) > CONSTANT_CHANGE:
+        if _factor(ratio) > known.get("change", CONSTANT_CHANGE):
             row, end = int(row_n[first]), int(row_n[-1]) + 1
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
@@ -485,6 +582,10 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
+    "weights that others write": (written_weights, "lr"),
+    "functions that are called": (other_functions, "block_rms"),
+    "steps of the optimizer": (lost_counts, "state_updates"),
+    "gradients that are missing": (lost_gradients, "grad_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
     "logits against other blocks": (logits_apart, "attention_logit_max"),

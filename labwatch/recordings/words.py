@@ -103,6 +103,8 @@ def next_look(finding: Finding) -> str:
 
 def _cause(finding: Finding) -> Mapping[str, Any]:
     """The words for a kind of cause, or for what the measurement that decides shows of it."""
+    if finding.functions:
+        return quantities()["functions"]
     known = quantities().get(finding.moves[0].quantity, {}) if finding.moves and not finding.changes else {}
     return known if "said" in known and known["kind"] == finding.kind else causes()[finding.kind]
 
@@ -119,6 +121,9 @@ def what_moved(finding: Finding) -> str:
     if finding.weights:
         more = len(finding.weights) - MOST_WEIGHTS
         evidence.append(", ".join(finding.weights[:MOST_WEIGHTS]) + (f" and {more} more weights" if more > 0 else ""))
+    if finding.functions:
+        more = len(finding.functions) - MOST
+        evidence = [", ".join(finding.functions[:MOST]) + (f" and {more} more" if more > 0 else "")]
     if finding.changes:
         said, evidence = f"{' and '.join(map(_changed, finding.changes[:MOST]))}", []
         said += f", and {len(finding.changes) - MOST} more" if len(finding.changes) > MOST else ""
@@ -219,6 +224,7 @@ def _plain_finding(finding: Finding, recording: Recording) -> dict[str, Any]:
         "kind": finding.kind,
         "parts": finding.parts,
         "weights": finding.weights,
+        "functions": finding.functions,
         "loss_step": finding.loss_step,
         "moves": list(map(_plain, moves)),
         "text": capitalized(what_moved(finding)),
