@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 from torch import Tensor
 
 import planted_claims
@@ -133,7 +132,7 @@ def test_a_moment_that_is_forgotten_has_a_bias_correction_of_its_own(change: str
             direction = unbiased / (root + eps)
             step = weight - now[f"weight.{name}"]
             weight = now[f"weight.{name}"]
-            # a kept mean over the root of one tiny gradient takes a weight so far that it is rounded to more than a step
+            # a kept mean over the root of one tiny gradient takes a weight so far that rounding it is a part of a step
             allowed = 0.02 * lr * direction.abs() + 1e-6 + 2**-23 * weight.abs()
             clear = gradient.abs() > 1e-5
             assert ((step - lr * direction).abs() <= allowed)[clear].all(), (name, number)
