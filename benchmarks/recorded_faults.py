@@ -52,9 +52,9 @@ them was judged, and judged once.
   habits that somebody chose who had not read the rules: 59 of 133 faults told rightly (44 %), and an alarm in 1 of 182
   healthy recordings (1 %). It is of tuning now.
 - The fifth (`held out` below), with an encoder, grouped queries, supervised adapters, AdEMAMix, RAdam, Shampoo, and
-  faults that are reported of public trainers, chosen in the same way: no rule may change after it is judged.
+  faults that are reported of public trainers, chosen in the same way: no rule was changed after it was judged.
 
-The recorder measures more since the third was judged, so recordings of before are not those of today, and the tables
+The recorder measures more since the fourth was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
