@@ -196,7 +196,7 @@ class Battery(NamedTuple):
         farthest: the learning rates up to which the curve is extended.
         seeds: how many seeds a card of so many minutes has.
         sizes: overrides of further sizes at which a card of so many minutes trains the curve.
-        bracket: decades to which a card of so many minutes finds the learning rate from which a recipe fails.
+        bracket: decades to which a card finds the learning rate from which a recipe fails.
         confirm: how changes are tried.
         changes: single changes of a recipe by name.
         without_hooks: names of the changes that a model of the user's own can take, the most promising first.
@@ -208,7 +208,7 @@ class Battery(NamedTuple):
     farthest: tuple[float, float]
     seeds: Mapping[int, int]
     sizes: Mapping[int, Sequence[str]]
-    bracket: Mapping[int, float]
+    bracket: float
     confirm: Stages
     changes: Mapping[str, Change]
     without_hooks: tuple[str, ...]

@@ -171,7 +171,7 @@ def read_plan(
         own_model=next((own_code.name for own_code in code if own_code.kind == "model"), ""),
         is_named=bool(names),
         sizes=sizes,
-        bracket=read_battery().bracket.get(minutes, math.inf) if any(test.reads_curve for test in tests) else math.inf,
+        bracket=read_battery().bracket if any(test.reads_curve for test in tests) else math.inf,
         lr=rates[-1] if rates else math.nan,
     )
     for test in tests:
