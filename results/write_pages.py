@@ -57,7 +57,7 @@ from studies.board.page import answer_of as board_answer
 from studies.board.public_runs import FILE as BROKEN_PUBLIC_RUNS
 from studies.board.text import as_csv as board_csv
 from studies.board.text import headline
-from studies.claims import public_scoreboard, scoreboard
+from studies.claims import public_table, scoreboard
 from studies.claims.costs import BEFORE, HELD_OUT, first_onsets
 from studies.claims.public_claims import effect_text
 from studies.claims.registry import BY_STUDY, CLAIMS, study_of
@@ -172,17 +172,17 @@ def _sweeps(study: str) -> str:
 @cache
 def _public_tables() -> tuple[str, str]:
     """Claims on public runs, and how well their failing rates are foretold, as tables in Markdown."""
-    rows = public_scoreboard.judge_all()
+    rows = public_table.judge_all()
     scores = public_limits.held_out()
     shares = ["inside", "costly among clear", "best among beyond"]
     shown = scores.round(3).astype({"curves": int})
     shown[shares] = (100 * shown[shares]).round().astype(int).astype(str) + " %"
-    return f"{markdown_table(public_scoreboard.table(rows))}\n\n{public_scoreboard.tally(rows)}", markdown_table(shown)
+    return f"{markdown_table(public_table.table(rows))}\n\n{public_table.tally(rows)}", markdown_table(shown)
 
 
 def public_effects() -> dict[str, str]:
     """``0.476 [0.264, 0.687]`` of each claim on public runs, by its name, of the law's exponents, and its errors."""
-    found = {row.claim.name: effect_text(*row.decision.shown[:3]) for row in public_scoreboard.judge_all()}
+    found = {row.claim.name: effect_text(*row.decision.shown[:3]) for row in public_table.judge_all()}
     law = public_limits.law_of(public_limits.curves_of_sources(public_limits.ADAMW), public_limits.LAW)
     found |= {f"law_{name}": effect_text(*law.exponent(name)[:3]) for name in public_limits.LAW}
     sizes = public_limits.curves_of_sources(public_limits.ADAMW).groupby(["source", "params"])[["params", "tokens"]]

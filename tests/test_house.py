@@ -256,7 +256,7 @@ def test_no_feature_imports_another() -> None:
     assert imports_of_neighbours({**SOURCES, "lab.features.guard.answer": planted}, "lab.features")
 
 
-@pytest.mark.parametrize("module", ["studies.experts.figures", "studies.claims.public_scoreboard"])
+@pytest.mark.parametrize("module", ["studies.experts.figures", "studies.claims.public_table"])
 def test_no_study_imports_another_nor_do_the_claims_import_one(module: str) -> None:
     assert not imports_of_neighbours(SOURCES, "studies", shared="claims")
     planted = f"{SOURCES[module]}\nfrom studies.alarms.figures import detector_scores\n"

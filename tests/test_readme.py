@@ -19,7 +19,7 @@ from lab.analysis import findings, load, points, study
 from lab.analysis.runaway import HALF, rates
 from labwatch.events.detectors import GRADIENT_RISE, LIMIT, LOGIT_RISE
 from labwatch.events.logit_rounding import COSTLY, MANTISSA_BITS, level_at_cost
-from studies.claims import public_scoreboard, scoreboard
+from studies.claims import public_table, scoreboard
 from studies.claims.registry import BY_STUDY, CLAIMS
 
 HOME = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
     effects, shares = ([found[1] for found in SCRIPT[marks].findall(text)] for marks in ("EFFECT", "SHARE"))
     words = {row.claim.name: row.word for row in scoreboard.committed()}
-    words |= {row.claim.name: row.decision.verdict for row in public_scoreboard.judge_all()}
+    words |= {row.claim.name: row.decision.verdict for row in public_table.judge_all()}
     assert len({*effects, *shares}) >= QUOTING[page]
     assert {words[name] for name in {*effects, *shares} - OF_NO_CLAIM} == {"reproduced"}
     for table in ("PUBLIC_RUNS", "LEFT_OUT"):  # which a script writes, marks and all

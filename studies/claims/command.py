@@ -9,7 +9,7 @@ from lab.core import shipped
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.report.answer import give_one
-from studies.claims import public_scoreboard, scoreboard
+from studies.claims import public_table, scoreboard
 from studies.claims.power import power_lines
 
 
@@ -26,7 +26,7 @@ def judge_claims(given: argparse.Namespace) -> None:
             say(line)
         return
     if given.source == scoreboard.PUBLIC_RUNS:
-        give_one(public_scoreboard.answer(), given)
+        give_one(public_table.answer(), given)
         return
     here = [results] if (results := shipped.results()) == Path("results") else []
     folders = given.folders or here

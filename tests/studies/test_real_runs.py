@@ -15,7 +15,7 @@ import pytest
 import public_limits
 import write_pages
 from lab.analysis.statistics import student_t
-from studies.claims import public_scoreboard
+from studies.claims import public_table
 from studies.claims.decision import CONTRADICTED, INCONCLUSIVE, NO_EFFECT, REPRODUCED
 from studies.claims.public_claims import (
     HOLDS,
@@ -181,7 +181,7 @@ def test_every_claim_can_be_told_from_the_others() -> None:
 
 @cache
 def judged() -> dict[str, JudgedClaim]:
-    return {row.claim.name: row for row in public_scoreboard.judge_all()}
+    return {row.claim.name: row for row in public_table.judge_all()}
 
 
 def test_the_committed_numbers_decide_most_claims() -> None:
