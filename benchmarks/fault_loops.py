@@ -79,8 +79,11 @@ class LanguageModel(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.apply(_initialize)
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -220,11 +223,8 @@ class GroupedModel(LanguageModel):
         self.norm, self.head.weight = nn.RMSNorm(WIDTH), self.embedding.weight
         self.apply(_initialize)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens)
 
 
 def _initialize(module: nn.Module) -> None:

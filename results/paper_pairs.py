@@ -16,8 +16,8 @@ Two nulls were added afterwards, which train nothing. Papers report changes that
 interventions is often the stable one, and so is the side that has the standard fix (``standard_fixes``). A number is
 worth something where it is right and they are not.
 
-Two more numbers come from fine ladders, by a rule that was written before these were trained. The rates of a card lie
-half a decade apart, and on such steps the rate from which a side fails is known to as much. So ``python
+Two more numbers come from fine ladders, by a rule that was written before these were trained. The rates that these
+three read lie half a decade apart, and on such steps the rate from which a side fails is known to as much. So ``python
 results/paper_pairs.py --ladders`` trains both sides of a pair again with ``LADDER_SEEDS``, at the card's rates from the
 lowest that was best for one of these up to the first at which all had gone half of the way from their best loss to that
 of a unigram model, and records the largest attention logit of any block at every tenth step. Wherever the loss of a

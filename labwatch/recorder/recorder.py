@@ -150,8 +150,14 @@ class Recorder:
         self.settings.is_measured = self.next_step is not None and self.next_step % self.every == 0
         if self.settings.is_measured:
             self.measurement = Measurement(
-                *(self.model, self.parts, self.optimizers, self.settings),
-                *(self.samples, self.moments, self.entries, self.scaler),
+                self.model,
+                self.parts,
+                self.optimizers,
+                self.settings,
+                self.samples,
+                self.moments,
+                self.entries,
+                self.scaler,
             )
 
     def _end(self, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,11 +119,9 @@ def what_moved(finding: Finding) -> str:
     deciding = [move for move in finding.moves if move.row == _first_row(finding) and _decides(finding, move)]
     evidence = [_moved(move) for move in deciding[:1]]
     if finding.weights:
-        more = len(finding.weights) - MOST_WEIGHTS
-        evidence.append(", ".join(finding.weights[:MOST_WEIGHTS]) + (f" and {more} more weights" if more > 0 else ""))
+        evidence.append(_first(finding.weights, MOST_WEIGHTS, "more weights"))
     if finding.functions:
-        more = len(finding.functions) - MOST
-        evidence = [", ".join(finding.functions[:MOST]) + (f" and {more} more" if more > 0 else "")]
+        evidence = [_first(finding.functions)]
     if finding.changes:
         said, evidence = f"{' and '.join(map(_changed, finding.changes[:MOST]))}", []
         said += f", and {len(finding.changes) - MOST} more" if len(finding.changes) > MOST else ""
@@ -134,12 +132,16 @@ def what_moved(finding: Finding) -> str:
         text += f"; the loss rose at step {finding.loss_step}" + (f", {_steps(lead)} later" if lead > 0 else "")
     others = [move for move in finding.moves if move not in deciding]
     if others and not is_from_start:
-        shown = [_where(move) for move in others[:MOST]]
-        more = len(others) - len(shown)
-        text += f". With it or later: {', '.join(shown)}{f' and {more} more' if more > 0 else ''}"
+        text += f". With it or later: {_first(list(map(_where, others)))}"
     if finding.as_before and not is_from_start:
         text += f". {capitalized(listed(finding.as_before))} {'is' if _is_one(finding) else 'are'} as before"
     return text
+
+
+def _first(words: Sequence[str], most: int = MOST, others: str = "more") -> str:
+    """The first words of a list, and how many others there are."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} {others}" if more > 0 else "")
 
 
 def _is_one(finding: Finding) -> bool:
