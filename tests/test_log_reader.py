@@ -530,3 +530,16 @@ def test_a_file_of_any_format_that_is_no_log_is_refused_in_a_line(tmp_path: Path
     with pytest.raises(RequestError) as refusal:
         read_logs(tmp_path / f"log{suffix}")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["err", "gen", "err (%)"])
+def test_a_single_loss_with_a_word_of_adversarial_training_is_asked_for_and_read_if_it_is_named(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.md"
+    rows = [f"| {epoch} | {9 - epoch / 10:.1f} | 0.3 |" for epoch in range(8)]
+    path.write_text("\n".join([f"| epoch | {name} | gnorm |", "|---|---|---|", *rows]))
+    (log,) = read_logs(path, columns=given_columns(f"loss={name}")).runs
+    np.testing.assert_allclose(log.columns["loss"], 9 - np.arange(8) / 10)
+    with pytest.raises(RequestError, match=r"has no column of losses among epoch, .*--columns loss="):
+        read_logs(path)

@@ -400,7 +400,7 @@ class LogReader:
         is_pair = bool(losses) and losses[0] == SECOND
         if is_pair and (self.runs or 2 * len(self._values(SECOND)) < self.lines):  # names above say what they are
             return []
-        if losses and rank_of(LOSS, losses[0]) == ADVERSARIAL_RANK and len(losses) < 2:
+        if len(losses) == 1 and LOSS not in self.given and rank_of(LOSS, losses[0]) == ADVERSARIAL_RANK:
             return []
         return [name for name in losses if not is_of_rewards(name)]
 
@@ -606,6 +606,7 @@ class LogReader:
         if wanted:
             return missing_column(wanted[0], names, self.given)
         losses = [name for name in fits(LOSS, self.names) if plain_name(name) not in LAST_NAMES]
+        losses = [name for name in losses if rank_of(LOSS, name) != ADVERSARIAL_RANK]
         if losses and len(self._values(losses[0])) == 1:
             return (
                 f"holds a single row with {losses[0]!r}, as the summary of a run does; a log has {FEWEST} rows or more"
