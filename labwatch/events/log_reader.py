@@ -605,8 +605,8 @@ class LogReader:
         wanted = [column for column in self.given if column not in usual_columns(self.names, self.given)]
         if wanted:
             return missing_column(wanted[0], names, self.given)
-        losses = [name for name in fits(LOSS, self.names) if plain_name(name) not in LAST_NAMES]
-        losses = [name for name in losses if rank_of(LOSS, name) != ADVERSARIAL_RANK]
+        named = [name for name in fits(LOSS, self.names) if plain_name(name) not in LAST_NAMES]
+        losses = [name for name in named if rank_of(LOSS, name) != ADVERSARIAL_RANK]
         if losses and len(self._values(losses[0])) == 1:
             return (
                 f"holds a single row with {losses[0]!r}, as the summary of a run does; a log has {FEWEST} rows or more"
