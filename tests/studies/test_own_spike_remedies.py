@@ -16,8 +16,7 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.probe_values import training_losses
 from lab.analysis.spikes.trend import loss_spikes
 from lab.report.all_figures import FIGURES
-from lab.responses.between_steps import RewindAndSkip
-from lab.responses.response import Action, Memory, Reading
+from lab.responses.response import Action, Memory, Reading, RewindAndSkip
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
