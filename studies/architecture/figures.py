@@ -6,10 +6,12 @@ import pandas as pd
 
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
-from lab.analysis.probe_values import DISTANCE, POSITIONS, embedding_share
 from lab.analysis.rendering.layout import Sheet
 from lab.records.store import Records
+from studies.architecture.effects import embedding_share
 
+# The probe of the distance from initialization, and the part of the model where it measures learned positions.
+DISTANCE, POSITIONS = "distance_from_init", "embedding.learned_positions"
 EMBEDDINGS = ("embedding_scale", "embedding_init")  # interventions that change the initial size of the embedding
 
 
