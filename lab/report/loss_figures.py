@@ -16,7 +16,7 @@ from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.grouping import facets, swept_setting
-from lab.analysis.probe_values import late, places
+from lab.analysis.probe_values import late
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
@@ -342,9 +342,6 @@ def _dot(curve: Any, part: str, runs: pd.DataFrame) -> Dot:
     return Dot(interval, hover.HoverText(of_curve).point(slice(None), quantity, np.array(interval.values)))
 
 
-LOSS_ROUNDING = 1e-6  # nats/token, about the rounding error of a loss in fp32
-
-
 @figure("loss_over_steps")
 def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Training loss against step, one line per {axis.name}, with the largest attention logit below it.
@@ -368,29 +365,6 @@ def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
 
 
-@figure("output_logit_drift")
-def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Drift of output logits and its cost, against step.
-
-    The top row is the mean square of the log of the softmax normalizer. The middle row is the share of the head's norm
-    in its common mode, which moves all logits alike and so changes no probability. The bottom row is the training loss
-    above the lowest of any run; values below 1e-6, about the rounding error of the loss, are drawn at it. Lines are
-    means over seeds (geometric except for the share), one per {axis.name}. If the top row differs between arms and
-    the bottom row does not, the drift does no harm.
-    """
-    losses = records.metrics[records.metrics["probe"] == "train_loss"]
-    if losses.empty or not (records.metrics["probe"] == "head_common_mode").any():
-        raise NothingToDrawError("nothing to draw: no run recorded train_loss and head_common_mode")
-    excess = (losses["value"] - losses["value"].min()).clip(lower=LOSS_ROUNDING)
-    metrics = pd.concat([records.metrics, losses.assign(probe="excess_loss", value=excess)])
-    rows = [
-        ProbeSeries("log_z_square", "", "mean of log² Z"),
-        ProbeSeries("head_common_mode", "head", "common mode,\nshare of head", "linear"),
-        ProbeSeries("excess_loss", "", "loss above lowest\n(nats/token)"),
-    ]
-    return over_steps(records._replace(metrics=metrics), runs, rows)
-
-
 @figure("updates_over_steps")
 def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of the first MLP layer against step.
@@ -401,43 +375,4 @@ def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     gradient = ProbeSeries("grad_rms", "block0.mlp_up", "gradient RMS")
     sheet = over_steps(records, runs, [gradient, ProbeSeries("update_rms", "block0.mlp_up", "update RMS")])
     sheet.explain(marks.EPSILON, "The dashed line is Adam's epsilon.")
-    return sheet
-
-
-@figure("queries_and_keys_over_steps")
-def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Norms of queries and keys, and the cosine between them, against step, in the first block.
-
-    Attention logits grow with the norms, with the cosine, or both: the panels show with which. Norms are geometric
-    means over heads' vectors and seeds; the cosine is the mean of its absolute value.
-    """
-    norms = [ProbeSeries(f"{part}_norm", "block0", f"{part} norm") for part in ("query", "key")]
-    return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
-
-
-@figure("updates_by_epsilon")
-def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest {axis.values}.
-
-    Lines are root mean squares over a layer's elements, in the first and the last block of the largest model, and
-    geometric means over seeds. Updates are those before learning rate and decay. They shrink where the gradient falls
-    to epsilon.
-    """
-    swept = swept_setting(records.runs, runs)
-    if swept is None or swept.key != EPSILON:
-        raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
-    largest = swept.runs[swept.runs["size"] == swept.runs["size"].max()]
-    shown = largest[largest["lr"].isin(sorted(largest["lr"].unique())[-3:])]
-    labels = shown["lr"].map((style.axis().short + " {:g}").format)
-    labels = labels if shown["rest"].nunique() == 1 else shown["rest"] + ", " + labels
-    blocks = [where for where in places(records, "grad_rms") if where.endswith(".mlp_up")]
-    if not blocks:
-        raise NothingToDrawError("nothing to draw: no run recorded grad_rms of an MLP layer")
-    ends = dict.fromkeys([blocks[0], blocks[-1]])
-    names = {"grad_rms": "gradient RMS", "update_rms": "update RMS"}
-    rows = [
-        ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
-    ]
-    sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, marks.EPSILON)
-    sheet.explain(marks.EPSILON, "Dashed lines are the epsilons.")
     return sheet
