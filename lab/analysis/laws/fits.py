@@ -242,13 +242,8 @@ def with_ends(middle: float, low: float, high: float, *, digits: int) -> str:
 
 
 def beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:
-    """The point on ``x``, a size or a learning rate, from which predictions stay beyond a limit."""
+    """The point on ``x``, a size or a learning rate, from which predictions stay beyond a limit: above it for +1."""
     level = math.log10(limit) if limit > 0 else -math.inf  # no gradient falls to an epsilon of zero
-    return crossing(x, prediction, level, sign)
-
-
-def crossing(x: np.ndarray, prediction: Prediction, level: float, sign: int) -> Crossing:
-    """The point on ``x`` from which curves stay beyond a level: above it for ``sign`` 1, below it for -1."""
     earliest, latest = (prediction.high, prediction.low) if sign > 0 else (prediction.low, prediction.high)
     curves = (prediction.middle, earliest, latest)
     return Crossing(*(_last_crossing(np.log10(x), sign * (curve - level)) for curve in curves))

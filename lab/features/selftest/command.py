@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
 import time
@@ -14,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lab.analysis.text import to_json
 from lab.core import machine, shipped
 from lab.core.errors import RequestError
 from lab.core.printing import say
@@ -212,23 +211,17 @@ def _tell(checks: list[Check], failed: list[Check], seconds: float, as_json: boo
     import torch
 
     if as_json:
+        names = ("name", "place", "value", "bound", "passes")
         content = {
             "passes": not failed,
             "differing": sorted({check.place for check in failed}),
             "seconds": round(seconds, 1),
             "machine": f"{platform.machine()}, torch {torch.__version__}, fp32 products by {machine.matmul_library()}",
             "checks": [
-                {
-                    "name": check.name,
-                    "place": check.place,
-                    "value": None if math.isnan(check.value) else float(check.value),
-                    "bound": check.bound,
-                    "passes": check.passes,
-                }
-                for check in checks
+                {name: getattr(check, name) for name in names} | {"value": float(check.value)} for check in checks
             ],
         }
-        say(json.dumps(content, indent=1, allow_nan=False))
+        say(to_json(content))
         return
     for check in failed:
         say(f"{check.place}: {check.name}: {check.value:.3g}, at most {check.bound:.3g} passes")
