@@ -110,7 +110,7 @@ LINES = {
     "contrib": 326,
     "training": 2070,
     "analysis": 5225,
-    "report": 1425,
+    "report": 1424,
     "sweeping": 2747,
     "features": 3496,
     "notebook": 54,
