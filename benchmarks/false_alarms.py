@@ -18,8 +18,7 @@ import pandas as pd
 from planted_faults import SMOKE, recipe_of, write_table
 
 from lab.analysis.guard.baseline import PROBES, Baseline, read
-from lab.analysis.guard.check import MARGIN
-from lab.analysis.guard.compare import OK, REGRESSION, Comparison, compare_tables
+from lab.analysis.guard.compare import MARGIN, OK, REGRESSION, Comparison, compare_tables
 from lab.analysis.guard.matching import where
 from lab.analysis.guard.quantities import NATS, measured
 

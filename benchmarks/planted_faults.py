@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from lab.analysis.guard.baseline import Baseline, from_folder, read
-from lab.analysis.guard.check import MARGIN
-from lab.analysis.guard.compare import Change, Comparison, compare_baselines
+from lab.analysis.guard.compare import MARGIN, Change, Comparison, compare_baselines
 from lab.interventions.attention import QKLayerNorm
 from lab.interventions.loss_terms import ZLoss
 from lab.model import transformer

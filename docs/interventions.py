@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.analysis.rendering import html
-from lab.analysis.stress.arms import ArmCard, arm_cards, board_arms, left_out, not_here
+from lab.analysis.stress.arms import FILE, ArmCard, arm_cards, board_arms, left_out
 from lab.analysis.stress.cures import CURES, HARMS, IN_PART
 from lab.analysis.text import listed
 from lab.core import shipped
@@ -130,7 +130,7 @@ def _index(matrix: Matrix | None, rows: Mapping[str, Row]) -> str:
         notes=list(notes(matrix)) if matrix else [],
         groups={title: cells for title, cells in groups.items() if cells},
         left_out=left_out(),
-        not_here=not_here(),
+        not_here=shipped.load(FILE)["not_here"],
         arms=cards,
         prices=PRICES,
     )

@@ -167,7 +167,7 @@ def _trained(
     **subject: str,
 ) -> tuple[Path, str | None, float, bool, str]:
     """Train a sweep or crash-test a recipe, once per session; the options stand in for arguments that are not given."""
-    from lab.analysis.guard.check import margin_of
+    from lab.analysis.guard.compare import margin_of
 
     what = SUBJECTS[command]
     if unknown := set(subject) - {what}:

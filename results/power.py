@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.analysis.contrasts import MOST_SEEDS, POWER, seeds_for, spread_of
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import shipped
-from lab.report.power import MOST_SEEDS, POWER, seeds_for, spread_of
 from studies.claims.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
 from studies.claims.effects import Qualified
 from studies.claims.evidence import Evidence

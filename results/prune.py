@@ -38,7 +38,7 @@ import pandas as pd
 
 from lab.analysis.curves import EPSILON, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.probe_values import DISTANCE, POSITIONS, TRAIN, updates
+from lab.analysis.probe_values import TRAIN, updates
 from lab.analysis.runaway import read_runaways
 from lab.analysis.sensitivity import judge
 from lab.core import files
@@ -46,7 +46,7 @@ from lab.records import store
 from lab.records.parts import written
 from lab.report.build import MOST_ARMS
 from labwatch.events.scores import score_runs
-from studies.architecture.figures import begins_unusually
+from studies.architecture.figures import DISTANCE, POSITIONS, begins_unusually
 from studies.batch_size.tuning import noise_sums
 from studies.claims.costs import HELD_OUT, NONE, first_onsets
 from studies.precision.effects import FIRST, LAST, has_loss_scales

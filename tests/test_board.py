@@ -31,7 +31,7 @@ from lab.records.plans import Setting
 from lab.report import build
 from lab.report.build import make_report
 from lab.sweeping import bench
-from lab.sweeping.recipe import reason_of_card
+from lab.sweeping.bench import reason_of_card
 from lab.sweeping.request import read_request
 from planted_board import BEST, EASY, FAILURE, LOST, LR, RULE
 from studies.board import matrix as board

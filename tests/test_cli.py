@@ -363,9 +363,8 @@ def test_a_calm_log_is_watched_without_pandas_which_loads_when_it_is_used(tmp_pa
     log.write_text("step,loss\n" + "".join(f"{step},{2 + 1 / (step + 1):.4f}\n" for step in range(60)))
     code = f"""
 import sys
-from lab.cli import lazily
-lazily.import_lazily()
-from lab.__main__ import main
+from lab.__main__ import import_lazily, main
+import_lazily()
 assert main(["watch", {str(log)!r}]) == 0
 assert "pandas.core" not in sys.modules
 import pandas as pd

@@ -13,8 +13,7 @@ import torch
 from lab import Fleet
 from lab.core.registry import RESPONSES
 from lab.core.spike_trigger import STALLED_FOR
-from lab.responses.between_steps import AdamResetWarmup, RestartAndLower
-from lab.responses.response import Action, Memory, Reading, Response
+from lab.responses.response import Action, AdamResetWarmup, Memory, Reading, Response, RestartAndLower
 from lab.sweeping.capacity import bytes_asked
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer

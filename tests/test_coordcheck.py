@@ -15,7 +15,7 @@ from lab.__main__ import main
 from lab.analysis.rendering import layout
 from lab.core.registry import PARAMETRIZATIONS
 from lab.core.roles import Role
-from lab.features.coordcheck import coordinates as coordcheck
+from lab.features.coordcheck import command as coordcheck
 from lab.model.parametrization import Factors, MuPIntermediate
 from lab.sweeping import launch
 from lab.training.config import run_config

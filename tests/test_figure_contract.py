@@ -24,7 +24,7 @@ from lab.analysis.rendering import layout, marks, panels, style
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.sensitivity import HIGH, LOW
 from lab.analysis.statistics import student_t
-from lab.features.coordcheck.coordinates import figure as coordinate_growth
+from lab.features.coordcheck.command import figure as coordinate_growth
 from lab.features.predict.figures import gradient_forecast, logit_forecast
 from lab.report.all_figures import FIGURES
 from lab.report.build import first_figures

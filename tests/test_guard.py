@@ -11,9 +11,8 @@ import yaml
 from planted_faults import FAULTS, SMOKE
 
 from lab.analysis.guard import baseline, compare
-from lab.analysis.guard import check as gate
-from lab.analysis.guard.check import MARGIN
-from lab.analysis.guard.compare import Comparison
+from lab.analysis.guard import compare as gate
+from lab.analysis.guard.compare import MARGIN, Comparison
 from lab.analysis.guard.matching import where
 from lab.analysis.guard.quantities import QUANTITIES, measured
 from lab.analysis.statistics import student_t

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lab import Fleet, run_config
-from lab.responses.between_steps import RewindAndRescale
-from lab.responses.response import Action, Reading
+from lab.responses.response import Action, Reading, RewindAndRescale
 from lab.sweeping.job import train_resumably
 from lab.training.checkpoint import Checkpointer
 from lab.training.loop import StepResult, train

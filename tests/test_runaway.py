@@ -12,7 +12,7 @@ from lab.analysis import Records
 from lab.analysis.crossings import rate_text
 from lab.analysis.curves import points
 from lab.analysis.runaway import COSTLY as NATS_UP
-from lab.analysis.runaway import HALF, crossings, rates, read_runaways, share_of_way
+from lab.analysis.runaway import HALF, crossings, rates, read_runaways
 from lab.analysis.sensitivity import judge, study_of
 from lab.analysis.stress.battery import read_battery
 from lab.core.shipped import results
@@ -70,9 +70,6 @@ def test_without_a_unigram_loss_there_is_no_half_of_the_way():
     records = world()
     unknown = records._replace(runs=records.runs.drop(columns="loss_unigram"))
     assert HALF not in set(crossings(unknown, points(unknown.runs))["quantity"])
-    share = share_of_way(points(records.runs))
-    assert share.min() == 0
-    assert share.max() == pytest.approx(math.log10(LRS[-1] / 0.01), rel=0.01)
 
 
 def test_the_report_tells_each_arm_its_rates_by_size():

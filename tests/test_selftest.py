@@ -14,7 +14,7 @@ import torch
 
 from lab.__main__ import main
 from lab.core import shipped
-from lab.features.selftest import machine as selftest
+from lab.features.selftest import command as selftest
 from test_gates_page import SCHEMA
 from test_ranks import ENVIRONMENT, TORCHRUN
 

@@ -60,10 +60,9 @@ from lab.analysis.stress.rates import finer_settings
 from lab.core import machine
 from lab.core.errors import RequestError
 from lab.features.stress import search
-from lab.features.stress.card import Card, card_of, read_card
+from lab.features.stress.card import Card, card_figure, card_of, read_card
 from lab.features.stress.card_bench import CardBench
 from lab.features.stress.command import print_card
-from lab.features.stress.page import card_figure
 from lab.features.stress.pair import CardPair, card_pair
 from lab.features.stress.plan import read_plan, read_plans
 from lab.features.stress.progress import Progress, coloured

@@ -59,13 +59,6 @@ def read_runaways() -> Mapping[str, Runaway]:
     return {name: build(Runaway, row, f"runaway.{name}") for name, row in rows.items()}
 
 
-def share_of_way(points: pd.DataFrame) -> pd.Series:
-    """How far the loss of each run is from the best one of its seed's curve (0) to that of a unigram model (1)."""
-    loss = pd.Series(capped(points), points.index)
-    best = loss.groupby([points["curve"], points["seed"]]).transform("min")
-    return (loss - best) / (points["loss_unigram"] - best)
-
-
 def crossings(records: Records, points: pd.DataFrame, names: Iterable[str] | None = None) -> pd.DataFrame:
     """A row for each quantity that the runs of a curve and seed have: where it crosses its level.
 

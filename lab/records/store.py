@@ -40,7 +40,7 @@ import pandas as pd
 from lab.core import files, shipped
 from lab.core.errors import RequestError
 from lab.core.files import digest, write_text
-from lab.core.schema import FORMER_KEYS, first_key, key_now
+from lab.core.schema import first_key, key_now
 from lab.records import parts
 
 RECORD_VERSION = 1
@@ -167,12 +167,11 @@ def run_id(card: Mapping[str, Any]) -> str:
     absent = {key for key in SPIKE_LAB if card.get(key) == "none"}
     config = {key: value for key, value in card.items() if key not in outcome | EXCLUDED_FROM_ID | absent}
     config["probes.names"] = "+".join(sorted(_first_probes(card["probes.name"], card["probes.names"].split("+"))))
-    if FORMER_KEYS:
-        if "intervention" in config:
-            config["intervention"] = _names(first_key, config["intervention"])
-        if ENTRIES in config:
-            config[ENTRIES] = _in_entries(first_key, config[ENTRIES])
-        config = {first_key(key): value for key, value in config.items()}
+    if "intervention" in config:
+        config["intervention"] = _names(first_key, config["intervention"])
+    if ENTRIES in config:
+        config[ENTRIES] = _in_entries(first_key, config[ENTRIES])
+    config = {first_key(key): value for key, value in config.items()}
     return digest({"config": config, "data": card["data_fingerprint"], "version": RECORD_VERSION})
 
 
@@ -462,8 +461,6 @@ def column_now(column: str, is_imported: bool) -> str:
 
 def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
     """A card whose keys, and those in the entries of a restart schedule, have the names of now."""
-    if not FORMER_KEYS:
-        return card
     named = {key_now(key): value for key, value in card.items()}
     if "intervention" in named:
         named["intervention"] = _names(key_now, named["intervention"])

@@ -2,7 +2,7 @@
 
 from lab.analysis.drawing.registry import FIGURES as FIGURES
 from lab.core import shelf
-from lab.report import loss_figures, probe_figures
+from lab.report import figures as figures
 
 FIRST_FIGURES = (
     "learning_rate_sensitivity",
@@ -12,5 +12,4 @@ FIRST_FIGURES = (
     "loss_against_setting",
     "loss_over_steps",
 )
-OWN = (loss_figures, probe_figures)
 OF_STUDIES = shelf.modules("figures")

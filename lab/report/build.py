@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from lab.analysis import contrasts
 from lab.analysis.changes import has_trials
+from lab.analysis.contrasts import power_of_difference, tested
 from lab.analysis.curves import load, switches_text
 from lab.analysis.drawing.registry import MOST_ARMS, NothingToDrawError, run_counts
 from lab.analysis.laws import fits, optimum
@@ -33,7 +34,6 @@ from lab.records.imported import UNKNOWN_SIZE, is_imported, size_name
 from lab.report import judged, tables
 from lab.report.all_figures import FIGURES, FIRST_FIGURES
 from lab.report.findings import notes, undertrained
-from lab.report.power import power_of_difference, tested
 from lab.report.replies import Reply, answer, dates, questions
 from lab.report.tried import sections
 

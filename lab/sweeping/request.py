@@ -372,7 +372,7 @@ def _read_yaml(path: Path) -> DictConfig:
     if not isinstance(content, DictConfig) or not content:
         raise RequestError(f"{path} must hold keys and values, as the files in sweeps/ do")
     check_keys(OmegaConf.to_container(content), f"{path}: ")
-    return _with_keys_now(content, path) if FORMER_KEYS else content
+    return _with_keys_now(content, path)
 
 
 def _count_values(node: yaml.Node | None, counts: dict[int, float]) -> float:

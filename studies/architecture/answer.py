@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.analysis.probe_values import embedding_share, near
+from lab.analysis.probe_values import near
 from lab.analysis.sensitivity import Study
+from studies.architecture.effects import embedding_share
 from studies.claims.points import in_columns
 
 

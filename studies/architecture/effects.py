@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lab.analysis.curves import EPSILON
-from lab.analysis.probe_values import embedding_share
+from lab.analysis.probe_values import recorded
 from lab.records.store import Records
 from studies.claims.effects import Effects, Qualified, exceeds, late_log, mean, parts
 from studies.claims.evidence import ArmTables, ComparisonGroup, Config, MissingRunsError
@@ -101,6 +101,22 @@ def difference_in_decades_to_costly_rate(small: ArmTables, large: ArmTables) -> 
     widths = [arm.table("log_lost") - arm.table("log_best") for arm in (small, large)]
     resolutions = [arm.resolution(quantity) ** 2 for arm in (small, large) for quantity in ("log_lost", "log_best")]
     return Qualified((widths[1] - widths[0]).iloc[:, -1], (sum(resolutions) ** 0.5).iloc[:, -1])
+
+
+def embedding_share(records: Records) -> pd.DataFrame:
+    """Norm of the embedding's gradient over the norm of all other gradients; columns ``id``, ``step``, ``value``.
+
+    The gradient of a tied embedding comes from both its uses. NaN if either norm is, or if no other weight has one.
+    """
+    runs = records.runs.set_index("id")
+    tables = 2 - runs["intervention"].str.contains("tied_head", regex=False).astype(int)
+    entries = (runs["parameters"] - runs["parameters_without_embeddings"]) / tables
+    squares = recorded(records, "grad_rms", "embedding")
+    squares["value"] = squares["value"] ** 2 * squares["id"].map(entries).astype(float)
+    whole = recorded(records, "grad_norm_clipped", "")
+    both = squares.merge(whole, on=["id", "step"], suffixes=("", "_whole"))
+    rest = both["value_whole"] ** 2 - both["value"]
+    return both[["id", "step"]].assign(value=np.sqrt(both["value"] / rest.where(rest > 0)))
 
 
 def log_share(records: Records, probe: str, where: str, start: float, end: float) -> pd.Series:

@@ -18,10 +18,9 @@ from lab.core.registry import INTERVENTIONS
 from lab.records import store
 from lab.records.plans import Setting
 from lab.sweeping import launch
-from lab.sweeping.bench import Bench, trees_of_setting
+from lab.sweeping.bench import Bench, reason_of_config, trees_of_setting
 from lab.sweeping.compose import Composer, Tree
 from lab.sweeping.progress import ProgressLog
-from lab.sweeping.recipe import reason_of_config
 from lab.sweeping.request import Request, read_request
 from studies.board.failures import (
     CELLS,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.analysis.contrasts import POWER, count_text, seeds_for, spread_of
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
-from lab.report.power import POWER, count_text, seeds_for, spread_of
 from studies.claims.decision import alpha_of, next_reading
 from studies.claims.evidence import MissingRunsError
 from studies.claims.registry import CLAIMS

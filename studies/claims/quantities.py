@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.probe_values as probe_values
+from lab.records.store import Records
 from studies.claims.costs import HELD_OUT
 from studies.claims.evidence import ArmTables
 from studies.claims.points import RUN_TABLES
@@ -18,13 +19,30 @@ from studies.claims.points import RUN_TABLES
 Quantity = str | Mapping[str, Any]
 # A learning rate: ``top`` of the paper's window, ``highest`` or ``lowest`` of all, one near a number, or ``each``.
 Rate = str | float
-REDUCED_BY = {name: getattr(probe_values, name) for name in ("late", "near", "peak", "late_excess", "recovery", "rise")}
 
 
 def log10(table: pd.DataFrame) -> pd.DataFrame:
     """Log10 of a table; NaN for values that are not positive."""
     values = table.to_numpy(dtype=float)
     return pd.DataFrame(np.log10(np.where(values > 0, values, np.nan)), table.index, table.columns)
+
+
+def recovery(records: Records, probe: str, where: str, part: float) -> pd.Series:
+    """Updates from a share of the run until a value is no higher than the last one before it; by run id.
+
+    If none is, the number of all updates that are left.
+    """
+    values = probe_values.recorded(records, probe, where).sort_values(["id", "step"], kind="stable")
+    start = part * values["updates"]
+    is_late = values["step"] >= start
+    before = values[~is_late].groupby("id")["value"].last()
+    is_back = is_late & (values["value"] <= values["id"].map(before).astype(float))
+    later = values[is_back].drop_duplicates("id").set_index("id")["step"]
+    ends = values.drop_duplicates("id").set_index("id")["updates"]
+    return later.reindex(ends.index).fillna(ends) - part * ends
+
+
+REDUCED_BY = {"recovery": recovery, **{name: getattr(probe_values, name) for name in ("late", "near", "peak")}}
 
 
 def quantity(arm: ArmTables, of: Quantity) -> pd.DataFrame | pd.Series:

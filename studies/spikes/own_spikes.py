@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.probe_values import TRAIN, training_losses
+from lab.analysis.probe_values import TRAIN
 from lab.analysis.spikes.trend import PER_STEPS, loss_spikes
 from lab.core.spike_trigger import LEAST_RISE, triggered
 from lab.core.windows import MERGE, NORMAL, Numbers
@@ -359,6 +359,16 @@ REMEDY_NAMES = {
 NO_REMEDY, SHRUNK_NAME = REMEDY_NAMES["none"], "shrunk embedding gradient"
 NUMBERS = ("steps", "spikes", "rewound_steps", "final_val_loss")
 REMEDY_COLUMNS = ("more", "rate", "overall", "answered", "returned", "lost", "final")
+
+
+def training_losses(records: Records) -> dict[str, Numbers]:
+    """Training losses ``[n]`` in the order of steps, by run id, of the runs that recorded them at every step."""
+    runs = records.runs.reindex(columns=["id", "probes.every", "steps"])
+    lengths = runs[runs["probes.every"] == 1].set_index("id")["steps"]
+    metrics = records.metrics[(records.metrics["probe"] == TRAIN) & records.metrics["id"].isin(lengths.index)]
+    ordered = metrics.sort_values("step", kind="stable")
+    values = {str(run): rows.to_numpy(dtype=float) for run, rows in ordered.groupby("id", observed=True)["value"]}
+    return {run: loss_n for run, loss_n in values.items() if len(loss_n) == lengths[run]}
 
 
 def remedy_traits(records: Records) -> pd.DataFrame:

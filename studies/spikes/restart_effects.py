@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import setting_name
-from lab.analysis.probe_values import late_excess, rise
+from lab.analysis.probe_values import recorded
 from lab.core.spike_trigger import LEAST_RISE
 from lab.records.store import ENTRIES, Records
 from labwatch.events.detectors import detect
@@ -25,6 +25,7 @@ RELATIVE = ("lr", "weight_decay")
 TIMES = "\N{MULTIPLICATION SIGN}"
 SAME = "same links"
 NAMES = {"lr": "LR", "weight_decay": "decay"}
+FEW = 20  # measurements over which ``rise`` takes means
 
 
 class RecordedRestart(NamedTuple):
@@ -82,6 +83,25 @@ def spikes_after(records: Records, probe: str, where: str, part: float) -> pd.Se
         for log in logs_of(records)
     }
     return pd.Series(counts, dtype=float)
+
+
+def rise(records: Records, probe: str, where: str, part: float) -> pd.Series:
+    """Mean of the last 20 values up to a share of the run, minus the lowest mean of 20 consecutive ones; by run id."""
+    values = recorded(records, probe, where).sort_values(["id", "step"], kind="stable")
+    values = values[values["step"] < part * values["updates"]]
+    return values.groupby("id")["value"].agg(_rise)
+
+
+def _rise(values: pd.Series) -> float:
+    means = values.rolling(FEW).mean()
+    return float(means.iloc[-1] - means.min())
+
+
+def late_excess(records: Records, probe: str, where: str, part: float) -> pd.Series:
+    """Largest value after a share of the run minus the median after it; indexed by run id."""
+    values = recorded(records, probe, where)
+    late_values = values[values["step"] >= part * values["updates"]].groupby("id")["value"]
+    return late_values.max() - late_values.median()
 
 
 def _late_excess(arm: ArmTables, factor: float = 1.0) -> pd.Series:

@@ -13,17 +13,15 @@ import planted_own_spikes
 from drawn_texts import complaints
 from lab.analysis import Records, judge, points
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.probe_values import training_losses
 from lab.analysis.spikes.trend import loss_spikes
 from lab.report.all_figures import FIGURES
-from lab.responses.between_steps import RewindAndSkip
-from lab.responses.response import Action, Memory, Reading
+from lab.responses.response import Action, Memory, Reading, RewindAndSkip
 from lab.training.fleet import Fleet
 from lab.training.identity import columns
 from lab.training.loop import train
 from small import configs
 from studies.claims.costs import NONE
-from studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits
+from studies.spikes.own_spikes import NO_REMEDY, REMEDY_NAMES, SHRUNK_NAME, remedy_names, remedy_traits, training_losses
 
 SPIKE = 9  # the step whose loss is said to be that of a spike
 

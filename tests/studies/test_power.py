@@ -13,9 +13,9 @@ import yaml
 
 import planted
 from committed import RESULTS, in_one_process, judged
+from lab.analysis.contrasts import POWER, seeds_for
 from lab.analysis.statistics import student_t
 from lab.core import shipped
-from lab.report.power import POWER, seeds_for
 from studies.claims.decision import ABOVE_ZERO, alpha_of, decide
 from studies.claims.effects import Qualified
 from studies.claims.evidence import Evidence

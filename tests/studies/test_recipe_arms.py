@@ -12,13 +12,13 @@ import planted
 import planted_claims
 from lab.analysis import Records
 from lab.analysis.drawing.registry import NothingToDrawError
-from lab.analysis.probe_values import embedding_share
 from lab.core.axes import per_run_norm, per_run_rms
 from lab.core.schema import stack
 from lab.optim.links import Now
 from lab.optim.optimizer import build_optimizer
 from lab.report.all_figures import FIGURES
 from pieces import CPU, intervention, model, recipe, tokens
+from studies.architecture.effects import embedding_share
 from studies.claims.evidence import Evidence
 from studies.claims.registry import CLAIMS
 from studies.claims.verdicts import judge_claim

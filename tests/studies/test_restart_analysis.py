@@ -11,7 +11,7 @@ import pytest
 import planted
 import planted_claims
 from drawn_texts import complaints
-from lab.analysis import Records, points, probe_values
+from lab.analysis import Records, points
 from lab.analysis.rendering import style
 from lab.analysis.rendering.scales import spread
 from lab.report.all_figures import FIGURES
@@ -77,14 +77,14 @@ def recorded(values: list[float]) -> Records:
 
 def test_a_rise_is_measured_from_the_lowest_mean_before() -> None:
     explodes = recorded([4.0] * 20 + [2.0] * 19 + [1.0] + [3.0] * 60)
-    assert probe_values.rise(explodes, "train_loss", "", part=0.6).item() == pytest.approx(3 - 1.95)
-    assert probe_values.rise(explodes, "train_loss", "", part=0.4).item() == pytest.approx(0.0)
+    assert claims.rise(explodes, "train_loss", "", part=0.6).item() == pytest.approx(3 - 1.95)
+    assert claims.rise(explodes, "train_loss", "", part=0.4).item() == pytest.approx(0.0)
 
 
 def test_a_late_excess_is_the_largest_value_above_the_median() -> None:
     spikes = recorded([9.0] * 50 + [1.0] * 10 + [2.0] * 39 + [2.7])
-    assert probe_values.late_excess(spikes, "train_loss", "", part=0.5).item() == pytest.approx(0.7)
-    assert probe_values.late_excess(spikes, "train_loss", "", part=0.4).item() == pytest.approx(7.0)
+    assert claims.late_excess(spikes, "train_loss", "", part=0.5).item() == pytest.approx(0.7)
+    assert claims.late_excess(spikes, "train_loss", "", part=0.4).item() == pytest.approx(7.0)
 
 
 def test_spikes_before_a_restart_do_not_count() -> None:

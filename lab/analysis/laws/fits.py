@@ -102,7 +102,7 @@ class Line(NamedTuple):
     @property
     def slope_error(self) -> float:
         """Half width of the 95 % Student-t interval of the slope; NaN with two points."""
-        return _quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
+        return quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
 
     @property
     def slope_interval(self) -> Interval:
@@ -119,11 +119,11 @@ class Line(NamedTuple):
     def predict(self, size: float | np.ndarray) -> Prediction:
         """Predict one new run at each size (parameters), with its Student-t prediction interval.
 
-        The interval covers the scatter of runs about a straight line, but no bend (see ``bend``).
+        The interval covers the scatter of runs about a straight line, but no bend (see ``bend_sign``).
         """
         distance = np.log10(size) - self.centre
         middle = self.height + self.slope * distance
-        half = _quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + distance**2 / self.spread)
+        half = quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + distance**2 / self.spread)
         return Prediction(middle, middle - half, middle + half)
 
 
@@ -142,18 +142,6 @@ class Crossing(NamedTuple):
         """The point with the ends of its interval in rising order, in plain values; None where one is not finite."""
         low, high = sorted(self[1:])
         return {"value": finite(self.middle), "low": finite(low), "high": finite(high)}
-
-
-class Bend(NamedTuple):
-    """Quadratic coefficient of log10 value in log10 size, and half its 95 % Student-t interval."""
-
-    value: float
-    half: float
-
-    @property
-    def sign(self) -> int:
-        """+1 upward, -1 downward (saturation), 0 where zero lies in the interval."""
-        return 0 if abs(self.value) <= max(self.half, STRAIGHT) else int(math.copysign(1, self.value))
 
 
 def fit(sizes: Iterable[float], values: Iterable[float]) -> Line:
@@ -191,21 +179,22 @@ def check_sizes(sizes: Iterable[float]) -> None:
         )
 
 
-def bend(sizes: Iterable[float], values: Iterable[float]) -> Bend | None:
-    """Fit a quadratic to measure how far the points bend away from their line.
+def bend_sign(sizes: Iterable[float], values: Iterable[float]) -> int:
+    """Whether points bend away from their line: 1 upward, -1 downward (saturation), 0 if they do so neither certainly.
 
-    Returns:
-        None with fewer than three sizes or four points.
+    It is the sign of the quadratic coefficient of log10 value in log10 size, unless its 95 % Student-t interval holds
+    zero, or there are fewer than three sizes or four points.
     """
     x, y = _logarithms(sizes, values)
     if len(set(x)) < 3 or len(x) < 4:
-        return None
+        return 0
     powers = np.vander(x - x.mean(), 3)
     coefficients = np.linalg.lstsq(powers, y, rcond=None)[0]
     freedom = len(x) - 3
     scatter = math.sqrt(float(((y - powers @ coefficients) ** 2).sum()) / freedom)
     error = scatter * math.sqrt(float(np.linalg.inv(powers.T @ powers)[0, 0]))
-    return Bend(float(coefficients[0]), _quantile(freedom) * error)
+    is_straight = abs(coefficients[0]) <= max(quantile(freedom) * error, STRAIGHT)
+    return 0 if is_straight else int(math.copysign(1, coefficients[0]))
 
 
 def size_beyond(line: Line, limit: float, sign: int, smallest: float, largest: float) -> Crossing:
@@ -253,13 +242,8 @@ def with_ends(middle: float, low: float, high: float, *, digits: int) -> str:
 
 
 def beyond(x: np.ndarray, prediction: Prediction, limit: float, sign: int) -> Crossing:
-    """The point on ``x``, a size or a learning rate, from which predictions stay beyond a limit."""
+    """The point on ``x``, a size or a learning rate, from which predictions stay beyond a limit: above it for +1."""
     level = math.log10(limit) if limit > 0 else -math.inf  # no gradient falls to an epsilon of zero
-    return crossing(x, prediction, level, sign)
-
-
-def crossing(x: np.ndarray, prediction: Prediction, level: float, sign: int) -> Crossing:
-    """The point on ``x`` from which curves stay beyond a level: above it for ``sign`` 1, below it for -1."""
     earliest, latest = (prediction.high, prediction.low) if sign > 0 else (prediction.low, prediction.high)
     curves = (prediction.middle, earliest, latest)
     return Crossing(*(_last_crossing(np.log10(x), sign * (curve - level)) for curve in curves))
@@ -286,5 +270,6 @@ def _logarithms(sizes: Iterable[float], values: Iterable[float]) -> tuple[np.nda
     return x[usable], y[usable]
 
 
-def _quantile(freedom: int) -> float:
+def quantile(freedom: int) -> float:
+    """Half the width of a 95 % Student-t interval, in standard errors; NaN without a degree of freedom."""
     return float(scipy.special.stdtrit(freedom, (1 + PREDICTION_LEVEL) / 2)) if freedom > 0 else math.nan

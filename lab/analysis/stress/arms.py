@@ -84,20 +84,6 @@ def left_out() -> Mapping[str, str]:
     return entries
 
 
-@cache
-def combinations() -> Mapping[str, str]:
-    """Published pairs of interventions that are arms of their own, ``A+B``, with their source."""
-    entries: dict[str, str] = load(FILE)["combinations"]
-    return entries
-
-
-@cache
-def not_here() -> Mapping[str, str]:
-    """Published changes that the lab does not have, with the reason."""
-    entries: dict[str, str] = load(FILE)["not_here"]
-    return entries
-
-
 class Arm(NamedTuple):
     """A change of a recipe as the board trains it.
 
@@ -124,7 +110,7 @@ def board_arms() -> Mapping[str, Arm]:
     for name, card in arm_cards().items():
         adds, chosen = ((), (f"optimizer={name}",)) if card.is_optimizer else ((name,), ())
         arms.append(Arm(name, adds, (*chosen, *card.words), lr_multiplier=card.lr_multiplier))
-    arms += [Arm(name, tuple(name.split("+"))) for name in combinations()]
+    arms += [Arm(name, tuple(name.split("+"))) for name in tree["combinations"]]
     arms += [Arm(name, words=tuple(words)) for name, words in tree["changes"].items()]
     return {arm.name: arm for arm in arms if arm.name not in tree["twins"]}
 

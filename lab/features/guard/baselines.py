@@ -10,8 +10,7 @@ import pandas as pd
 
 import lab.analysis.guard.baseline as curves
 from lab.analysis.guard.baseline import Baseline
-from lab.analysis.guard.check import MARGIN, check_folder
-from lab.analysis.guard.compare import Comparison, compare_baselines
+from lab.analysis.guard.compare import MARGIN, Comparison, check_folder, compare_baselines
 from lab.analysis.guard.matching import grid_of, where
 from lab.analysis.guard.quantities import measured
 from lab.analysis.sensitivity import WINDOW, Window, check_window

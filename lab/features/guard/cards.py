@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import scipy  # its parts are loaded when they are used
 
-from lab.analysis.guard.check import MARGIN
 from lab.analysis.guard.compare import (
     BETTER,
+    MARGIN,
     NEGLIGIBLE,
     REGRESSION,
     UNCLEAR,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from lab.analysis.guard import check
-from lab.analysis.guard.compare import UNCLEAR
+from lab.analysis.guard.compare import UNCLEAR, margin_of
 from lab.analysis.sensitivity import WINDOW, window_of
 from lab.analysis.text import listed
 from lab.core.errors import RequestError
@@ -37,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
         _check_verdicts(given)
     if len(given.folders) != 1 or not given.baseline:
         raise RequestError("lab check DIR --baseline FILE|DIR [--margin 5%] [--strict]")
-    folder, margin = given.folders[0], check.margin_of(given.margin or "5%")
+    folder, margin = given.folders[0], margin_of(given.margin or "5%")
     window = window_of(given.window) if given.window else None
     comparison = baselines.check(folder, Path(given.baseline), margin, given.strict, window)
     comparison = comparison._replace(fails_on_unclear=bool(given.fail_on))

@@ -111,7 +111,7 @@ class Forecast(NamedTuple):
         threshold: None if the quantity has a limit, or if none could be calibrated.
         borrowed: whether the threshold was calibrated on the runs of all arms.
         lines: the lines fitted to all sizes, by learning rate.
-        bends: by learning rate the sign of the bend of all sizes, as of ``Bend``; 0 where there are too few points.
+        bends: by learning rate the sign of the bend of all sizes, see ``bend_sign``.
         score: the score on the largest size; None with two sizes.
     """
 
@@ -208,8 +208,7 @@ def make_forecasts(records: Records, quantity: ForecastQuantity) -> list[Forecas
 def _forecast(runs: pd.DataFrame, small: pd.DataFrame, arm: str, quantity: ForecastQuantity) -> Forecast:
     own_runs = runs[runs["arm"] == arm]
     limit, threshold, borrowed = _limit(runs, arm, quantity)
-    found = {lr: fits.bend(of_lr["size"], of_lr["value"]) for lr, of_lr in _by_lr(own_runs).items()}
-    bends = {lr: bend.sign if bend else 0 for lr, bend in found.items()}
+    bends = {lr: fits.bend_sign(of_lr["size"], of_lr["value"]) for lr, of_lr in _by_lr(own_runs).items()}
     is_beyond = quantity.sign * (own_runs["value"] - limit) >= 0 if quantity.limit else own_runs["outcome"] != ""
     own_runs = own_runs.assign(beyond=is_beyond)
     score = None

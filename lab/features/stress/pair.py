@@ -17,8 +17,7 @@ from lab.analysis.stress.card_json import INTERVAL_LEVEL
 from lab.analysis.stress.lines import Line, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed
-from lab.features.stress.card import SENTENCES, Card
-from lab.features.stress.page import card_figure
+from lab.features.stress.card import SENTENCES, Card, card_figure
 from lab.report.answer import Answer, Figure, InText, OnPage, Part, Section
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -148,8 +148,9 @@ def read_plan(
         words = own_code.with_settings(words)
     # many models of others draw small initial weights, and are not yet better than a bigram model after 200 steps
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
-    given = _last_of_each_key([*read_battery().runs, *longer, f"seed={seeds}", *words])
-    request = read_request([*given, *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
+    every = [*read_battery().runs, *longer, f"seed={seeds}", *words]
+    given = {word.partition("=")[0].lstrip("+~"): word for word in every}  # the last of each key
+    request = read_request([*given.values(), *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = _as_the_file_says(request).with_code(code)
     if swept := [word.key for word in request.words if word.is_swept and word.key != "seed"]:
         raise RequestError(f"lab stress tests one recipe, and {swept[0]} has several values; only seed and a size may")
@@ -268,10 +269,6 @@ def _as_the_file_says(request: Request) -> Request:
 
 def _recipe_words(words: Sequence[str]) -> list[str]:
     return [word for word in words if not NO_RECIPE.match(word)]
-
-
-def _last_of_each_key(words: Iterable[str]) -> list[str]:
-    return list({word.partition("=")[0].lstrip("+~"): word for word in words}.values())
 
 
 def _folder_name(words: Sequence[str]) -> str:

@@ -24,9 +24,8 @@ from lab.core.errors import RequestError
 from lab.features.stress.card_bench import CardBench
 from lab.features.stress.plan import Plan
 from lab.records.plans import Setting
-from lab.sweeping.bench import compose_settings, first_trees
+from lab.sweeping.bench import compose_settings, first_trees, reason_of_card, reason_of_config, tree_value
 from lab.sweeping.compose import Tree
-from lab.sweeping.recipe import reason_of_card, reason_of_config, tree_value
 
 HAS_IT = "the recipe has it already"
 

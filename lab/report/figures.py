@@ -1,8 +1,9 @@
-"""Figures of losses: against the learning rate, with size, against settings, and over steps."""
+"""Figures of any sweep: losses against rate, size, settings and steps, and what runs away as the rate rises."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from lab.analysis.curves import EPSILON, depths
 from lab.analysis.drawing.registry import NothingToDrawError, figure
 from lab.analysis.drawing.series import ProbeSeries, over_steps
 from lab.analysis.grouping import facets, swept_setting
-from lab.analysis.probe_values import late, places
+from lab.analysis.probe_values import late
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
 from lab.analysis.rendering.panels import FINAL_LOSS, Dot
-from lab.analysis.runaway import HALF, Rate, rates
+from lab.analysis.rendering.style import DASHED
+from lab.analysis.runaway import HALF, Rate, rates, read_runaways
 from lab.analysis.sensitivity import WINDOW, Window, by_curve, has_sensitivity, per_seed
 from lab.analysis.text import LEARNING_RATE, capitalized, count, number, shortened
 from lab.records.imported import is_imported, size_name
@@ -342,9 +344,6 @@ def _dot(curve: Any, part: str, runs: pd.DataFrame) -> Dot:
     return Dot(interval, hover.HoverText(of_curve).point(slice(None), quantity, np.array(interval.values)))
 
 
-LOSS_ROUNDING = 1e-6  # nats/token, about the rounding error of a loss in fp32
-
-
 @figure("loss_over_steps")
 def loss_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Training loss against step, one line per {axis.name}, with the largest attention logit below it.
@@ -368,29 +367,6 @@ def output_logits_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     return over_steps(records, runs, [mean, ProbeSeries("log_z_square", "", "mean of log² Z")])
 
 
-@figure("output_logit_drift")
-def output_logit_drift(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Drift of output logits and its cost, against step.
-
-    The top row is the mean square of the log of the softmax normalizer. The middle row is the share of the head's norm
-    in its common mode, which moves all logits alike and so changes no probability. The bottom row is the training loss
-    above the lowest of any run; values below 1e-6, about the rounding error of the loss, are drawn at it. Lines are
-    means over seeds (geometric except for the share), one per {axis.name}. If the top row differs between arms and
-    the bottom row does not, the drift does no harm.
-    """
-    losses = records.metrics[records.metrics["probe"] == "train_loss"]
-    if losses.empty or not (records.metrics["probe"] == "head_common_mode").any():
-        raise NothingToDrawError("nothing to draw: no run recorded train_loss and head_common_mode")
-    excess = (losses["value"] - losses["value"].min()).clip(lower=LOSS_ROUNDING)
-    metrics = pd.concat([records.metrics, losses.assign(probe="excess_loss", value=excess)])
-    rows = [
-        ProbeSeries("log_z_square", "", "mean of log² Z"),
-        ProbeSeries("head_common_mode", "head", "common mode,\nshare of head", "linear"),
-        ProbeSeries("excess_loss", "", "loss above lowest\n(nats/token)"),
-    ]
-    return over_steps(records._replace(metrics=metrics), runs, rows)
-
-
 @figure("updates_over_steps")
 def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     """Gradient and update of the first MLP layer against step.
@@ -404,40 +380,70 @@ def updates_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-@figure("queries_and_keys_over_steps")
-def queries_and_keys_over_steps(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Norms of queries and keys, and the cosine between them, against step, in the first block.
+OTHERS = ("output_logits", "residual_stream", "router_logits", "gradients")  # that run away, besides attention logits
+LEVEL, CROSSING = "level", "crossing"
 
-    Attention logits grow with the norms, with the cosine, or both: the panels show with which. Norms are geometric
-    means over heads' vectors and seeds; the cosine is the mean of its absolute value.
+
+@figure("max_attention_logit")
+def max_attention_logit(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Largest attention logit against {axis.name}.
+
+    The logit is the score before softmax: its peak over the run and over the recorded blocks, a geometric mean over
+    seeds. Where the logit diverges, training is unstable.
     """
-    norms = [ProbeSeries(f"{part}_norm", "block0", f"{part} norm") for part in ("query", "key")]
-    return over_steps(records, runs, [*norms, ProbeSeries("query_key_cosine", "block0", "|cosine|", "linear")])
+    return _runaways(records, runs, ["attention_logits"])
 
 
-@figure("updates_by_epsilon")
-def updates_by_epsilon(records: Records, runs: pd.DataFrame) -> Sheet:
-    """Gradient and update of MLP layers against step, one line per Adam's epsilon, at the three highest {axis.values}.
+@figure("runaway_rates")
+def runaway_rates(records: Records, runs: pd.DataFrame) -> Sheet:
+    """Quantities that run away against {axis.name}.
 
-    Lines are root mean squares over a layer's elements, in the first and the last block of the largest model, and
-    geometric means over seeds. Updates are those before learning rate and decay. They shrink where the gradient falls
-    to epsilon.
+    Output logits are the root of the mean square of log Z. Of them, as of the residual stream and of router logits, the
+    largest value of the run counts; of epsilon over gradients the last value, a geometric mean over tensors. Lines are
+    geometric means over seeds. A quantity is drawn if it passes its level somewhere.
     """
-    swept = swept_setting(records.runs, runs)
-    if swept is None or swept.key != EPSILON:
-        raise NothingToDrawError(f"nothing to draw: fewer than three values of {EPSILON}, or other settings differ too")
-    largest = swept.runs[swept.runs["size"] == swept.runs["size"].max()]
-    shown = largest[largest["lr"].isin(sorted(largest["lr"].unique())[-3:])]
-    labels = shown["lr"].map((style.axis().short + " {:g}").format)
-    labels = labels if shown["rest"].nunique() == 1 else shown["rest"] + ", " + labels
-    blocks = [where for where in places(records, "grad_rms") if where.endswith(".mlp_up")]
-    if not blocks:
-        raise NothingToDrawError("nothing to draw: no run recorded grad_rms of an MLP layer")
-    ends = dict.fromkeys([blocks[0], blocks[-1]])
-    names = {"grad_rms": "gradient RMS", "update_rms": "update RMS"}
-    rows = [
-        ProbeSeries(probe, end, f"{name}\n{end.partition('.')[0]}") for end in ends for probe, name in names.items()
-    ]
-    sheet = over_steps(records, shown.assign(panel=labels, line=shown["setting"]), rows, marks.EPSILON)
-    sheet.explain(marks.EPSILON, "Dashed lines are the epsilons.")
+    found = rates(records, runs, OTHERS)
+    passed = {rate.quantity for rate in found if any(each.times for each in rate.seeds)}
+    return _runaways(records, runs, [name for name in OTHERS if name in passed])
+
+
+def _runaways(records: Records, runs: pd.DataFrame, names: Sequence[str]) -> Sheet:
+    """Quantities against learning rate, a line for each size or arm, and where it passes the level of the quantity."""
+    shown_by_name = {name: read_runaways()[name] for name in names}
+    peaks = runs.assign(**{name: runs["id"].map(runaway.of_runs(records)) for name, runaway in shown_by_name.items()})
+    peaks[names] = peaks[names].where(np.isfinite(peaks[names]))
+    if not names or peaks[names].isna().all(axis=None) or runs["lr"].nunique() == 1:
+        raise NothingToDrawError("nothing to draw: no run recorded what runs away, or all have one learning rate")
+    drawn = peaks[names].notna().any(axis=1).groupby(peaks["curve"]).transform("any")
+    shown, found = facets(records.runs, peaks[drawn]), rates(records, runs, names)
+    labels = [f"{each.takes}\n{each.title}" for each in shown_by_name.values()]
+    sheet, facet_axes = layout.facets([title for title, _ in shown.panels], labels, 13.0)
+    for of_facet, (_, panel_runs) in zip(facet_axes, shown.panels, strict=True):
+        looks = {curve: shown.looks[keys.iloc[0]] for curve, keys in panel_runs.groupby("curve")[shown.line]}
+        for axes, (name, runaway) in zip(of_facet, shown_by_name.items(), strict=True):
+            quantity = Quantity(f"{runaway.takes} {runaway.title}", log=True)
+            panels.lines(axes, panel_runs, shown.line, shown.looks, "lr", name, quantity)
+            panels.level(axes, runaway.level, LEVEL, DASHED, style.INK)
+            for rate in found:
+                if rate.quantity == name and rate.curve in looks:
+                    _mark_crossing(axes, rate, runaway.level, looks[rate.curve])
+            scales.lr_axis(axes, runs["lr"])
+    for axes in facet_axes[0]:
+        scales.probe_axis(axes)
+    means = "; ".join(f"{each.title} {each.level:g} ({each.means})" for each in shown_by_name.values())
+    sheet.explain(LEVEL, f"The dashed line is the level above which a quantity has run away: {means}.")
+    sheet.explain(CROSSING, "A diamond marks the learning rate at which it passes, with its interval over seeds.")
+    sheet.keys((shown.name, shown.keys))
     return sheet
+
+
+def _mark_crossing(axes: Axes, rate: Rate, level: float, look: Any) -> None:
+    if math.isnan(rate.rate.mean):
+        return
+    colour = look if isinstance(look, str) else look["color"]
+    axes.plot(rate.rate[1:3], [level, level], color=colour, linewidth=1.2)
+    (mark,) = axes.plot([rate.rate.mean], [level], "D", color=colour, markersize=6, fillstyle="none")
+    marks.name(mark, CROSSING)
+    slope = f"{rate.slope:.2g} decades per decade of learning rate"
+    text = f"{rate.arm}, {count(rate.size)} parameters\n{rate.level} at {rate_text(rate.rate)}\n{slope}"
+    panels.add_hover_texts(axes, mark, [text])
