@@ -109,7 +109,7 @@ LINES = {
     "responses": 138,
     "contrib": 326,
     "training": 2070,
-    "analysis": 5259,
+    "analysis": 5265,
     "report": 1621,
     "sweeping": 2752,
     "features": 3512,

@@ -822,9 +822,10 @@ def fine_card(
 
 
 def test_the_rate_at_which_a_recipe_fails_is_found_to_a_twentieth_of_a_decade_and_tests_do_not_read_it() -> None:
-    runs, between = cliff(at=0.13), dict[Setting, pd.DataFrame]()
+    runs, between, rounds = cliff(at=0.13), dict[Setting, pd.DataFrame](), []
     wide = fine_card(runs, {})
     while settings := finer_settings(ladder(runs), between, 0.1):
+        rounds.append(len(settings))
         between |= {setting: runs(setting.lr) for setting in settings}
     made = fine_card(runs, between)
     half, coarse = made.passings[HALF], wide.passings[HALF]
@@ -835,7 +836,7 @@ def test_the_rate_at_which_a_recipe_fails_is_found_to_a_twentieth_of_a_decade_an
     assert half.rate.low < half.rate.mean < half.rate.high
     assert half.steepness.mean > 2 * coarse.steepness.mean > 0  # between far rates a cliff looks like a slope
     assert [line.number for line in made.lines] == [line.number for line in wide.lines]
-    assert len(between) <= 6
+    assert rounds == [3, 3]  # the quarters of a bracket of half a decade; then each of three seeds fails in another one
     assert finer_settings(ladder(runs), {}, math.inf) == []
 
 
