@@ -109,7 +109,7 @@ LINES = {
     "responses": 127,
     "contrib": 326,
     "training": 2070,
-    "analysis": 5225,
+    "analysis": 5231,
     "report": 1424,
     "sweeping": 2747,
     "features": 3496,

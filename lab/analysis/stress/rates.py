@@ -157,8 +157,17 @@ def passings(losses: pd.DataFrame, fine: FineCurve) -> Iterator[Passing]:
 
 
 def finer_settings(done: Outcomes, between: Outcomes, width: float) -> list[Setting]:
-    """The learning rates to try next, so that no seed fails in a bracket wider than this (decades)."""
+    """The learning rates to try next, so that no seed fails in a bracket wider than this (decades).
+
+    They halve the brackets.  A single bracket is quartered, since one more round takes longer than two more rates.
+    """
     fails = next(passings(curve(done), fine_curve(done, between)), None)
     if fails is None or fails.quantity != HALF:
         return []
-    return [Setting((), lr) for lr in halving_lrs(fails.seeds.values(), width)][: max(MOST - len(between), 0)]
+    found = [*fails.seeds.values()]
+    lrs = halving_lrs(found, width)
+    if len(lrs) == 1:
+        halved = [each for each in found if each.low < lrs[0] < each.high]
+        below, above = ([each._replace(high=lrs[0]) for each in halved], [each._replace(low=lrs[0]) for each in halved])
+        lrs += halving_lrs([*below, *above], width)
+    return [Setting((), lr) for lr in lrs[: max(MOST - len(between), 0)]]

@@ -66,19 +66,20 @@ class CardBench:
         return flops.get(words, flops.get((), 1.0)) * (seeds.count(",") + 1 if seeds else self.seeds)
 
     def train_tests(self) -> None:
-        """Train what is missing of the tests of the plan, round after round, and show those that have ended."""
-        while settings := wanted(read_battery(), self.plan.tests, self.done):
+        """Train what is missing of the tests of the plan, round after round, and show those that have ended.
+
+        As soon as the curve is there, each round also trains learning rates between its own, until the plan's bracket
+        of that at which the recipe fails is met.  Tests do not read them: their zones are those of a curve of half
+        decades.
+        """
+        while True:
+            finer = finer_settings(self.done, self.between, self.plan.bracket)
+            settings = [*wanted(read_battery(), self.plan.tests, self.done), *finer]
+            if not settings:
+                return
+            self.finer += finer
             self.train(settings)
             self.progress.add(self.card().lines)
-
-    def train_finer(self) -> None:
-        """Train more learning rates where the recipe fails, until the plan's bracket is met.
-
-        Tests do not read them: their zones are those of a curve of half decades.
-        """
-        while settings := finer_settings(self.done, self.between, self.plan.bracket):
-            self.finer += settings
-            self.train(settings)
 
     def train_missing(self, settings: Sequence[Setting]) -> None:
         """Train those of these settings that were not trained yet."""

@@ -48,7 +48,6 @@ def _card_of_possible_tests(plan: Plan) -> Card:
     bench = CardBench(plan, progress)
     try:
         bench.train_tests()
-        bench.train_finer()
         if plan.sizes:
             progress.stage = "other sizes"
             bench.train_missing(settings_of_sizes(bench.done, plan.sizes))
