@@ -116,7 +116,7 @@ LINES = {
     "notebook": 54,
     "labwatch": 8198,
     "cli": 604,
-    "studies": 6832,
+    "studies": 6833,
     "hydra_plugins": 57,
     "pytest_plugin": 139,
     "__main__": 22,
