@@ -116,7 +116,7 @@ LINES = {
     "notebook": 54,
     "labwatch": 8198,
     "cli": 584,
-    "studies": 7033,
+    "studies": 7034,
     "hydra_plugins": 57,
     "pytest_plugin": 139,
     "__main__": 40,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import io
 import itertools
 import re
@@ -59,6 +60,12 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+
+# A number with a decimal point or per cent in the text, and what a paragraph may name as the source of its numbers: a
+# page or a file that is no notebook, or a command of the repository.
+NUMBER = re.compile(r"(?<![\w.])(?P<number>\d+(?:\.(?P<digits>\d+)(?: ?%)?| ?%))")
+SOURCE = re.compile(r"\]\((?![^)]*\.ipynb\))|`(?:python results/|lab predict )")
+NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -175,6 +182,58 @@ def test_text_comes_before_every_figure_and_table(path: Path) -> None:
             elif kind in cell.source:
                 assert explained, cell.source
                 explained = False
+
+
+def sections(notebook: NotebookNode) -> list[list[NotebookNode]]:
+    """The cells from each heading to the next."""
+    found: list[list[NotebookNode]] = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("#"):
+            found.append([])
+        found[-1].append(cell)
+    return found
+
+
+def values_shown(section: list[NotebookNode]) -> list[float]:
+    """All numbers in the code of a section, in its tables and in the text below its figures."""
+    shown = [cell.source for cell in section if cell.cell_type == "code"]
+    for cell in section:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            shown += [output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")]
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", html.unescape(re.sub(r"<[^>]+>", " ", " ".join(shown))))
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?", plain)]
+
+
+def unsourced(notebook: NotebookNode) -> list[str]:
+    """Numbers of the text that their section does not show, to their digits, and whose paragraph names no source."""
+    found = []
+    for section in sections(notebook):
+        values = values_shown(section)
+        text = "\n\n".join(cell.source for cell in section if cell.cell_type == "markdown")
+        for paragraph in re.split(r"\n\n|\n(?=- )", text):
+            for match in [] if SOURCE.search(paragraph) else NUMBER.finditer(NO_PROSE.sub("", paragraph)):
+                written, digits = float(match["number"].rstrip(" %")), len(match["digits"] or "")
+                alike = [*values, *(100 * value for value in values if "%" in match["number"])]
+                if not any(abs(value - written) < 0.501 * 10**-digits for value in alike):
+                    found.append(match["number"])
+    return found
+
+
+@each
+def test_numbers_of_the_text_are_shown_or_have_a_source(path: Path) -> None:
+    assert not unsourced(read(path))
+
+
+def test_a_number_that_no_output_shows_is_found() -> None:
+    notebook = deepcopy(read(HOME / "notebooks/09_batch_size.ipynb"))
+    text = next(cell for cell in notebook.cells if cell.cell_type == "markdown" and "noise scale grows" in cell.source)
+    text.source += (
+        "\n\nShown: 0.174, 0.17 and 17 %.\n\nNot: 0.18, 0.4321 and 7.7 %.\n\nOn [this page](page.md): 0.4321."
+    )
+    assert unsourced(notebook) == ["0.18", "0.4321", "7.7 %"]
+    text.source += " See [another](01_lr_sensitivity.ipynb).\n\nOnly in [another](01_lr_sensitivity.ipynb): 0.5678."
+    assert unsourced(notebook) == ["0.18", "0.4321", "7.7 %", "0.5678"]
 
 
 def test_together_they_cover_every_sweep_and_every_figure_of_the_paper() -> None:

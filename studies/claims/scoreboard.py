@@ -285,9 +285,9 @@ def answer_of(
         is_committed: whether these are the verdicts that come with the lab.
     """
     rows = [row for row in every if all_of_them or row.verdict.verdict != NOT_RUN]
-    left_out = len(every) - len(rows)
     first, *counts = tallies(every)
-    counts += [f"{left_out} not run and not shown; --verdict 'not run' shows them"] * bool(left_out)
+    if left_out := len(every) - len(rows):
+        counts.append(f"{left_out} not run and not shown; --verdict 'not run' shows {'them' if left_out > 1 else 'it'}")
     known = table(rows)
     brief = known.drop(columns=["claim", "why not"])
     brief["claim (our figure)"] = [_sentence(row) for row in rows]
@@ -317,7 +317,8 @@ def _drawn(rows: Sequence[ScoreboardRow]) -> list[str]:
 
 def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
     """Yield counts of verdicts (``60 claims: 30 reproduced, ...``), of decided and restated claims, on other text."""
-    yield _tally("claims", [row.word for row in rows if not row.ours])
+    claims = [row.word for row in rows if not row.ours]
+    yield _tally(f"claim{'s' * (len(claims) != 1)}", claims)
     if decided := [row for row in rows if row.verdict.verdict in DECIDED]:
         certain, few = sum(row.q <= FALSE_SHARE for row in decided), sum(row.is_screening for row in decided)
         screened = f", {few} by a screening on {FEWEST_SEEDS} seeds" * (few > 0)
@@ -325,7 +326,7 @@ def tallies(rows: Sequence[ScoreboardRow]) -> Iterator[str]:
     if restated := [row.word for row in rows if row.ours and row.claim.kind != QUESTION]:
         yield _tally("restated or bounded by us", restated)
     if asked := [row.word for row in rows if row.claim.kind == QUESTION]:
-        yield _tally("questions", asked)
+        yield _tally(f"question{'s' * (len(asked) > 1)}", asked)
     if pairs := [(row.verdict.verdict, row.on_other_text) for row in rows if row.on_other_text]:
         agree = [here == there for here, there in pairs if here in DECIDED and there in DECIDED]
         yield (

@@ -254,7 +254,7 @@ def test_for_the_eye_every_claim_has_a_line(results: Path, output_of: OutputOf) 
     assert all("; why not: " in text for text in not_run)
     assert any("sweep epsilon" in text for text in not_run)
     tallies = re.findall(
-        r"(\d+) (?:claims|restated or bounded by us|questions): ((?:\d+ [a-z ]+(?:, )?)+)", " ".join(text.split())
+        r"(\d+) (?:claims?|restated or bounded by us|questions?): ((?:\d+ [a-z ]+(?:, )?)+)", " ".join(text.split())
     )
     counts = [sum(int(part.split()[0]) for part in parts.split(", ")) for _, parts in tallies]
     assert [int(whole) for whole, _ in tallies] == counts

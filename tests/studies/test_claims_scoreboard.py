@@ -127,6 +127,24 @@ def test_restated_claims_are_marked_and_counted_apart() -> None:
     assert table[-3:-1] == [f"| {whose} | 3 | {7 * '0 | '}3 |" for whose in ("all", "restated or bounded by us")]
 
 
+def test_one_is_counted_in_the_singular() -> None:
+    question = ScoreboardRow(FALLS._replace(kind="question", ours=True), verdict("reproduced"))
+    claim = ScoreboardRow(FALLS, verdict("inconclusive"))
+    assert next(scoreboard.tallies([claim])) == "1 claim: 1 inconclusive"
+    assert list(scoreboard.tallies([claim, claim, question]))[::2] == [
+        "2 claims: 2 inconclusive",
+        "1 question: 1 answered yes",
+    ]
+    assert next(scoreboard.tallies([question])) == "0 claims: none"
+    unrun = ScoreboardRow(FALLS, verdict("not run"))
+    for rows, them in (([unrun], "it"), ([unrun, unrun], "them")):
+        assert (
+            scoreboard.answer_of(rows)
+            .text()
+            .endswith(f"{len(rows)} not run and not shown; --verdict 'not run' shows {them}")
+        )
+
+
 def test_claims_are_counted_under_what_they_are_about() -> None:
     rows = [ScoreboardRow(FALLS._replace(about="spikes of loss"), verdict("reproduced"))]
     assert "| spikes of loss | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in scoreboard.markdown_by_subject(rows).splitlines()
