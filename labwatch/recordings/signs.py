@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -17,7 +18,7 @@ from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import DECAYS, MAX_NORM, Recording, Setting
+from labwatch.recordings.recording import DECAYS, MAX_NORM, STATES_LOST, SWITCHES, UPDATES, Recording, Setting
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
 # falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
@@ -27,6 +28,8 @@ RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
 SETTING_JUMP, CALM_STEPS = 3.0, 20
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
 SAME, CONSTANT_CHANGE = 1e-3, 1.5
+# The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
+OF_LABELS = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
 # Weights have moved by more than their updates can if it is so many times what these explain; or at least a bit more
@@ -36,6 +39,10 @@ BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others.
 APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
+# What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
+# blocks logits change by this factor. What only gradients notice: what is taken out of the graph, or is another tensor.
+OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
+OF_GRADIENTS, TAKEN_OUT = r"detach|no part of the model", "now detach of"
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -57,7 +64,8 @@ LEARNED_STEPS = 5
 FEWEST_STEPS = 20
 # A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
-KL_ROWS, KL_GROWTH, KL_LEFT = 5, 2.0, 1.25
+# It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
+KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
@@ -123,12 +131,13 @@ class Readings:
     def __init__(self, recording: Recording) -> None:
         self.recording, self.step_m = recording, recording.step_m
         self.places = sorted({place for _, place in recording.columns if place})
-        self.blocks = [place for place in self.places if place.startswith("block")]
+        blocks = [place for place in self.places if place.startswith("block")]
+        self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         self.moves = {
             (name, place): self._moves(name, place)
             for name, known in quantities().items()
             for place in recording.places(name)
-            if "kind" in known and known.keys().isdisjoint(("share", "constant", "counts"))
+            if "kind" in known and ("alarm" in known or known.keys().isdisjoint(("share", "constant", "counts")))
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         settled_step = _settled_step(recording)
@@ -227,7 +236,14 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
-            found.setdefault(("rate" if setting.name == "lr" else "optimizer", change.step), []).append(change)
+            kind = (
+                "rate"
+                if setting.name == "lr"
+                else "frozen"
+                if change.name == UPDATES and not change.value
+                else "optimizer"
+            )
+            found.setdefault((kind, change.step), []).append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
         everywhere = parts == places or not all(change.parts for change in changes)
@@ -250,6 +266,10 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
                 jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
                 rises = takewhile(lambda pair: pair[0] <= pair[1], pairwise(setting.value_n[number:]))
                 jumps |= value < before / RATE_JUMP and max((to for _, to in rises), default=0.0) >= BACK * before
+        elif setting.name in (*SWITCHES, STATES_LOST):
+            jumps = value > before if setting.name == STATES_LOST else value != before
+        elif setting.name == UPDATES:  # which a loss scaler may leave out
+            jumps = value != before and last - step >= STEP_LASTS and {*setting.value_n[number:]} == {value}
         else:
             left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
             is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
@@ -292,9 +312,15 @@ def not_finite(read: Readings) -> Iterator[Sign]:
         for (name, place), column_m in read.recording.columns.items()
         if name in names and place and (value_m := np.isinf(column_m)).any()
     }
+    bad_step_n = read.recording.loss_step_n[~np.isfinite(read.recording.loss_n)]
+    began_well = len(bad_step_n) and bad_step_n[0] > read.recording.loss_step_n[0]
+    loss_at = int(bad_step_n[0]) if began_well and not scaled else None
     if not rows and not infinite:
+        if loss_at is not None and read.column("row_share")[read.row_of(loss_at)] != 0:  # of no label, which is of data
+            yield Sign("not_finite", read.row_of(loss_at), at=loss_at)
         return
     first = min([*rows, *infinite.values()])
+    at = loss_at if loss_at is not None and loss_at <= read.step_m[first] else None
     for what in ("weight", "activation", "gradient", "update"):
         parts = of_names.get(what, {}).get(first, {})
         if what == "activation":
@@ -303,9 +329,11 @@ def not_finite(read: Readings) -> Iterator[Sign]:
             ]
             parts = {place: [] for place in found[:1]} if len(found) < len(read.blocks) or len(found) == 1 else {}
         if parts and not (what == "gradient" and scaled):
-            yield Sign("not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of])
+            yield Sign(
+                "not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of], at=at
+            )
             return
-    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}))
+    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}), at=at)
 
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
@@ -375,9 +403,24 @@ def other_functions(read: Readings) -> Iterator[Sign]:
                 *(f"now {name}" for name in sorted(new)),
             ]
     for row, of in found.items():
-        kind = "output_logits" if of.keys() == {"head"} else "activations"
+        if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
+            of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
+        yield Sign(_kind_of_code(read, row, of.keys(), functions), row, sorted(of), functions=functions, is_exact=True)
+
+
+def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
+    """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
+    if all(re.search(OF_GRADIENTS, name) for name in functions):
+        return "gradients"
+    if {*places} == {"head"}:
+        return "output_logits"
+    if all("topk" in name for name in functions):
+        return "router"
+    first = [block for block in read.blocks if block in places][:1]
+    change = [abs(read.change("attention_logit_max", block, row).change) for block in first]
+    leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
+    return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"
 
 
 def lost_counts(read: Readings) -> Iterator[Sign]:
@@ -422,7 +465,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
 def outputs_apart(read: Readings) -> Iterator[Sign]:
     """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
     gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
-    for block in sorted(read.blocks, key=lambda block: int(block[5:])):
+    for block in read.blocks:
         leaving_m = read.column("block_rms", block)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain_pm[block] = leaving_m / entering_m
@@ -472,6 +515,8 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
             continue
         usual = value_n[0]
         changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
+        if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
+            changed_n = value_n == 0
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
@@ -481,7 +526,18 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
-        yield Sign(known["kind"], row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+        kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
+        yield Sign(kind, row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+    yield from moved(read, name) if "alarm" in known else ()
+
+
+def _counts_all(read: Readings, row: int) -> bool:
+    """Whether the loss is that of the labels which give gradients, as before, so that no other was in it."""
+    loss_m = np.interp(read.step_m, read.recording.loss_step_n, read.recording.loss_n)
+    apart_m = np.abs(loss_m - read.column("label_loss"))
+    known_m = apart_m[:row][np.isfinite(apart_m[:row])]
+    has_none = read.column("row_share")[row] == 0
+    return has_none or bool(len(known_m) and apart_m[row] <= max(OF_LABELS * known_m.max(), SAME * abs(loss_m[row])))
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
@@ -490,7 +546,7 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
     for place in read.recording.places(name):
         parts = [place] if place else []
         for move in read.moves.get((name, place), []) if "alarm" in known else ():
-            away = -move.change if known.get("falls") else move.change
+            away = abs(move.change) if known.get("either") else -move.change if known.get("falls") else move.change
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
@@ -505,6 +561,11 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     """A KL divergence that grows faster over some rows than it ever did, to several times what it was."""
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
+    gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * np.fmax.accumulate(kl_n)  # and stays so
+    if gone_n[1:].any() and kl_n.max() > 0:
+        row = int(row_n[1 + np.argmax(gone_n[1:])])
+        yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
+        return
     for now in range(2, len(kl_n)):
         rows = min(KL_ROWS, now // 2)
         begin = now - rows
