@@ -235,6 +235,8 @@ class Measurement:
         if batch is not None:
             self.rows = len(batch)
             self.tally.add(Key("distinct_rows"), _distinct_rows(batch))
+            if batch.is_floating_point():
+                self.tally.add(Key("batch_rms"), per_run_rms(batch.float()[None]))
         tokens = next((x for x in _tensors(given) if x.ndim == 2 and x.dtype == torch.long), None)
         self.tokens = tokens
         if tokens is not None and self.parts.vocabulary:

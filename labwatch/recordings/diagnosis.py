@@ -165,6 +165,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     chosen = [sign for sign in signs if sign.kind == kind]
     if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
         chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.parts)] or chosen
+    if not read.rises:
+        chosen = [sign for sign in chosen if sign.begins] or chosen
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))

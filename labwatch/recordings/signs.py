@@ -39,10 +39,13 @@ BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others.
 APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
+# Gradients change apart from those of the next part by this factor.
+GRADIENTS_APART = 3.0
 # What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
-# blocks logits change by this factor. What only gradients notice: what is taken out of the graph, or is another tensor.
+# blocks logits change by this factor. What only gradients notice: functions that keep all values, and a weight that is
+# taken out of the graph.
 OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
-OF_GRADIENTS, TAKEN_OUT = r"detach|no part of the model", "now detach of"
+KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -66,6 +69,7 @@ FEWEST_STEPS = 20
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
@@ -104,6 +108,7 @@ class Sign(NamedTuple):
         is_exact: it is known without noise, so what moved at the same row follows from it.
         functions: of torch that are called no longer, or now.
         at: the step at which it began, if that is known and lies between rows.
+        begins: of several parts of which gradients changed, it names the one from which the backward pass did so.
     """
 
     kind: str
@@ -115,6 +120,7 @@ class Sign(NamedTuple):
     is_exact: bool = False
     functions: Sequence[str] = ()
     at: int | None = None
+    begins: bool = False
 
 
 class Rise(NamedTuple):
@@ -269,7 +275,7 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
         elif setting.name in (*SWITCHES, STATES_LOST):
             jumps = value > before if setting.name == STATES_LOST else value != before
         elif setting.name == UPDATES:  # which a loss scaler may leave out
-            jumps = value != before and last - step >= STEP_LASTS and {*setting.value_n[number:]} == {value}
+            jumps = value != setting.value_n[0] and last - step >= STEP_LASTS and {*setting.value_n[number:]} == {value}
         else:
             left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
             is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
@@ -411,7 +417,7 @@ def other_functions(read: Readings) -> Iterator[Sign]:
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
     """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
-    if all(re.search(OF_GRADIENTS, name) for name in functions):
+    if any("no part of the model" in name for name in functions) or all(map(KEEPS_VALUES.search, functions)):
         return "gradients"
     if {*places} == {"head"}:
         return "output_logits"
@@ -480,6 +486,24 @@ def logits_apart(read: Readings) -> Iterator[Sign]:
     yield from _apart(read, positive_pm, LOGITS_APART, "attention_logit_max", "attention")
 
 
+def gradients_apart(read: Readings) -> Iterator[Sign]:
+    """Parts whose gradients changed against those of the next part on the way to the loss, and for some rows.
+
+    So a part counts from which on the backward pass goes wrong, and not all to which it comes after that.
+    """
+    parts = [part for part in ("embedding", *read.blocks, "head") if part in read.places]
+    for part, later in pairwise(parts):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio_m = read.column("grad_rms", part) / read.column("grad_rms", later)
+        for move in moves_of("grad_rms", part, ratio_m):
+            lasts = move.end - move.row >= LASTS or move.end == len(read.step_m)
+            if move.row > read.settled and lasts and abs(move.change) > math.log(GRADIENTS_APART):
+                own, other = (read.change("grad_rms", each, move.row) for each in (part, later))
+                farther = own if abs(own.change) >= abs(other.change) else other
+                yield Sign("gradients", move.row, [farther.place], [farther], begins=True)
+                return
+
+
 def _changes(read: Readings, value_m: Numbers) -> Numbers:
     """The logarithm of the factor to each row from the last one before that is finite; NaN where none is judged."""
     row_n = np.flatnonzero(np.isfinite(value_m))
@@ -521,7 +545,10 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         if first < known_rows or not changed_n[first]:
             continue
         ratio = value_n[first] / usual if usual else math.inf
-        if _factor(ratio) > known.get("change", CONSTANT_CHANGE):
+        least = known.get("change", CONSTANT_CHANGE)
+        if changed_n[first : first + LASTING].all():
+            least = known.get("lasting", least)
+        if _factor(ratio) > least:
             row, end = int(row_n[first]), int(row_n[-1]) + 1
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
@@ -546,10 +573,12 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
     for place in read.recording.places(name):
         parts = [place] if place else []
         for move in read.moves.get((name, place), []) if "alarm" in known else ():
-            away = abs(move.change) if known.get("either") else -move.change if known.get("falls") else move.change
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if (move.change < 0) != bool(known.get("falls")):  # the other direction
+                least = known.get("otherwise", math.inf)
+            away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
             if "of_batch" in known and away > math.log(least):
                 yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
@@ -588,10 +617,15 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     if not places:
         return
     value_pm = np.array([read.column(name, place) for place in places])
-    beyond_pm = np.where(np.isfinite(value_pm), value_pm, 0) > known["level"]
-    enough_m = beyond_pm.mean(0) >= (MOST if known.get("everywhere") else 1 / len(places))
+    known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
+    limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
+    if "leap" in known:
+        highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
+        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
+    beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
+    enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
-        enough_m[:-1] &= enough_m[1:]
+        enough_m[:-1] &= (known_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
@@ -650,6 +684,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
     "logits against other blocks": (logits_apart, "attention_logit_max"),
+    "gradients against the next part": (gradients_apart, "grad_rms"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
