@@ -228,6 +228,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "gradients that become zero": (both(holds(1.0, *SIGNS), sets(0.8, SIGNS[2])), "gradients", ["block2"]),
     "second moments of others": (both(sets(1.0, *KEPT, at=5), sets(0.6, *KEPT)), "optimizer", []),
     "steps that are forgotten": (counts, "optimizer", []),
+    "no gradients at all": (
+        both(sets(["w.1"], *(f"gradient_missing/{part}" for part in PARTS)), sets(None, *of_all("update_ratio"))),
+        "frozen",
+        [],
+    ),
     "a part without gradients": (sets(["w.1"], "gradient_missing/block1"), "frozen", ["block1"]),
     "another epsilon": (both(calls(*BLOCKS, "head"), times(9, "block_rms/block0")), "activations", []),
     "another activation": (
@@ -249,6 +254,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         ["block1", "block2"],
     ),
     "experts that are chosen": (calls("block1", usual="topk(2)", then="topk(1)"), "router", ["block1"]),
+    "another number format": (
+        calls(*BLOCKS, usual="linear", then="linear in float16"),
+        "precision",
+        [*BLOCKS],
+    ),
     "a weight that is taken out of the graph": (
         both(calls("embedding", then="detach of embedding.weight"), calls("head", then="linear, which is not used")),
         "gradients",
@@ -439,6 +449,17 @@ def test_weights_that_something_else_writes_are_said_with_their_step(
 @pytest.mark.parametrize("steps", [range(STEPS), range(10, STEPS, 50), range(100, STEPS, 50)])
 def test_what_writes_weights_by_habit_is_no_alarm(steps: range, tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", writes(*steps)))
+
+
+def test_what_is_written_beside_a_habit_is_said(tmp_path: Path) -> None:
+    """As beside an average of the weights that is a part of the model."""
+
+    def tell(row: Row, step: int) -> None:
+        if step in (1, 203, 204):
+            row["written"] = {"other": ["average.w"]} | ({"head": ["head.w"]} if step == 203 else {})
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell))
+    assert (found.kind, found.parts, found.weights, found.step) == ("weights", ["head"], ["head.w"], 203)
 
 
 def test_what_was_written_names_the_part_from_which_nothing_is_finite(tmp_path: Path) -> None:

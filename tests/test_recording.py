@@ -1132,6 +1132,18 @@ def skips_norm(model: Model) -> None:
     model.norm.forward = lambda x: x
 
 
+def unties_head(model: Model) -> None:
+    """The head keeps its matrix and its gradients, and computes with another one."""
+    model.lm_head.matrix = nn.Parameter(model.lm_head.weight.detach().clone())
+    weight = model.lm_head.weight
+    model.lm_head.forward = lambda x: F.linear(x, model.lm_head.matrix)
+    model.lm_head.matrix.register_hook(lambda gradient: setattr(weight, "grad", gradient.clone()))
+
+
+def casts_head(model: Model) -> None:
+    model.lm_head.forward = torch.autocast("cpu", torch.bfloat16)(model.lm_head.forward)
+
+
 def takes_weight_out(model: Model) -> None:
     head = model.lm_head
     head.forward = lambda x: F.linear(x, (head.weight + head.weight.detach()) / 2)
@@ -1142,6 +1154,8 @@ def takes_weight_out(model: Model) -> None:
     [
         (skips_norm, ["layer_norm(1e-05)", "uses norm.bias", "uses norm.weight"], [], ("output_logits", ["head"])),
         (takes_weight_out, [], ["detach of lm_head.weight", "add", "div"], ("gradients", ["head"])),
+        (unties_head, ["uses lm_head.weight"], ["uses a weight that is no part of the model"], ("gradients", ["head"])),
+        (casts_head, ["linear"], ["linear in bfloat16"], ("precision", ["head"])),
         (changes_epsilon, [], ["layer_norm(1)"], ("activations", ["block1"])),
         (drops_activation, [], ["gelu, which is not used"], ("activations", ["block1"])),
         (cools_head, [], ["div(0.1)"], ("output_logits", ["head"])),

@@ -120,7 +120,7 @@ class Measurement:
         self.of_backward = dict[str, Tensor]()
         self.travelled = dict[str, tuple[float, float]]()
         self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
-        self.name_of = {id(weight): name for name, weight in model.named_parameters()}
+        self.name_of = {id(weight): name for name, weight in model.named_parameters() if name in parts.where}
         self.tally, self.fault, self.of_adam = Tally(), "", True
         self.lr: float | None = None
         self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
@@ -277,6 +277,8 @@ class Measurement:
             whole = (int,) if name in names()["whole"] else ()
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, (float, bool, str, torch.dtype, *whole))]
         told = f"{name}({', '.join(f'{x:g}' if isinstance(x, float) else str(x) for x in given)})" if given else name
+        if isinstance(output, Tensor) and output.is_floating_point() and output.dtype != torch.float32:
+            told += f" in {str(output.dtype).removeprefix('torch.')}"
         if name == "detach" and weights:  # which get no gradient from here
             place, told = self.parts.where.get(weights[0], place), f"{told} of {plain(weights[0])}"
         self.functions[place].add(told)
@@ -321,6 +323,8 @@ class Measurement:
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
         self.inside.pop()
+        for x in _tensors(output):
+            self.unused.pop(id(x), None)
         self._keep_unused(place)
         hidden = next(_tensors(output), None)
         if hidden is not None and self._is_new("block", place):
@@ -511,8 +515,9 @@ class Measurement:
         return self.entries[name]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights that are trained, by name."""
-        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        """The weights that are trained, by name; not those that the model got since it was recorded first."""
+        weights = self.model.named_parameters()
+        return {name: weight for name, weight in weights if weight.requires_grad and name in self.parts.where}
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Measure before an update; of one with a closure, in which the gradients are made, after that."""

@@ -46,6 +46,7 @@ GRADIENTS_APART = 3.0
 # taken out of the graph.
 OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
+FORMAT = re.compile(r" in b?float\d+$")
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -372,9 +373,12 @@ def frozen(read: Readings) -> Iterator[Sign]:
 def lost_gradients(read: Readings) -> Iterator[Sign]:
     """Weights that get no gradient any more, in no row from one on, though they did in those before."""
     updates_pm = [read.column("update_ratio", place) for place in read.recording.places("update_ratio")]
-    measured = [row for row in range(len(read.step_m)) if any(np.isfinite(update_m[row]) for update_m in updates_pm)]
     missing, found = defaultdict[tuple[str, str], list[int]](list), defaultdict[int, list[tuple[str, str]]](list)
-    for row, parts in read.named("gradient_missing").items():
+    lacking = read.named("gradient_missing")
+    measured = [
+        row for row in range(len(read.step_m)) if row in lacking or any(np.isfinite(m[row]) for m in updates_pm)
+    ]
+    for row, parts in lacking.items():
         for place, names in parts.items():
             for name in names:
                 missing[place, name].append(row)
@@ -388,9 +392,16 @@ def lost_gradients(read: Readings) -> Iterator[Sign]:
 
 def written_weights(read: Readings) -> Iterator[Sign]:
     """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
-    written = list(read.recording.written.items())
+    early = read.recording.loss_step_n[0] + FEWEST_STEPS if len(read.recording.loss_step_n) else math.inf
+    of_habit = {
+        name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
+    }  # as an average of the weights that is a part of the model
+    written = [
+        (step, {place: rest for place, names in parts.items() if (rest := [x for x in names if x not in of_habit])})
+        for step, parts in read.recording.written.items()
+    ]
     begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
-    if 0 < len(begun) <= HABIT and begun[0][0] >= read.recording.loss_step_n[0] + FEWEST_STEPS:
+    if len(begun) <= HABIT:
         for step, parts in begun:
             names = [name for of in parts.values() for name in of]
             yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
@@ -419,6 +430,12 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
     """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
     if any("no part of the model" in name for name in functions) or all(map(KEEPS_VALUES.search, functions)):
         return "gradients"
+    gone, new = (
+        {FORMAT.sub("", name).removeprefix(how) for name in functions if name.startswith(how)}
+        for how in ("no longer ", "now ")
+    )
+    if gone == new and any(map(FORMAT.search, functions)):
+        return "precision"
     if {*places} == {"head"}:
         return "output_logits"
     if all("topk" in name for name in functions):
