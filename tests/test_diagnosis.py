@@ -833,6 +833,16 @@ def test_gradients_that_stay_large_need_a_smaller_factor_than_those_of_one_row(t
     assert not findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"), until=AT + 5)))
 
 
+def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
+    """As of answers, of which few count in a batch; and what changes in a row does so at once."""
+
+    def vary(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["label_perplexity"] = 16.0 / (1.4 if step == AT else 2.5 if step == AT + 10 else 1)
+
+    assert not findings(planted(tmp_path / "probes.jsonl", vary))
+
+
 def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:
     """As in the first row of a recording of adapters, of which the product is zero then."""
     shares = of_all("grad_below_eps")

@@ -596,6 +596,8 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             if (move.change < 0) != bool(known.get("falls")):  # the other direction
                 least = known.get("otherwise", math.inf)
             away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
+            if "of_batch" in known:  # which changes at once
+                away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
             if "of_batch" in known and away > math.log(least):
                 yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
