@@ -152,13 +152,13 @@ def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm
     return tell
 
 
-def varies(columns: str | list[str], usual: float) -> Callable[[Row, int], None]:
-    """Columns with noise of a tenth."""
+def varies(columns: str | list[str], usual: float, noise: float = 0.1) -> Callable[[Row, int], None]:
+    """Columns with noise."""
 
     def vary(row: Row, step: int) -> None:
         for column in [columns] if isinstance(columns, str) else columns:
             if "lr" in row:
-                row[column] = usual * math.exp(np.random.default_rng(step).normal(0, 0.1))
+                row[column] = usual * math.exp(np.random.default_rng(step).normal(0, noise))
 
     return vary
 
@@ -212,6 +212,12 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "labels that are not the next tokens": (both(holds(1.0, "label_next"), sets(0.04, "label_next")), "data", []),
     "labels that the model sees": (both(holds(0.05, "label_same"), sets(1.0, "label_same")), "data", []),
     "labels of all tokens": (both(varies("label_share", 0.25), times(4, "label_share")), "data", []),
+    "labels that are not masked": (both(holds(0.0, "label_same"), sets(0.75, "label_same")), "data", []),
+    "labels of tokens that were not sampled": (
+        both(varies("label_share", 0.3, noise=0.3), sets(1.0, "label_share")),
+        "data",
+        [],
+    ),
     "a mask that hides what comes": (both(varies(AHEAD, 0.4), sets(0.0, *AHEAD)), "attention", []),
     "a backward pass that grows": (
         times(5, "grad_rms/embedding", "grad_rms/block0", "grad_rms/block1"),

@@ -1051,6 +1051,17 @@ def test_a_learning_rate_that_was_high_between_two_rows_explains_what_it_moved(t
     assert 0.1 < max(beyond) < 2
 
 
+def test_a_first_update_of_zero_says_nothing_of_those_that_follow(tmp_path: Path) -> None:
+    """As of one factor of an adapter, while the other one is zero."""
+
+    def act(step: int, model: Model) -> None:
+        for weight in model.layers[1].parameters() if step % 5 == 0 else ():
+            weight.grad.mul_(0 if step == 0 else 1e-4)
+
+    rows = looped(tmp_path / "probes.jsonl", gradients=act, optimizer=partial(torch.optim.SGD, momentum=0.0))
+    assert rows[5]["change_over_updates/block1"] <= 1 < rows[10]["change_over_updates/block1"]
+
+
 @pytest.mark.parametrize("factor", [8.0, 0.25, -1.0])
 def test_what_changes_gradients_before_they_are_clipped_is_measured(factor: float, tmp_path: Path) -> None:
     def act(step: int, model: Model) -> None:

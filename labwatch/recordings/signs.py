@@ -243,13 +243,8 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
-            kind = (
-                "rate"
-                if setting.name == "lr"
-                else "frozen"
-                if change.name == UPDATES and not change.value
-                else "optimizer"
-            )
+            kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
+            kind = kinds.get(setting.name, "optimizer")
             found.setdefault((kind, change.step), []).append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
@@ -558,6 +553,10 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
         if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
             changed_n = value_n == 0
+        if "full" in known and (value_n[:known_rows] < known["full"]).all():
+            changed_n = value_n > 1 - SAME
+            changed_n[:-1] &= changed_n[1:]
+        changed_n &= np.maximum(value_n, usual) >= known.get("above", -math.inf)
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
