@@ -280,7 +280,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     ),
     "a temperature": (both(calls("head"), times(1, loss=1.5)), "output_logits", ["head"]),
     "numbers that are not finite after it": (
-        both(calls("block2"), sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS))),
+        both(
+            calls("block2"),
+            sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS)),
+            times(math.nan, "loss"),
+        ),
         "not_finite",
         ["block2"],
     ),
@@ -844,6 +848,7 @@ def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
 
     def vary(row: Row, step: int) -> None:
         if "lr" in row:
+            row["label_same"] = 0.05 * (step >= AT)
             row["label_perplexity"] = 16.0 / (1.4 if step == AT else 2.5 if step == AT + 10 else 1)
 
     assert not findings(planted(tmp_path / "probes.jsonl", vary))

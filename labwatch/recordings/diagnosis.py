@@ -164,7 +164,7 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
     if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
-        chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.parts)] or chosen
+        chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.kind != kind)] or chosen
     if not read.rises:
         chosen = [sign for sign in chosen if sign.begins] or chosen
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
