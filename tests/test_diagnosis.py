@@ -848,7 +848,7 @@ def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
 
     def vary(row: Row, step: int) -> None:
         if "lr" in row:
-            row["label_same"] = 0.05 * (step >= AT)
+            row["label_same"] = 0.52 if step == AT + 20 else 0.3 + 0.1 * math.sin(step) if step >= 20 else 0.0
             row["label_perplexity"] = 16.0 / (1.4 if step == AT else 2.5 if step == AT + 10 else 1)
 
     assert not findings(planted(tmp_path / "probes.jsonl", vary))

@@ -556,7 +556,6 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         if "full" in known and (value_n[:known_rows] < known["full"]).all():
             changed_n = value_n > 1 - SAME
             changed_n[:-1] &= changed_n[1:]
-        changed_n &= np.maximum(value_n, usual) >= known.get("above", -math.inf)
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
@@ -564,7 +563,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         least = known.get("change", CONSTANT_CHANGE)
         if changed_n[first : first + LASTING].all():
             least = known.get("lasting", least)
-        if _factor(ratio) > least:
+        if _factor(ratio) > least and max(usual, value_n[first]) >= known.get("above", -math.inf):
             row, end = int(row_n[first]), int(row_n[-1]) + 1
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
