@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2752,
     "features": 3512,
     "notebook": 54,
-    "labwatch": 8400,
+    "labwatch": 8383,
     "cli": 604,
     "studies": 6832,
     "hydra_plugins": 57,
