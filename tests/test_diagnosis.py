@@ -152,6 +152,22 @@ def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm
     return tell
 
 
+def varies(columns: str | list[str], usual: float, noise: float = 0.1) -> Callable[[Row, int], None]:
+    """Columns with noise."""
+
+    def vary(row: Row, step: int) -> None:
+        for column in [columns] if isinstance(columns, str) else columns:
+            if "lr" in row:
+                row[column] = usual * math.exp(np.random.default_rng(step).normal(0, noise))
+
+    return vary
+
+
+def labels_are_the_loss(row: Row, step: int) -> None:
+    if "lr" in row:
+        row["label_loss"] = row["loss"]
+
+
 def counts(row: Row, step: int) -> None:
     """Steps of the optimizer, which are forgotten."""
     sets(float(step - AT * (step >= AT)), *(f"state_updates/{part}" for part in PARTS), at=0)(row, step)
@@ -188,18 +204,87 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "labels that are all the same": (both(holds(90.0, *VARIETY), sets(1.0, "label_perplexity")), "data", []),
     "input": (both(times(5, *of_all("block_rms")), times(10, "input_rms")), "data", []),
     "rows that teach nothing": (both(holds(1.0, "row_share"), sets(0.125, "row_share")), "gradients", []),
+    "rows of which all labels are masked": (
+        both(holds(1.0, "row_share"), sets(0.125, "row_share"), labels_are_the_loss),
+        "data",
+        [],
+    ),
+    "labels that are not the next tokens": (both(holds(1.0, "label_next"), sets(0.04, "label_next")), "data", []),
+    "labels that the model sees": (both(holds(0.05, "label_same"), sets(1.0, "label_same")), "data", []),
+    "labels of all tokens": (both(varies("label_share", 0.25), times(4, "label_share")), "data", []),
+    "labels that are not masked": (both(holds(0.0, "label_same"), sets(0.75, "label_same")), "data", []),
+    "labels of tokens that were not sampled": (
+        both(varies("label_share", 0.3, noise=0.3), sets(1.0, "label_share")),
+        "data",
+        [],
+    ),
+    "a mask that hides what comes": (both(varies(AHEAD, 0.4), sets(0.0, *AHEAD)), "attention", []),
+    "a backward pass that grows": (
+        times(5, "grad_rms/embedding", "grad_rms/block0", "grad_rms/block1"),
+        "gradients",
+        ["block1"],
+    ),
+    "gradients of a part that fall": (times(0.1, "grad_rms/embedding"), "gradients", ["embedding"]),
+    "inputs that are not normalized": (both(varies("batch_rms", 1.0), times(9, "batch_rms")), "data", []),
+    "inputs that are divided twice": (both(varies("batch_rms", 1.0), times(0.1, "batch_rms")), "data", []),
+    "gradients with other values": (both(holds(1.0, *EDIT), sets(0.75, EDIT[2])), "gradients", ["block2"]),
     "rows that are equal": (both(holds(1.0, "distinct_rows"), sets(0.5, "distinct_rows")), "data", []),
     "rows that are cut": (both(holds(192.0, "label_count"), sets(64.0, "label_count")), "data", []),
     "a mask of documents": (both(holds(1.0, *SEEN), sets(0.2, *SEEN)), "attention", [*BLOCKS]),
     "gradients that become zero": (both(holds(1.0, *SIGNS), sets(0.8, SIGNS[2])), "gradients", ["block2"]),
     "second moments of others": (both(sets(1.0, *KEPT, at=5), sets(0.6, *KEPT)), "optimizer", []),
     "steps that are forgotten": (counts, "optimizer", []),
+    "no gradients at all": (
+        both(sets(["w.1"], *(f"gradient_missing/{part}" for part in PARTS)), sets(None, *of_all("update_ratio"))),
+        "frozen",
+        [],
+    ),
     "a part without gradients": (sets(["w.1"], "gradient_missing/block1"), "frozen", ["block1"]),
     "another epsilon": (both(calls(*BLOCKS, "head"), times(9, "block_rms/block0")), "activations", []),
-    "another activation": (both(calls("block1"), times(9, *of_all("grad_rms"))), "activations", ["block1"]),
+    "another activation": (
+        both(calls("block1"), times(9, *of_all("grad_rms")), sets(["w.1"], "gradient_missing/block1")),
+        "activations",
+        ["block1"],
+    ),
+    "a norm of queries that is skipped": (
+        both(
+            calls(*BLOCKS, usual="uses blocks.1.attention.query_norm.weight", then="gelu"),
+            sets(["w.1"], *(f"gradient_missing/{block}" for block in BLOCKS)),
+        ),
+        "attention",
+        [*BLOCKS],
+    ),
+    "a scale of scores": (
+        both(calls("block1", "block2", then="mul(4)"), times(4, "attention_logit_max/block1")),
+        "attention",
+        ["block1", "block2"],
+    ),
+    "experts that are chosen": (calls("block1", usual="topk(2)", then="topk(1)"), "router", ["block1"]),
+    "another number format": (
+        calls(*BLOCKS, usual="linear", then="linear in float16"),
+        "precision",
+        [*BLOCKS],
+    ),
+    "a weight that is taken out of the graph": (
+        both(calls("embedding", then="detach of embedding.weight"), calls("head", then="linear, which is not used")),
+        "gradients",
+        ["embedding"],
+    ),
+    "a weight that is another tensor": (
+        both(
+            calls("head", usual="uses head.weight", then="uses a weight that is no part of the model"),
+            sets(["head.weight"], "gradient_missing/head"),
+        ),
+        "frozen",
+        ["head"],
+    ),
     "a temperature": (both(calls("head"), times(1, loss=1.5)), "output_logits", ["head"]),
     "numbers that are not finite after it": (
-        both(calls("block2"), sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS))),
+        both(
+            calls("block2"),
+            sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS)),
+            times(math.nan, "loss"),
+        ),
         "not_finite",
         ["block2"],
     ),
@@ -264,6 +349,18 @@ def test_changes_are_judged_once_training_has_settled(start: str, leap: str, tmp
             "momentum of the weights of block2 and block3 went from 0.9 to 0.99",
         ),
         ({"weight_decay": (0.0, 0.1)}, "optimizer", "weight_decay of the weights of block2 and block3 went from 0 to"),
+        ({"maximize": (0, 1)}, "optimizer", "maximize of the weights of block2 and block3 went from 0 to 1"),
+        (
+            {"weights_without_their_state": (0, 9)},
+            "optimizer",
+            "weights_without_their_state of the weights of",
+        ),
+        (
+            {"updates_in_a_step": (1, 2)},
+            "optimizer",
+            "updates_in_a_step of the weights of block2 and block3",
+        ),
+        ({"updates_in_a_step": (1, 0)}, "frozen", "updates_in_a_step of the weights of block2 and block3"),
         ({"eps": (1e-8, 1.0), "beta1": (0.9, 0.0)}, "optimizer", "eps of the weights of block2 and block3 went from"),
     ],
 )
@@ -291,6 +388,7 @@ SCHEDULES: dict[str, dict[str, list[tuple[int, Any]]]] = {
     "a constant rate with a decay at the end": {"lr": [(0, 1.0), (270, 1.0), (280, 0.1), (290, 1e-3), (299, 1e-6)]},
     "restarts": {"lr": [(0, 1.0), (100, 0.2), (101, [0.2, 0.5]), (200, 0.1)]},
     "a step decay": {"lr": [(0, 1.0), (150, [1.0, 0.2]), (299, 0.2)]},
+    "an update that a loss scaler leaves out": {"updates_in_a_step": [(150, [1, 0]), (151, [0, 1])]},
 }
 
 
@@ -361,6 +459,17 @@ def test_weights_that_something_else_writes_are_said_with_their_step(
 @pytest.mark.parametrize("steps", [range(STEPS), range(10, STEPS, 50), range(100, STEPS, 50)])
 def test_what_writes_weights_by_habit_is_no_alarm(steps: range, tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", writes(*steps)))
+
+
+def test_what_is_written_beside_a_habit_is_said(tmp_path: Path) -> None:
+    """As beside an average of the weights that is a part of the model."""
+
+    def tell(row: Row, step: int) -> None:
+        if step in (1, 203, 204):
+            row["written"] = {"other": ["average.w"]} | ({"head": ["head.w"]} if step == 203 else {})
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell))
+    assert (found.kind, found.parts, found.weights, found.step) == ("weights", ["head"], ["head.w"], 203)
 
 
 def test_what_was_written_names_the_part_from_which_nothing_is_finite(tmp_path: Path) -> None:
@@ -451,6 +560,28 @@ GROWS = (
     lambda step: 0.002 * (step + 1),
     lambda step: 0.4 / (1 + math.exp((90 - step) / 12)),
 )
+
+
+def test_a_reference_that_is_renewed_with_the_policy_is_said(tmp_path: Path) -> None:
+    (found,) = findings(planted(tmp_path / "probes.jsonl", kl_of(lambda step: 0.3 * (step < AT))))
+    assert (found.kind, found.since, found.step) == ("policy", AT - 5, AT)
+    assert not findings(planted(tmp_path / "probes.jsonl", kl_of(lambda step: 0.3 * (not AT <= step < AT + 9))))
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_ratios_that_are_clipped_as_never_before_are_said(every: int, tmp_path: Path) -> None:
+    def clipped(share: float) -> Callable[[Row, int], None]:
+        return both(holds(0.02, "clip_ratio"), sets(share, "clip_ratio"))
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", clipped(0.2), every))
+    assert (found.kind, found.since, found.step) == ("policy", AT - every, AT)
+    assert not findings(planted(tmp_path / "probes.jsonl", clipped(0.06), every))
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_a_loss_that_is_not_finite_once_is_said_with_its_step(every: int, tmp_path: Path) -> None:
+    (found,) = findings(planted(tmp_path / "probes.jsonl", times(math.nan, "loss", at=AT + 3, until=AT + 4), every))
+    assert (found.kind, found.parts, found.since, found.step) == ("not_finite", [], AT + 2, AT + 3)
 
 
 @pytest.mark.parametrize("grows", GROWS)
@@ -710,6 +841,17 @@ def test_gradients_that_stay_large_need_a_smaller_factor_than_those_of_one_row(t
     (found,) = findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"))))
     assert (found.parts, found.step) == ([], AT)
     assert not findings(planted(tmp_path / "probes.jsonl", times(5, *of_all("grad_rms"), until=AT + 5)))
+
+
+def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
+    """As of answers, of which few count in a batch; and what changes in a row does so at once."""
+
+    def vary(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["label_same"] = 0.52 if step == AT + 20 else 0.3 + 0.1 * math.sin(step) if step >= 20 else 0.0
+            row["label_perplexity"] = 16.0 / (1.4 if step == AT else 2.5 if step == AT + 10 else 1)
+
+    assert not findings(planted(tmp_path / "probes.jsonl", vary))
 
 
 def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:

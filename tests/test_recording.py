@@ -1051,6 +1051,17 @@ def test_a_learning_rate_that_was_high_between_two_rows_explains_what_it_moved(t
     assert 0.1 < max(beyond) < 2
 
 
+def test_a_first_update_of_zero_says_nothing_of_those_that_follow(tmp_path: Path) -> None:
+    """As of one factor of an adapter, while the other one is zero."""
+
+    def act(step: int, model: Model) -> None:
+        for weight in model.layers[1].parameters() if step % 5 == 0 else ():
+            weight.grad.mul_(0 if step == 0 else 1e-4)
+
+    rows = looped(tmp_path / "probes.jsonl", gradients=act, optimizer=partial(torch.optim.SGD, momentum=0.0))
+    assert rows[5]["change_over_updates/block1"] <= 1 < rows[10]["change_over_updates/block1"]
+
+
 @pytest.mark.parametrize("factor", [8.0, 0.25, -1.0])
 def test_what_changes_gradients_before_they_are_clipped_is_measured(factor: float, tmp_path: Path) -> None:
     def act(step: int, model: Model) -> None:
@@ -1078,6 +1089,12 @@ def test_the_weight_of_the_loss_shows_in_the_gradient_at_the_logits(tmp_path: Pa
     assert [rows[step]["loss_weight"] for step in (0, 5, 10, 15)] == pytest.approx([1, 1, 4, 4], rel=1e-4)
     (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     assert (first.kind, first.parts, first.since, first.step) == ("gradients", [], 5, 10)
+
+
+def test_a_loss_that_is_climbed_has_a_negative_weight(tmp_path: Path) -> None:
+    rows = looped(tmp_path / "probes.jsonl", weight_of_loss=lambda step: -1.0 if step >= 8 else 1.0)
+    assert [rows[step]["loss_weight"] for step in (0, 5, 10, 15)] == pytest.approx([1, 1, -1, -1], rel=1e-4)
+    assert told(tmp_path / "probes.jsonl") == ("gradients", [], 5, 10)
 
 
 def test_the_norm_to_which_gradients_are_clipped_is_a_setting(tmp_path: Path) -> None:
@@ -1122,9 +1139,34 @@ def cools_head(model: Model) -> None:
     model.lm_head.register_forward_hook(lambda _, __, logits: logits / 0.1)
 
 
+def skips_norm(model: Model) -> None:
+    model.norm.forward = lambda x: x
+
+
+def unties_head(model: Model) -> None:
+    """The head keeps its matrix and its gradients, and computes with another one."""
+    model.lm_head.matrix = nn.Parameter(model.lm_head.weight.detach().clone())
+    weight = model.lm_head.weight
+    model.lm_head.forward = lambda x: F.linear(x, model.lm_head.matrix)
+    model.lm_head.matrix.register_hook(lambda gradient: setattr(weight, "grad", gradient.clone()))
+
+
+def casts_head(model: Model) -> None:
+    model.lm_head.forward = torch.autocast("cpu", torch.bfloat16)(model.lm_head.forward)
+
+
+def takes_weight_out(model: Model) -> None:
+    head = model.lm_head
+    head.forward = lambda x: F.linear(x, (head.weight + head.weight.detach()) / 2)
+
+
 @pytest.mark.parametrize(
     ("change", "gone", "new", "said"),
     [
+        (skips_norm, ["layer_norm(1e-05)", "uses norm.bias", "uses norm.weight"], [], ("output_logits", ["head"])),
+        (takes_weight_out, [], ["detach of lm_head.weight", "add", "div"], ("gradients", ["head"])),
+        (unties_head, ["uses lm_head.weight"], ["uses a weight that is no part of the model"], ("gradients", ["head"])),
+        (casts_head, ["linear"], ["linear in bfloat16"], ("precision", ["head"])),
         (changes_epsilon, [], ["layer_norm(1)"], ("activations", ["block1"])),
         (drops_activation, [], ["gelu, which is not used"], ("activations", ["block1"])),
         (cools_head, [], ["div(0.1)"], ("output_logits", ["head"])),
@@ -1143,7 +1185,8 @@ def test_a_part_that_calls_other_functions_is_told_with_them(
     assert {*rows[10][place]} - {*rows[0][place]} == {*new}
     assert {*rows[0][place]} - {*rows[10][place]} == {*gone}
     assert told(tmp_path / "probes.jsonl") == (*said, 5, 10)
-    assert f"now {new[0]}" in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
+    words = f"now {new[0]}" if new else f"no longer {gone[0]}"
+    assert words in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
 
 
 def test_weights_that_something_else_writes_are_named_at_their_step(tmp_path: Path) -> None:
@@ -1163,9 +1206,110 @@ def test_weights_that_something_else_writes_are_named_at_their_step(tmp_path: Pa
     assert told(tmp_path / "probes.jsonl") == ("weights", ["block1"], 22, 23)
 
 
+def test_weights_that_no_optimizer_has_are_named_where_they_are_written(tmp_path: Path) -> None:
+    """As the matrices beside adapters."""
+    model = built()
+    model.layers[1].requires_grad_(False)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+    recorder = lab.record(model, optimizer, every=5, out=tmp_path / "probes.jsonl")
+    for step in range(31):
+        if step == 23:
+            transpose(model)
+        if step == 25:  # and one that gets an optimizer is no such weight
+            optimizer.add_param_group({"params": [model.layers[1].mlp[0].requires_grad_(True).weight]})
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    assert told(tmp_path / "probes.jsonl") == ("weights", ["block1"], 22, 23)
+    assert [row["step"] for row in written(tmp_path / "probes.jsonl") if "written" in row] == [23, 24]
+
+
+def test_how_labels_are_made_from_tokens_is_measured(tmp_path: Path) -> None:
+    def labelled(step: int, shift: int) -> tuple[Row, float]:
+        model, tokens, out = built(), batch(step), tmp_path / f"{shift}.jsonl"
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorder = lab.record(model, optimizer, out=out)
+        labels = tokens.roll(-shift, 1)[:, :-1].clone()
+        labels[:, :3] = -100
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+        return written(out)[1], loss.item()
+
+    rows = {shift: labelled(0, shift) for shift in (0, 1, 2)}
+    assert [rows[shift][0]["label_next"] == 1 for shift in (0, 1, 2)] == [False, True, False]
+    assert [rows[shift][0]["label_same"] == 1 for shift in (0, 1, 2)] == [True, False, False]
+    for row, loss in rows.values():
+        assert row["label_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_size_of_a_batch_of_pictures_is_measured(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
+    pictures = torch.randn(4, 8)
+    loss = model(pictures).square().mean()
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    (row,) = written(tmp_path / "probes.jsonl")[1:]
+    assert row["batch_rms"] == pytest.approx(pictures.square().mean().sqrt().item(), rel=1e-5)
+
+
 def forgets_steps(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         state["step"].zero_()
+
+
+def forgets_state(optimizer: torch.optim.Optimizer) -> None:
+    for weight in optimizer.param_groups[1]["params"]:
+        optimizer.state[weight].clear()
+
+
+def climbs(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[1]["maximize"] = True
+
+
+@pytest.mark.parametrize("change", [forgets_state, climbs])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)])
+def test_a_state_that_is_lost_and_a_switch_are_told_at_their_step(
+    change: Callable[[torch.optim.Optimizer], None], optimizer: Any, tmp_path: Path
+) -> None:
+    def act(step: int, made: torch.optim.Optimizer) -> None:
+        if step == 23:
+            change(made)
+
+    looped(tmp_path / "probes.jsonl", settings=act, optimizer=optimizer, steps=31)
+    assert told(tmp_path / "probes.jsonl") == ("optimizer", ["block1"], 22, 23)
+
+
+@pytest.mark.parametrize(("times", "kind"), [(2, "optimizer"), (0, "frozen")])
+def test_updates_that_come_twice_or_no_more_are_told_at_their_step(times: int, kind: str, tmp_path: Path) -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, every=5, out=tmp_path / "probes.jsonl")
+    for step in range(41):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        for _ in range(times if step >= 23 else 1):
+            optimizer.step()
+        recorder.step(loss)
+        optimizer.zero_grad()
+    recorder.close()
+    assert told(tmp_path / "probes.jsonl") == (kind, [], 22, 23)
+
+
+def test_a_beta2_that_grows_leaves_smaller_second_moments(tmp_path: Path) -> None:
+    def grow(step: int, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["betas"] = (0.9, 1 - 0.5 / (step + 1))
+
+    rows = looped(tmp_path / "probes.jsonl", settings=grow)
+    assert {rows[step]["state_kept/block1"] for step in (5, 10, 15, 20)} == {1.0}
 
 
 def shares_states(optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ from labwatch.recordings.recording import WRITTEN
 DEVIATIONS, LEAST_RISE = 8.0, 0.05
 BEFORE, AFTER = 20, 5  # updates around the first one of a rise
 COMPARED = 64  # entries of each weight that are kept from one update to the next
+OTHERS = -1  # weights of no optimizer
 
 
 class KeptSizes:
@@ -120,13 +121,34 @@ class Writes:
         self.hooks = ExitStack()
         for number, optimizer in enumerate(optimizers):
             self.hooks.callback(optimizer.register_step_pre_hook(partial(self._compare, number)).remove)
-            self.hooks.callback(optimizer.register_step_post_hook(partial(self._keep, number)).remove)
+            self.hooks.callback(optimizer.register_step_post_hook(partial(self._keep_trained, number)).remove)
+        self.optimizers, self.weights = optimizers, list(model.parameters())
+        self._keep_others()
+
+    def _keep_others(self) -> None:
+        """Keep those that no optimizer has, as the matrices beside adapters; not what is quantized."""
+        trained = {id(weight) for each in self.optimizers for group in each.param_groups for weight in group["params"]}
+        others = [weight for weight in self.weights if id(weight) not in trained and type(weight) is nn.Parameter]
+        self._keep(OTHERS, [weight for weight in others if weight.is_floating_point() and weight.dtype.itemsize > 1])
 
     @guarded
-    def _keep(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found = [weight for group in optimizer.param_groups for weight in group["params"] if id(weight) in self.name_of]
+    def _compare_others(self) -> None:
+        before = self.after.get(OTHERS)
+        if before and [weight._version for weight in before.weights] != before.versions:
+            self._keep_others()
+            now = self.after.get(OTHERS)
+            if now and now.places == before.places:  # and no optimizer got one
+                self.now.append((now, now.values != before.values))
+
+    def _keep_trained(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._keep(number, [weight for weight in weights if id(weight) in self.name_of])
+
+    @guarded
+    def _keep(self, number: int, found: list[Tensor]) -> None:
         found = [weight for weight in found if not hasattr(weight, "to_local") and weight.device == found[0].device]
         if not found:
+            self.after.pop(number, None)
             return
         places, last = [weight.data_ptr() for weight in found], self.after.get(number)
         entries = last.entries if last and last.places == places else [_some(weight) for weight in found]
@@ -134,6 +156,8 @@ class Writes:
 
     @guarded
     def _compare(self, number: int, *_: Any) -> None:
+        if number == 0:
+            self._compare_others()
         after = self.after.get(number)
         if after and [weight._version for weight in after.weights] != after.versions:
             self.now.append((after, torch.cat(after.entries) != after.values))

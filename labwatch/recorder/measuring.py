@@ -21,8 +21,8 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names
-from labwatch.recorder.settings import CLIPPING, Settings, rate
+from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names, plain
+from labwatch.recorder.settings import CLIPPING, Settings, log_kept, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 from labwatch.recordings.recording import MAX_NORM
 
@@ -73,10 +73,10 @@ class Sampled(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The same entries of the second moment of a weight after an update, and which update of the optimizer it was."""
+    """The same entries of the second moment of a weight after an update, and the sum of logarithms that it had kept."""
 
     values: Tensor
-    update: int
+    decayed: float
 
 
 class Measurement:
@@ -114,12 +114,13 @@ class Measurement:
         self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
         self.settings, self.samples, self.moments, self.entries = settings, samples, moments, entries
         self.functions = defaultdict[str, set[str]](set)
-        self.unused = dict[int, tuple[str, Tensor]]()  # what functions of the block that runs returned
+        self.unused = dict[int, tuple[str, str, Tensor]]()  # by part what functions returned, until one gets it
         self.rows = 1  # of the batch
+        self.tokens: Tensor | None = None  # of the batch ``[b t]``, if it is of tokens
         self.of_backward = dict[str, Tensor]()
         self.travelled = dict[str, tuple[float, float]]()
         self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
-        self.name_of = {id(weight): name for name, weight in model.named_parameters()}
+        self.name_of = {id(weight): name for name, weight in model.named_parameters() if name in parts.where}
         self.tally, self.fault, self.of_adam = Tally(), "", True
         self.lr: float | None = None
         self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
@@ -234,7 +235,10 @@ class Measurement:
         if batch is not None:
             self.rows = len(batch)
             self.tally.add(Key("distinct_rows"), _distinct_rows(batch))
+            if batch.is_floating_point():
+                self.tally.add(Key("batch_rms"), per_run_rms(batch.float()[None]))
         tokens = next((x for x in _tensors(given) if x.ndim == 2 and x.dtype == torch.long), None)
+        self.tokens = tokens
         if tokens is not None and self.parts.vocabulary:
             self.tally.add(Key("token_perplexity"), _perplexity(tokens, max(self.parts.vocabulary)))
 
@@ -251,21 +255,43 @@ class Measurement:
     def _keep_function(self, function: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep the name of a function and its numbers and words, but for sizes and what other measurements tell.
 
-        Of one whose output enters no other function of its block that is kept, too.
+        Of one whose output enters no other function of its part that is kept, too, and the weights that are used; but
+        for those of experts, which a batch may not need.
         """
         name = getattr(function, "__name__", "_")
-        for x in _tensors([args, kwargs]):
-            self.unused.pop(id(x), None)
-        if name.startswith("_") or "dropout" in name or name == "register_hook":
-            return
-        is_kernel = name in names()["kernels"]  # of which scores tell more
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, float | bool | str) and not is_kernel]
-        told = f"{name}({', '.join(f'{x:g}' if isinstance(x, float) else str(x) for x in given)})" if given else name
         has_passed = any(kind == "block" for kind, _ in self.seen)
         place = self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING
+        weights = list[str]()
+        for x in _tensors([args, kwargs]):
+            self.unused.pop(id(x), None)
+            if isinstance(x, nn.Parameter) and name != "__get__":
+                weights.append(self.name_of.get(id(x), "a weight that is no part of the model"))
+        self.functions[place] |= {f"uses {plain(weight)}" for weight in weights if weight not in self.parts.expert}
+        if name.startswith("_") or "dropout" in name or name == "register_hook":
+            return
+        kernel = names()["kernels"].get(name)
+        if kernel:  # of which scores tell more
+            named = dict(zip(kernel["arguments"], args, strict=False)) | dict(kwargs)
+            given = [named[key] for key in names()["arguments"]["scale"] if isinstance(named.get(key), float)]
+        else:
+            whole = (int,) if name in names()["whole"] else ()
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, (float, bool, str, torch.dtype, *whole))]
+        told = f"{name}({', '.join(f'{x:g}' if isinstance(x, float) else str(x) for x in given)})" if given else name
+        if isinstance(output, Tensor) and output.is_floating_point() and output.dtype != torch.float32:
+            told += f" in {str(output.dtype).removeprefix('torch.')}"
+        if name == "detach" and weights:  # which get no gradient from here
+            place, told = self.parts.where.get(weights[0], place), f"{told} of {plain(weights[0])}"
         self.functions[place].add(told)
-        if self.inside and isinstance(output, Tensor):
-            self.unused[id(output)] = (name, output)
+        if isinstance(output, Tensor):
+            of = f" of {plain(weights[0])}" if weights else ""
+            self.unused[id(output)] = (place, f"{name}{of}, which is not used", output)
+
+    def _keep_unused(self, place: str) -> None:
+        """Keep the functions of a part of which the output entered no other."""
+        unused = {key: told for key, (of, told, _) in self.unused.items() if of == place}
+        self.functions[place] |= {*unused.values()}
+        for key in unused:
+            del self.unused[key]
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -278,6 +304,10 @@ class Measurement:
     @guarded
     def _end_pass(self, output: Any) -> None:
         if self.is_measured:
+            for x in _tensors(output):
+                self.unused.pop(id(x), None)
+            for place in (EMBEDDING, HEAD):
+                self._keep_unused(place)
             self._measure_logits(output)
             self._await_backward(output)
         self.is_measured = False
@@ -293,8 +323,9 @@ class Measurement:
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
         self.inside.pop()
-        self.functions[place] |= {f"{name}, which is not used" for name, _ in self.unused.values()}
-        self.unused.clear()
+        for x in _tensors(output):
+            self.unused.pop(id(x), None)
+        self._keep_unused(place)
         hidden = next(_tensors(output), None)
         if hidden is not None and self._is_new("block", place):
             x_rbtd = hidden.float()[None]
@@ -342,14 +373,17 @@ class Measurement:
         self.tally.add(Key("log_z_square"), activations.log_z_square(log_z_rbt, counted_rbt))
 
     @guarded
-    def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int) -> None:
+    def _measure_labels(self, gradient_nv: Tensor, logits_nv: Tensor, count: int, tokens: Tensor | None) -> None:
         """Labels and the weight of the loss, which the gradient at logits shows: ``weight * (p - label) / tokens``.
 
         So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known, nor of
         the labels of rows without gradients, so if these are most rows, how labels differ is not known either.
         """
+        is_climbed = (gradient_nv > 0).double().mean() < (gradient_nv < 0).double().mean()  # a loss with a wrong sign
+        gradient_nv = torch.where(is_climbed, -gradient_nv, gradient_nv)
         label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
-        row_n = torch.tensor(evenly(count, TOKENS), device=counts_n.device) * self.rows // count
+        at_n = torch.tensor(evenly(count, TOKENS), device=counts_n.device)
+        row_n = at_n * self.rows // count
         sampled_b, counted_b = (
             torch.zeros(self.rows, device=counts_n.device).index_add_(0, row_n, of_n)
             for of_n in (torch.ones_like(row_n, dtype=torch.float32), counts_n.float())
@@ -359,14 +393,24 @@ class Measurement:
         share = counts_n.double().mean()
         missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
         weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
+        weight = torch.where(is_climbed, -weight, weight)
+        label_loss = -torch.where(counts_n, (1 - missed_n).log(), 0.0).sum() / counts_n.sum()
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
         perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
         perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
         for name, value in (
             *(("label_perplexity", perplexity), ("label_share", share / row_share), ("row_share", row_share)),
-            *(("label_count", share / row_share * count), ("loss_weight", weight / scale)),
+            *(("label_count", share / row_share * count), ("loss_weight", weight / scale), ("label_loss", label_loss)),
         ):
             self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
+        if tokens is not None and tokens.numel() == count:
+            has_next_n = counts_n & ((at_n + 1) % tokens.shape[1] > 0)
+            for name, token_n in (
+                ("label_next", tokens.flatten().roll(-1)[at_n]),
+                ("label_same", tokens.flatten()[at_n]),
+            ):
+                share = ((label_n == token_n) & has_next_n).double().sum() / has_next_n.sum()
+                self.tally.add(Key(name), torch.where(is_cross_entropy, share, math.nan))
 
     @guarded
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
@@ -405,9 +449,9 @@ class Measurement:
         """Measure the labels in the backward pass, and gradients at its end, before anything clips them."""
         logits = self._logits(output)
         if logits is not None and logits.requires_grad and not self.is_shadow:
-            sample_nv, count = _tokens(logits), logits[..., 0].numel()
+            sample_nv, count, tokens = _tokens(logits), logits[..., 0].numel(), self.tokens
             logits.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self._measure_labels(_tokens(gradient).float(), sample_nv, count)
+                lambda gradient: self._measure_labels(_tokens(gradient).float(), sample_nv, count, tokens)
             )
         for x in _tensors(output):
             if x.requires_grad and not self.is_shadow:
@@ -471,8 +515,9 @@ class Measurement:
         return self.entries[name]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights that are trained, by name."""
-        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        """The weights that are trained, by name; not those that the model got since it was recorded first."""
+        weights = self.model.named_parameters()
+        return {name: weight for name, weight in weights if weight.requires_grad and name in self.parts.where}
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Measure before an update; of one with a closure, in which the gradients are made, after that."""
@@ -518,7 +563,7 @@ class Measurement:
         if not w.numel():
             return
         now, own = w.flatten()[self._entries(name, w)], rate(group)
-        index = next(i for i, of in enumerate(self.optimizers[optimizer].param_groups) if of is group)
+        index = _index(self.optimizers[optimizer], group)
         travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
         last = self.samples.get(name)
         if last is not None:
@@ -535,11 +580,16 @@ class Measurement:
         if isinstance(made := state.get("step"), Tensor | int | float):
             self.tally.add(Key("state_updates", self.parts.where[name], name), made, w.numel())
         square, last = _second_moment(state, w), self.moments.get(name)
-        betas = group.get("betas", (0.0, group.get("alpha")))
-        if square is not None and last is not None and len(betas) == 2 and betas[1] is not None:
-            between = self.settings.updates[self.number_of[id(optimizer)]] - 1 - last.update  # without this one
-            is_kept_e = square.flatten()[self.entries[name]] >= LEAST_KEPT * betas[1] ** between * last.values
+        kept = log_kept(group)
+        if square is not None and last is not None and kept is not None:
+            decayed = self._decayed(optimizer, group) - kept  # without this update
+            least_e = LEAST_KEPT * math.exp(decayed - last.decayed) * last.values
+            is_kept_e = square.flatten()[self.entries[name]] >= least_e
             self._add(name, "state_kept", {name: is_kept_e.double().mean()}, is_kept_e)
+
+    def _decayed(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+        number = self.number_of[id(optimizer)]
+        return self.settings.decayed[number, _index(optimizer, group)]
 
     @guarded
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -552,8 +602,7 @@ class Measurement:
                 self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
             if name in self.entries and (moment := _second_moment(state, w)) is not None:
-                update = self.settings.updates[self.number_of[id(optimizer)]]
-                self.moments[name] = Moment(moment.flatten()[self.entries[name]], update)
+                self.moments[name] = Moment(moment.flatten()[self.entries[name]], self._decayed(optimizer, group))
             betas, made = group.get("betas", ()), state.get("step", group.get("step"))
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
                 unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
@@ -634,6 +683,11 @@ def _rate(group: Mapping[str, Any]) -> float | None:
     """The learning rate; None of an optimizer that finds one itself."""
     rate = group.get("lr")
     return None if rate is None else float(rate)
+
+
+def _index(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
+    """The number of a group."""
+    return next(number for number, of in enumerate(optimizer.param_groups) if of is group)
 
 
 def _is_adam(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:

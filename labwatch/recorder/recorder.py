@@ -30,7 +30,10 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 # and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
-OF_LABELS = ("label_perplexity", "label_share", "row_share", "label_count", "loss_weight")
+OF_LABELS = (
+    *("label_perplexity", "label_share", "row_share", "label_count", "loss_weight", "label_loss"),
+    *("label_next", "label_same"),
+)
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -210,7 +213,7 @@ class Recorder:
             travelled, rate = measurement.travelled[key.piece]
             paces = [pace for pace in (self.paces.get(key.piece), step / rate if rate else None) if pace is not None]
             moved, size = (known.pop(key._replace(name=name), None) for name in ("moved", "followed_rms"))
-            if moved and size and paces:
+            if moved and size and paces and not min(paces) == 0 < max(paces):  # the first updates may be the largest
                 explained = max(paces) * travelled
                 beyond = min(moved.value / explained if explained else math.inf, BEYOND_ALL)
                 is_changed = moved.value > LEAST_CHANGE * size.value

@@ -19,7 +19,7 @@ from lab.core.registry import PROBES
 OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
 # What the recorder measures itself are means, but for these roots of mean squares, largest numbers and sums; probes say
 # it of theirs.
-OWN_ROOTS = ("step_rms", "left", "backward", "unclipped", "moved", "followed_rms", "followed_step")
+OWN_ROOTS = ("batch_rms", "step_rms", "left", "backward", "unclipped", "moved", "followed_rms", "followed_step")
 OWN_LARGEST = ("dropout", "state_updates")
 OWN_SUMS = ("expert_load", "loss_weight", "label_count")
 

@@ -159,10 +159,14 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
     if not any(sign.kind in ("precision", "not_finite") for sign in signs):
         signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
+    if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
+        signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
     if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
-        chosen = [sign for sign in signs if sign.functions or sign.at is not None] or chosen
+        chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.kind != kind)] or chosen
+    if not read.rises:
+        chosen = [sign for sign in chosen if sign.begins] or chosen
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))

@@ -18,6 +18,9 @@ from lab.core.windows import Numbers
 LOSS, STEP, HEADER, SETTINGS, WRITTEN = "loss", "step", "recorder", "settings", "written"
 OF_PARTS = "of"  # of a group of weights the parts of the model that they are of
 MAX_NORM = "max_norm"  # the norm to which gradients are clipped, a setting beside those of the groups
+# Of each group: settings that are true or false, how many of its weights lost their state, and updates since the loss
+# before.
+SWITCHES, STATES_LOST, UPDATES = ("maximize", "amsgrad", "nesterov"), "weights_without_their_state", "updates_in_a_step"
 DECAYS = ("beta", "momentum", "alpha", "rho")  # how settings begin that say what a mean keeps of what it was
 LONGEST_HEADER = 2**16  # bytes
 

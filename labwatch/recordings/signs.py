@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -17,7 +18,7 @@ from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import DECAYS, MAX_NORM, Recording, Setting
+from labwatch.recordings.recording import DECAYS, MAX_NORM, STATES_LOST, SWITCHES, UPDATES, Recording, Setting
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
 # falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
@@ -27,6 +28,8 @@ RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
 SETTING_JUMP, CALM_STEPS = 3.0, 20
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
 SAME, CONSTANT_CHANGE = 1e-3, 1.5
+# The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
+OF_LABELS = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
 # Weights have moved by more than their updates can if it is so many times what these explain; or at least a bit more
@@ -36,6 +39,14 @@ BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others.
 APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
+# Gradients change apart from those of the next part by this factor.
+GRADIENTS_APART = 3.0
+# What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
+# blocks logits change by this factor. What only gradients notice: functions that keep all values, and a weight that is
+# taken out of the graph.
+OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
+KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
+FORMAT = re.compile(r" in b?float\d+$")
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -57,7 +68,9 @@ LEARNED_STEPS = 5
 FEWEST_STEPS = 20
 # A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
-KL_ROWS, KL_GROWTH, KL_LEFT = 5, 2.0, 1.25
+# It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
+KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
@@ -96,6 +109,7 @@ class Sign(NamedTuple):
         is_exact: it is known without noise, so what moved at the same row follows from it.
         functions: of torch that are called no longer, or now.
         at: the step at which it began, if that is known and lies between rows.
+        begins: of several parts of which gradients changed, it names the one from which the backward pass did so.
     """
 
     kind: str
@@ -107,6 +121,7 @@ class Sign(NamedTuple):
     is_exact: bool = False
     functions: Sequence[str] = ()
     at: int | None = None
+    begins: bool = False
 
 
 class Rise(NamedTuple):
@@ -123,12 +138,13 @@ class Readings:
     def __init__(self, recording: Recording) -> None:
         self.recording, self.step_m = recording, recording.step_m
         self.places = sorted({place for _, place in recording.columns if place})
-        self.blocks = [place for place in self.places if place.startswith("block")]
+        blocks = [place for place in self.places if place.startswith("block")]
+        self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         self.moves = {
             (name, place): self._moves(name, place)
             for name, known in quantities().items()
             for place in recording.places(name)
-            if "kind" in known and known.keys().isdisjoint(("share", "constant", "counts"))
+            if "kind" in known and ("alarm" in known or known.keys().isdisjoint(("share", "constant", "counts")))
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         settled_step = _settled_step(recording)
@@ -227,7 +243,9 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
-            found.setdefault(("rate" if setting.name == "lr" else "optimizer", change.step), []).append(change)
+            kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
+            kind = kinds.get(setting.name, "optimizer")
+            found.setdefault((kind, change.step), []).append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
         everywhere = parts == places or not all(change.parts for change in changes)
@@ -250,6 +268,10 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
                 jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
                 rises = takewhile(lambda pair: pair[0] <= pair[1], pairwise(setting.value_n[number:]))
                 jumps |= value < before / RATE_JUMP and max((to for _, to in rises), default=0.0) >= BACK * before
+        elif setting.name in (*SWITCHES, STATES_LOST):
+            jumps = value > before if setting.name == STATES_LOST else value != before
+        elif setting.name == UPDATES:  # which a loss scaler may leave out
+            jumps = value != setting.value_n[0] and last - step >= STEP_LASTS and {*setting.value_n[number:]} == {value}
         else:
             left = (1 - value) / (1 - before) if setting.name.startswith(DECAYS) and before != 1 else 1.0
             is_jump = max(_factor(ratio), _factor(left)) > SETTING_JUMP
@@ -292,9 +314,15 @@ def not_finite(read: Readings) -> Iterator[Sign]:
         for (name, place), column_m in read.recording.columns.items()
         if name in names and place and (value_m := np.isinf(column_m)).any()
     }
+    bad_step_n = read.recording.loss_step_n[~np.isfinite(read.recording.loss_n)]
+    began_well = len(bad_step_n) and bad_step_n[0] > read.recording.loss_step_n[0]
+    loss_at = int(bad_step_n[0]) if began_well and not scaled else None
     if not rows and not infinite:
+        if loss_at is not None and read.column("row_share")[read.row_of(loss_at)] != 0:  # of no label, which is of data
+            yield Sign("not_finite", read.row_of(loss_at), at=loss_at)
         return
     first = min([*rows, *infinite.values()])
+    at = loss_at if loss_at is not None and loss_at <= read.step_m[first] else None
     for what in ("weight", "activation", "gradient", "update"):
         parts = of_names.get(what, {}).get(first, {})
         if what == "activation":
@@ -303,9 +331,11 @@ def not_finite(read: Readings) -> Iterator[Sign]:
             ]
             parts = {place: [] for place in found[:1]} if len(found) < len(read.blocks) or len(found) == 1 else {}
         if parts and not (what == "gradient" and scaled):
-            yield Sign("not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of])
+            yield Sign(
+                "not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of], at=at
+            )
             return
-    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}))
+    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}), at=at)
 
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
@@ -338,9 +368,12 @@ def frozen(read: Readings) -> Iterator[Sign]:
 def lost_gradients(read: Readings) -> Iterator[Sign]:
     """Weights that get no gradient any more, in no row from one on, though they did in those before."""
     updates_pm = [read.column("update_ratio", place) for place in read.recording.places("update_ratio")]
-    measured = [row for row in range(len(read.step_m)) if any(np.isfinite(update_m[row]) for update_m in updates_pm)]
     missing, found = defaultdict[tuple[str, str], list[int]](list), defaultdict[int, list[tuple[str, str]]](list)
-    for row, parts in read.named("gradient_missing").items():
+    lacking = read.named("gradient_missing")
+    measured = [
+        row for row in range(len(read.step_m)) if row in lacking or any(np.isfinite(m[row]) for m in updates_pm)
+    ]
+    for row, parts in lacking.items():
         for place, names in parts.items():
             for name in names:
                 missing[place, name].append(row)
@@ -354,9 +387,16 @@ def lost_gradients(read: Readings) -> Iterator[Sign]:
 
 def written_weights(read: Readings) -> Iterator[Sign]:
     """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
-    written = list(read.recording.written.items())
+    early = read.recording.loss_step_n[0] + FEWEST_STEPS if len(read.recording.loss_step_n) else math.inf
+    of_habit = {
+        name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
+    }  # as an average of the weights that is a part of the model
+    written = [
+        (step, {place: rest for place, names in parts.items() if (rest := [x for x in names if x not in of_habit])})
+        for step, parts in read.recording.written.items()
+    ]
     begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
-    if 0 < len(begun) <= HABIT and begun[0][0] >= read.recording.loss_step_n[0] + FEWEST_STEPS:
+    if len(begun) <= HABIT:
         for step, parts in begun:
             names = [name for of in parts.values() for name in of]
             yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
@@ -375,9 +415,30 @@ def other_functions(read: Readings) -> Iterator[Sign]:
                 *(f"now {name}" for name in sorted(new)),
             ]
     for row, of in found.items():
-        kind = "output_logits" if of.keys() == {"head"} else "activations"
+        if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
+            of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
+        yield Sign(_kind_of_code(read, row, of.keys(), functions), row, sorted(of), functions=functions, is_exact=True)
+
+
+def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
+    """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
+    if any("no part of the model" in name for name in functions) or all(map(KEEPS_VALUES.search, functions)):
+        return "gradients"
+    gone, new = (
+        {FORMAT.sub("", name).removeprefix(how) for name in functions if name.startswith(how)}
+        for how in ("no longer ", "now ")
+    )
+    if gone == new and any(map(FORMAT.search, functions)):
+        return "precision"
+    if {*places} == {"head"}:
+        return "output_logits"
+    if all("topk" in name for name in functions):
+        return "router"
+    first = [block for block in read.blocks if block in places][:1]
+    change = [abs(read.change("attention_logit_max", block, row).change) for block in first]
+    leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
+    return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"
 
 
 def lost_counts(read: Readings) -> Iterator[Sign]:
@@ -422,7 +483,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
 def outputs_apart(read: Readings) -> Iterator[Sign]:
     """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
     gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
-    for block in sorted(read.blocks, key=lambda block: int(block[5:])):
+    for block in read.blocks:
         leaving_m = read.column("block_rms", block)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain_pm[block] = leaving_m / entering_m
@@ -435,6 +496,24 @@ def logits_apart(read: Readings) -> Iterator[Sign]:
     logit_pm = {block: read.column("attention_logit_max", block) for block in read.blocks}
     positive_pm = {block: np.where(logit_m > 0, logit_m, math.nan) for block, logit_m in logit_pm.items()}
     yield from _apart(read, positive_pm, LOGITS_APART, "attention_logit_max", "attention")
+
+
+def gradients_apart(read: Readings) -> Iterator[Sign]:
+    """Parts whose gradients changed against those of the next part on the way to the loss, and for some rows.
+
+    So a part counts from which on the backward pass goes wrong, and not all to which it comes after that.
+    """
+    parts = [part for part in ("embedding", *read.blocks, "head") if part in read.places]
+    for part, later in pairwise(parts):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio_m = read.column("grad_rms", part) / read.column("grad_rms", later)
+        for move in moves_of("grad_rms", part, ratio_m):
+            lasts = move.end - move.row >= LASTS or move.end == len(read.step_m)
+            if move.row > read.settled and lasts and abs(move.change) > math.log(GRADIENTS_APART):
+                own, other = (read.change("grad_rms", each, move.row) for each in (part, later))
+                farther = own if abs(own.change) >= abs(other.change) else other
+                yield Sign("gradients", move.row, [farther.place], [farther], begins=True)
+                return
 
 
 def _changes(read: Readings, value_m: Numbers) -> Numbers:
@@ -472,16 +551,35 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
             continue
         usual = value_n[0]
         changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
+        if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
+            changed_n = value_n == 0
+        if "full" in known and (value_n[:known_rows] < known["full"]).all():
+            changed_n = value_n > 1 - SAME
+            changed_n[:-1] &= changed_n[1:]
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
         ratio = value_n[first] / usual if usual else math.inf
-        if _factor(ratio) > known.get("change", CONSTANT_CHANGE):
+        least = known.get("change", CONSTANT_CHANGE)
+        if changed_n[first : first + LASTING].all():
+            least = known.get("lasting", least)
+        if _factor(ratio) > least and max(usual, value_n[first]) >= known.get("above", -math.inf):
             row, end = int(row_n[first]), int(row_n[-1]) + 1
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
-        yield Sign(known["kind"], row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+        kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
+        yield Sign(kind, row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+    yield from moved(read, name) if "alarm" in known else ()
+
+
+def _counts_all(read: Readings, row: int) -> bool:
+    """Whether the loss is that of the labels which give gradients, as before, so that no other was in it."""
+    loss_m = np.interp(read.step_m, read.recording.loss_step_n, read.recording.loss_n)
+    apart_m = np.abs(loss_m - read.column("label_loss"))
+    known_m = apart_m[:row][np.isfinite(apart_m[:row])]
+    has_none = read.column("row_share")[row] == 0
+    return has_none or bool(len(known_m) and apart_m[row] <= max(OF_LABELS * known_m.max(), SAME * abs(loss_m[row])))
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
@@ -490,10 +588,14 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
     for place in read.recording.places(name):
         parts = [place] if place else []
         for move in read.moves.get((name, place), []) if "alarm" in known else ():
-            away = -move.change if known.get("falls") else move.change
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if (move.change < 0) != bool(known.get("falls")):  # the other direction
+                least = known.get("otherwise", math.inf)
+            away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
+            if "of_batch" in known:  # which changes at once
+                away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
             if "of_batch" in known and away > math.log(least):
                 yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
@@ -505,6 +607,11 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     """A KL divergence that grows faster over some rows than it ever did, to several times what it was."""
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
+    gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * np.fmax.accumulate(kl_n)  # and stays so
+    if gone_n[1:].any() and kl_n.max() > 0:
+        row = int(row_n[1 + np.argmax(gone_n[1:])])
+        yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
+        return
     for now in range(2, len(kl_n)):
         rows = min(KL_ROWS, now // 2)
         begin = now - rows
@@ -527,10 +634,15 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     if not places:
         return
     value_pm = np.array([read.column(name, place) for place in places])
-    beyond_pm = np.where(np.isfinite(value_pm), value_pm, 0) > known["level"]
-    enough_m = beyond_pm.mean(0) >= (MOST if known.get("everywhere") else 1 / len(places))
+    known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
+    limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
+    if "leap" in known:
+        highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
+        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
+    beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
+    enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
-        enough_m[:-1] &= enough_m[1:]
+        enough_m[:-1] &= (known_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
@@ -589,6 +701,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
     "logits against other blocks": (logits_apart, "attention_logit_max"),
+    "gradients against the next part": (gradients_apart, "grad_rms"),
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
