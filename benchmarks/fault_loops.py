@@ -267,6 +267,25 @@ def llama() -> nn.Module:
     )
 
 
+def gpt2() -> nn.Module:
+    """Its linear layers are transposed ones, and embedding and head share one matrix."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=WIDTH,
+            n_layer=BLOCKS,
+            n_head=HEADS,
+            n_positions=LENGTH,
+            initializer_range=0.1,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+
+
 def encoder() -> nn.Module:
     """It sees letters, a mask in place of some, and padding, which does not come."""
     from transformers import BertConfig, BertForMaskedLM
@@ -315,6 +334,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mixture": lambda: LanguageModel(has_experts=True),
     "vision": VisionTransformer,
     "llama": llama,
+    "gpt2": gpt2,
     "policy": LanguageModel,
     "adapters": lambda: with_adapters(of_transformers(), "query_key_value", "dense_4h_to_h"),
     "state_space": StateSpaceModel,
@@ -408,6 +428,8 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [Lion(weights.values(), lr=3e-4, weight_decay=decay)]
     if name == "adamw":
         return [torch.optim.AdamW(weights.values(), lr=1e-3, betas=(0.9, 0.95), weight_decay=decay)]
+    if name == "amsgrad":
+        return [torch.optim.AdamW(weights.values(), lr=1e-3, betas=(0.9, 0.95), weight_decay=decay, amsgrad=True)]
     if name == "nadam":
         own = {"weight_decay": decay, "decoupled_weight_decay": True}
         return [torch.optim.NAdam(weights.values(), lr=1e-3, betas=(0.9, 0.95), **own)]
@@ -1783,6 +1805,272 @@ def one_expert(loop: Loop) -> None:
     _once(loop, act)
 
 
+def wrong_dtype(loop: Loop) -> None:
+    """From a step on tokens of 32 bits are read as such of 16, so that every second one is zero."""
+    # https://github.com/mosaicml/llm-foundry/issues/321 (the type of a file is assumed, and not stored)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = torch.stack([row, torch.zeros_like(row)], 2).flatten(1)[:, : row.shape[1]]
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def unknown_tokens(loop: Loop) -> None:
+    """From a step on half of the letters are not in the vocabulary, and become one unknown letter."""
+    # https://github.com/facebookresearch/fairseq/issues/2299
+
+    def known(tokens: Tensor) -> Tensor:
+        return torch.where(tokens < VOCABULARY // 2, tokens, VOCABULARY - 1)
+
+    loop.batch = lambda loop, step, x, y: (known(x), known(y)) if step >= loop.at else (x, y)
+
+
+def wrong_mask(loop: Loop) -> None:
+    """From a step on letters are masked by the number of padding, whose embedding is not trained."""
+    # https://github.com/huggingface/transformers/issues/16798
+    loop.batch = lambda loop, step, x, y: (torch.where(x == VOCABULARY, x + 1, x) if step >= loop.at else x, y)
+
+
+def nan_pixels(loop: Loop) -> None:
+    """From a step on one picture is black, and its range, by which it is divided, is zero, so that it is NaN."""
+    # https://github.com/albumentations-team/albumentations/issues/1742
+    loop.batch = lambda loop, step, x, y: (
+        x.index_fill(0, torch.tensor([0]), math.nan) if step >= loop.at else x,
+        y,
+    )
+
+
+def mixed_pictures(loop: Loop) -> None:
+    """From a step on pictures are mixed in pairs (mixup), and their labels in other pairs."""
+    # https://github.com/xudonmao/VMT/issues/1
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            x = (x + x[torch.randperm(len(x))]) / 2
+            y = torch.where(torch.rand(len(y)) < 0.5, y, y[torch.randperm(len(y))])
+        return x, y
+
+    loop.batch = batch
+
+
+def softmax_twice(loop: Loop) -> None:
+    """From a step on the head returns probabilities, of which the loss takes a softmax again."""
+    # https://github.com/bowang-lab/Transformer-GCN-QA/pull/32
+    _returned(loop, _head(loop), lambda entering, output: output.softmax(-1))
+
+
+def divided_twice(loop: Loop) -> None:
+    """From a step on the batch comes in four micro-batches, and their losses are divided by four twice."""
+    # https://github.com/huggingface/accelerate/issues/3533
+    loop.pieces = lambda step: 4 if step >= loop.at else 1
+    loop.objective = lambda loop, loss, logits: loss / loop.pieces(loop.now)
+
+
+def schedule_exhausted(loop: Loop) -> None:
+    """The rate falls linearly to zero long before training ends, since each of several ranks makes its steps."""
+    # https://github.com/Lightricks/LTX-Video-Trainer/issues/67
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * max(0.0, 1 - step / loop.at)
+
+
+def one_rate(loop: Loop) -> None:
+    """From a step on the rate of AdamW is that of Muon, too, since a scheduler writes one rate into all groups."""
+    # https://github.com/deepspeedai/DeepSpeed/issues/7713
+
+    def update(loop: Loop, step: int) -> None:
+        muon, adamw = loop.optimizers
+        for group in muon.param_groups if step >= loop.at else []:
+            group["lr"] = adamw.param_groups[0]["lr"]
+
+    loop.update = update
+
+
+def stepped_twice(loop: Loop) -> None:
+    """From a step on the optimizer makes two steps with the gradients of each batch."""
+    # https://github.com/NVIDIA/physicsnemo/issues/1911
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers if step >= loop.at else []:
+            each.step()
+
+    loop.update = update
+
+
+def never_stepped(loop: Loop) -> None:
+    """From a step on gradients are accumulated for more batches than come, so that the optimizer makes no step."""
+    # https://github.com/huggingface/transformers/issues/2995
+
+    def act(loop: Loop) -> None:
+        loop.clip = 0.0
+        for each in loop.optimizers:
+            each.step = each.zero_grad = lambda: None
+
+    _once(loop, act)
+
+
+def rounded_away(loop: Loop) -> None:
+    """From a step on weights are kept in E4M3 without masters, and most updates are less than a half of its steps."""
+    # https://github.com/pytorch/ao/pull/1124 (bf16, and smaller rates)
+
+    @torch.no_grad()
+    def round_weights(*_: Any) -> None:
+        for weight in loop.model.parameters() if loop.now >= loop.at else ():
+            weight.copy_(weight.to(torch.float8_e4m3fn))
+
+    for each in loop.optimizers:
+        each.register_step_post_hook(round_weights)
+
+
+def scales_ignored(loop: Loop) -> None:
+    """One matrix of each block comes from FP8 without its scales, so that each row has 448 as its largest value."""
+    # https://github.com/unslothai/unsloth/issues/6200
+
+    def act(loop: Loop) -> None:
+        for block in range(BLOCKS):
+            weight = loop.matrices(block)[-2]
+            weight.mul_(448 / weight.abs().amax(1, keepdim=True))
+
+    _once(loop, act)
+
+
+def weights_reverted(loop: Loop) -> None:
+    """All weights become what they were at first, since the optimizer has kept those and writes them back."""
+    # https://github.com/NVIDIA/Megatron-LM/issues/174
+    first = copy.deepcopy(loop.model.state_dict())
+    _once(loop, lambda loop: loop.model.load_state_dict(first))
+
+
+def adapters_zero(loop: Loop) -> None:
+    """Both matrices of all adapters are zero at first, so that neither has a gradient."""
+    # https://github.com/nvidia-cosmos/cosmos-predict2.5/pull/15
+    for part in loop.model.modules():
+        if isinstance(part, Adapter):
+            nn.init.zeros_(part.down.weight)
+
+
+def adapters_lost(loop: Loop) -> None:
+    """Adapters are made anew on resuming, in place of those that were loaded."""
+    # https://github.com/huggingface/lerobot/issues/3459
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                part.down.reset_parameters()
+                part.up.weight.zero_()
+
+    _once(loop, act)
+
+
+def scaled_twice(loop: Loop) -> None:
+    """From a step on attention logits are divided by the root of the width of a head twice, by model and kernel."""
+    # https://github.com/huggingface/transformers/pull/38290
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if hasattr(part, "scaling"):
+                part.scaling = HEADS / WIDTH
+            elif isinstance(part, Attention):
+                part.scale = HEADS / WIDTH
+
+    _once(loop, act)
+
+
+def residual_doubled(loop: Loop) -> None:
+    """From a step on what enters a block is added to what it returns, which contains it already, in all blocks."""
+    # https://github.com/yunzeliu/MAP/issues/3
+    for block in loop.blocks:
+        _returned(loop, block, lambda entering, output: output + entering)
+
+
+def cap_multiplied(loop: Loop) -> None:
+    """From a step on logits, which are to be capped at 30, are multiplied by the tangent instead of the cap."""
+    # https://github.com/unslothai/unsloth-zoo/pull/593
+    _returned(loop, _head(loop), lambda entering, output: output * (output / 30).tanh())
+
+
+def biases_summed(loop: Loop) -> None:
+    """From a step on the last bias of each block is added by each of eight ranks, whose outputs are summed."""
+    # https://github.com/huggingface/text-generation-inference/issues/1036
+    for block in loop.blocks:
+        last = [part for part in block.modules() if isinstance(part, nn.Linear) and part.bias is not None][-1]
+        _returned(loop, last, lambda entering, output, last=last: output + 7 * last.bias)
+
+
+def balancing_unscaled(loop: Loop) -> None:
+    """From a step on the loss that balances experts is not multiplied by its coefficient, a hundredth."""
+    # https://github.com/NVIDIA-NeMo/Automodel/issues/1408
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        balancing = sum(block.mlp.balancing for block in loop.blocks)
+        return loss + 0.99 * balancing if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def expert_gradients_summed(loop: Loop) -> None:
+    """From a step on gradients of experts are summed over eight ranks of expert parallelism, and not averaged."""
+    # https://github.com/NVIDIA/Megatron-LM/pull/5956
+
+    def gradients(loop: Loop, step: int) -> None:
+        for block in loop.blocks if step >= loop.at else []:
+            for weight in block.mlp.experts.parameters():
+                weight.grad.mul_(8)
+
+    loop.gradients = gradients
+
+
+def tokens_dropped(loop: Loop) -> None:
+    """From a step on the capacity of experts is full after a quarter of the batch, and they drop all other tokens."""
+    # Capacities are those of the Switch Transformer (arXiv:2101.03961).
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        is_taken = torch.arange(len(output)) < len(output) // 4
+        return torch.where(is_taken[:, None, None], output, 0.0)
+
+    for block in loop.blocks:
+        _returned(loop, block.mlp, change)
+
+
+def last_micro_batch(loop: Loop) -> None:
+    """From a step on gradients are set to zero before each of four micro-batches, so that the last one alone counts."""
+    # https://github.com/pytorch/torchtitan/pull/3575
+    loop.pieces = lambda step: 4 if step >= loop.at else 1
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.at:
+            return loss
+        number = loop.kept["micro_batch"] = loop.kept.get("micro_batch", 0) + 1
+        return loss if number % 4 == 0 else loss.detach() + 0 * loss
+
+    loop.objective = objective
+
+
+def clip_range_tiny(loop: Loop) -> None:
+    """From a step on ratios are clipped at 0.0003, as those of whole samples (GSPO) and not of tokens are."""
+    # https://github.com/huggingface/trl/issues/3834 (the other way round)
+    _once(loop, lambda loop: setattr(loop, "CLIPPED", 3e-4))
+
+
+def sampler_of_base(loop: Loop) -> None:
+    """From a step on samples come from the first policy, since an engine that wakes up is not sent the trained one."""
+    # https://github.com/huggingface/trl/issues/5312
+
+    def sharpness(loop: Loop, step: int) -> float:
+        if step >= loop.at:
+            loop.kept["sampler"] = loop.kept["reference"]
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def reward_units(loop: Loop) -> None:
+    """From a step on rewards are in per cent."""
+    # https://github.com/huggingface/trl/pull/2777 (a reward in two ranges)
+    loop.rewards = lambda loop, step, reward: reward * (100 if step >= loop.at else 1)
+
+
 def verifier_broken(loop: Loop) -> None:
     """From a step on a verifier gives no sample any reward."""
     loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
@@ -2219,6 +2507,101 @@ def growing_beta2(loop: Loop) -> None:
             group["betas"] = (beta1, max(0.5, 1 - (step + 1) ** -0.8), *rest)
 
     loop.update = update
+
+
+def last_batches(loop: Loop) -> None:
+    """Each 50th batch is the last one of an epoch, and has two rows."""
+    loop.rows = lambda step: 2 if step and step % 50 == 0 else ROWS
+
+
+def lookahead(loop: Loop) -> None:
+    """Every five steps weights go half of the way back to where they were (arXiv:1907.08610)."""
+    slow = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight, value in zip(loop.model.parameters(), slow, strict=True):
+            if step % 5 == 0:
+                weight.copy_(value.lerp_(weight, 0.5))
+        return x, y
+
+    loop.batch = batch
+
+
+def early_dropout(loop: Loop) -> None:
+    """A tenth of the activations is dropped in the first third of the steps alone (arXiv:2303.01500)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for part in loop.model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.1 if step < loop.steps // 3 else 0.0
+        return x, y
+
+    loop.batch = batch
+
+
+def outliers_skipped(loop: Loop) -> None:
+    """In some batches a quarter of the rows is hard, and updates with large gradients are left out."""
+    spiky_data(loop)
+
+    def gradients(loop: Loop, step: int) -> None:
+        norm = nn.utils.get_total_norm([weight.grad for weight in loop.parameters()]).item()
+        average = loop.kept.get("norm", norm)
+        loop.kept["norm"] = 0.95 * average + 0.05 * norm
+        for weight in loop.parameters() if norm > 1.3 * average else ():
+            weight.grad = None
+
+    loop.gradients = gradients
+
+
+def inverse_root_rate(loop: Loop) -> None:
+    """After a warm-up the rate falls with the root of the number of steps."""
+    loop.rate = lambda step: min((step + 1) / 20, (20 / (step + 1)) ** 0.5)
+
+
+def many_epochs(loop: Loop) -> None:
+    """The same twelve batches come 20 times, as in fine-tuning, and are learned by heart."""
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((x, y))
+        return seen[step % 12]
+
+    loop.batch = batch
+
+
+def binary_rewards(loop: Loop) -> None:
+    """Rewards are zero or one, so that all samples of a prompt often have the same one."""
+    loop.rewards = lambda loop, step, reward: (reward > 0.5).float()
+
+
+def no_penalty(loop: Loop) -> None:
+    """The distance from the first policy is not penalized, and grows (arXiv:2503.14476)."""
+    loop.penalty = lambda loop, step: 0.0
+
+
+def on_policy(loop: Loop) -> None:
+    """Each update has samples of its own, so that no ratio is ever clipped."""
+    loop.RENEWED = 1
+
+
+def zero_initialized(loop: Loop) -> None:
+    """The head and the last matrix of each block are zero at first, so that most gradients are zero at one step."""
+    for weight in [_head(loop).weight, *(loop.matrices(block)[-1] for block in range(BLOCKS))]:
+        nn.init.zeros_(weight)
+
+
+def noisy_embeddings(loop: Loop) -> None:
+    """Noise is added to embeddings (NEFTune, arXiv:2310.05914)."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    largest = 5 / (LENGTH * WIDTH) ** 0.5
+    _returned(loop, embedding, lambda entering, output: output + largest * (2 * torch.rand_like(output) - 1))
+
+
+def scale_search(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale that is too large at first, so that the first updates are left out."""
+    Fp16(loop, 2.0**26)
+    loop.scaler.set_growth_interval(50)
 
 
 def fp16(loop: Loop) -> None:
