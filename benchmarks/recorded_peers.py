@@ -34,7 +34,8 @@ the reward, the KL divergence, the share of groups with equal rewards and that o
 
 - runmedic and trainspotter read logs of any training. A warning is a finding of severity `warning`, `error` or
   `critical`, at the step or the first step that the finding has. They cannot be given a validation loss, times of
-  steps, use of memory or what was printed, which these loops do not have.
+  steps, use of memory or what was printed, which recordings do not hold. They take the loss of a policy, which need
+  not fall, for one that should.
 - rldoctor reads logs of policies that are trained on rewards, and should be judged by the policies. A warning is a
   finding of severity `WARNING` or `CRITICAL`, at any step that its summary or evidence names, since findings have
   none. It cannot be given the entropy of the policy, a held-out score, or lengths, which are constant here.
@@ -45,12 +46,13 @@ the reward, the KL divergence, the share of groups with equal rewards and that o
 
 A package is said to warn of a recording if it raises any warning, whatever it says. The step is right if a warning
 names one that is at most one recorded row from the first step of the fault. Of `lab watch` any alarm is a warning,
-but only the step of the first finding counts. A package that fails on its input warns of nothing.
+but only the step of the first finding counts. A package that fails on its input warns of nothing. Faults that cannot
+be known in a recording are left out.
 
 The comparison favors `lab watch`. It reads all that was recorded, such as weights, gradients and activations of each
-block, and its rules were made on loops of this length, 240 steps from the initial values, but those of the packages on
-longer runs. With a row every 100 steps packages have three gradient norms, so there is little but the loss to go by,
-and almost any step in the middle is within one row of the fault.
+block, and its rules were made on loops of this kind and length, 240 steps from the initial values, but those of the
+packages on other runs. With a row every 100 steps packages have three gradient norms, so there is little but the loss
+to go by, and almost any step in the middle is within one row of the fault.
 """
 # How columns of a recording are called in a log, as of TRL.
 NAMES = {
@@ -152,8 +154,10 @@ def readings(bins: Path, split: str, folder: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def page(table: pd.DataFrame, versions: list[str]) -> str:
+def page(table: pd.DataFrame, split: str, versions: list[str]) -> str:
     lines = [
+        f"The runs are those of the split `{split}`; the packages are {', '.join(versions)}.",
+        "",
         "| recordings | read by | faults with a warning | at the right step | healthy with a warning | failed |",
         "|---|---|---:|---:|---:|---:|",
     ]
@@ -164,15 +168,15 @@ def page(table: pd.DataFrame, versions: list[str]) -> str:
             shares = [faults["warned"], faults["right"], healthy["warned"]]
             cells = [f"{share.sum()} of {len(share)}" for share in shares]
             lines.append(f"| {group} | {reader} | {' | '.join(cells)} | {of_reader['failed'].sum()} |")
-    return "\n".join([HEAD, f"Versions: {', '.join(versions)}.", "", *lines, ""])
+    return "\n".join([HEAD, *lines, ""])
 
 
 def main(bins: Path, split: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    command = [bins / "python", "-m", "pip", "freeze"]
+    command = [str(bins / "python"), "-m", "pip", "freeze"]
     installed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     versions = [line.replace("==", " ") for line in installed if line.partition("==")[0] in PEERS]
-    PAGE.write_text(page(pd.DataFrame(readings(bins, split, folder)), versions), encoding="utf-8")
+    PAGE.write_text(page(pd.DataFrame(readings(bins, split, folder)), split, versions), encoding="utf-8")
 
 
 if __name__ == "__main__":
