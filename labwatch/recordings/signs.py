@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
@@ -81,7 +82,10 @@ FEWEST_ROWS = 3
 @cache
 def quantities() -> Mapping[str, Mapping[str, Any]]:
     """What is known of each quantity, by its name; see the file."""
-    table: Mapping[str, Mapping[str, Any]] = shipped.load(Path(__file__).with_name("quantities.yaml"))
+    table: dict[str, dict[str, Any]] = shipped.load(Path(__file__).with_name("quantities.yaml"))
+    for known in table.values():
+        if "runs_away" in known:
+            known["level"] = read_runaways()[known["runs_away"]].level
     return table
 
 
