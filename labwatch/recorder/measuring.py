@@ -392,25 +392,21 @@ class Measurement:
         is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
         share = counts_n.double().mean()
         missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
-        weight = gradient_nv.double().abs().sum() / 2 / missed_n.mul(counts_n).sum() * share * count
+        weight = gradient_nv.double().abs().sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
         weight = torch.where(is_climbed, -weight, weight)
         label_loss = -torch.where(counts_n, (1 - missed_n).log(), 0.0).sum() / counts_n.sum()
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
         perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
         perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
-        for name, value in (
-            *(("label_perplexity", perplexity), ("label_share", share / row_share), ("row_share", row_share)),
-            *(("label_count", share / row_share * count), ("loss_weight", weight / scale), ("label_loss", label_loss)),
-        ):
-            self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
+        measured = {"label_perplexity": perplexity, "label_share": share / row_share, "row_share": row_share}
+        measured |= {"label_count": share / row_share * count, "loss_weight": weight / scale, "label_loss": label_loss}
         if tokens is not None and tokens.numel() == count:
             has_next_n = counts_n & ((at_n + 1) % tokens.shape[1] > 0)
-            for name, token_n in (
-                ("label_next", tokens.flatten().roll(-1)[at_n]),
-                ("label_same", tokens.flatten()[at_n]),
-            ):
-                share = ((label_n == token_n) & has_next_n).double().sum() / has_next_n.sum()
-                self.tally.add(Key(name), torch.where(is_cross_entropy, share, math.nan))
+            of_labels = {"label_next": tokens.flatten().roll(-1)[at_n], "label_same": tokens.flatten()[at_n]}
+            for name, token_n in of_labels.items():
+                measured[name] = ((label_n == token_n) & has_next_n).double().sum() / has_next_n.sum()
+        for name, value in measured.items():
+            self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
 
     @guarded
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
