@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +118,19 @@ def test_compiled_code_is_kept_for_each_instruction_set(tmp_path: Path, monkeypa
     assert folders[0] == folders[2] != folders[1]
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     assert folder("avx512") == "elsewhere"
+
+
+def test_processes_that_start_from_here_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not (pages.exists() and "[madvise]" in pages.read_text() and platform.libc_ver() >= ("glibc", "2.35")):
+        pytest.skip("only glibc from 2.35 on asks, where the kernel gives them on demand")
+    asks = "large = bytearray(2**26); print(any('hg' in line.split() for line in open('/proc/self/smaps')))"
+    for given, wanted in ((None, "True"), ("glibc.malloc.hugetlb=0", "False")):  # the user's own setting stays
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+        if given:
+            monkeypatch.setenv("GLIBC_TUNABLES", given)
+        machine.configure_process()
+        assert subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True).stdout.strip() == wanted
 
 
 @compiles

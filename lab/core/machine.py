@@ -113,8 +113,10 @@ def configure_allocator() -> None:
     """Let the allocator keep freed memory.
 
     Every step frees tensors of a few megabytes; by default glibc returns each to the system and faults it in again,
-    page by page.
+    page by page.  Processes that start from this one, as jobs do, also ask for huge pages, because glibc reads that
+    setting only when a process starts.
     """
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         for option, value in ((M_MMAP_THRESHOLD, KEEP), (M_TRIM_THRESHOLD, KEEP), (M_TOP_PAD, PAD)):
