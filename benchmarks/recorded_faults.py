@@ -55,9 +55,9 @@ them was judged, and judged once.
   reported of public trainers, chosen in the same way: 67 of 124 faults told rightly (54 %), and an alarm in 6 of 148
   healthy recordings (4 %). It is of tuning now.
 - The sixth (`held out` below), with GPT-2, AMSGrad, and faults that are reported of public trainers, chosen in the same
-  way: no rule may change after it is judged.
+  way: the tables are those of the rules as they were when it was judged.
 
-The recorder measures more since the fourth was judged, so recordings of before are not those of today, and the tables
+The recorder measures more since the fifth was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
