@@ -316,6 +316,26 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
     assert not told
 
 
+def searches_scale(row: Row, step: int) -> None:
+    """A loss scaler halves a scale that is too large at first, and leaves out updates until it is not."""
+    if "lr" in row:
+        row["loss_scale"] = 2.0 ** max(26 - step, 8)
+        row |= {f"gradient_not_finite/{part}": ["w.1"] for part in PARTS} if step < 18 else {}
+
+
+def begins_at_zero(row: Row, step: int) -> None:
+    """Behind two matrices that are zero at first, there are no gradients in two updates."""
+    row |= {f"gradient_zero/{block}": ["w.1"] for block in BLOCKS} if step < 2 and "lr" in row else {}
+
+
+@pytest.mark.parametrize("every", [1, 5, 20])
+@pytest.mark.parametrize("begins", [searches_scale, begins_at_zero])
+def test_nothing_is_said_of_how_training_may_begin(
+    begins: Callable[[Row, int], None], every: int, tmp_path: Path
+) -> None:
+    assert not findings(planted(tmp_path / "probes.jsonl", begins, every=every))
+
+
 OF_START = {
     "the loss falls ever faster": lambda row, step: row.update(loss=row["loss"] + 16 - (min(step, 120) / 30) ** 2),
     "the rate warms up": lambda row, step: row.update(lr=1e-5 * min(step, 120)) if "lr" in row else None,

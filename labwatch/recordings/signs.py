@@ -33,10 +33,9 @@ SAME, CONSTANT_CHANGE = 1e-3, 1.5
 OF_LABELS = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
-# Weights have moved by more than their updates can if it is so many times what these explain; or at least a bit more
-# than that, and so many times what it is in the median part, since few rows leave a loose bound. The first updates are
-# small.
-BEYOND_UPDATES, BIT_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.2, 2.5, 2.0, 3
+# Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so many
+# times what it is in the median part, since few rows leave a loose bound. The first updates are small.
+BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.6, 2.5, 2.0, 3
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others.
 APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
@@ -346,10 +345,11 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
     """Weights whose gradients are exactly zero in some rows in a row."""
     rows = read.named("gradient_zero")
     for row, parts in rows.items():
+        lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
         lasting = {
             place: kept
             for place, names in parts.items()
-            if (kept := [name for name in names if name in rows.get(row + LASTING - 1, {}).get(place, [])])
+            if (kept := [name for name in names if name in rows.get(row + lasts - 1, {}).get(place, [])])
         }
         if lasting:
             yield Sign("dead", row, sorted(lasting), weights=[name for of in lasting.values() for name in of])
@@ -475,7 +475,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
         others_pm = beyond_pm[[other != place for other in places]]
         is_compared_m = np.isfinite(others_pm).sum(0) >= FEWEST_OTHERS
         usual_m = np.nanmedian(np.where(is_compared_m, others_pm, math.inf), axis=0)
-        is_apart_m = beyond_m > least_m * np.maximum(BIT_BEYOND, BEYOND_OTHERS * usual_m)
+        is_apart_m = beyond_m > least_m * np.maximum(LESS_BEYOND, BEYOND_OTHERS * usual_m)
         row_n = np.flatnonzero(is_apart_m | (beyond_m > least_m * BEYOND_UPDATES))
         if len(row_n):
             row = int(row_n[0])
@@ -665,10 +665,11 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
     scale_m = read.column("loss_scale")
     if not np.isfinite(scale_m).any():
         return
-    highest_m = np.fmax.accumulate(scale_m)
-    fallen = np.flatnonzero(scale_m * SCALE_FALL <= highest_m).tolist()
     bad = read.named("gradient_not_finite")
-    fallen += [row for row in bad if all(row + later in bad for later in range(OVERFLOWS))]
+    found = next((row for row in range(len(scale_m)) if row not in bad), 0)  # a scaler searches for the first scale
+    highest_m = np.fmax.accumulate(np.where(np.arange(len(scale_m)) < found, math.nan, scale_m))
+    fallen = np.flatnonzero(scale_m * SCALE_FALL <= highest_m).tolist()
+    fallen += [row for row in bad if row >= found and all(row + later in bad for later in range(OVERFLOWS))]
     if fallen:
         row = min(fallen)
         move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
