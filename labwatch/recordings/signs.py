@@ -33,8 +33,8 @@ SAME, CONSTANT_CHANGE = 1e-3, 1.5
 OF_LABELS = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
-# Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so many
-# times what it is in the median part, since few rows leave a loose bound. The first updates are small.
+# Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so
+# many times what it is in the median part, since few rows leave a loose bound. The first updates are small.
 BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.6, 2.5, 2.0, 3
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others.
