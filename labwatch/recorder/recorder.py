@@ -30,8 +30,8 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 # and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
-OF_LABELS = ("label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same")
-OF_LABELS += ("row_share", "loss_weight")
+OF_LABELS = ["label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same"]
+OF_LABELS += ["row_share", "loss_weight"]
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
