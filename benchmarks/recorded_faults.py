@@ -60,7 +60,7 @@ them was judged, and judged once.
   move a little farther than their updates tell.
 
 The recorder measures more since the fifth was judged, so recordings of before are not those of today, and the tables
-hold what was recorded anew.
+hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read the same runs.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
 EMBEDDING = {"vision": "other"}  # the part that holds it

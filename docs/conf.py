@@ -116,6 +116,7 @@ benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
 benchmarks/RECORDED_FAULTS
+benchmarks/RECORDED_PEERS
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG

@@ -541,6 +541,8 @@ def test_training_keeps_its_bits_and_the_numbers_do_not_depend_on_how_it_is_run(
     assert all("attention_logit_max/block1" in row for row in ours[1::2])
     assert [set(row) for row in ours[2::2]] == [{"step", "loss"}] * 2
     for our, their in zip(ours[1:], theirs[1:], strict=True):
+        for name in (name for name in our if name.startswith("functions")):
+            our[name] = [function.replace("uses model.", "uses ") for function in our[name]]  # of the module around it
         same(our, their)
 
 
@@ -1445,6 +1447,9 @@ def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, t
 # several ranks
 
 
+OUTSIDE = {"functions/embedding", "functions/head"}  # of blocks, where FSDP gathers weights
+
+
 @pytest.mark.slow
 def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
     words = [*TORCHRUN, str(HERE / "recording_on_ranks.py"), str(tmp_path)]
@@ -1455,8 +1460,9 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
         header, *rows = written(tmp_path / f"{how}.jsonl")
         assert header["not_found"] == []
         assert [row["step"] for row in rows] == [0, 1, 2]
+        assert not [name for row in rows[1:] for name in row if name.startswith("functions")]  # which stay as they were
         for ours, theirs in zip(rows, alone, strict=True):
-            assert ours.keys() == theirs.keys()
+            assert ours.keys() | OUTSIDE == theirs.keys() | OUTSIDE
             assert ours.get("settings") == theirs.get("settings")
             for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
                 if not name.startswith((*OF_BATCH, "change_over_updates", "settings", "functions", *SHARES)):

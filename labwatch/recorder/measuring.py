@@ -114,6 +114,7 @@ class Measurement:
         self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
         self.settings, self.samples, self.moments, self.entries = settings, samples, moments, entries
         self.functions = defaultdict[str, set[str]](set)
+        self.is_sharded = any(hasattr(weight, "to_local") for weight in model.parameters())
         self.unused = dict[int, tuple[str, str, Tensor]]()  # by part what functions returned, until one gets it
         self.rows = 1  # of the batch
         self.tokens: Tensor | None = None  # of the batch ``[b t]``, if it is of tokens
@@ -256,15 +257,18 @@ class Measurement:
         """Keep the name of a function and its numbers and words, but for sizes and what other measurements tell.
 
         Of one whose output enters no other function of its part that is kept, too, and the weights that are used; but
-        for those of experts, which a batch may not need.
+        for those of experts, which a batch may not need.  A sharded model gathers its weights outside of blocks, by
+        functions that differ from step to step, into other tensors.
         """
+        if self.is_sharded and not self.inside:
+            return
         name = getattr(function, "__name__", "_")
         has_passed = any(kind == "block" for kind, _ in self.seen)
         place = self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING
         weights = list[str]()
         for x in _tensors([args, kwargs]):
             self.unused.pop(id(x), None)
-            if isinstance(x, nn.Parameter) and name != "__get__":
+            if isinstance(x, nn.Parameter) and name != "__get__" and not self.is_sharded:
                 weights.append(self.name_of.get(id(x), "a weight that is no part of the model"))
         self.functions[place] |= {f"uses {plain(weight)}" for weight in weights if weight not in self.parts.expert}
         if name.startswith("_") or "dropout" in name or name == "register_hook":
