@@ -1,10 +1,10 @@
 """Where did it begin? Plants faults in training loops with a recorder, and scores what `lab watch` says of each.
 
-    python benchmarks/recorded_faults.py [tuning|all] [FOLDER]
+    python benchmarks/recorded_faults.py [held_out|tuning|all] [FOLDER]
 
 Loops and faults are in ``fault_loops.py``, the design, the rule and the split in ``recorded_faults.yaml``. Recordings
-that FOLDER (default: runs/recorded_faults) already holds are kept. ``all`` writes ``recorded_faults.csv`` and
-RECORDED_FAULTS.md; ``tuning`` prints what is wrong on the runs on which rules were made, and reads no others.
+that FOLDER (default: runs/recorded_faults) already holds are kept. ``held_out`` writes ``recorded_faults.csv`` and
+RECORDED_FAULTS.md of the runs on which no rule was made, ``all`` of all; ``tuning`` prints what is wrong on the others.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
     rows = list[dict[str, Any]]()
     for planted in design():
-        if part == "tuning" and planted.split == "held out":
+        if part in ("tuning", "held_out") and (planted.split == "held out") != (part == "held_out"):
             continue
         for every in rates(planted):
             twin = recorded(planted.twin, every, folder) if planted.has_twin else None
@@ -278,5 +278,6 @@ def _what(name: str) -> str:
 
 if __name__ == "__main__":
     main(
-        sys.argv[1] if len(sys.argv) > 1 else "all", Path(sys.argv[2] if len(sys.argv) > 2 else "runs/recorded_faults")
+        sys.argv[1] if len(sys.argv) > 1 else "held_out",
+        Path(sys.argv[2] if len(sys.argv) > 2 else "runs/recorded_faults"),
     )

@@ -1,10 +1,10 @@
 """What other readers of logs say of the recordings of recorded_faults.py; writes RECORDED_PEERS.md.
 
-    python benchmarks/recorded_peers.py BIN [SPLIT] [FOLDER]
+    python benchmarks/recorded_peers.py BIN [FOLDER]
 
-BIN is the ``bin`` of an environment in which the packages of ``PEERS`` are installed, SPLIT one of
-``recorded_faults.yaml`` (default: held out), and FOLDER has the recordings (default: runs/recorded_faults); those that
-it lacks are trained.
+BIN is the ``bin`` of an environment in which the packages of ``PEERS`` are installed, and FOLDER has the recordings of
+``recorded_faults.csv`` (default: runs/recorded_faults), whose rows tell what `lab watch` says; those that it lacks are
+trained.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any
 
 import pandas as pd
 import torch
-from recorded_faults import design, judged, rates, recorded
+from recorded_faults import TABLE, design, rates, recorded
 
 PAGE = Path(__file__).with_name("RECORDED_PEERS.md")
+KEYS = ["name", "is_fault", "model", "optimizer", "seed", "at", "block", "split"]  # of a run
 HEAD = """# Other readers on the same recordings
 
 Written by `python benchmarks/recorded_peers.py`. Four public packages read the [runs with planted
@@ -123,18 +124,20 @@ def said_by(name: str, bins: Path, log: Path) -> list[float | None] | None:
     return list(warnings(name, json.loads(done.stdout))) if done.returncode == 0 else None
 
 
-def readings(bins: Path, split: str, folder: Path) -> Iterator[dict[str, Any]]:
+def readings(bins: Path, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each recording and reader; faults that cannot be known are left out."""
+    # runs without faults that belong to several are recorded again if one of these is at every step
+    ours = pd.read_csv(TABLE).drop_duplicates([*KEYS, "every"]).set_index([*KEYS, "every"])
     for planted in design():
-        for every in rates(planted) if planted.split == split else ():
-            recording = recorded(planted, every, folder)
-            ours = judged(
-                planted, every, recording, recorded(planted.twin, every, folder) if planted.has_twin else None
-            )
-            if planted.is_fault and not ours["counted"]:
+        for every in rates(planted):
+            key = (*(getattr(planted, name) for name in KEYS), every)
+            if key not in ours.index:
                 continue
-            rows = list(logged(recording))
-            said: dict[str, list[float | None] | None] = {"lab watch": [ours["step"]] if ours["alarms"] else []}
+            told: Any = ours.loc[key]
+            if planted.is_fault and not told["counted"]:
+                continue
+            rows = list(logged(recorded(planted, every, folder)))
+            said: dict[str, list[float | None] | None] = {"lab watch": [told["step"]] if told["alarms"] else []}
             with TemporaryDirectory() as temporary:
                 log = Path(temporary) / "log.csv"
                 with log.open("w", newline="", encoding="utf-8") as file:
@@ -154,9 +157,9 @@ def readings(bins: Path, split: str, folder: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def page(table: pd.DataFrame, split: str, versions: list[str]) -> str:
+def page(table: pd.DataFrame, versions: list[str]) -> str:
     lines = [
-        f"The runs are those of the split `{split}`; the packages are {', '.join(versions)}.",
+        f"The runs are those of the split `held out`; the packages are {', '.join(versions)}.",
         "",
         "| recordings | read by | faults with a warning | at the right step | healthy with a warning | failed |",
         "|---|---|---:|---:|---:|---:|",
@@ -171,17 +174,13 @@ def page(table: pd.DataFrame, split: str, versions: list[str]) -> str:
     return "\n".join([HEAD, *lines, ""])
 
 
-def main(bins: Path, split: str, folder: Path) -> None:
+def main(bins: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     command = [str(bins / "python"), "-m", "pip", "freeze"]
     installed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     versions = [line.replace("==", " ") for line in installed if line.partition("==")[0] in PEERS]
-    PAGE.write_text(page(pd.DataFrame(readings(bins, split, folder)), split, versions), encoding="utf-8")
+    PAGE.write_text(page(pd.DataFrame(readings(bins, folder)), versions), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]),
-        sys.argv[2] if len(sys.argv) > 2 else "held out",
-        Path(sys.argv[3] if len(sys.argv) > 3 else "runs/recorded_faults"),
-    )
+    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) > 2 else "runs/recorded_faults"))

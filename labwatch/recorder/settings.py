@@ -17,7 +17,7 @@ from labwatch.recordings.recording import DECAYS, OF_PARTS, SETTINGS, STATES_LOS
 
 CLIPPING = "clipping"  # the name under which ``MAX_NORM`` stands beside the groups
 USUAL = {**dict.fromkeys(SWITCHES, 0), STATES_LOST: 0, UPDATES: 1}  # which are written where they differ alone
-LEAST_KEPT = 1e-30  # the logarithm of zero is that of it
+SMALLEST = 1e-30  # the logarithm of zero is that of it
 # A number jumps from one update to the next if it changes by more than this factor, or if what a decay leaves to the
 # next number does. Smaller changes, those of a schedule, are written at the next update that is measured.
 JUMP = 1.5
@@ -101,7 +101,7 @@ def rate(group: Mapping[str, Any]) -> float:
 def log_kept(group: Mapping[str, Any]) -> float | None:
     """The logarithm of what a second moment keeps in an update, Adam's beta2 or RMSprop's alpha; None of others."""
     betas = group.get("betas", (0.0, group.get("alpha")))
-    return math.log(max(float(betas[1]), LEAST_KEPT)) if len(betas) == 2 and betas[1] is not None else None
+    return math.log(max(float(betas[1]), SMALLEST)) if len(betas) == 2 and betas[1] is not None else None
 
 
 def _numbers(group: Mapping[str, Any], settings: Mapping[str, Any], is_measured: bool) -> Iterator[tuple[str, float]]:

@@ -30,7 +30,7 @@ SETTING_JUMP, CALM_STEPS = 3.0, 20
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
 SAME, CONSTANT_CHANGE = 1e-3, 1.5
 # The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
-OF_LABELS = 5.0
+LABELS_APART = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
 # Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so
@@ -583,7 +583,7 @@ def _counts_all(read: Readings, row: int) -> bool:
     apart_m = np.abs(loss_m - read.column("label_loss"))
     known_m = apart_m[:row][np.isfinite(apart_m[:row])]
     has_none = read.column("row_share")[row] == 0
-    return has_none or bool(len(known_m) and apart_m[row] <= max(OF_LABELS * known_m.max(), SAME * abs(loss_m[row])))
+    return has_none or bool(len(known_m) and apart_m[row] <= max(LABELS_APART * known_m.max(), SAME * abs(loss_m[row])))
 
 
 def moved(read: Readings, name: str) -> Iterator[Sign]:
