@@ -111,7 +111,7 @@ LINES = {
     "training": 2070,
     "analysis": 5231,
     "report": 1424,
-    "sweeping": 2747,
+    "sweeping": 2750,
     "features": 3496,
     "notebook": 54,
     "labwatch": 8386,

@@ -106,7 +106,7 @@ def make_growing_report(folder: Path, ids: Collection[str], growth: str) -> None
     Args:
         folder: the results folder.
         ids: the ids of the runs.
-        growth: the extent of the runs in words, such as ``1 of 3 seeds``.
+        growth: the extent of the runs in words, such as ``14 of 84 runs``.
 
     Raises:
         RequestError: the folder cannot be read or written, or all these runs failed.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lab.core import distributed
 from lab.core.errors import RequestError
@@ -150,39 +150,44 @@ class ProgressLog:
 class GrowingReport:
     """Draws the report of the complete seeds in a process of its own, one at a time, while the sweep goes on.
 
+    Of the first seed each size counts by itself, because a first figure is wanted before the largest model is trained.
+
     Args:
         folder: the results folder.
-        requested: all points of the sweep.
+        requested: all points of the sweep, sorted by seed.
         fleets: the points that are to be trained, packed into fleets.
     """
 
     def __init__(self, folder: Path, requested: Sequence[Point], fleets: Sequence[Sequence[Point]]) -> None:
         self.folder, self.requested = folder, requested
-        self.fleets_of = {point.config.seed: set[int]() for point in requested}
-        for index, fleet in enumerate(fleets):
-            for point in fleet:
-                self.fleets_of[point.config.seed].add(index)
-        self.drawn = len(self.complete(set()))
+        self.fleet_of = {point.id: index for index, fleet in enumerate(fleets) for point in fleet}
+        self.parts: dict[Hashable, list[str]] = {}
+        for point in requested:
+            self.parts.setdefault(point.config.seed, []).append(point.id)
+            if point.config.seed == requested[0].config.seed:
+                size = point.config.model.width, point.config.model.depth
+                self.parts.setdefault(size, []).append(point.id)
+        self.drawn = self.complete(set())
         self.drawing: threading.Thread | None = None
         self.over = threading.Event()
         self.line = ""
 
-    def complete(self, ended: set[int]) -> set[Any]:
-        """Seeds all of whose runs are recorded once these fleets have ended."""
-        return {seed for seed, fleets in self.fleets_of.items() if fleets <= ended}
+    def complete(self, ended: set[int]) -> frozenset[str]:
+        """The ids of the runs of all parts that are recorded once these fleets have ended."""
+        pending = {name for name, fleet in self.fleet_of.items() if fleet not in ended}
+        return frozenset(name for part in self.parts.values() if pending.isdisjoint(part) for name in part)
 
     def update(self, ended: set[int], seconds_left: float | None) -> str:
-        """Begin to draw if more seeds are complete and enough training is left; returns a line once it is drawn."""
+        """Begin to draw if more parts are complete and enough training is left; returns a line once it is drawn."""
         if self.drawing and not self.drawing.is_alive():
             self.drawing, line = None, self.line
             return line
-        seeds = self.complete(ended)
-        is_worth_it = self.drawn < len(seeds) < len(self.fleets_of) and (seconds_left or 0) >= WORTH_DRAWING
+        ids = self.complete(ended)
+        is_worth_it = self.drawn < ids and len(ids) < len(self.requested) and (seconds_left or 0) >= WORTH_DRAWING
         if self.drawing or not is_worth_it:
             return ""
-        self.drawn = len(seeds)
-        ids = frozenset(point.id for point in self.requested if point.config.seed in seeds)
-        self.drawing = threading.Thread(target=self._draw, args=(ids, len(seeds)), daemon=True)
+        self.drawn = ids
+        self.drawing = threading.Thread(target=self._draw, args=(ids,), daemon=True)
         self.drawing.start()
         return ""
 
@@ -192,8 +197,8 @@ class GrowingReport:
         if self.drawing:
             self.drawing.join()
 
-    def _draw(self, ids: frozenset[str], seeds: int) -> None:
-        growth = f"{seeds} of {len(self.fleets_of)} seeds"
+    def _draw(self, ids: frozenset[str]) -> None:
+        growth = f"{len(ids)} of {len(self.requested)} runs"
         ends = run_jobs(draw, [(self.folder, ids, growth)], [None], stop_requested=self.over.is_set)
         self.line = f"report of {growth}: {self.folder / 'report.html'}" if ends and ends[0].answer else ""
 
