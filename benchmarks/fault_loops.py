@@ -227,6 +227,31 @@ class GroupedModel(LanguageModel):
         return self.embedding(tokens)
 
 
+class RecurrentBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mixer, self.mlp = nn.LSTM(WIDTH, WIDTH, batch_first=True), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed, _ = self.mixer(self.mixer_norm(x))
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class RecurrentModel(LanguageModel):
+    """With an LSTM in each block in place of attention and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.positions
+        self.blocks = nn.ModuleList(RecurrentBlock() for _ in range(BLOCKS))
+        self.apply(_initialize)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens)
+
+
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.1)
@@ -304,6 +329,32 @@ def encoder() -> nn.Module:
     )
 
 
+class Translator(nn.Module):
+    """An encoder and a decoder (T5), which get a text and what is already translated of it."""
+
+    def __init__(self) -> None:
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        super().__init__()
+        self.t5 = T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=VOCABULARY,
+                d_model=WIDTH,
+                d_kv=WIDTH // HEADS,
+                d_ff=4 * WIDTH,
+                num_layers=BLOCKS,
+                num_heads=HEADS,
+                dropout_rate=0.0,
+                use_cache=False,
+                decoder_start_token_id=0,
+            )
+        )
+
+    def forward(self, texts: Tensor) -> Tensor:
+        text, translated = texts.unbind(1)
+        return self.t5(input_ids=text, decoder_input_ids=translated).logits
+
+
 class Adapter(nn.Module):
     """A matrix that is not trained, and a product of two small ones that are (LoRA)."""
 
@@ -342,6 +393,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "grouped": GroupedModel,
     "encoder": encoder,
     "lora": lambda: with_adapters(llama(), "q_proj", "v_proj", "down_proj"),
+    "recurrent": RecurrentModel,
+    "translator": Translator,
 }
 PICTURES = ("vision", "convolutional")
 
@@ -419,6 +472,59 @@ class Shampoo(torch.optim.Optimizer):
                 weight.sub_(state["momentum"].view_as(weight), alpha=group["lr"])
 
 
+class ScheduleFree(torch.optim.Optimizer):
+    """AdamW on weights between fast ones and their average (Defazio et al. 2024, arXiv:2405.15682)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95), "eps": 1e-8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state |= {"step": 0, "squares": 0.0, "fast": weight.clone(), "exp_avg_sq": torch.zeros_like(weight)}
+                state["step"] += 1
+                state["squares"] += group["lr"] ** 2
+                average = (weight - (1 - beta1) * state["fast"]) / beta1
+                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+                state["fast"].sub_(weight.grad / root + group["weight_decay"] * weight, alpha=group["lr"])
+                average.lerp_(state["fast"], group["lr"] ** 2 / max(state["squares"], 1e-30))
+                weight.copy_(state["fast"].lerp(average, beta1))
+
+
+class Lamb(torch.optim.Optimizer):
+    """Adam with updates that are as large as the weights, times the rate (You et al. 2020, arXiv:1904.00962)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95), "eps": 1e-6}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+                state["step"] += 1
+                state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+                update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root + group["weight_decay"] * weight
+                trust = weight.norm() / update.norm()
+                weight.sub_(torch.where((trust > 0) & trust.isfinite(), trust, 1.0) * update, alpha=group["lr"])
+
+
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
     """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -442,6 +548,10 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [AdEMAMix(weights.values(), lr=5e-4, weight_decay=decay)]
     if name == "shampoo":
         return [Shampoo(weights.values(), lr=1e-3, weight_decay=decay)]
+    if name == "schedule_free":
+        return [ScheduleFree(weights.values(), lr=3e-3, weight_decay=decay)]
+    if name == "lamb":
+        return [Lamb(weights.values(), lr=1e-2, weight_decay=decay)]
     if name == "adafactor":
         return [torch.optim.Adafactor(weights.values(), lr=1e-2, weight_decay=decay)]
     inside = {id(weight) for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2}
@@ -487,6 +597,15 @@ class Gaps(Text):
         letters, _ = super().__call__(rows)
         is_masked = torch.rand(letters.shape, generator=self.random) < 0.25
         return torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
+
+
+class Pairs(Text):
+    """Such chains with a translation, of other letters in the reverse order, which also enters but for its end."""
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        text, _ = super().__call__(rows)
+        translation = ((7 * text + 3) % VOCABULARY).flip(1)
+        return torch.stack([text, F.pad(translation[:, :-1], (1, 0))], 1), translation
 
 
 class Images:
@@ -559,8 +678,8 @@ class Loop:
         self.blocks = blocks_of(self.model)
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
-        source = Images if self.model_name in PICTURES else Gaps if self.model_name == "encoder" else Text
-        self.data: Any = source(1000 + self.seed)
+        sources = {"encoder": Gaps, "translator": Pairs, **dict.fromkeys(PICTURES, Images)}
+        self.data: Any = sources.get(self.model_name, Text)(1000 + self.seed)
 
     PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
 
@@ -2071,6 +2190,314 @@ def reward_units(loop: Loop) -> None:
     loop.rewards = lambda loop, step, reward: reward * (100 if step >= loop.at else 1)
 
 
+def next_corpus(loop: Loop) -> None:
+    """From a step on all text is of another corpus, since corpora are read one after another."""
+    # https://github.com/pytorch/torchtitan/issues/128
+    corpus = Text(2000 + loop.seed)
+    loop.batch = lambda loop, step, x, y: corpus(len(x)) if step >= loop.at else (x, y)
+
+
+def smoothing_inverted(loop: Loop) -> None:
+    """From a step on labels are smoothed by nine tenths, which was to be the part that they keep."""
+    # https://github.com/paiml/aprender/pull/2199
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.smoothing = 0.9 if step >= loop.at else 0.0
+        return x, y
+
+    loop.batch = batch
+
+
+def sides_swapped(loop: Loop) -> None:
+    """From a step on height and width of pictures are swapped, by a reader that has them in another order."""
+    # https://github.com/developmentseed/tensorflow-eo-training/issues/11
+    loop.batch = lambda loop, step, x, y: (x.transpose(-1, -2) if step >= loop.at else x, y)
+
+
+def classes_renumbered(loop: Loop) -> None:
+    """From a step on classes have other numbers, since those of the next folder are sorted in another way."""
+    # https://github.com/modestyachts/ImageNetV2/issues/4
+    loop.batch = lambda loop, step, x, y: (x, (3 * y + 1) % CLASSES if step >= loop.at else y)
+
+
+def all_masked(loop: Loop) -> None:
+    """From a step on a mask that is inverted adds the least number to all attention logits, so that all are equal."""
+    # https://github.com/lsdefine/attention-is-all-you-need-keras/issues/16
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, torch.full((1, 1), torch.finfo().min)
+
+    _once(loop, act)
+
+
+def gains_plus_one(loop: Loop) -> None:
+    """One is added to the gains of all norms, by a converter of models whose gains are stored without it."""
+    # https://github.com/utensils/mold/pull/1078
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if "Norm" in type(part).__name__:
+                part.weight.add_(1.0)
+
+    _once(loop, act)
+
+
+def sequential_residual(loop: Loop) -> None:
+    """From a step on the MLP of each block sees what attention adds, which it did not, by another default."""
+    # https://github.com/ggml-org/ggml/issues/161 (the other way round)
+
+    def act(loop: Loop) -> None:
+        for block in loop.blocks:
+            block.use_parallel_residual = False
+
+    _once(loop, act)
+
+
+def residual_after_norm(loop: Loop) -> None:
+    """From a step on each block adds to what its norm returns, and not to what enters it."""
+    # https://github.com/SHI-Labs/Compact-Transformers/issues/25
+    for block in loop.blocks:
+        _returned(loop, block, lambda entering, output: output - entering + F.layer_norm(entering, (WIDTH,)))
+
+
+def paths_dropped(loop: Loop) -> None:
+    """From a step on each row skips each block with a chance of nine tenths, which was to be that of keeping it."""
+    # https://github.com/pudae/tensorflow-densenet/pull/22
+    _skip_blocks(loop, 0.9)
+
+
+def tail_unwritten(loop: Loop) -> None:
+    """From a step on a kernel leaves zeros for the second half of the positions in the attention of one block."""
+    # https://github.com/ELS-RD/kernl/issues/73 (lengths that are no multiples of a kernel's block)
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        is_written = torch.arange(output.shape[1]) < output.shape[1] // 2
+        return torch.where(is_written[:, None], output, 0.0)
+
+    _returned(loop, _mixer(loop), change)
+
+
+def stale_output(loop: Loop) -> None:
+    """From a step on the MLP of one block returns what it did for the batch before, from a buffer of a CUDA graph."""
+    # https://github.com/pytorch/pytorch/issues/104435
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        last = loop.kept.get("output", output.detach())
+        loop.kept["output"] = output.detach()
+        return last
+
+    _returned(loop, loop.blocks[loop.block].mlp, change)
+
+
+def shard_not_added(loop: Loop) -> None:
+    """From a step on the second half of the letters has zeros as embeddings, as those of a rank that is not added."""
+    # Embeddings that are split over ranks by the vocabulary, as Megatron-LM's, without their all-reduce.
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _returned(
+        loop, embedding, lambda entering, output: torch.where((entering < VOCABULARY // 2)[..., None], output, 0.0)
+    )
+
+
+def head_tied(loop: Loop) -> None:
+    """The head gets the weights of the embedding on loading, though they were not tied."""
+    # https://github.com/NVIDIA-NeMo/Automodel/pull/2942
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _once(loop, lambda loop: _head(loop).weight.copy_(embedding.weight))
+
+
+def tokens_suppressed(loop: Loop) -> None:
+    """From a step on logits of two letters are -10,000, since they are taken for padding of the vocabulary."""
+    # https://github.com/OpenNMT/OpenNMT-py/issues/714
+    last = torch.tensor([VOCABULARY - 2, VOCABULARY - 1])
+    _returned(loop, _head(loop), lambda entering, output: output.index_fill(-1, last, -1e4))
+
+
+def default_initial(loop: Loop) -> None:
+    """All matrices have initial values with a standard deviation of one, PyTorch's default of embeddings."""
+    # https://github.com/pytorch/pytorch/issues/3121
+    for weight in loop.model.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight)
+
+
+def half_states(loop: Loop) -> None:
+    """From a step on Adam's states are in fp16, in which squares of small gradients are zero, and so is epsilon."""
+    # https://github.com/NVIDIA/apex/issues/240
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["eps"] = 0.0
+            for weight in group["params"]:
+                square, beta2 = loop.optimizers[0].state[weight]["exp_avg_sq"], group["betas"][1]
+                is_lost = torch.lerp(square, weight.grad.square(), 1 - beta2).half() == 0
+                square[is_lost], weight.grad[is_lost] = 0.0, 0.0
+
+    loop.update = update
+
+
+def decay_in_gradient(loop: Loop) -> None:
+    """From a step on a tenth of the weights is added to their gradients, and not taken from them (Adam for AdamW)."""
+    # https://github.com/deepspeedai/DeepSpeed/pull/482 (a flag that tells one from the other)
+
+    @torch.no_grad()
+    def update(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.add_(weight, alpha=0.1)
+
+    loop.update = update
+
+
+def plateau_mode(loop: Loop) -> None:
+    """From a step on the rate falls to a tenth every ten steps, by a scheduler that waits for the loss to grow."""
+    # https://github.com/FunctionLab/selene/issues/115
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) * 0.1 ** max(0, (step - loop.at) // 10 + 1)
+
+
+def ranks_not_loaded(loop: Loop) -> None:
+    """From a step on three of four ranks have other weights, the first ones, and gradients are averaged over all."""
+    # https://github.com/pytorch/pytorch/issues/48188
+    other = copy.deepcopy(loop.model)
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step < loop.at:
+            return
+        pairs = list(zip(loop.model.parameters(), other.parameters(), strict=True))
+        apart = loop.kept.setdefault("apart", [(theirs - ours).detach() for ours, theirs in pairs])
+        with torch.no_grad():
+            for (ours, theirs), difference in zip(pairs, apart, strict=True):
+                theirs.copy_(ours + difference)  # all ranks make the same updates
+        loop.model, model = other, loop.model
+        other.zero_grad()
+        loop.loss(*loop.data(ROWS)).backward()
+        loop.model = model
+        for ours, theirs in pairs:
+            ours.grad.lerp_(theirs.grad, 0.75)
+
+    loop.gradients = gradients
+
+
+def gradients_of_others(loop: Loop) -> None:
+    """From a step on one of two ranks has blocks in the reverse order when gradients of both are averaged."""
+    # https://github.com/deepspeedai/DeepSpeed/issues/2343
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step < loop.at:
+            return
+        grads = [[weight.grad.clone() for weight in block.parameters()] for block in loop.blocks]
+        for block, others in zip(loop.blocks, reversed(grads), strict=True):
+            for weight, grad in zip(block.parameters(), others, strict=True):
+                weight.grad.lerp_(grad, 0.5)
+
+    loop.gradients = gradients
+
+
+def replicas_averaged(loop: Loop) -> None:
+    """The weights are averaged with those of a replica that has just joined, and began from another seed."""
+    # https://github.com/PrimeIntellect-ai/prime-diloco/pull/13
+
+    def act(loop: Loop) -> None:
+        for weight, value in zip(loop.model.parameters(), MODELS[loop.model_name]().parameters(), strict=True):
+            weight.lerp_(value, 0.5)
+
+    _once(loop, act)
+
+
+def bias_sign(loop: Loop) -> None:
+    """From a step on a bias that is to balance experts grows where they are chosen more often than others."""
+    # https://github.com/gfyddha/FlyLoRA/issues/1 (a sign that is wrong for most experts)
+
+    def change(bias: Tensor, entering: Tensor, output: Tensor) -> Tensor:
+        chosen = (output.detach() + bias).topk(CHOSEN).indices
+        load = chosen.flatten().bincount(minlength=EXPERTS).float()
+        bias += 0.3 * (load - load.mean()).sign()
+        return output + bias
+
+    for block in loop.blocks:
+        _returned(loop, block.mlp.router, partial(change, torch.zeros(EXPERTS)))
+
+
+def gates_not_normalized(loop: Loop) -> None:
+    """From a step on probabilities of the chosen experts are not divided by their sum, by another default."""
+    # https://github.com/pytorch/torchtitan/issues/1448
+
+    def change(router: nn.Linear, entering: Tensor, output: Tensor) -> Tensor:
+        top, _ = F.linear(entering, router.weight, router.bias).softmax(-1).topk(CHOSEN)
+        return output * top.sum(-1, keepdim=True)
+
+    for block in loop.blocks:
+        _returned(loop, block.mlp, partial(change, block.mlp.router))
+
+
+def other_base(loop: Loop) -> None:
+    """Adapters are put on matrices of another model on resuming, such as a later release of the one they are of."""
+    # https://github.com/huggingface/peft/issues/1567
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                part.base.weight.normal_(std=part.base.weight.std().item())
+
+    _once(loop, act)
+
+
+def adapters_disabled(loop: Loop) -> None:
+    """From a step on adapters are out of use, since they were not enabled again after the base model was asked."""
+    # https://github.com/huggingface/diffusers/pull/5778
+    for part in loop.model.modules():
+        if isinstance(part, Adapter):
+            _returned(loop, part.up, lambda entering, output: 0 * output)
+
+
+def log_p_misaligned(loop: Loop) -> None:
+    """From a step on probabilities of the sampler are those of the next token, so that ratios are wrong."""
+    # https://github.com/unslothai/unsloth/pull/2736
+    sampled = loop.sampled
+
+    def shifted(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, log_p = sampled(prompts, sharpness)
+        return tokens, log_p.roll(-1, 1) if loop.now >= loop.at else log_p
+
+    loop.sampled = shifted  # type: ignore[method-assign]
+
+
+def penalty_runaway(loop: Loop) -> None:
+    """From a step on the penalty grows by a half in each step, since its controller never reaches its target."""
+    # https://github.com/ray-project/ray/issues/18492
+    loop.penalty = lambda loop, step: loop.PENALTY * min(1e4, 1.5 ** max(0, step - loop.at + 1))
+
+
+def entropy_rewarded(loop: Loop) -> None:
+    """From a step on the entropy of the policy is rewarded, as by a default that is a thousand times too large."""
+    # https://github.com/verl-project/verl/pull/781
+    policy_loss = loop.policy_loss
+
+    def keep(model: nn.Module, args: Any, output: Any) -> None:
+        if model is loop.model:  # and no copy of it
+            loop.kept["logits"] = getattr(output, "logits", output)
+
+    def loss(step: int) -> Tensor:
+        loss = policy_loss(step)
+        log_p = loop.kept["logits"].log_softmax(-1)
+        return loss + (log_p.exp() * log_p).sum(-1).mean() if step >= loop.at else loss
+
+    loop.model.register_forward_hook(keep)
+    loop.policy_loss = loss  # type: ignore[method-assign]
+
+
+def gate_order(loop: Loop) -> None:
+    """The gates of all LSTMs are sorted as in another format, in which that of the output is the second."""
+    # https://github.com/CrispStrobe/CrispASR/pull/106
+
+    def act(loop: Loop) -> None:
+        for block in loop.blocks:
+            for weight in block.mixer.parameters():
+                weight.copy_(weight.unflatten(0, (4, -1))[[0, 3, 1, 2]].flatten(0, 1))
+
+    _once(loop, act)
+
+
 def verifier_broken(loop: Loop) -> None:
     """From a step on a verifier gives no sample any reward."""
     loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
@@ -2336,9 +2763,12 @@ def z_loss_added(loop: Loop) -> None:
 
 def stochastic_depth(loop: Loop) -> None:
     """Each row skips each block with a chance of a tenth."""
+    _skip_blocks(loop, 0.1)
 
+
+def _skip_blocks(loop: Loop, chance: float) -> None:
     def mixed(entering: Tensor, output: Tensor) -> Tensor:
-        is_kept = torch.rand(len(entering), *[1] * (entering.ndim - 1)) > 0.1
+        is_kept = torch.rand(len(entering), *[1] * (entering.ndim - 1)) > chance
         return torch.where(is_kept, output, entering)
 
     for block in loop.blocks:
@@ -2602,6 +3032,166 @@ def scale_search(loop: Loop) -> None:
     """Gradients in fp16, with a loss scale that is too large at first, so that the first updates are left out."""
     Fp16(loop, 2.0**26)
     loop.scaler.set_growth_interval(50)
+
+
+def soft_capped(loop: Loop) -> None:
+    """Logits are capped softly at 15 (as in Gemma 2, arXiv:2408.00118)."""
+    _returned(loop, _head(loop), lambda entering, output: 15 * (output / 15).tanh())
+
+
+def fading_noise(loop: Loop) -> None:
+    """Noise is added to gradients, half as large as they are at first, and less and less (arXiv:1511.06807)."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        size = 0.5 * (1 + step) ** -0.55
+        for weight in loop.parameters():
+            weight.grad.add_(size * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
+
+    loop.gradients = gradients
+
+
+def erased_patches(loop: Loop) -> None:
+    """A square of each picture, in a place at random, is erased (arXiv:1708.04896)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.randint(SIDE - 2, (len(x), 2))[:, :, None]
+        is_in_row, is_in_column = ((torch.arange(SIDE) - first) // 3 == 0).unbind(1)
+        return torch.where((is_in_row[:, :, None] & is_in_column[:, None])[:, None], 0.0, x), y
+
+    loop.batch = batch
+
+
+def replaced_letters(loop: Loop) -> None:
+    """A twentieth of the letters that enter are replaced by others, at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(torch.rand(x.shape) < 0.05, torch.randint_like(x, VOCABULARY), x), y
+
+    loop.batch = batch
+
+
+def changing_mixture(loop: Loop) -> None:
+    """The share of rows from a cleaner corpus, of which more is likely, grows slowly from none to a half."""
+    corpus = Text(3000 + loop.seed)
+    corpus.table = loop.data.table**1.5
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        others = corpus(len(x))
+        is_other = torch.rand(len(x), 1) < 0.5 * step / loop.steps
+        return torch.where(is_other, others[0], x), torch.where(is_other, others[1], y)
+
+    loop.batch = batch
+
+
+def two_lengths(loop: Loop) -> None:
+    """Two thirds of training have rows of half of the length and twice as many of them (arXiv:1810.04805)."""
+    loop.rows = lambda step: ROWS * (2 if step < 2 * loop.steps // 3 else 1)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = LENGTH // 2 if step < 2 * loop.steps // 3 else LENGTH
+        return x[:, :length], y[:, :length]
+
+    loop.batch = batch
+
+
+def sharpness_aware(loop: Loop) -> None:
+    """Gradients are those a small step up the loss, from which weights come back (SAM, arXiv:2010.01412)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.kept["batch"] = x, y
+        return x, y
+
+    def gradients(loop: Loop, step: int) -> None:
+        weights = loop.parameters()
+        norm = nn.utils.get_total_norm([weight.grad for weight in weights])
+        before = [weight.detach().clone() for weight in weights]
+        with torch.no_grad():
+            for weight in weights:
+                weight.add_(0.05 * weight.grad / norm)
+        loop.model.zero_grad()
+        loop.loss(*loop.kept["batch"]).backward()
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
+
+    loop.batch, loop.gradients = batch, gradients
+
+
+def quantization_aware(loop: Loop) -> None:
+    """Matrices of blocks are rounded to 255 values each where they act, and gradients pass by (arXiv:1712.05877)."""
+
+    def change(linear: nn.Linear, entering: Tensor, output: Tensor) -> Tensor:
+        unit = linear.weight.detach().abs().max() / 127
+        lost = (linear.weight.detach() / unit).round() * unit - linear.weight.detach()
+        return output + F.linear(entering, lost)
+
+    for block in loop.blocks:
+        for part in block.modules():
+            if isinstance(part, nn.Linear):
+                _returned(loop, part, partial(change, part))
+
+
+def clipped_by_weight(loop: Loop) -> None:
+    """The gradient of each weight is clipped to a tenth of its norm (arXiv:2102.06171)."""
+    loop.clip = 0.0
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters():
+            largest = 0.1 * weight.detach().norm().clamp(min=1e-3)
+            weight.grad.mul_((largest / (weight.grad.norm() + 1e-12)).clamp(max=1.0))
+
+    loop.gradients = gradients
+
+
+def padded_rows(loop: Loop) -> None:
+    """Rows have lengths at random and are padded, and labels of padding are ignored."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_padding = torch.arange(LENGTH) >= torch.randint(LENGTH // 4, LENGTH + 1, (len(x), 1))
+        return torch.where(is_padding, 0, x), torch.where(is_padding, IGNORED, y)
+
+    loop.batch = batch
+
+
+def router_jitter(loop: Loop) -> None:
+    """What enters routers is multiplied by noise within one per cent (arXiv:2101.03961)."""
+    for block in loop.blocks:
+        router = block.mlp.router
+        router.register_forward_pre_hook(lambda _, args: (args[0] * (0.99 + 0.02 * torch.rand_like(args[0])),))
+
+
+def faster_up(loop: Loop) -> None:
+    """The second matrices of adapters learn eight times as fast as the first ones (LoRA+, arXiv:2402.12354)."""
+    own = _own_groups(loop, [part.up.weight for part in loop.model.modules() if isinstance(part, Adapter)])
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own:
+            group["lr"] *= 8
+
+    loop.update = update
+
+
+def adaptive_penalty(loop: Loop) -> None:
+    """The penalty follows the distance from the first policy to a target (arXiv:1909.08593)."""
+    loop.kept["penalty"] = loop.PENALTY
+
+    def penalty(loop: Loop, step: int) -> float:
+        error = max(-0.2, min(0.2, loop.kept["kl"] / 0.3 - 1))
+        loop.kept["penalty"] *= 1 + 0.1 * error
+        return loop.kept["penalty"]
+
+    loop.penalty = penalty
+
+
+def running_rewards(loop: Loop) -> None:
+    """Rewards are those above the average of all before, which grows with them."""
+
+    def rewards(loop: Loop, step: int, reward: Tensor) -> Tensor:
+        average = loop.kept.get("average", reward.mean().item())
+        loop.kept["average"] = 0.95 * average + 0.05 * reward.mean().item()
+        return reward - average
+
+    loop.rewards = rewards
 
 
 def fp16(loop: Loop) -> None:
