@@ -330,6 +330,17 @@ def test_a_compressed_log_and_standard_input_are_read(tmp_path: Path, monkeypatc
         read_logs(tmp_path / "broken.log.gz")
 
 
+@pytest.mark.parametrize("name", ["history.JSON", "history.json.gz"])
+def test_rows_in_one_line_of_json_are_read_whatever_their_file_is_called(tmp_path: Path, name: str) -> None:
+    content = json.dumps(STATE["log_history"]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (log,) = read_logs(tmp_path / name).runs
+    np.testing.assert_allclose(log.columns["loss"], LOSS)
+    (tmp_path / "broken.json.gz").write_bytes(gzip.compress(content)[:-300])
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_logs(tmp_path / "broken.json.gz")
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -67,7 +67,7 @@ def open_log(path: Path, given: Given) -> GrowingLog:
             raise RequestError(f"{path} {files.LFS_POINTER}")
         if b"\0" in head:
             raise RequestError(f"{path} is binary")
-    return GrowingState(path, given) if path.suffix == STATE else GrowingLines(path, given)
+    return GrowingState(path, given) if log_suffix(path) == STATE else GrowingLines(path, given)
 
 
 class GrowingLines(GrowingLog):

@@ -159,7 +159,7 @@ def _log(path: Path, file: BinaryIO, given: Given, bits: int, with_parts: bool) 
 
 def _rows(reader: LogReader, file: Any, path: Path) -> Iterator[Row]:
     history: Iterable[Fields] = []
-    if path.suffix == STATE:
+    if log_suffix(path) == STATE:
         history = history_of(path)
     is_table = log_suffix(path) == PARQUET
     if is_table:
@@ -200,10 +200,11 @@ def history_of(path: Path) -> list[Fields]:
     """The entries of a ``trainer_state.json`` of Transformers, of a list of objects, or an object; else none.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError, EOFError: the file cannot be read, or is too large.
     """
     try:
-        text = files.read_bytes(path, files.LARGEST_JSON).decode()
+        with files.open_file(path) as file:
+            text = content_of(files.unpacked(path, file), path, files.LARGEST_JSON).decode()
         entries = json_rows(text)
     except ValueError:
         return []

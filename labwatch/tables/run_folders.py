@@ -182,15 +182,15 @@ def log_suffix(path: Path) -> str:
     return Path(path.name.removesuffix(files.COMPRESSED)).suffix.lower()
 
 
-def content_of(file: BinaryIO, path: Path) -> bytes:
+def content_of(file: BinaryIO, path: Path, largest: int = files.LARGEST_FILE) -> bytes:
     """The content of an open log.
 
     Raises:
         OSError, EOFError: it cannot be read, or is too large.
     """
-    content = file.read(files.LARGEST_FILE + 1)
-    if len(content) > files.LARGEST_FILE:
-        raise OSError(errno.EFBIG, f"larger than {files.LARGEST_FILE // files.MIB} MiB", str(path))
+    content = file.read(largest + 1)
+    if len(content) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest // files.MIB} MiB", str(path))
     return content
 
 
