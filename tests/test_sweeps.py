@@ -43,6 +43,12 @@ def requested(name: str, scale: str) -> tuple[list[list[Word]], Callable[[list[W
     return points, lambda point: run_config(composer.tree(point))
 
 
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_composes(name: str) -> None:
+    points, composed = requested(name, "cpu")
+    assert run_id(composed(points[0]), "")
+
+
 def ends(numbers: Iterable[int]) -> tuple[int, int]:
     values = list(numbers)
     return min(values), max(values)

@@ -211,7 +211,7 @@ def difference(
     absolute: bool = False,
     plus: float = 0.0,
 ) -> Qualified:
-    """Difference of a quantity between two arms, plus a constant; with two quantities, the first minus the second."""
+    """A quantity of the first arm minus that of the second, plus a constant; or the first of two minus the second."""
     first, second = of if isinstance(of, list) else (of, of)
     left, right = (arms[number] for number in between)
     table = quantity(left, first) - quantity(right, second)
