@@ -7,10 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from lab.analysis.stress.arms import ArmCard
-from lab.analysis.stress.measures import outcomes
 from lab.core.errors import RequestError
 from lab.core.printing import say
 from lab.records import store
@@ -33,7 +30,7 @@ class Bench:
 
     Attributes:
         ids: of the runs of each setting that was planned, in the order of its seeds.
-        records: of the folder, as they were after the last training.
+        records: of the folder, as they were when they were last read.
     """
 
     records: store.Records
@@ -63,8 +60,8 @@ class Bench:
         """
         launch.train_missing(planned, self.composed.launcher, self.request, screen=screen)
 
-    def train(self, settings: Sequence[Setting], screen: Screen) -> dict[Setting, pd.DataFrame]:
-        """Train what is missing of these settings; returns the outcomes of all that were trained so far.
+    def train(self, settings: Sequence[Setting], screen: Screen) -> None:
+        """Train what is missing of these settings, and read the records of the folder.
 
         Raises:
             RequestError: a run is invalid, the folder cannot take records, or the user's own code failed.
@@ -77,12 +74,7 @@ class Bench:
             launch.refuse_own_code(failed, context)
             say(f"lab: {context}{next(iter(failed.values()))}", error=True)
             raise SystemExit(1)
-        return self.so_far()
-
-    def so_far(self) -> dict[Setting, pd.DataFrame]:
-        """The outcomes of the settings all of whose runs are recorded."""
         self.records = store.read(self.folder)
-        return outcomes(self.records, self.ids)
 
 
 def first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Setting, Tree], dict[Setting, str]]:

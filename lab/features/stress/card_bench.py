@@ -12,12 +12,13 @@ import pandas as pd
 from lab.analysis.curves import parameters
 from lab.analysis.stress.battery import StressTest, read_battery
 from lab.analysis.stress.cures import Cure
-from lab.analysis.stress.measures import Outcomes, best_lr, curve, wanted
+from lab.analysis.stress.measures import Outcomes, best_lr, curve, outcomes, wanted
 from lab.analysis.stress.rates import finer_settings
 from lab.features.stress.card import Card, card_of
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
 from lab.features.stress.sizes import settings_of_sizes, size_trend
+from lab.records import store
 from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 
@@ -43,9 +44,11 @@ class CardBench:
     def train(self, settings: Sequence[Setting]) -> None:
         """Train what is missing of these settings; for what it raises see ``Bench.train``."""
         self.foretell(settings)
-        self._take(self.bench.train(settings, self.progress))
+        self.bench.train(settings, self.progress)
+        self._take()
 
-    def _take(self, trained: Outcomes) -> None:
+    def _take(self) -> None:
+        trained = outcomes(self.bench.records, self.bench.ids)
         self.between = {setting: table for setting, table in trained.items() if setting in self.finer}
         self.done = {setting: table for setting, table in trained.items() if setting not in self.finer}
         self.parameters = parameters(self.bench.records.runs.set_index("id"))
@@ -104,7 +107,8 @@ class CardBench:
 
     def take_up(self) -> None:
         """Take up what is recorded of the settings that were planned."""
-        self._take(self.bench.so_far())
+        self.bench.records = store.read(self.bench.folder)
+        self._take()
 
     def stopped_card(self) -> Card:
         """The card of the tests all of whose runs had ended before a signal; it names the others as missing."""
