@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -56,8 +57,10 @@ REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 STEP_LASTS = 10
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
 # up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
-# peak, and before that fell, per step, so many times as fast as ever.
-BACK, ENDED_STEPS, ENDED_RATE, FASTER = 0.5, 0.1, 0.008, 5.0
+# peak, and before that fell, per step, so many times as fast as ever, and by so much more; or if it is zero.
+BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER = 0.5, 0.1, 0.008, 5.0, 1.5
+# The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
+RATE_APART = 1.6
 # What writes weights in more steps than this that lie apart does so by habit.
 HABIT = 2
 # So many steps after the loss moved, parts may differ because they have learned from what came.
@@ -70,6 +73,7 @@ FEWEST_STEPS = 20
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
@@ -153,6 +157,7 @@ class Readings:
         settled_step = _settled_step(recording)
         self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.teach_nothing = np.flatnonzero(self.column("zero_variance_groups") == 1)  # so that gradients are zero
         rises = [] if self.is_of_rewards else _rises_of_loss(recording)
         self.rises = [rise for rise in rises if rise.first > settled_step]
 
@@ -240,15 +245,17 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
         settings = [Setting("lr", [], read.step_m[known_m].tolist(), rate_m[known_m].tolist())]
     last = int(max([0, *read.step_m[-1:], *read.recording.loss_step_n[-1:]]))
     places = {place for setting in settings for place in setting.parts}
+    rates = [setting for setting in settings if setting.name == "lr" and setting.step_n]
     for setting in settings:
-        for change in (*_jumps(setting, last), *_ended_early(setting, last)):
+        for change in (*_jumps(setting, last), *_ended_early(setting, last), *_leaves_others(setting, rates)):
             if setting.name == MAX_NORM:  # which is read at measured updates alone
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
             kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
             kind = kinds.get(setting.name, "optimizer")
-            found.setdefault((kind, change.step), []).append(change)
+            if change not in (changes := found.setdefault((kind, change.step), [])):
+                changes.append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
         everywhere = parts == places or not all(change.parts for change in changes)
@@ -293,13 +300,38 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
     end = next((n for n, (_, value) in enumerate(pairs) if value <= ENDED_RATE * pairs[0][1]), None)
     if not end or last - pairs[end][0] < ENDED_STEPS * last or max(value for _, value in pairs[end:]) > pairs[end][1]:
         return
-    fastest = 0.0
+    fastest, steepest = 0.0, 0.0
     for (since, before), (step, value) in pairwise(pairs[: end + 1]):
-        fall = math.log(before / max(value, TINY)) / (step - since)
-        if fall > FASTER * fastest > 0:
+        fall, slope = (of / (step - since) for of in (math.log(before / max(value, TINY)), before - value))
+        if fall > FASTER * fastest > 0 and slope > STEEPER * steepest:
             yield Change(setting.name, setting.parts, since, step, before, value)
             return
-        fastest = max(fastest, fall)
+        fastest, steepest = max(fastest, fall), max(steepest, slope)
+    for (since, before), (step, value) in pairwise(pairs):
+        if value == 0 < before and last - step >= ENDED_STEPS * last:
+            yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Change]:
+    """Where the rate of a group jumps and those of other groups do not, though a schedule had moved all alike."""
+
+    def rate(of: Setting, step: int) -> float:
+        return of.value_n[max(bisect_right(of.step_n, step) - 1, 0)]
+
+    if setting.name != "lr":
+        return
+    pairs = list(zip(setting.step_n, setting.value_n, strict=True))
+    for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
+        if step - since > 1 or not before or not value:
+            continue
+        for other in rates:
+            both = {*other.step_n} & {at for at, _ in pairs[:number]}
+            ratios = [rate(setting, at) / rate(other, at) for at in both if rate(other, at)]
+            apart = _factor(value / before * rate(other, since) / (rate(other, step) or TINY))
+            if apart > RATE_APART < _factor(value / before) and step - pairs[0][0] >= CALM_STEPS:
+                if len(ratios) >= LASTING and max(ratios) < (1 + SAME) * min(ratios):
+                    yield Change(setting.name, setting.parts, since, step, before, value)
+                return
 
 
 def _factor(ratio: float) -> float:
@@ -343,7 +375,7 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
     """Weights whose gradients are exactly zero in some rows in a row."""
-    rows = read.named("gradient_zero")
+    rows = {row: parts for row, parts in read.named("gradient_zero").items() if row not in read.teach_nothing}
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
         lasting = {
@@ -639,6 +671,14 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
         return
     value_pm = np.array([read.column(name, place) for place in places])
     known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
+    if name == "grad_below_eps":
+        known_pm[:, read.teach_nothing] = 0
+    if name == "zero_variance_groups":  # not where these have had the highest reward, so that nothing is left to learn
+        reward_m = read.column("reward")
+        highest_m = np.fmax.accumulate(reward_m)
+        least_m = highest_m - SOLVED * np.abs(highest_m)
+        lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
+        known_pm[:, (lowest_m >= least_m) & (least_m > reward_m[0])] = 0
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
@@ -646,7 +686,10 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
     enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
-        enough_m[:-1] &= (known_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
+        later_pm = known_pm.copy()
+        for m in reversed(range(len(enough_m) - 1)) if "leap" in known else ():  # zero: the policy has just sampled
+            later_pm[:, m] = np.where(later_pm[:, m] == 0, later_pm[:, m + 1], later_pm[:, m])
+        enough_m[:-1] &= (later_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
