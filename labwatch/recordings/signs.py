@@ -46,6 +46,7 @@ GRADIENTS_APART = 3.0
 # blocks logits change by this factor. What only gradients notice: functions that keep all values, and a weight that is
 # taken out of the graph.
 OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
+OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 FORMAT = re.compile(r" in b?float\d+$")
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
@@ -80,6 +81,7 @@ LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
+FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
 
 
 @cache
@@ -440,21 +442,74 @@ def written_weights(read: Readings) -> Iterator[Sign]:
 
 def other_functions(read: Readings) -> Iterator[Sign]:
     """Parts that call other functions of torch, or with other numbers, than in all rows before, from one row on."""
-    found = dict[int, dict[str, list[str]]]()
+    found = defaultdict[int, dict[str, list[str]]](dict)
     for (what, place), of_rows in read.recording.names.items():
-        told = [(row, {*called}) for row, called in sorted(of_rows.items())] if what == "functions" else []
-        changes = [(row, before - now, now - before) for (_, before), (row, now) in pairwise(told) if before != now]
-        if len(changes) == 1 and changes[0][0] >= FEWEST_ROWS - 1:
-            row, gone, new = changes[0]
-            found.setdefault(row, {})[place] = [
-                *(f"no longer {name}" for name in sorted(gone)),
-                *(f"now {name}" for name in sorted(new)),
-            ]
+        if what == "functions" and (change := _one_change(of_rows)):
+            row, gone, new = change
+            found[row][place] = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
         yield Sign(_kind_of_code(read, row, of.keys(), functions), row, sorted(of), functions=functions, is_exact=True)
+    yield from _other_calls(read, found)
+
+
+def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str], list[str]] | None:
+    """The row in which a list that is written where it changes did so once, with what is gone and what is new."""
+    told = [(row, {*names}) for row, names in sorted(of_rows.items())]
+    changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
+    if len(changes) != 1 or changes[0][0] < FEWEST_ROWS - 1:
+        return None
+    row, before, now = changes[0]
+    return row, sorted(before - now), sorted(now - before)
+
+
+def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
+    """Parts that call the same functions more or less often, or with the outputs of others.
+
+    Few rows do not tell this of a single part, in which chance may skip something, nor of a batch of another shape.
+    """
+    found = defaultdict[int, list[str]](list)
+    for place in read.recording.places("code"):
+        code_m = read.column("code", place)
+        row_n = np.flatnonzero(np.isfinite(code_m))
+        changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
+        if len(changed) == 1 and changed[0] >= FEWEST_ROWS - 1:
+            found[changed[0]].append(place)
+    reshaped = read.recording.names.get(("given", ""), {})
+    for row, places in found.items():
+        is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
+        if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
+            continue
+        calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+        functions = list(dict.fromkeys(calls)) or ["other calls than before"]
+        yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
+
+
+def other_arguments(read: Readings) -> Iterator[Sign]:
+    """Arguments of the model that are missing or new from one row on, or of another number format or number of axes."""
+    rows = read.recording.names.get(("given", ""), {})
+    without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
+    if change := _one_change(without_sizes):
+        row, gone, new = change
+        functions = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+        yield Sign("data", row, functions=functions, is_exact=True)
+
+
+def written_buffers(read: Readings) -> Iterator[Sign]:
+    """Buffers that had the same values in all rows, and have others in all rows from one on."""
+    found, rows_of = defaultdict[int, dict[str, list[str]]](dict), defaultdict[tuple[str, str], list[int]](list)
+    for (what, place), of_rows in read.recording.names.items():
+        for row, names in of_rows.items() if what == "buffer_written" else ():
+            for name in names:
+                rows_of[place, name].append(row)
+    for (place, name), rows in rows_of.items():
+        if len(rows) == 1 and rows[0] >= FEWEST_ROWS - 1:
+            found[rows[0]].setdefault(place, []).append(name)
+    for row, of in found.items():
+        moves = [Move("buffer_written", place, row, row + 1, 1.0, 0.0, math.nan) for place in of]
+        yield Sign("weights", row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
 
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
@@ -469,6 +524,9 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
+    calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+    if calls and not all(re.search(OF_ATTENTION_MODULE, name.partition("(")[0]) for name in calls):
+        return "activations"
     if all("topk" in name for name in functions):
         return "router"
     first = [block for block in read.blocks if block in places][:1]
@@ -578,7 +636,7 @@ def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quanti
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     """What the loop itself decides, and what was the same in all rows until it changed."""
     known, places = quantities()[name], read.recording.places(name)
-    found = dict[int, list[Move]]()
+    found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     for place in places:
         value_m = read.column(name, place)
         row_n = np.flatnonzero(np.isfinite(value_m))
@@ -594,6 +652,8 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
             changed_n[:-1] &= changed_n[1:]
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
+            continue
+        if name == "dropout" and value_n[first] < usual and evaluating_m[row_n[first]] == 0:  # so it is meant to end
             continue
         ratio = value_n[first] / usual if usual else math.inf
         least = known.get("change", CONSTANT_CHANGE)
@@ -698,9 +758,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
         for place, value_m, beyond_m in zip(places, value_pm, beyond_pm, strict=True)
         if beyond_m[row]
     ]
-    yield Sign(
-        known["kind"], row, [] if known.get("everywhere") else [move.place for move in moves if move.place], moves
-    )
+    parts = [] if known.get("everywhere") else [move.place for move in moves if move.place]
+    yield Sign(known["kind"], row, parts, moves, is_exact="of_batch" in known)
 
 
 def lost_scale(read: Readings) -> Iterator[Sign]:
@@ -744,6 +803,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
+    "arguments of the model": (other_arguments, "in_evaluation"),
+    "buffers that are constant": (written_buffers, "in_evaluation"),
     "steps of the optimizer": (lost_counts, "state_updates"),
     "gradients that are missing": (lost_gradients, "grad_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
