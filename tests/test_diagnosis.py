@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -503,6 +503,50 @@ def test_a_rate_of_a_group_that_leaves_those_of_the_others_is_said(
 
 
 PLACES = {"0.0": ["block0", "block1"], "0.1": ["head"]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "every", "shape", "is_said"),
+    [
+        (BLOCKS, 5, None, True),
+        (BLOCKS, 100, None, True),
+        (["block1"], 5, None, True),
+        (["block1"], 100, None, False),  # which may be skipped by chance
+        (BLOCKS, 5, [8, 16], False),
+    ],
+)
+def test_calls_that_differ_are_said_unless_chance_or_the_shape_of_a_batch_makes_them_differ(
+    parts: Sequence[str], every: int, shape: list[int] | None, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step in (0, AT):
+            row |= {f"code/{part}": step for part in (PARTS if step == 0 else parts)}
+        if step == AT:
+            row |= {f"calls/{part}": ["now add(add, input)"] for part in parts}
+        if step == 0 or (shape and step == AT):
+            row["given"] = [f"0 int64 {shape if step else [8, 32]}"]
+
+    said = [
+        (each.kind, each.parts, each.since, each.step)
+        for each in findings(planted(tmp_path / "probes.jsonl", tell, every))
+    ]
+    assert said == [("activations", sorted(parts), AT - every, AT)] * is_said
+
+
+def test_a_module_that_calls_attention_otherwise_is_said_to_be_of_attention(tmp_path: Path) -> None:
+    def tell(name: str) -> Callable[[Row, int], None]:
+        def written(row: Row, step: int) -> None:
+            if step in (0, AT):
+                row |= {f"code/{part}": step for part in BLOCKS}
+            if step == AT:
+                row |= {f"calls/{part}": [f"now {name}.mul(input)"] for part in BLOCKS}
+            if step >= AT and "lr" in row:
+                row["attention_logit_max/block0"] *= 4
+
+        return written
+
+    for name, kind in (("self_attn", "attention"), ("mlp", "activations")):
+        assert findings(planted(tmp_path / "probes.jsonl", tell(name)))[0].kind == kind
 
 
 def writes(*steps: int) -> Callable[[Row, int], None]:

@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2747,
     "features": 3496,
     "notebook": 54,
-    "labwatch": 8601,
+    "labwatch": 8619,
     "cli": 584,
     "studies": 7034,
     "hydra_plugins": 57,

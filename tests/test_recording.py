@@ -1207,6 +1207,16 @@ def adds_to_norm(model: Model) -> None:
         layer.forward = partial(forward, layer)
 
 
+def swaps_blocks(model: Model) -> None:
+    model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+
+
+def test_the_order_of_blocks_is_recorded(tmp_path: Path) -> None:
+    rows = looped(tmp_path / "probes.jsonl", weights=lambda step, model: swaps_blocks(model) if step == 8 else None)
+    assert rows[10]["calls/block1"] == ["no longer after block0", "now after the embedding"]
+    assert rows[10]["calls/block2"] == ["no longer after block1", "now after block0"]
+
+
 @pytest.mark.parametrize(
     ("change", "calls"),
     [
@@ -1327,6 +1337,25 @@ def test_tokens_that_came_in_all_batches_and_tokens_that_never_came_are_told(
         assert (found[0].kind, found[0].since, found[0].step) == ("data", 5, 10)
     else:
         assert not found
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_loss_that_is_no_cross_entropy_any_more_is_told(mixes: bool, tmp_path: Path) -> None:
+    """Since each token has two labels."""
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        tokens = batch(step, rows=32)
+        of_next = F.one_hot(tokens[:, 1:], VOCABULARY).float()
+        labels = (of_next + of_next.roll(1, -1)) / 2 if mixes and step >= 8 else of_next
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten(0, 1))
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    shares = {row["step"]: row["cross_entropy"] for row in rows if "cross_entropy" in row}
+    assert shares[5] == 1
+    assert shares[10] == (not mixes)
+    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert [(each.kind, each.since, each.step) for each in found] == [("data", 5, 10)] * mixes
 
 
 @pytest.mark.parametrize(("evaluates", "kinds"), [(True, ["data"]), (False, [])])

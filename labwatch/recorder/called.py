@@ -34,6 +34,7 @@ class Called:
         self.unused = dict[int, tuple[str, str, Tensor]]()  # by part what functions returned, until one gets it
         self.made = dict[int, tuple[weakref.ref[Tensor], str, str]]()  # by which function of which part
         self.modules, self.given = list[str](), list[str]()
+        self.block = ""  # that began last in a pass
         self.is_first = True
 
     def begin(self, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -43,6 +44,7 @@ class Called:
             self.given = [
                 f"{name} {str(x.dtype).removeprefix('torch.')} {[*x.shape]}" for name in of for x in tensors(of[name])
             ]
+        self.block = "the embedding"
         self.unused.clear()
         self.made.clear()
         self.modules.clear()
@@ -53,6 +55,12 @@ class Called:
         for place in (EMBEDDING, HEAD):
             self.keep_unused(place)
         self.is_first = False
+
+    def enter(self, place: str) -> None:
+        """Begin a block, and count after which one."""
+        if self.is_first:
+            self.calls[place][f"after {self.block}"] += 1
+            self.block = place
 
     def is_used(self, given: Any) -> None:
         for x in tensors(given):

@@ -37,6 +37,7 @@ TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+ROUNDED = 0.02  # how far, relatively, rounding may move a gradient at the logits from that of a cross-entropy
 MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
 ROWS = 64  # of a batch, of which it is seen which are equal
@@ -327,6 +328,7 @@ class Measurement:
     @guarded
     def _enter_block(self, place: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self.inside.append(place)
+        self.called.enter(place)
         hidden = next((x for x in tensors([args, kwargs]) if x.ndim == 3), None)
         self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
         if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
@@ -402,8 +404,18 @@ class Measurement:
         row_share = (counted_b > 0).double().sum() / (sampled_b > 0).sum()
         is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
         share = counts_n.double().mean()
-        missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
-        weight = gradient_nv.double().abs().sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
+        probability_nv = logits_nv.double().softmax(-1)
+        missed_n = 1 - probability_nv.gather(-1, label_n[:, None])[:, 0]
+        size_n = gradient_nv.double().abs().sum(-1)
+        exact_nv = (
+            size_n[:, None]
+            / 2
+            / missed_n[:, None]
+            * probability_nv.scatter_add(-1, label_n[:, None], -torch.ones_like(missed_n)[:, None])
+        )
+        is_exact_n = (gradient_nv - exact_nv).abs().sum(-1) < ROUNDED * size_n
+        self.tally.add(Key("cross_entropy"), (is_exact_n | ~counts_n).double().mean())
+        weight = size_n.sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
         weight = torch.where(is_climbed, -weight, weight)
         label_loss = -torch.where(counts_n, (1 - missed_n).log(), 0.0).sum() / counts_n.sum()
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
@@ -411,8 +423,8 @@ class Measurement:
         perplexity = _perplexity(count_v)
         perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
         measured = {"label_perplexity": perplexity, "label_share": share / row_share, "row_share": row_share}
-        measured |= {"label_count": share / row_share * count, "loss_weight": weight / scale, "label_loss": label_loss}
         measured |= self._against_those_before("label", count_v)
+        measured |= {"label_count": share / row_share * count, "loss_weight": weight / scale, "label_loss": label_loss}
         if tokens is not None and tokens.numel() == count:
             has_next_n = counts_n & ((at_n + 1) % tokens.shape[1] > 0)
             of_labels = {"label_next": tokens.flatten().roll(-1)[at_n], "label_same": tokens.flatten()[at_n]}

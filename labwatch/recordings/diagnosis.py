@@ -26,7 +26,7 @@ from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Reading
 APART = 2.0
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
-OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows")
+OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
