@@ -693,11 +693,14 @@ def test_ratios_that_are_clipped_as_never_before_are_said(every: int, tmp_path: 
     assert not findings(planted(tmp_path / "probes.jsonl", clipped(0.06), every))
 
 
-def test_a_policy_that_is_the_one_that_samples_in_some_rows_is_judged_by_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grows", [1, 50])
+def test_a_policy_that_is_the_one_that_samples_in_some_rows_is_judged_by_the_others(
+    grows: float, tmp_path: Path
+) -> None:
     def clipped(row: Row, step: int) -> None:
         if "lr" in row:
-            row["clip_ratio"] = 0.0 if step % 15 == 5 else 0.02 if step < AT else 0.7
-            row |= {"grad_rms/block2": 50 * row["grad_rms/block2"]} if step >= AT else {}
+            row["clip_ratio"] = 0.0 if step % 15 == 10 else 0.02 if step < AT else 0.7
+            row |= {"grad_rms/block2": grows * row["grad_rms/block2"]} if step >= AT else {}
 
     (found,) = findings(planted(tmp_path / "probes.jsonl", clipped))
     assert (found.kind, found.since, found.step) == ("policy", AT - 5, AT)

@@ -1339,6 +1339,16 @@ def test_tokens_that_came_in_all_batches_and_tokens_that_never_came_are_told(
         assert not found
 
 
+def test_a_batch_that_is_too_small_for_all_tokens_lacks_none(tmp_path: Path) -> None:
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        return loss_of(model, batch(step, rows=96 if step < 8 else 2))
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss, steps=16)
+    assert [row["token_gone"] for row in rows if "token_gone" in row] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("mixes", [False, True])
 def test_a_loss_that_is_no_cross_entropy_any_more_is_told(mixes: bool, tmp_path: Path) -> None:
     """Since each token has two labels."""
