@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -454,6 +454,101 @@ def test_a_schedule_that_ends_long_before_the_run_is_said_where_it_hastens(every
     assert not findings(planted(tmp_path / "probes.jsonl", tell(0), every))
 
 
+@pytest.mark.parametrize("every", [5, 100])
+@pytest.mark.parametrize("schedule", [lambda part: 1 - part, lambda part: (1 + math.cos(math.pi * part)) / 2])
+def test_a_schedule_that_is_at_zero_long_before_the_run_ends_is_said(
+    schedule: Callable[[float], float], every: int, tmp_path: Path
+) -> None:
+    def tell(end: int) -> Callable[[Row, int], None]:
+        def at(step: int) -> float:
+            return max(0.0, schedule(step / end)) if step < end else 0.0
+
+        def written(row: Row, step: int) -> None:
+            jumps = step and at(step) < at(step - 1) / 1.5
+            if jumps or step % every == 0:
+                row["settings"] = {"0.0": {"of": ["block0"], "lr": [at(step - 1), at(step)] if jumps else at(step)}}
+
+        return written
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell(203), every))
+    assert (found.kind, found.step) == ("rate", 203)
+    assert not findings(planted(tmp_path / "probes.jsonl", tell(STEPS), every))
+
+
+@pytest.mark.parametrize("every", [5, 100])
+@pytest.mark.parametrize("falls", [False, True])
+@pytest.mark.parametrize("factor", [1 / 5, 2.5])
+def test_a_rate_of_a_group_that_leaves_those_of_the_others_is_said(
+    factor: float, falls: bool, every: int, tmp_path: Path
+) -> None:
+    """And not a schedule that moves all groups, nor groups of which rates never had one ratio."""
+
+    def tell(of_first: float, of_second: float, drift: float = 0.0) -> Callable[[Row, int], None]:
+        def written(row: Row, step: int) -> None:
+            first, before = (1 - at / 600 if falls else 1.0 for at in (step, step - 1))
+            second, before_it = (0.1 * value * (1 + drift * at) for value, at in ((first, step), (before, step - 1)))
+            if step == AT + 3:
+                row["settings"] = {"0.1": {"lr": [before_it, of_second * second]}}
+                row["settings"] |= {"0.0": {"lr": [before, of_first * first]}} if of_first != 1 else {}
+            elif step % every == 0:
+                rates = {"0.0": first, "0.1": second} if step < AT + 3 else {"0.0": of_first * first}
+                row["settings"] = {group: {"lr": rate, "of": PLACES[group]} for group, rate in rates.items()}
+
+        return written
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell(1.0, factor), every))
+    assert (found.kind, found.parts, found.since, found.step) == ("rate", ["head"], AT + 2, AT + 3)
+    assert not findings(planted(tmp_path / "probes.jsonl", tell(factor, factor), every))
+    assert not findings(planted(tmp_path / "probes.jsonl", tell(1.0, factor, drift=0.01), every))
+
+
+PLACES = {"0.0": ["block0", "block1"], "0.1": ["head"]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "every", "shape", "is_said"),
+    [
+        (BLOCKS, 5, None, True),
+        (BLOCKS, 100, None, True),
+        (["block1"], 5, None, True),
+        (["block1"], 100, None, False),  # which may be skipped by chance
+        (BLOCKS, 5, [8, 16], False),
+    ],
+)
+def test_calls_that_differ_are_said_unless_chance_or_the_shape_of_a_batch_makes_them_differ(
+    parts: Sequence[str], every: int, shape: list[int] | None, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step in (0, AT):
+            row |= {f"code/{part}": step for part in (PARTS if step == 0 else parts)}
+        if step == AT:
+            row |= {f"calls/{part}": ["now add(add, input)"] for part in parts}
+        if step == 0 or (shape and step == AT):
+            row["given"] = [f"0 int64 {shape if step else [8, 32]}"]
+
+    said = [
+        (each.kind, each.parts, each.since, each.step)
+        for each in findings(planted(tmp_path / "probes.jsonl", tell, every))
+    ]
+    assert said == [("activations", sorted(parts), AT - every, AT)] * is_said
+
+
+def test_a_module_that_calls_attention_otherwise_is_said_to_be_of_attention(tmp_path: Path) -> None:
+    def tell(name: str) -> Callable[[Row, int], None]:
+        def written(row: Row, step: int) -> None:
+            if step in (0, AT):
+                row |= {f"code/{part}": step for part in BLOCKS}
+            if step == AT:
+                row |= {f"calls/{part}": [f"now {name}.mul(input)"] for part in BLOCKS}
+            if step >= AT and "lr" in row:
+                row["attention_logit_max/block0"] *= 4
+
+        return written
+
+    for name, kind in (("self_attn", "attention"), ("mlp", "activations")):
+        assert findings(planted(tmp_path / "probes.jsonl", tell(name)))[0].kind == kind
+
+
 def writes(*steps: int) -> Callable[[Row, int], None]:
     def tell(row: Row, step: int) -> None:
         if step in steps and step - 1 not in steps:
@@ -596,6 +691,32 @@ def test_ratios_that_are_clipped_as_never_before_are_said(every: int, tmp_path: 
     (found,) = findings(planted(tmp_path / "probes.jsonl", clipped(0.2), every))
     assert (found.kind, found.since, found.step) == ("policy", AT - every, AT)
     assert not findings(planted(tmp_path / "probes.jsonl", clipped(0.06), every))
+
+
+@pytest.mark.parametrize("grows", [1, 50])
+def test_a_policy_that_is_the_one_that_samples_in_some_rows_is_judged_by_the_others(
+    grows: float, tmp_path: Path
+) -> None:
+    def clipped(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["clip_ratio"] = 0.0 if step % 15 == 10 else 0.02 if step < AT else 0.7
+            row |= {"grad_rms/block2": grows * row["grad_rms/block2"]} if step >= AT else {}
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", clipped))
+    assert (found.kind, found.since, found.step) == ("policy", AT - 5, AT)
+
+
+@pytest.mark.parametrize(("reward", "kinds"), [(0.95, []), (0.0, ["groups"])])
+def test_groups_that_all_get_the_highest_reward_have_nothing_left_to_learn(
+    reward: float, kinds: list[str], tmp_path: Path
+) -> None:
+    def solve(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["reward"], row["zero_variance_groups"] = reward * min(1.0, 0.5 + step / 200), float(step >= AT)
+            row |= {f"gradient_zero/{part}": ["w.1"] for part in PARTS} if step >= AT else {}
+            row |= {f"grad_below_eps/{part}": 1.0 for part in PARTS} if step >= AT else {}
+
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", solve))] == kinds
 
 
 @pytest.mark.parametrize("every", [5, 100])

@@ -114,7 +114,7 @@ LINES = {
     "sweeping": 2745,
     "features": 3500,
     "notebook": 54,
-    "labwatch": 8387,
+    "labwatch": 8620,
     "cli": 584,
     "studies": 7034,
     "hydra_plugins": 57,

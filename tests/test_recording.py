@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -543,6 +543,9 @@ def test_training_keeps_its_bits_and_the_numbers_do_not_depend_on_how_it_is_run(
     for our, their in zip(ours[1:], theirs[1:], strict=True):
         for name in (name for name in our if name.startswith("functions")):
             our[name] = [function.replace("uses model.", "uses ") for function in our[name]]  # of the module around it
+        for name in ("code/embedding", "code/head"):  # in the same way
+            assert (name in our) == (name in their)
+            our[name] = their[name] = 0
         same(our, their)
 
 
@@ -736,7 +739,7 @@ def test_micro_batches_count_together(tmp_path: Path) -> None:
         optimizer.step()
         recorder.step(sum(losses))
         rows.append(written(out)[1])
-    uneven = [name for name in rows[0] if name.startswith(OF_BATCH)]
+    uneven = [name for name in rows[0] if name.startswith((*OF_BATCH, "given"))]  # of the first one
     for row in rows:
         for name in uneven:
             del row[name]
@@ -1191,6 +1194,203 @@ def test_a_part_that_calls_other_functions_is_told_with_them(
     assert words in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
 
 
+def adds_input_twice(model: Model) -> None:
+    for layer in model.layers:
+        layer.register_forward_hook(lambda _, entering, output: output + entering[0])
+
+
+def adds_to_norm(model: Model) -> None:
+    """The MLP is added to what enters it, and no more to what enters its norm."""
+
+    def forward(layer: Any, x: Tensor) -> Tensor:
+        x = layer.mlp_norm(x + layer.dropout(layer.attention(layer.attention_norm(x))))
+        return x + layer.mlp(x)
+
+    for layer in model.layers:
+        layer.forward = partial(forward, layer)
+
+
+def swaps_blocks(model: Model) -> None:
+    model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+
+
+def test_the_order_of_blocks_is_recorded(tmp_path: Path) -> None:
+    rows = looped(tmp_path / "probes.jsonl", weights=lambda step, model: swaps_blocks(model) if step == 8 else None)
+    assert rows[10]["calls/block1"] == ["no longer after block0", "now after the embedding"]
+    assert rows[10]["calls/block2"] == ["no longer after block1", "now after block0"]
+
+
+@pytest.mark.parametrize(
+    ("change", "calls"),
+    [
+        (adds_input_twice, ["now add(add, input)"]),
+        (adds_to_norm, ["no longer add(add, mlp.2.linear)", "now add(mlp_norm.layer_norm, mlp.2.linear)"]),
+    ],
+)
+def test_the_same_functions_with_other_inputs_are_told(
+    change: Callable[[Model], None], calls: list[str], tmp_path: Path
+) -> None:
+    rows = looped(tmp_path / "probes.jsonl", weights=lambda step, model: change(model) if step == 8 else None)
+    assert [step for step, row in rows.items() if "code/block1" in row] == [0, 10]
+    assert {*calls} <= {*rows[10]["calls/block1"]}
+    assert "calls/head" not in rows[10]
+    kind, parts, *steps = told(tmp_path / "probes.jsonl")
+    assert (kind, parts, steps) == ("activations", ["block0", "block1", "block2"], [5, 10])
+    assert calls[0] in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
+
+
+def test_experts_are_counted_once_whatever_the_batch_needs(tmp_path: Path) -> None:
+    class Sparse(Experts):
+        """Only the experts that are chosen are called."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            share, chosen = self.router(x).softmax(-1).topk(self.top_k)
+            output = torch.zeros_like(x)
+            for number in chosen[:1, :1].unique().tolist():
+                output = output + self.experts[number](x) * share.mean()
+            return output
+
+    rows = run(built(mlp=Sparse), tmp_path / "probes.jsonl", steps=12)
+    assert [row["step"] for row in rows if any(name.startswith("calls") for name in row)] == []
+
+
+def test_a_constant_buffer_that_is_written_is_told(tmp_path: Path) -> None:
+    def act(step: int, model: Model) -> None:
+        if step == 0:
+            model.layers[2].register_buffer("angles", torch.linspace(0, 1, 8))
+            model.layers[0].register_buffer("average", torch.zeros(2))
+        model.layers[0].average += 1
+        if step == 8:
+            model.layers[2].angles.mul_(4)
+
+    model = built()
+    act(0, model)
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: act(step, model) if step else None)
+    assert {row["step"]: row["buffer_written/block2"] for row in rows if "buffer_written/block2" in row} == {
+        10: ["layers.2.angles"]
+    }
+    assert told(tmp_path / "probes.jsonl") == ("weights", ["block2"], 5, 10)
+    said = sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
+    assert "buffers of block2 that were constant have other values" in said
+
+
+def run_with(
+    model: nn.Module,
+    out: Path,
+    act: Callable[[int], None],
+    loss: Callable[[int], Tensor] | None = None,
+    steps: int = 41,
+) -> list[Row]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, optimizer, every=5, out=out)
+    for step in range(steps):
+        act(step)
+        now = loss_of(model, batch(step, rows=32)) if loss is None else loss(step)
+        now.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(now)
+    recorder.close()
+    return written(out)[1:]
+
+
+def test_an_argument_that_is_left_out_is_told(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = built()
+
+        def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.inner(tokens)
+
+    model = Masked()
+
+    def loss(step: int) -> Tensor:
+        tokens = batch(step, rows=4 + step % 3)
+        given = {"mask": torch.ones(len(tokens), LENGTH)} if step < 8 else {}
+        return F.cross_entropy(model(tokens[:, :-1], **given).flatten(0, 1), tokens[:, 1:].flatten())
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    assert rows[0]["given"] == ["0 int64 [4, 10]", "mask float32 [4, 10]"]
+    assert told(tmp_path / "probes.jsonl") == ("data", [], 5, 10)
+    said = sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
+    assert "the model gets other arguments (no longer mask float32 [n, n])" in said
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "quantity"), [(range(3), 5, "token_gone"), (range(19, 20), 22, "token_new"), ((), 0, "")]
+)
+def test_tokens_that_came_in_all_batches_and_tokens_that_never_came_are_told(
+    replaced: Sequence[int], by: int, quantity: str, tmp_path: Path
+) -> None:
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        tokens = batch(step, rows=96).clamp(max=19)  # the last one is of a seventh
+        x = torch.where(torch.isin(tokens, torch.tensor([*replaced])) & (step >= 8), by, tokens)[:, :-1]
+        return F.cross_entropy(model(x).flatten(0, 1), tokens[:, 1:].flatten())
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    of_rows = {row["step"]: row for row in rows if "token_gone" in row}
+    assert 0 not in of_rows
+    assert max(of_rows[5]["token_gone"], of_rows[5]["token_new"], of_rows[15]["token_new"]) < 0.01
+    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    if quantity:
+        assert of_rows[10][quantity] > 0.1
+        assert (found[0].kind, found[0].since, found[0].step) == ("data", 5, 10)
+    else:
+        assert not found
+
+
+def test_a_batch_that_is_too_small_for_all_tokens_lacks_none(tmp_path: Path) -> None:
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        return loss_of(model, batch(step, rows=96 if step < 8 else 2))
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss, steps=16)
+    assert [row["token_gone"] for row in rows if "token_gone" in row] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_loss_that_is_no_cross_entropy_any_more_is_told(mixes: bool, tmp_path: Path) -> None:
+    """Since each token has two labels."""
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        tokens = batch(step, rows=32)
+        of_next = F.one_hot(tokens[:, 1:], VOCABULARY).float()
+        labels = (of_next + of_next.roll(1, -1)) / 2 if mixes and step >= 8 else of_next
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten(0, 1))
+
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    shares = {row["step"]: row["cross_entropy"] for row in rows if "cross_entropy" in row}
+    assert shares[5] == 1
+    assert shares[10] == (not mixes)
+    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert [(each.kind, each.since, each.step) for each in found] == [("data", 5, 10)] * mixes
+
+
+@pytest.mark.parametrize(("evaluates", "kinds"), [(True, ["data"]), (False, [])])
+def test_dropout_that_is_lost_is_told_from_one_that_is_meant_to_end(
+    evaluates: bool, kinds: list[str], tmp_path: Path
+) -> None:
+    model = built(dropout=0.1)
+
+    def act(step: int) -> None:
+        if step == 22 and evaluates:
+            model.eval()
+        elif step == 22:
+            for layer in model.layers:
+                layer.dropout.p = 0.0
+
+    rows = run_with(model, tmp_path / "probes.jsonl", act)
+    assert [row["in_evaluation"] for row in rows if row["step"] in (20, 25)] == [0.0, float(evaluates)]
+    assert [row["dropout"] for row in rows if row["step"] in (20, 25)] == [0.1, 0.0]
+    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert [finding.kind for finding in found] == kinds
+
+
 def test_weights_that_something_else_writes_are_named_at_their_step(tmp_path: Path) -> None:
     def act(step: int, model: Model) -> None:
         if step == 23:
@@ -1450,6 +1650,9 @@ def test_what_cannot_be_recorded_is_refused(given: dict[str, Any], named: str, t
 OUTSIDE = {"functions/embedding", "functions/head"}  # of blocks, where FSDP gathers weights
 
 
+NEW = ("token_gone", "token_new", "label_gone", "label_new")  # to the batches of a rank
+
+
 @pytest.mark.slow
 def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
     words = [*TORCHRUN, str(HERE / "recording_on_ranks.py"), str(tmp_path)]
@@ -1462,10 +1665,13 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
         assert [row["step"] for row in rows] == [0, 1, 2]
         assert not [name for row in rows[1:] for name in row if name.startswith("functions")]  # which stay as they were
         for ours, theirs in zip(rows, alone, strict=True):
-            assert ours.keys() | OUTSIDE == theirs.keys() | OUTSIDE
+            unsharded = OUTSIDE | {name for name in theirs if name.startswith("code/")}
+            assert ours.keys() | unsharded == theirs.keys() | unsharded
             assert ours.get("settings") == theirs.get("settings")
             for name in ours:  # some are no means over the batch, and so differ between its halves and the whole
-                if not name.startswith((*OF_BATCH, "change_over_updates", "settings", "functions", *SHARES)):
+                if not name.startswith(
+                    (*OF_BATCH, "change_over_updates", "settings", "functions", "code", "given", *NEW, *SHARES)
+                ):
                     assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-7), (how, name)
     assert not (tmp_path / "failing.jsonl").exists()
     assert done.stderr.count("lab.record has ended, and training goes on") == 2

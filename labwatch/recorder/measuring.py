@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import is_dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +19,8 @@ from lab.core.axes import per_run_max, per_run_rms
 from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
-from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names, plain
+from labwatch.recorder.called import Called, tensors
+from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, plain
 from labwatch.recorder.settings import CLIPPING, Settings, log_kept, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 from labwatch.recordings.recording import MAX_NORM
@@ -38,9 +37,11 @@ TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+ROUNDED = 0.02  # how far, relatively, rounding may move a gradient at the logits from that of a cross-entropy
 MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
 ROWS = 64  # of a batch, of which it is seen which are equal
+EXPECTED = 8  # times that a token must come in a batch, by its least share so far, if it is to be missed
 # A second moment keeps ``beta2`` of what it was in each update, so it never is below that, but for rounding.
 LEAST_KEPT = 0.9
 
@@ -93,7 +94,8 @@ class Measurement:
         samples, moments: of each weight entries before the update that was measured last, and then before this one;
             of its second moment those after it.
         entries: which ones.
-        functions: by part the functions of torch that it called, with the numbers and words that they were given.
+        kept: of the updates measured so far the least and the largest share of each token, and entries of each buffer.
+        called: what the parts compute.
         travelled: by weight the sum of the learning rates since its last sample, and the one of this update.
         within: how many guarded methods are running; a pass that is made alone is one.
     """
@@ -109,24 +111,23 @@ class Measurement:
         samples: dict[str, Sampled],
         moments: dict[str, Moment],
         entries: dict[str, Tensor],
+        kept: dict[str, Tensor],
         scaler: Any = None,
     ) -> None:
         self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
-        self.settings, self.samples, self.moments, self.entries = settings, samples, moments, entries
-        self.functions = defaultdict[str, set[str]](set)
-        self.is_sharded = any(hasattr(weight, "to_local") for weight in model.parameters())
-        self.unused = dict[int, tuple[str, str, Tensor]]()  # by part what functions returned, until one gets it
+        self.settings, self.samples, self.moments, self.entries, self.kept = settings, samples, moments, entries, kept
+        self.called = Called(model, parts)
         self.rows = 1  # of the batch
         self.tokens: Tensor | None = None  # of the batch ``[b t]``, if it is of tokens
         self.of_backward = dict[str, Tensor]()
         self.travelled = dict[str, tuple[float, float]]()
         self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
-        self.name_of = {id(weight): name for name, weight in model.named_parameters() if name in parts.where}
+        self.name_of = self.called.name_of
         self.tally, self.fault, self.of_adam = Tally(), "", True
         self.lr: float | None = None
         self.depth, self.is_measured, self.is_shadow, self.is_queued = 0, False, False, False
         self.has_begun = False
-        self.inside, self.seen = list[str](), set[tuple[str, str]]()
+        self.inside, self.seen, self.seen_before = list[str](), set[tuple[str, str]](), set[str]()
         self.shape: tuple[int, int] | None = None  # batch and length of the hidden states
         self.of_head: Tensor | None = None
         self.before = dict[str, Tensor]()
@@ -154,6 +155,15 @@ class Measurement:
 
     def _hook_passes(self, hooks: ExitStack) -> None:
         """Measure the passes of a model that is not compiled."""
+        blocks = {*self.parts.blocks.values()}
+        modules = dict(self.model.named_modules())
+        prefixes = {
+            inner: f"{name}." for name, block in modules.items() if block in blocks for inner in block.modules()
+        }
+        for name, module in modules.items():
+            path = plain(f"{name}.".removeprefix(prefixes.get(module, ""))).rstrip(".")
+            hooks.callback(module.register_forward_pre_hook(partial(self._enter_module, path)).remove)
+            hooks.callback(module.register_forward_hook(self._leave_module, always_call=True).remove)
         for module in self.parts.outer:
             hooks.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
@@ -214,15 +224,20 @@ class Measurement:
             return
         self.depth += 1
         if self.depth == 1:
-            self._begin(torch.is_grad_enabled() or self.is_shadow, [args, kwargs])
+            self._begin(torch.is_grad_enabled() or self.is_shadow, args, kwargs)
 
     @guarded
-    def _begin(self, is_measured: bool, given: Any) -> None:
+    def _begin(self, is_measured: bool, args: Any, kwargs: Any) -> None:
         """Begin to measure a pass, unless it is an evaluation."""
         self.is_measured, self.inside, self.seen, self.of_head = is_measured, [], set(), None
-        self.unused.clear()
         if not is_measured:
             return
+        if self.called.is_first:
+            in_training = [module.training for module in self.model.modules()]
+            self.tally.add(Key("in_evaluation"), 1 - sum(in_training) / len(in_training))
+            self._compare_buffers()
+        self.called.begin(args, kwargs)
+        given = [*tensors([args, kwargs])]
         self.passing.enter_context(intercepting_transformers(self._measure_scores))
         self.passing.enter_context(
             Attending(
@@ -232,16 +247,44 @@ class Measurement:
                 lambda: self.shape if self.inside else None,
             )
         )
-        batch = next((x for x in _tensors(given) if x.ndim > 1), None)
+        batch = next((x for x in given if x.ndim > 1), None)
         if batch is not None:
             self.rows = len(batch)
             self.tally.add(Key("distinct_rows"), _distinct_rows(batch))
             if batch.is_floating_point():
                 self.tally.add(Key("batch_rms"), per_run_rms(batch.float()[None]))
-        tokens = next((x for x in _tensors(given) if x.ndim == 2 and x.dtype == torch.long), None)
+        tokens = next((x for x in given if x.ndim == 2 and x.dtype == torch.long), None)
         self.tokens = tokens
         if tokens is not None and self.parts.vocabulary:
-            self.tally.add(Key("token_perplexity"), _perplexity(tokens, max(self.parts.vocabulary)))
+            count_v = _counts(tokens, max(self.parts.vocabulary))
+            self.tally.add(Key("token_perplexity"), _perplexity(count_v))
+            for name, value in self._against_those_before("token", count_v).items():
+                self.tally.add(Key(name), value)
+
+    def _compare_buffers(self) -> None:
+        """Measure which buffers have other values than at the update that was measured before."""
+        for name, buffer in self.model.named_buffers():
+            if name in self.parts.where and buffer.numel() and not hasattr(buffer, "to_local"):
+                values, before = buffer.flatten()[self._entries(name, buffer)], self.kept.get(name)
+                if before is not None:
+                    differs = (values != before).any() if values.shape == before.shape else 1.0
+                    self.tally.add(Key("buffer_written", self.parts.where[name], name), differs)
+                self.kept[name] = values
+
+    def _against_those_before(self, what: str, count_v: Tensor) -> dict[str, Tensor]:
+        """The share that is missing of tokens or labels that were in every batch so far, and the share of new ones."""
+        share_v, (least, largest) = count_v / count_v.sum(), (f"{of} share of a {what}" for of in ("least", "largest"))
+        found = dict[str, Tensor]()
+        if what in self.seen_before:  # only the first micro-batch of an update counts
+            return found
+        self.seen_before.add(what)
+        if least in self.kept:
+            is_gone_v = (count_v == 0) & (self.kept[least] * count_v.sum() > EXPECTED)
+            found[f"{what}_gone"] = torch.where(is_gone_v, self.kept[least], 0.0).sum()
+            found[f"{what}_new"] = torch.where(self.kept[largest] == 0, share_v, 0.0).sum()
+        self.kept[least] = torch.fmin(self.kept.get(least, share_v), share_v)
+        self.kept[largest] = torch.fmax(self.kept.get(largest, share_v), share_v)
+        return found
 
     @guarded
     def _measure_dropout(self, p: float) -> None:
@@ -250,52 +293,21 @@ class Measurement:
 
     def _hear(self, *call: Any) -> None:
         if self.is_measured and self.within == self.is_shadow:  # others are the recorder's own
-            self._keep_function(*call)
+            self._keep_call(*call)
 
     @guarded
-    def _keep_function(self, function: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-        """Keep the name of a function and its numbers and words, but for sizes and what other measurements tell.
-
-        Of one whose output enters no other function of its part that is kept, too, and the weights that are used; but
-        for those of experts, which a batch may not need.  A sharded model gathers its weights outside of blocks, by
-        functions that differ from step to step, into other tensors.
-        """
-        if self.is_sharded and not self.inside:
-            return
-        name = getattr(function, "__name__", "_")
+    def _keep_call(self, *call: Any) -> None:
         has_passed = any(kind == "block" for kind, _ in self.seen)
-        place = self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING
-        weights = list[str]()
-        for x in _tensors([args, kwargs]):
-            self.unused.pop(id(x), None)
-            if isinstance(x, nn.Parameter) and name != "__get__" and not self.is_sharded:
-                weights.append(self.name_of.get(id(x), "a weight that is no part of the model"))
-        self.functions[place] |= {f"uses {plain(weight)}" for weight in weights if weight not in self.parts.expert}
-        if name.startswith("_") or "dropout" in name or name == "register_hook":
-            return
-        kernel = names()["kernels"].get(name)
-        if kernel:  # of which scores tell more
-            named = dict(zip(kernel["arguments"], args, strict=False)) | dict(kwargs)
-            given = [named[key] for key in names()["arguments"]["scale"] if isinstance(named.get(key), float)]
-        else:
-            whole = (int,) if name in names()["whole"] else ()
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, (float, bool, str, torch.dtype, *whole))]
-        told = f"{name}({', '.join(f'{x:g}' if isinstance(x, float) else str(x) for x in given)})" if given else name
-        if isinstance(output, Tensor) and output.is_floating_point() and output.dtype != torch.float32:
-            told += f" in {str(output.dtype).removeprefix('torch.')}"
-        if name == "detach" and weights:  # which get no gradient from here
-            place, told = self.parts.where.get(weights[0], place), f"{told} of {plain(weights[0])}"
-        self.functions[place].add(told)
-        if isinstance(output, Tensor):
-            of = f" of {plain(weights[0])}" if weights else ""
-            self.unused[id(output)] = (place, f"{name}{of}, which is not used", output)
+        self.called.keep(self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING, *call)
 
-    def _keep_unused(self, place: str) -> None:
-        """Keep the functions of a part of which the output entered no other."""
-        unused = {key: told for key, (of, told, _) in self.unused.items() if of == place}
-        self.functions[place] |= {*unused.values()}
-        for key in unused:
-            del self.unused[key]
+    @guarded
+    def _enter_module(self, name: str, *_: Any) -> None:
+        self.called.modules.append(name)
+
+    @guarded
+    def _leave_module(self, *_: Any) -> None:
+        if self.called.modules:  # a module that began before the pass may end in it
+            self.called.modules.pop()
 
     def _leave(self, _: nn.Module, __: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -308,10 +320,7 @@ class Measurement:
     @guarded
     def _end_pass(self, output: Any) -> None:
         if self.is_measured:
-            for x in _tensors(output):
-                self.unused.pop(id(x), None)
-            for place in (EMBEDDING, HEAD):
-                self._keep_unused(place)
+            self.called.end(output)
             self._measure_logits(output)
             self._await_backward(output)
         self.is_measured = False
@@ -319,7 +328,8 @@ class Measurement:
     @guarded
     def _enter_block(self, place: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self.inside.append(place)
-        hidden = next((x for x in _tensors([args, kwargs]) if x.ndim == 3), None)
+        self.called.enter(place)
+        hidden = next((x for x in tensors([args, kwargs]) if x.ndim == 3), None)
         self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
         if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
             self.tally.add(Key("input_square"), activations.block_rms(hidden.float()[None]) ** 2)
@@ -327,10 +337,9 @@ class Measurement:
     @guarded
     def _leave_block(self, place: str, _: nn.Module, __: Any, output: Any) -> None:
         self.inside.pop()
-        for x in _tensors(output):
-            self.unused.pop(id(x), None)
-        self._keep_unused(place)
-        hidden = next(_tensors(output), None)
+        self.called.is_used(output)
+        self.called.keep_unused(place)
+        hidden = next(tensors(output), None)
         if hidden is not None and self._is_new("block", place):
             x_rbtd = hidden.float()[None]
             for measure in OF_BLOCK:
@@ -361,7 +370,7 @@ class Measurement:
 
     def _logits(self, output: Any) -> Tensor | None:
         known = self.parts.vocabulary
-        return next((x for x in _tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)
+        return next((x for x in tensors(output) if x.ndim == 3 and x.shape[-1] in known), self.of_head)
 
     def _measure_logits(self, output: Any) -> None:
         """Measure the logits that a model returns, as many as it has embeddings, or else what its head made."""
@@ -395,14 +404,26 @@ class Measurement:
         row_share = (counted_b > 0).double().sum() / (sampled_b > 0).sum()
         is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
         share = counts_n.double().mean()
-        missed_n = 1 - logits_nv.double().softmax(-1).gather(-1, label_n[:, None])[:, 0]
-        weight = gradient_nv.double().abs().sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
+        probability_nv = logits_nv.double().softmax(-1)
+        missed_n = 1 - probability_nv.gather(-1, label_n[:, None])[:, 0]
+        size_n = gradient_nv.double().abs().sum(-1)
+        exact_nv = (
+            size_n[:, None]
+            / 2
+            / missed_n[:, None]
+            * probability_nv.scatter_add(-1, label_n[:, None], -torch.ones_like(missed_n)[:, None])
+        )
+        is_exact_n = (gradient_nv - exact_nv).abs().sum(-1) < ROUNDED * size_n
+        self.tally.add(Key("cross_entropy"), (is_exact_n | ~counts_n).double().mean())
+        weight = size_n.sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
         weight = torch.where(is_climbed, -weight, weight)
         label_loss = -torch.where(counts_n, (1 - missed_n).log(), 0.0).sum() / counts_n.sum()
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
-        perplexity = _perplexity(label_n, gradient_nv.shape[-1], counts_n)
+        count_v = _counts(label_n, gradient_nv.shape[-1], counts_n)
+        perplexity = _perplexity(count_v)
         perplexity = torch.where(row_share < MOST_ROWS, math.nan, perplexity)
         measured = {"label_perplexity": perplexity, "label_share": share / row_share, "row_share": row_share}
+        measured |= self._against_those_before("label", count_v)
         measured |= {"label_count": share / row_share * count, "loss_weight": weight / scale, "label_loss": label_loss}
         if tokens is not None and tokens.numel() == count:
             has_next_n = counts_n & ((at_n + 1) % tokens.shape[1] > 0)
@@ -416,7 +437,7 @@ class Measurement:
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:
         """Measure the logits of a router, and count the routes that it chose or would choose by them."""
         router = self.parts.routers[place]
-        outputs = list(_tensors(output))
+        outputs = list(tensors(output))
         logits = next((x for x in outputs if x.is_floating_point() and x.shape[-1] == router.experts), None)
         chosen = next((x for x in outputs if not x.is_floating_point()), None)
         if not self._is_new("router", place):
@@ -453,7 +474,7 @@ class Measurement:
             logits.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: self._measure_labels(_tokens(gradient).float(), sample_nv, count, tokens)
             )
-        for x in _tensors(output):
+        for x in tensors(output):
             if x.requires_grad and not self.is_shadow:
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
@@ -700,17 +721,6 @@ def _second_moment(state: Mapping[str, Any], w: Tensor) -> Tensor | None:
     return square if square is not None and square.shape == w.shape else None
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors in what a module takes or returns."""
-    if isinstance(output, Tensor):
-        yield output
-    elif is_dataclass(output) and not isinstance(output, Mapping):
-        yield from _tensors(vars(output))
-    elif isinstance(output, Mapping | tuple | list):
-        for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
-
-
 def _whole_or_shard(tensor: Tensor | None) -> Tensor | None:
     """A tensor in fp32 with a run axis ``[1 ...]``, or this rank's shard of it; None for none, or a sparse one."""
     if tensor is None or tensor.is_sparse:
@@ -732,11 +742,15 @@ def _distinct_rows(batch: Tensor) -> Tensor:
     return (x_bn[:, None] == x_bn).all(-1).sum(-1).double().reciprocal().mean()
 
 
-def _perplexity(token: Tensor, vocabulary: int, counts: Tensor | None = None) -> Tensor:
-    """The exponential of the entropy of the tokens of a batch, of those that count: how many different ones it has."""
+def _counts(token: Tensor, vocabulary: int, counts: Tensor | None = None) -> Tensor:
+    """How often each token comes in a batch, of those that count."""
     ones = torch.ones_like(token, dtype=torch.float64) if counts is None else counts.double()
     count_v = torch.zeros(vocabulary, dtype=torch.float64, device=token.device)
-    count_v.scatter_add_(0, token.flatten().clamp(0, vocabulary - 1), ones.flatten())
+    return count_v.scatter_add_(0, token.flatten().clamp(0, vocabulary - 1), ones.flatten())
+
+
+def _perplexity(count_v: Tensor) -> Tensor:
+    """The exponential of the entropy of the tokens of a batch: how many different ones it has."""
     entropy: Tensor = torch.special.entr(count_v / count_v.sum()).sum()
     return entropy.exp()
 

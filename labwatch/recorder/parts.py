@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ def names() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Router:
-    """What chooses experts: what holds these, how many there are, and how many it chooses for a token; 0 if unknown."""
+    """What chooses experts: what holds these, how many there are, and how many it chooses for a token; 0 if unknown.
+
+    Attributes:
+        layer: the name within the block of the module that contains all this.
+    """
 
     module: nn.Module
     holder: nn.Module
     experts: int
     top_k: int
+    layer: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Parts:
         blocks: by ``block0``, ``block1`` and so on, in the order of the forward pass.
         routers: by block, those that have one.
         head: the module that makes the logits, if it was found by name.
-        where: by name of a weight the part that it belongs to: a block, ``embedding``, ``head`` or ``other``.
+        where: by name of a weight or buffer the part that it belongs to: a block, ``embedding``, ``head`` or ``other``.
         expert: by name of a weight the number of its expert, if it is of one.
         stacked: names of weights that hold all experts of a block along their first axis.
         vocabulary: numbers of rows of the embeddings.
@@ -74,7 +80,7 @@ def find_parts(model: nn.Module) -> Parts:
     ]
     where, expert, stacked = dict[str, str](), dict[str, int](), set[str]()
     name_of_weight = {id(weight): name for name, weight in model.named_parameters()}
-    for name in name_of_weight.values():
+    for name in (*name_of_weight.values(), *dict(model.named_buffers())):
         owner = name.rpartition(".")[0]
         block = next((place for inside, place in places.items() if name.startswith(f"{inside}.")), "")
         where[name] = block or (EMBEDDING if owner in embeddings else HEAD if owner in dict(heads) else OTHER)
@@ -130,7 +136,8 @@ def _router(block: nn.Module) -> Router | None:
     Router and experts have usual names, or the experts are a list of modules of one class, or weights ``[e ...]`` of
     the module in which the router stands.
     """
-    for parent in block.modules():
+    name_of = {module: name for name, module in block.named_modules()}
+    for parent in name_of:
         children = {plain(name): child for name, child in parent.named_children()}
         named = [children[name] for name in names()["experts"] if name in children]
         usual = [children[name] for name in names()["routers"] if name in children]
@@ -145,7 +152,9 @@ def _router(block: nn.Module) -> Router | None:
                     weight = getattr(module, "weight", None)
                     if isinstance(weight, Tensor) and weight.ndim == 2 and count in (0, len(weight)):
                         top_k = next(_numbers(names()["top_k"], module, outer, parent), 0)
-                        return Router(module, holder, len(weight), top_k)
+                        both = zip(*(plain(name_of[each]).split(".") for each in (module, holder)), strict=False)
+                        shared = [name for name, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+                        return Router(module, holder, len(weight), top_k, ".".join(shared))
     return None
 
 

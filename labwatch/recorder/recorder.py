@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lab.core import distributed
 from lab.core.errors import RequestError
 from lab.probes import routing
+from labwatch.recorder.called import Called, fingerprint
 from labwatch.recorder.kept_sizes import KeptSizes, Writes
 from labwatch.recorder.measuring import Measurement, Moment, Sampled
 from labwatch.recorder.parts import find_parts, plain
@@ -31,7 +32,7 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
 OF_LABELS = ["label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same"]
-OF_LABELS += ["row_share", "loss_weight"]
+OF_LABELS += ["row_share", "loss_weight", "label_gone", "label_new"]
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
@@ -112,8 +113,8 @@ class Recorder:
         self.settings = Settings(model, self.parts, self.optimizers)
         self._of_updates = (self.settings, Writes(model, self.parts, self.optimizers))
         self.samples, self.moments = dict[str, Sampled](), dict[str, Moment]()
-        self.entries, self.paces = dict[str, Tensor](), dict[str, float]()
-        self.functions = dict[str, set[str]]()
+        self.entries, self.kept, self.paces = dict[str, Tensor](), dict[str, Tensor](), dict[str, float]()
+        self.functions, self.calls, self.given = dict[str, set[str]](), dict[str, Counter[str]](), list[str]()
         self._finalize = weakref.finalize(self, _write_losses, self.losses, self._of_updates, self.sizes_kept, out)
         self._arm()
 
@@ -158,6 +159,7 @@ class Recorder:
                 self.samples,
                 self.moments,
                 self.entries,
+                self.kept,
                 self.scaler,
             )
 
@@ -187,9 +189,7 @@ class Recorder:
             self.sizes_kept.add_to(rows)
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
-        told, self.functions = self.functions, measurement.functions
-        called = {place: sorted(names) for place, names in self.functions.items() if names != told.get(place)}
-        rows[-1] |= {f"functions/{place}": names for place, names in called.items()}
+        rows[-1] |= self._of_code(measurement.called)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
@@ -197,6 +197,26 @@ class Recorder:
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)
+
+    def _of_code(self, called: Called) -> dict[str, Any]:
+        """What the parts compute, where that differs from the update that was measured before."""
+        found = dict[str, Any]()
+        for place, functions in called.functions.items():
+            if functions != self.functions.get(place):
+                found[f"functions/{place}"] = sorted(functions)
+        for place, calls in called.calls.items():
+            before = self.calls.get(place, Counter(calls))
+            if calls != before or place not in self.calls:
+                found[f"code/{place}"] = fingerprint(calls)
+            if calls != before:
+                found[f"calls/{place}"] = [
+                    *(f"no longer {call}" for call in sorted(before - calls)),
+                    *(f"now {call}" for call in sorted(calls - before)),
+                ]
+        if called.given != self.given:
+            found["given"] = called.given
+        self.functions, self.calls, self.given = called.functions, called.calls, called.given
+        return found
 
     def _of_changes(self, known: dict[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """How far weights moved since the update that was measured before, against what their updates explain.
@@ -275,7 +295,8 @@ def _columns(
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
     edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
     found["grad_edit"] = {place: rms / before[place] for place, rms in edited.items() if before.get(place)}
-    found.pop("no_gradient", None)
+    for name in ("no_gradient", "buffer_written"):  # which are named
+        found.pop(name, None)
     found["grad_left"] = found.pop("left", {})
     columns: dict[str, Any] = {} if lr is None else {"lr": lr}
     before_clipping = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
@@ -303,7 +324,9 @@ def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
         what = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
             key.name
         )
-        if key.name == "no_gradient":
+        if key.name == "buffer_written" and value:
+            found[f"{key.name}/{key.where}"].append(key.piece)
+        elif key.name == "no_gradient":
             found[f"gradient_missing/{key.where}"].append(key.piece)
         if what is None or weight <= 0:
             continue

@@ -26,7 +26,7 @@ from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Reading
 APART = 2.0
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
-OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows")
+OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
@@ -143,7 +143,7 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     if rise and first == anchor:
         found = [sign for sign in found if sign.is_exact or sign.kind not in ("gradients", "optimizer")]  # its effects
         found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
-    elif left and {sign.kind for sign in found} <= {"gradients", "optimizer"}:  # the first that shows of it
+    elif left and {sign.kind for sign in found} <= {"gradients", "optimizer", "policy"}:  # the first that shows of it
         found = [left[0]._replace(row=first)]
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]

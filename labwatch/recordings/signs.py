@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -45,6 +46,7 @@ GRADIENTS_APART = 3.0
 # blocks logits change by this factor. What only gradients notice: functions that keep all values, and a weight that is
 # taken out of the graph.
 OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
+OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 FORMAT = re.compile(r" in b?float\d+$")
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
@@ -56,8 +58,10 @@ REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 STEP_LASTS = 10
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
 # up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
-# peak, and before that fell, per step, so many times as fast as ever.
-BACK, ENDED_STEPS, ENDED_RATE, FASTER = 0.5, 0.1, 0.008, 5.0
+# peak, and before that fell, per step, so many times as fast as ever, and by so much more; or if it is zero.
+BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER = 0.5, 0.1, 0.008, 5.0, 1.5
+# The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
+RATE_APART = 1.6
 # What writes weights in more steps than this that lie apart does so by habit.
 HABIT = 2
 # So many steps after the loss moved, parts may differ because they have learned from what came.
@@ -70,12 +74,14 @@ FEWEST_STEPS = 20
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
+FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
 
 
 @cache
@@ -153,6 +159,7 @@ class Readings:
         settled_step = _settled_step(recording)
         self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.teach_nothing = np.flatnonzero(self.column("zero_variance_groups") == 1)  # so that gradients are zero
         rises = [] if self.is_of_rewards else _rises_of_loss(recording)
         self.rises = [rise for rise in rises if rise.first > settled_step]
 
@@ -240,15 +247,17 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
         settings = [Setting("lr", [], read.step_m[known_m].tolist(), rate_m[known_m].tolist())]
     last = int(max([0, *read.step_m[-1:], *read.recording.loss_step_n[-1:]]))
     places = {place for setting in settings for place in setting.parts}
+    rates = [setting for setting in settings if setting.name == "lr" and setting.step_n]
     for setting in settings:
-        for change in (*_jumps(setting, last), *_ended_early(setting, last)):
+        for change in (*_jumps(setting, last), *_ended_early(setting, last), *_leaves_others(setting, rates)):
             if setting.name == MAX_NORM:  # which is read at measured updates alone
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
             kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
             kind = kinds.get(setting.name, "optimizer")
-            found.setdefault((kind, change.step), []).append(change)
+            if change not in (changes := found.setdefault((kind, change.step), [])):
+                changes.append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
         everywhere = parts == places or not all(change.parts for change in changes)
@@ -293,13 +302,38 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
     end = next((n for n, (_, value) in enumerate(pairs) if value <= ENDED_RATE * pairs[0][1]), None)
     if not end or last - pairs[end][0] < ENDED_STEPS * last or max(value for _, value in pairs[end:]) > pairs[end][1]:
         return
-    fastest = 0.0
+    fastest, steepest = 0.0, 0.0
     for (since, before), (step, value) in pairwise(pairs[: end + 1]):
-        fall = math.log(before / max(value, TINY)) / (step - since)
-        if fall > FASTER * fastest > 0:
+        fall, slope = (of / (step - since) for of in (math.log(before / max(value, TINY)), before - value))
+        if fall > FASTER * fastest > 0 and slope > STEEPER * steepest:
             yield Change(setting.name, setting.parts, since, step, before, value)
             return
-        fastest = max(fastest, fall)
+        fastest, steepest = max(fastest, fall), max(steepest, slope)
+    for (since, before), (step, value) in pairwise(pairs):
+        if value == 0 < before and last - step >= ENDED_STEPS * last:
+            yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Change]:
+    """Where the rate of a group jumps and those of other groups do not, though a schedule had moved all alike."""
+
+    def rate(of: Setting, step: int) -> float:
+        return of.value_n[max(bisect_right(of.step_n, step) - 1, 0)]
+
+    if setting.name != "lr":
+        return
+    pairs = list(zip(setting.step_n, setting.value_n, strict=True))
+    for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
+        if step - since > 1 or not before or not value:
+            continue
+        for other in rates:
+            both = {*other.step_n} & {at for at, _ in pairs[:number]}
+            ratios = [rate(setting, at) / rate(other, at) for at in both if rate(other, at)]
+            apart = _factor(value / before * rate(other, since) / (rate(other, step) or TINY))
+            if apart > RATE_APART < _factor(value / before) and step - pairs[0][0] >= CALM_STEPS:
+                if len(ratios) >= LASTING and max(ratios) < (1 + SAME) * min(ratios):
+                    yield Change(setting.name, setting.parts, since, step, before, value)
+                return
 
 
 def _factor(ratio: float) -> float:
@@ -343,7 +377,7 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
     """Weights whose gradients are exactly zero in some rows in a row."""
-    rows = read.named("gradient_zero")
+    rows = {row: parts for row, parts in read.named("gradient_zero").items() if row not in read.teach_nothing}
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
         lasting = {
@@ -408,21 +442,74 @@ def written_weights(read: Readings) -> Iterator[Sign]:
 
 def other_functions(read: Readings) -> Iterator[Sign]:
     """Parts that call other functions of torch, or with other numbers, than in all rows before, from one row on."""
-    found = dict[int, dict[str, list[str]]]()
+    found = defaultdict[int, dict[str, list[str]]](dict)
     for (what, place), of_rows in read.recording.names.items():
-        told = [(row, {*called}) for row, called in sorted(of_rows.items())] if what == "functions" else []
-        changes = [(row, before - now, now - before) for (_, before), (row, now) in pairwise(told) if before != now]
-        if len(changes) == 1 and changes[0][0] >= FEWEST_ROWS - 1:
-            row, gone, new = changes[0]
-            found.setdefault(row, {})[place] = [
-                *(f"no longer {name}" for name in sorted(gone)),
-                *(f"now {name}" for name in sorted(new)),
-            ]
+        if what == "functions" and (change := _one_change(of_rows)):
+            row, gone, new = change
+            found[row][place] = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
         yield Sign(_kind_of_code(read, row, of.keys(), functions), row, sorted(of), functions=functions, is_exact=True)
+    yield from _other_calls(read, found)
+
+
+def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str], list[str]] | None:
+    """The row in which a list that is written where it changes did so once, with what is gone and what is new."""
+    told = [(row, {*names}) for row, names in sorted(of_rows.items())]
+    changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
+    if len(changes) != 1 or changes[0][0] < FEWEST_ROWS - 1:
+        return None
+    row, before, now = changes[0]
+    return row, sorted(before - now), sorted(now - before)
+
+
+def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
+    """Parts that call the same functions more or less often, or with the outputs of others.
+
+    Few rows do not tell this of a single part, in which chance may skip something, nor of a batch of another shape.
+    """
+    found = defaultdict[int, list[str]](list)
+    for place in read.recording.places("code"):
+        code_m = read.column("code", place)
+        row_n = np.flatnonzero(np.isfinite(code_m))
+        changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
+        if len(changed) == 1 and changed[0] >= FEWEST_ROWS - 1:
+            found[changed[0]].append(place)
+    reshaped = read.recording.names.get(("given", ""), {})
+    for row, places in found.items():
+        is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
+        if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
+            continue
+        calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+        functions = list(dict.fromkeys(calls)) or ["other calls than before"]
+        yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
+
+
+def other_arguments(read: Readings) -> Iterator[Sign]:
+    """Arguments of the model that are missing or new from one row on, or of another number format or number of axes."""
+    rows = read.recording.names.get(("given", ""), {})
+    without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
+    if change := _one_change(without_sizes):
+        row, gone, new = change
+        functions = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+        yield Sign("data", row, functions=functions, is_exact=True)
+
+
+def written_buffers(read: Readings) -> Iterator[Sign]:
+    """Buffers that had the same values in all rows, and have others in all rows from one on."""
+    found, rows_of = defaultdict[int, dict[str, list[str]]](dict), defaultdict[tuple[str, str], list[int]](list)
+    for (what, place), of_rows in read.recording.names.items():
+        for row, names in of_rows.items() if what == "buffer_written" else ():
+            for name in names:
+                rows_of[place, name].append(row)
+    for (place, name), rows in rows_of.items():
+        if len(rows) == 1 and rows[0] >= FEWEST_ROWS - 1:
+            found[rows[0]].setdefault(place, []).append(name)
+    for row, of in found.items():
+        moves = [Move("buffer_written", place, row, row + 1, 1.0, 0.0, math.nan) for place in of]
+        yield Sign("weights", row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
 
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
@@ -437,6 +524,9 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
+    calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+    if calls and not all(re.search(OF_ATTENTION_MODULE, name.partition("(")[0]) for name in calls):
+        return "activations"
     if all("topk" in name for name in functions):
         return "router"
     first = [block for block in read.blocks if block in places][:1]
@@ -546,7 +636,7 @@ def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quanti
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     """What the loop itself decides, and what was the same in all rows until it changed."""
     known, places = quantities()[name], read.recording.places(name)
-    found = dict[int, list[Move]]()
+    found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     for place in places:
         value_m = read.column(name, place)
         row_n = np.flatnonzero(np.isfinite(value_m))
@@ -562,6 +652,8 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
             changed_n[:-1] &= changed_n[1:]
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
+            continue
+        if name == "dropout" and value_n[first] < usual and evaluating_m[row_n[first]] == 0:  # so it is meant to end
             continue
         ratio = value_n[first] / usual if usual else math.inf
         least = known.get("change", CONSTANT_CHANGE)
@@ -639,6 +731,14 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
         return
     value_pm = np.array([read.column(name, place) for place in places])
     known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
+    if name == "grad_below_eps":
+        known_pm[:, read.teach_nothing] = 0
+    if name == "zero_variance_groups":  # not where these have had the highest reward, so that nothing is left to learn
+        reward_m = read.column("reward")
+        highest_m = np.fmax.accumulate(reward_m)
+        least_m = highest_m - SOLVED * np.abs(highest_m)
+        lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
+        known_pm[:, (lowest_m >= least_m) & (least_m > reward_m[0])] = 0
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
@@ -646,7 +746,10 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
     enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
-        enough_m[:-1] &= (known_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
+        later_pm = known_pm.copy()
+        for m in reversed(range(len(enough_m) - 1)) if "leap" in known else ():  # zero: the policy has just sampled
+            later_pm[:, m] = np.where(later_pm[:, m] == 0, later_pm[:, m + 1], later_pm[:, m])
+        enough_m[:-1] &= (later_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
     if not enough_m.any():
         return
     row = int(np.argmax(enough_m))
@@ -655,9 +758,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
         for place, value_m, beyond_m in zip(places, value_pm, beyond_pm, strict=True)
         if beyond_m[row]
     ]
-    yield Sign(
-        known["kind"], row, [] if known.get("everywhere") else [move.place for move in moves if move.place], moves
-    )
+    parts = [] if known.get("everywhere") else [move.place for move in moves if move.place]
+    yield Sign(known["kind"], row, parts, moves, is_exact="of_batch" in known)
 
 
 def lost_scale(read: Readings) -> Iterator[Sign]:
@@ -701,6 +803,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
+    "arguments of the model": (other_arguments, "in_evaluation"),
+    "buffers that are constant": (written_buffers, "in_evaluation"),
     "steps of the optimizer": (lost_counts, "state_updates"),
     "gradients that are missing": (lost_gradients, "grad_rms"),
     "weights against updates": (weights_beyond_updates, "param_rms"),

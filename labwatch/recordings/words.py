@@ -104,7 +104,7 @@ def next_look(finding: Finding) -> str:
 def _cause(finding: Finding) -> Mapping[str, Any]:
     """The words for a kind of cause, or for what the measurement that decides shows of it."""
     if finding.functions:
-        return quantities()["functions"]
+        return quantities()["given" if finding.kind == "data" else "functions"]
     known = quantities().get(finding.moves[0].quantity, {}) if finding.moves and not finding.changes else {}
     return known if "said" in known and known["kind"] == finding.kind else causes()[finding.kind]
 
