@@ -44,6 +44,7 @@ from labwatch.recorder.tally import Known, combined, of_whole
 from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.recording import read_recording
+from labwatch.recordings.signs import quantities
 from labwatch.recordings.words import sentence
 from small import configs
 from test_engine import compiles
@@ -188,6 +189,12 @@ NAMES = [
     *("block_overflow_fp16", "block_overflow_mx", "attention_logit_max", "output_logit_mean", "output_logit_rms"),
     *("log_z", "log_z_square"),
 ]
+UNREAD = {
+    *("block_overflow_fp16", "block_overflow_mx", "block_underflow_e4m3", "block_underflow_mx", "code", "dead_experts"),
+    *("expert_grad_rms", "expert_load", "expert_load_cv", "expert_param_rms", "expert_update_rms", "grad_norm_clipped"),
+    *("grad_underflow_e4m3", "grad_underflow_fp16", "grad_underflow_mx", "label_loss", "log_z_square", "loss", "lr"),
+    *("output_logit_mean", "router_balance", "router_log_z", "settings", "step"),
+}
 OF_FLEET = ("probes.every=1", f"probes.names=[{','.join(NAMES)}]", "steps=4", "schedule=constant", "schedule.warmup=0")
 
 
@@ -256,6 +263,10 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     assert set.union(*columns.values()) - words == {"step"}
     # that of attention is measured of what a fused kernel was given, as below
     assert {name for name in columns[dense] if name in PROBES} - {*NAMES} == {"attention_entropy"}
+    # what no move of which means anything, or which is read otherwise; and of other models, loops and updates
+    known = {name for name, row in quantities().items() if "extra" not in row}
+    assert set.union(*columns.values()) - known == UNREAD
+    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written"}
 
 
 # the forward pass, however it is made
