@@ -112,7 +112,7 @@ LINES = {
     "sweeping": 2747,
     "features": 3496,
     "notebook": 54,
-    "labwatch": 8386,
+    "labwatch": 8387,
     "cli": 584,
     "studies": 7034,
     "hydra_plugins": 57,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pandas.api.typing import SeriesGroupBy
 
 from lab.analysis.text import spelled_out
 from lab.core import files
@@ -409,18 +408,13 @@ def _remarks(read: _Reading, settings: _Settings, rows: list[int]) -> list[tuple
         remarks.append(("lengths differ", unlike))
     ended = pd.DataFrame({"lr": read.numbers["lr"], "loss": read.numbers["loss"]})[read.ends == ""]
     groups = ended.groupby([as_text(values) for values in (*alike, read.numbers["seed"])])
-    if found["lr"] and (same := _curves_of_one_loss(groups["lr"], groups["loss"])):
+    rates, spread = groups["lr"], groups["loss"].max() - groups["loss"].min()
+    is_one = (spread == 0) | (spread < ONE_LOSS) & (rates.max() >= DECADE * rates.min())  # or nearly so over a decade
+    if found["lr"] and (same := int((is_one & (rates.nunique() >= FEWEST_RATES)).sum())):
         where = "" if same == len(groups) else f" in {same} of {len(groups)} curves"
         text = f"the final loss is the same at all learning rates{where}: does the rate reach the optimizer?"
         remarks.append(("learning rate has no effect", text))
     return remarks
-
-
-def _curves_of_one_loss(lr: SeriesGroupBy[Any, Any], loss: SeriesGroupBy[Any, Any]) -> int:
-    """How many have but one loss, at three learning rates or more, or nearly so over a decade of them."""
-    spread, is_decade = loss.max() - loss.min(), lr.max() >= DECADE * lr.min()
-    is_one = (spread == 0) | (spread < ONE_LOSS) & is_decade
-    return int((is_one & (lr.nunique() >= FEWEST_RATES)).sum())
 
 
 def _told(cell: Any) -> str:
