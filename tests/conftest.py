@@ -1,30 +1,24 @@
 """One thread and the products that training uses for every test, whichever came before; what several share."""
 
+from __future__ import annotations
+
 import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-import composing
-from lab import Fleet, main
-from lab.core import machine
-from lab.records import store
-from small import brief
-from sweeping import OutputOf, empty_page, finish
+if TYPE_CHECKING:  # the process that hands tests to others need not wait for torch
+    from lab.records import store
+    from sweeping import OutputOf
 
 pytest_plugins = ["pytester"]
 
 # A shell ignores interrupts for what it runs in the background, and children inherit that: tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-machine.configure_process()
-torch.set_num_threads(1)
-machine.choose_matmul_library()
 
 # The same few examples every time, so that a machine of CI's has no luck of its own; others and more with what is slow.
 settings.register_profile(
@@ -40,6 +34,18 @@ def is_quick(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("quick" if is_quick(config) else "slow")
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Set torch up in the processes that run tests, before the first module is read."""
+    if isinstance(collector, pytest.Session):
+        import torch
+
+        from lab.core import machine
+
+        machine.configure_process()
+        torch.set_num_threads(1)
+        machine.choose_matmul_library()
 
 
 def pytest_collection_finish() -> None:
@@ -62,6 +68,8 @@ def spare_the_collector() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def remembered(pytestconfig: pytest.Config) -> Iterator[None]:
     """Quick tests read and merge the lab's own configs once for each choice of files; Hydra takes most of a request."""
+    import composing
+
     with pytest.MonkeyPatch.context() as patch:
         if is_quick(pytestconfig):
             composing.remember(patch)
@@ -71,6 +79,8 @@ def remembered(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def denormals() -> Iterator[None]:
     """Training flushes denormal numbers to zero; tests that come after may want such numbers."""
+    import torch
+
     yield
     torch.set_flush_denormal(False)
 
@@ -85,12 +95,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def as_in_training() -> None:
     """The settings of torch with which a job trains."""
+    from lab.core import machine
+
     machine.configure_torch()
 
 
 @pytest.fixture
 def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
     """What a command prints in this process; of exit code 2, its refusal."""
+    from lab import main
 
     def output_of(*words: object, code: int = 0) -> str:
         capsys.readouterr()
@@ -110,12 +123,17 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps of this process leave an empty page."""
+    from sweeping import empty_page
+
     monkeypatch.setattr("lab.report.build.make_report", empty_page)
 
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fleets of this process with less held out."""
+    from lab import Fleet
+    from small import brief
+
     begin = Fleet.__init__
 
     def beginning(fleet: Fleet, *configs: Any) -> None:
@@ -128,5 +146,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, store.Records]:
     """A sweep that nobody disturbed: its folder, not to be touched, and its records."""
+    from sweeping import finish
+
     folder = tmp_path_factory.mktemp("alone") / "sweep"
     return folder, finish(folder, "basic")  # in this process, which has torch already

@@ -79,9 +79,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def of_good(folders: dict[str, Path]) -> baseline.Baseline:
+    return baseline.from_folder(folders["good"])
+
+
 @pytest.fixture
-def saved(folders: dict[str, Path], tmp_path: Path) -> Path:
-    baseline.save(baseline.from_folder(folders["good"]), tmp_path / "saved.json")
+def saved(of_good: baseline.Baseline, tmp_path: Path) -> Path:
+    baseline.save(of_good, tmp_path / "saved.json")
     return tmp_path / "saved.json"
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,18 @@ def planted(
     steps: int = STEPS,
 ) -> Path:
     """A recording in which a fault changes the rows from ``AT`` on."""
-    random = np.random.default_rng(seed)
-    rows: list[Row] = [{"recorder": "0", "every": every, "not_found": []}]
+    rows = [row.copy() for row in healthy(every, seed, steps)]
+    for row in rows:
+        fault(row, row["step"])
+    rows.insert(0, {"recorder": "0", "every": every, "not_found": []})
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return out
+
+
+@cache
+def healthy(every: int, seed: int, steps: int) -> list[Row]:
+    """The rows of a recording without a fault."""
+    random, rows = np.random.default_rng(seed), list[Row]()
     for step in range(steps):
         row: Row = {"step": step, "loss": 2 + 2 / math.sqrt(step + 10) + random.normal(0, 0.03)}
         if step % every == 0:
@@ -58,10 +69,8 @@ def planted(
             row["input_rms"] = 0.5 * math.exp(random.normal(0, 0.02))
             for number, block in enumerate(BLOCKS):
                 row[f"block_rms/{block}"] *= 1 + number
-        fault(row, step)
         rows.append(row)
-    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return out
+    return rows
 
 
 def times(

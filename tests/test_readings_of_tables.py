@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,18 @@ def test_of_two_rates_neither_of_which_is_the_peak_somebody_must_say_which(colum
 
 
 @pytest.mark.parametrize(
-    ("losses", "is_said"), [([2.31] * 3, True), ([2.3101, 2.3104, 2.31], True), ([2.31, 2.3, 2.32], False)]
+    ("rates", "losses", "is_said"),
+    [
+        ((1e-4, 1e-3, 1e-2), [2.31] * 3, True),
+        ((1e-4, 1e-3, 1e-2), [2.3101, 2.3104, 2.31], True),
+        ((1e-4, 1e-3, 1e-2), [2.31, 2.3, 2.32], False),
+        ((1e-3, 2e-3, 4e-3), [2.31] * 3, True),
+        ((1e-3, 2e-3, 4e-3), [2.3101, 2.3104, 2.31], False),
+        ((1e-4, 1e-2), [2.31] * 2, False),
+    ],
 )
-def test_a_rate_that_changes_nothing_is_asked_about(losses: list[float], is_said: bool) -> None:
-    said = remarks(sweep(lr=float).assign(val_loss=losses)).get("learning rate has no effect", "")
+def test_a_rate_that_changes_nothing_is_asked_about(rates: Sequence[float], losses: list[float], is_said: bool) -> None:
+    said = remarks(pd.DataFrame({"lr": rates, "val_loss": losses})).get("learning rate has no effect", "")
     assert ("does the rate reach the optimizer?" in said) == is_said
 
 

@@ -189,18 +189,19 @@ def test_the_order_over_size_is_that_of_the_recipes_judged_at_both() -> None:
     rising, falling = (
         dict(zip(names, [(0.1 * n, 0.0) for n in order], strict=True)) for order in (range(5), (4, 3, 2, 1, 0))
     )
-    found = order_over_size({32: by_recipe(**rising), 64: by_recipe(**rising), 128: by_recipe(**falling)}, BATTERY)
+    small = by_recipe(**rising)
+    found = order_over_size({32: small, 64: small, 128: by_recipe(**falling)}, BATTERY)
     told = found[found["test"] == "lr_x10"].set_index(["small", "large"])["order"]
     assert told[32, 64].mean == pytest.approx(1.0)
     assert told[32, 64].low > 0.9
     assert told[64, 128].mean == pytest.approx(-1.0)
     assert told[64, 128].high < -0.9
-    lost = by_recipe(**(rising | {"opt": (9.0, 0.0)}))
-    lost["opt"] = {setting: table.assign(loss=4.0) for setting, table in lost["opt"].items()}
-    of_four = order_over_size({32: lost, 64: by_recipe(**rising)}, BATTERY).set_index("test")["recipes"]
+    lost = small | {"opt": {setting: table.assign(loss=4.0) for setting, table in small["opt"].items()}}
+    of_four = order_over_size({32: lost, 64: small}, BATTERY).set_index("test")["recipes"]
     assert of_four["lr_x10"] == of_four["lr_tolerance"] == 4
     assert of_four["mx"] == 2  # those that end better than a bigram model at ten times the best rate
-    few = order_over_size({32: by_recipe(llama=(0.1, 0.0)), 64: by_recipe(llama=(0.1, 0.0))}, BATTERY)
+    alone = {"llama": small["llama"]}
+    few = order_over_size({32: alone, 64: alone}, BATTERY)
     assert few["order"].isna().all()
     assert "| too few of 1 |" in order_markdown(few, BATTERY)
 
@@ -218,7 +219,7 @@ def test_the_interval_of_a_rank_correlation_holds_the_true_one_as_often_as_it_sa
     random, held = np.random.default_rng(0), list[bool]()
     mixing = np.linalg.cholesky(np.array([[1, 0.7], [0.7, 1]]))
     true = 6 / math.pi * math.asin(0.7 / 2)  # Spearman's of a normal with a correlation of 0.7
-    for _ in range(2000):
+    for _ in range(1000):
         order = rank_correlation(pd.DataFrame(random.normal(size=(8, 2)) @ mixing.T))
         held.append(order.low <= true <= order.high)
     assert np.mean(held) == pytest.approx(0.95, abs=0.03)
@@ -328,13 +329,18 @@ def test_the_standard_fixes_of_every_side_are_those_of_its_recipe() -> None:
         assert standard_fixes(*compose_points(shlex.split(str(side)))) == fixes
 
 
+@cache
+def numbers_of_pairs() -> pd.DataFrame:
+    return measured(BATTERY)
+
+
 def test_every_side_of_a_pair_that_counts_has_a_curve_of_three_seeds() -> None:
     runs, pairs = pd.read_csv(RUNS), read_pairs()
     assert set(runs["side"]) == {*pairs["stable"], *pairs["unstable"]}
     for _, of_side in runs.groupby("side"):
         assert set(of_side["lr"]) >= set(BATTERY.curve)
         assert (of_side.groupby("lr")["seed"].agg(sorted).map(tuple) == (20, 21, 22)).all()
-    assert np.isfinite(measured(BATTERY)[["stable", "unstable"]]).any(axis=1).all()
+    assert np.isfinite(numbers_of_pairs()[["stable", "unstable"]]).any(axis=1).all()
 
 
 def test_every_pair_of_which_both_sides_train_has_fine_ladders_of_both() -> None:
@@ -345,7 +351,7 @@ def test_every_pair_of_which_both_sides_train_has_fine_ladders_of_both() -> None
         crossed = [each for passing in crossings_of(done) for each in passing.seeds.values()]
         wide = [each for each in crossed if not each.is_censored and each.width > WIDTH]
         assert not wide or len(done) >= MOST
-    numbers = measured(BATTERY)
+    numbers = numbers_of_pairs()
     of_rates = numbers[numbers["number"].isin(RATES.values())]
     assert {*of_rates["pair"]} == {*numbers["pair"]}
     assert np.isfinite(of_rates[["stable", "unstable"]]).any(axis=1).all()

@@ -69,10 +69,10 @@ STUDIES = [name for study in shelf.studies() if (name := study.__name__.rpartiti
 
 
 def copy_lab(to: Path, without: str) -> None:
-    """A checkout that lacks a study, or all ``studies``."""
-    shutil.copytree(HOME / "lab", to / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+    """A checkout that lacks a study, or all ``studies``; with bytecode, which is still that of the copied files."""
+    shutil.copytree(HOME / "lab", to / "lab")
     if without != "studies":
-        shutil.copytree(HOME / "studies", to / "studies", ignore=shutil.ignore_patterns(without, "__pycache__"))
+        shutil.copytree(HOME / "studies", to / "studies", ignore=shutil.ignore_patterns(without))
     for name in ("conf", "labwatch", "hydra_plugins", "results"):
         (to / name).symlink_to(HOME / name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -273,7 +274,8 @@ def computed(word: str) -> str:
     return repr(float(factor or 1) * float(base) ** power) if abs(power) <= LARGEST_POWER else word
 
 
-def path_of(name: str) -> list[str]:
+@cache
+def path_of(name: str) -> Sequence[str]:
     """The parts of a name, ``config/optim.LR -> [config, optim, LR]``; a fraction, as ``D/N``, is one part."""
     name = re.sub(r"^(params|user_attrs)_", r"\1/", re.sub(r"[ -]", "_", name.strip()))  # as Optuna calls them
     above, slash, below = name.rpartition("/")

@@ -408,17 +408,13 @@ def _remarks(read: _Reading, settings: _Settings, rows: list[int]) -> list[tuple
         remarks.append(("lengths differ", unlike))
     ended = pd.DataFrame({"lr": read.numbers["lr"], "loss": read.numbers["loss"]})[read.ends == ""]
     groups = ended.groupby([as_text(values) for values in (*alike, read.numbers["seed"])])
-    if found["lr"] and (same := [group for _, group in groups if _is_one_loss(group)]):
-        where = "" if len(same) == len(groups) else f" in {len(same)} of {len(groups)} curves"
+    rates, spread = groups["lr"], groups["loss"].max() - groups["loss"].min()
+    is_one = (spread == 0) | (spread < ONE_LOSS) & (rates.max() >= DECADE * rates.min())  # or nearly so over a decade
+    if found["lr"] and (same := int((is_one & (rates.nunique() >= FEWEST_RATES)).sum())):
+        where = "" if same == len(groups) else f" in {same} of {len(groups)} curves"
         text = f"the final loss is the same at all learning rates{where}: does the rate reach the optimizer?"
         remarks.append(("learning rate has no effect", text))
     return remarks
-
-
-def _is_one_loss(group: pd.DataFrame) -> bool:
-    """Whether all losses are one, at three learning rates or more, or nearly so over a decade of them."""
-    spread, lr = group["loss"].max() - group["loss"].min(), group["lr"]
-    return lr.nunique() >= FEWEST_RATES and bool(spread == 0 or (spread < ONE_LOSS and lr.max() >= DECADE * lr.min()))
 
 
 def _told(cell: Any) -> str:

@@ -5,6 +5,11 @@ from pathlib import Path
 import pytest
 
 
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """Quick runs need not import them."""
+    return True if "not slow" in config.option.markexpr else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
