@@ -61,7 +61,7 @@ them was judged, and judged once.
   reported of public trainers, chosen in the same way: the tables are those of the rules as they were when it was
   judged.
 
-The recorder measures more since the fifth was judged, so recordings of before are not those of today, and the tables
+The recorder measures more since the sixth was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read the same runs.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
