@@ -118,6 +118,12 @@ def holds(value: float, *columns: str) -> Callable[[Row, int], None]:
     return sets(value, *columns, at=0)
 
 
+def sure(label_loss: float, deviation: float = 6.0) -> Callable[[Row, int], None]:
+    """In all rows output logits have this standard deviation, and the labels such a loss."""
+    logits = {"output_logit_rms": math.hypot(deviation, 1.0), "output_logit_mean": 1.0, "log_z": 13.0}
+    return both(*(holds(value, name) for name, value in logits.items()), holds(label_loss, "label_loss"))
+
+
 def moves_weights(*parts: str) -> Callable[[Row, int], None]:
     """At one row weights are far from where they were, and no update explains it."""
     return times(20, *(f"change_over_updates/{part}" for part in parts), until=AT + 1)
@@ -202,6 +208,7 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "infinite activations": (sets(math.inf, "block_rms/block2", "block_rms/block3"), "not_finite", ["block2"]),
     "dead": (sets(["w.1"], "gradient_zero/block1"), "dead", ["block1"]),
     "initial weights": (times(9, "param_rms/block2", at=0), "weights", ["block2"]),
+    "initial logits": (sure(label_loss=12.0), "output_logits", ["head"]),
     "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
     "a mask that is gone": (both(holds(0.0, *AHEAD), sets(0.4, *AHEAD)), "attention", []),
     "a mask of one block": (both(holds(0.0, *AHEAD), sets(0.4, AHEAD[1])), "attention", ["block1"]),
@@ -323,6 +330,12 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
         finding for seed in range(4) for finding in findings(planted(tmp_path / "probes.jsonl", every=every, seed=seed))
     ]
     assert not told
+
+
+@pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
+def test_a_model_may_be_sure_and_right_from_the_first_row_or_know_nothing(healthy: Any, tmp_path: Path) -> None:
+    """As one that was loaded, or one that has just been made."""
+    assert not findings(planted(tmp_path / "probes.jsonl", healthy))
 
 
 def searches_scale(row: Row, step: int) -> None:

@@ -89,7 +89,10 @@ def diagnose(recording: Recording) -> Diagnosis:
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
-        sign for of_check in signs.values() for sign in of_check if sign.row or sign.kind not in ("dead", "weights")
+        sign
+        for name, of_check in signs.items()
+        for sign in of_check
+        if sign.row or not (name in AT_START or sign.kind in ("dead", "weights"))
     ]
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
     outcomes = {
@@ -102,7 +105,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
-AT_START = ("zero gradients", "initial weights")
+AT_START = ("zero gradients", "initial weights", "initial logits")
 
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:

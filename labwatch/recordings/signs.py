@@ -34,6 +34,9 @@ SAME, CONSTANT_CHANGE = 1e-3, 1.5
 LABELS_APART = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
+# A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
+# of labels lie by less than so many deviations above the others.
+SURE, LIKELIER = 3.0, 0.5
 # Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so
 # many times what it is in the median part, since few rows leave a loose bound. The first updates are small.
 BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.6, 2.5, 2.0, 3
@@ -556,6 +559,15 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
             yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
 
 
+def sure_untrained(read: Readings) -> Iterator[Sign]:
+    """Output logits that differ much in the first row, and in which labels are no more likely than other tokens."""
+    names = ("output_logit_rms", "output_logit_mean", "log_z", "label_loss")
+    rms, mean, log_z, label_loss = (float(read.column(name)[0]) for name in names)
+    deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
+    if deviation > SURE and log_z - mean - label_loss < LIKELIER * deviation:
+        yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
+
+
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
     places = read.recording.places("change_over_updates")
@@ -801,6 +813,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
+    "initial logits": (sure_untrained, "label_loss"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
     "arguments of the model": (other_arguments, "in_evaluation"),
