@@ -332,6 +332,17 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
     assert not told
 
 
+def test_gradients_that_are_zero_at_first_and_later_again_are_dead_from_then_on(tmp_path: Path) -> None:
+    """Those of adapters, of which one matrix is zero at first, and which are not used any more."""
+
+    def fault(row: Row, step: int) -> None:
+        if "lr" in row and step != 5:
+            row["gradient_zero/block1"] = ["w.1"]
+
+    first = findings(planted(tmp_path / "probes.jsonl", fault))[0]
+    assert (first.kind, first.parts, first.step) == ("dead", ["block1"], 10)
+
+
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
 def test_a_model_may_be_sure_and_right_from_the_first_row_or_know_nothing(healthy: Any, tmp_path: Path) -> None:
     """As one that was loaded, or one that has just been made."""

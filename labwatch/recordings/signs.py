@@ -383,10 +383,11 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
     rows = {row: parts for row, parts in read.named("gradient_zero").items() if row not in read.teach_nothing}
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
+        then = [rows.get(later, {}) for later in range(row + 1, row + lasts)]
         lasting = {
             place: kept
             for place, names in parts.items()
-            if (kept := [name for name in names if name in rows.get(row + lasts - 1, {}).get(place, [])])
+            if (kept := [name for name in names if all(name in zero.get(place, []) for zero in then)])
         }
         if lasting:
             yield Sign("dead", row, sorted(lasting), weights=[name for of in lasting.values() for name in of])
