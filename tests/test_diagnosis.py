@@ -332,6 +332,16 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
     assert not told
 
 
+def test_what_moved_while_the_rate_warmed_up_is_no_cause_of_a_later_rise(tmp_path: Path) -> None:
+    def warms_up(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["lr"] *= min(step + 1, AT - 50) / (AT - 50)
+
+    fault = both(warms_up, times(4, "grad_rms/block3", at=AT - 70), times(1, loss=1.5))
+    first = findings(planted(tmp_path / "probes.jsonl", fault))[0]
+    assert (first.kind, first.parts, first.step) == ("data", [], AT)
+
+
 def test_gradients_that_are_zero_at_first_and_later_again_are_dead_from_then_on(tmp_path: Path) -> None:
     """Those of adapters, of which one matrix is zero at first, and which are not used any more."""
 

@@ -136,7 +136,7 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
         Sign(quantities()[name]["kind"], move.row, [place] * bool(place), [move])
         for (name, place), moves in read.moves.items()
         for move in ([] if at_anchor else moves)
-        if move.row <= anchor <= move.end
+        if read.settled < move.row <= anchor <= move.end
         and anchor - move.row < MERGE
         and (read.step_m[move.row] < rise.first if rise else move.row < anchor)
         and (move.change < 0) == bool(quantities()[name].get("falls"))
