@@ -59,8 +59,8 @@ them was judged, and judged once.
   faults told rightly (76 %), and an alarm in 16 of 166 healthy recordings (10 %). It is of tuning now.
 - The seventh (`held out` below), with LSTMs, an encoder-decoder, LAMB, schedule-free AdamW, and faults that are
   reported of public trainers, chosen in the same way: the tables are those of the rules as they were when it was
-  judged. Since then a rule was added, for output logits that are large before anything was learned, and two were mended:
-  what is dead is so in each row, and what moved while a model learned its first things causes no later rise.
+  judged. Since then a rule was added, for output logits that are large before anything was learned, and two were
+  mended: what is dead is so in each row, and what moved while a model learned its first things causes no later rise.
 
 The recorder measures more since the sixth was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read the same runs.
