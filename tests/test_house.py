@@ -112,7 +112,7 @@ LINES = {
     "sweeping": 2745,
     "features": 3500,
     "notebook": 54,
-    "labwatch": 8633,
+    "labwatch": 8634,
     "cli": 584,
     "studies": 7034,
     "hydra_plugins": 57,

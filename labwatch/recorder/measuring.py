@@ -328,7 +328,8 @@ class Measurement:
     @guarded
     def _enter_block(self, place: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         self.inside.append(place)
-        self.called.enter(place)
+        if self.is_measured:
+            self.called.enter(place)
         hidden = next((x for x in tensors([args, kwargs]) if x.ndim == 3), None)
         self.shape = None if hidden is None else (hidden.shape[0], hidden.shape[1])
         if hidden is not None and place == next(iter(self.parts.blocks)) and self._is_new("input", place):
