@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -399,6 +399,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 PICTURES = ("vision", "convolutional")
 
 
+def with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Tensor]]:
+    """The weights that an optimizer updates, each with its group."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                yield group, weight
+
+
 class Lion(torch.optim.Optimizer):
     """The sign of momentum (Chen et al. 2023, arXiv:2302.06675)."""
 
@@ -407,15 +415,12 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
+        for group, weight in with_gradients(self):
             beta1, beta2 = group["betas"]
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(torch.lerp(weight.grad, momentum, beta1).sign(), alpha=group["lr"])
-                momentum.lerp_(weight.grad, 1 - beta2)
+            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.sub_(torch.lerp(weight.grad, momentum, beta1).sign(), alpha=group["lr"])
+            momentum.lerp_(weight.grad, 1 - beta2)
 
 
 class AdEMAMix(torch.optim.Optimizer):
@@ -427,22 +432,19 @@ class AdEMAMix(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    names = ("exp_avg", "exp_avg_sq", "exp_avg_slow")
-                    state |= {"step": 0, **{name: torch.zeros_like(weight) for name in names}}
-                state["step"] += 1
-                beta1, beta2, beta3 = group["betas"]
-                state["exp_avg"].lerp_(weight.grad, 1 - beta1)
-                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
-                state["exp_avg_slow"].lerp_(weight.grad, 1 - beta3)
-                average = state["exp_avg"] / (1 - beta1 ** state["step"]) + group["alpha"] * state["exp_avg_slow"]
-                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(average / root, alpha=group["lr"])
+        for group, weight in with_gradients(self):
+            state = self.state[weight]
+            if not state:
+                names = ("exp_avg", "exp_avg_sq", "exp_avg_slow")
+                state |= {"step": 0, **{name: torch.zeros_like(weight) for name in names}}
+            state["step"] += 1
+            beta1, beta2, beta3 = group["betas"]
+            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+            state["exp_avg_slow"].lerp_(weight.grad, 1 - beta3)
+            average = state["exp_avg"] / (1 - beta1 ** state["step"]) + group["alpha"] * state["exp_avg_slow"]
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(average / root, alpha=group["lr"])
 
 
 class Shampoo(torch.optim.Optimizer):
@@ -453,23 +455,20 @@ class Shampoo(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                gradient = weight.grad.flatten(1) if weight.ndim > 1 else weight.grad[None]
-                state = self.state[weight]
-                if not state:
-                    product = gradient @ gradient.T
-                    state |= {"step": 0, "momentum": torch.zeros_like(gradient), "product": torch.zeros_like(product)}
-                state["product"].lerp_(gradient @ gradient.T, 1 - group["beta2"])
-                if state["step"] % 5 == 0:
-                    values, vectors = torch.linalg.eigh(state["product"] / (1 - group["beta2"] ** (state["step"] + 1)))
-                    state["root"] = vectors / (values.clamp(min=0) + 0.1 * values.mean() + 1e-20).sqrt() @ vectors.T
-                state["step"] += 1
-                state["momentum"].lerp_(state["root"] @ gradient * gradient.shape[1] ** 0.5, 1 - group["momentum"])
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(state["momentum"].view_as(weight), alpha=group["lr"])
+        for group, weight in with_gradients(self):
+            gradient = weight.grad.flatten(1) if weight.ndim > 1 else weight.grad[None]
+            state = self.state[weight]
+            if not state:
+                product = gradient @ gradient.T
+                state |= {"step": 0, "momentum": torch.zeros_like(gradient), "product": torch.zeros_like(product)}
+            state["product"].lerp_(gradient @ gradient.T, 1 - group["beta2"])
+            if state["step"] % 5 == 0:
+                values, vectors = torch.linalg.eigh(state["product"] / (1 - group["beta2"] ** (state["step"] + 1)))
+                state["root"] = vectors / (values.clamp(min=0) + 0.1 * values.mean() + 1e-20).sqrt() @ vectors.T
+            state["step"] += 1
+            state["momentum"].lerp_(state["root"] @ gradient * gradient.shape[1] ** 0.5, 1 - group["momentum"])
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            weight.sub_(state["momentum"].view_as(weight), alpha=group["lr"])
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -481,22 +480,19 @@ class ScheduleFree(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
+        for group, weight in with_gradients(self):
             beta1, beta2 = group["betas"]
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state |= {"step": 0, "squares": 0.0, "fast": weight.clone(), "exp_avg_sq": torch.zeros_like(weight)}
-                state["step"] += 1
-                state["squares"] += group["lr"] ** 2
-                average = (weight - (1 - beta1) * state["fast"]) / beta1
-                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
-                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-                state["fast"].sub_(weight.grad / root + group["weight_decay"] * weight, alpha=group["lr"])
-                average.lerp_(state["fast"], group["lr"] ** 2 / max(state["squares"], 1e-30))
-                weight.copy_(state["fast"].lerp(average, beta1))
+            state = self.state[weight]
+            if not state:
+                state |= {"step": 0, "squares": 0.0, "fast": weight.clone(), "exp_avg_sq": torch.zeros_like(weight)}
+            state["step"] += 1
+            state["squares"] += group["lr"] ** 2
+            average = (weight - (1 - beta1) * state["fast"]) / beta1
+            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            state["fast"].sub_(weight.grad / root + group["weight_decay"] * weight, alpha=group["lr"])
+            average.lerp_(state["fast"], group["lr"] ** 2 / max(state["squares"], 1e-30))
+            weight.copy_(state["fast"].lerp(average, beta1))
 
 
 class Lamb(torch.optim.Optimizer):
@@ -508,21 +504,18 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
+        for group, weight in with_gradients(self):
             beta1, beta2 = group["betas"]
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-                state["step"] += 1
-                state["exp_avg"].lerp_(weight.grad, 1 - beta1)
-                state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
-                root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-                update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root + group["weight_decay"] * weight
-                trust = weight.norm() / update.norm()
-                weight.sub_(torch.where((trust > 0) & trust.isfinite(), trust, 1.0) * update, alpha=group["lr"])
+            state = self.state[weight]
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            state["step"] += 1
+            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root + group["weight_decay"] * weight
+            trust = weight.norm() / update.norm()
+            weight.sub_(torch.where((trust > 0) & trust.isfinite(), trust, 1.0) * update, alpha=group["lr"])
 
 
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
