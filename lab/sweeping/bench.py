@@ -74,6 +74,10 @@ class Bench:
             launch.refuse_own_code(failed, context)
             say(f"lab: {context}{next(iter(failed.values()))}", error=True)
             raise SystemExit(1)
+        self.read()
+
+    def read(self) -> None:
+        """Read the records of the folder."""
         self.records = store.read(self.folder)
 
 

@@ -76,13 +76,13 @@ class Called:
         if self.is_sharded and place in (EMBEDDING, HEAD):
             return
         name = getattr(function, "__name__", "_")
-        weights = list[str]()
-        for x in tensors([args, kwargs]):
+        taken, weights = [*tensors([args, kwargs])], list[str]()
+        for x in taken:
             self.unused.pop(id(x), None)
             if isinstance(x, nn.Parameter) and name != "__get__" and not self.is_sharded:
                 weights.append(self.name_of.get(id(x), "a weight that is no part of the model"))
         self.functions[place] |= {f"uses {plain(weight)}" for weight in weights if weight not in self.parts.expert}
-        self._count(place, name, [*tensors([args, kwargs])], [*tensors(output)])
+        self._count(place, name, taken, [*tensors(output)])
         if name.startswith("_") or "dropout" in name or name == "register_hook":
             return
         kernel = names()["kernels"].get(name)

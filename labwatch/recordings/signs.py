@@ -449,8 +449,8 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     found = defaultdict[int, dict[str, list[str]]](dict)
     for (what, place), of_rows in read.recording.names.items():
         if what == "functions" and (change := _one_change(of_rows)):
-            row, gone, new = change
-            found[row][place] = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+            row, words = change
+            found[row][place] = words
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
@@ -459,14 +459,15 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     yield from _other_calls(read, found)
 
 
-def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str], list[str]] | None:
-    """The row in which a list that is written where it changes did so once, with what is gone and what is new."""
+def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
+    """The row in which a list that is written where it changes did so once, and what is gone and new, in words."""
     told = [(row, {*names}) for row, names in sorted(of_rows.items())]
     changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
     if len(changes) != 1 or changes[0][0] < FEWEST_ROWS - 1:
         return None
     row, before, now = changes[0]
-    return row, sorted(before - now), sorted(now - before)
+    gone, new = sorted(before - now), sorted(now - before)
+    return row, [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
 
 
 def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
@@ -496,8 +497,7 @@ def other_arguments(read: Readings) -> Iterator[Sign]:
     rows = read.recording.names.get(("given", ""), {})
     without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
     if change := _one_change(without_sizes):
-        row, gone, new = change
-        functions = [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+        row, functions = change
         yield Sign("data", row, functions=functions, is_exact=True)
 
 

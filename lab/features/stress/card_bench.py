@@ -18,7 +18,6 @@ from lab.features.stress.card import Card, card_of
 from lab.features.stress.plan import USUAL_BEST, Plan
 from lab.features.stress.progress import Progress
 from lab.features.stress.sizes import settings_of_sizes, size_trend
-from lab.records import store
 from lab.records.plans import Setting
 from lab.sweeping.bench import Bench
 
@@ -107,7 +106,7 @@ class CardBench:
 
     def take_up(self) -> None:
         """Take up what is recorded of the settings that were planned."""
-        self.bench.records = store.read(self.bench.folder)
+        self.bench.read()
         self._take()
 
     def stopped_card(self) -> Card:
