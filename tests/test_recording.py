@@ -45,7 +45,7 @@ from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.recording import read_recording
 from labwatch.recordings.signs import quantities
-from labwatch.recordings.words import sentence
+from labwatch.recordings.words import sentence, what_moved
 from small import configs
 from test_engine import compiles
 from test_ranks import ENVIRONMENT, TORCHRUN
@@ -266,7 +266,7 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     # what no move of which means anything, or which is read otherwise; and of other models, loops and updates
     known = {name for name, row in quantities().items() if "extra" not in row}
     assert set.union(*columns.values()) - known == UNREAD
-    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written"}
+    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", "loss_code"}  # of "code/loss"
 
 
 # the forward pass, however it is made
@@ -1089,6 +1089,85 @@ def test_what_changes_gradients_before_they_are_clipped_is_measured(factor: floa
     assert rows[10]["grad_signs/block1"] == math.copysign(1, factor)
     (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 5, 10)
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1e3])
+def test_what_changes_gradients_after_they_are_clipped_is_measured(max_norm: float, tmp_path: Path) -> None:
+    """Settings are changed between clipping and the update, too."""
+
+    def act(step: int, optimizer: torch.optim.Optimizer) -> None:
+        for weight in optimizer.param_groups[1]["params"] if step >= 8 else ():
+            weight.grad.mul_(-3)
+
+    rows = looped(tmp_path / "probes.jsonl", settings=act, max_norm=lambda step: max_norm)
+    assert rows[5]["grad_edit/block1"] == pytest.approx(1, rel=1e-5)
+    assert rows[10]["grad_edit/block1"] == pytest.approx(3, rel=1e-5)
+    assert rows[10]["grad_signs/block1"] == -1
+    assert rows[10]["grad_edit/block0"] == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "same"])
+def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Path) -> None:
+    model = built()
+
+    def loss(step: int) -> Tensor:
+        tokens, changed = batch(step), kind if step >= 8 else "same"
+        logits = model(tokens[:, :-1]).flatten(0, 1)
+        penalty = logits.logsumexp(-1).square().mean()
+        if changed == "function":
+            penalty = penalty.sqrt()
+        elif changed == "order":
+            penalty = logits.logsumexp(-1).mean().square()
+        scale = 0.5 if changed == "coefficient" else 0.001
+        return F.cross_entropy(logits, tokens[:, 1:].flatten()) + scale * penalty
+
+    backward = torch.autograd.backward
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    assert torch.autograd.backward is backward
+    assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function"))
+    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * (
+        kind != "same"
+    )
+    told = {
+        "coefficient": ["no longer Mul(0.001)", "now Mul(0.5)"],
+        "function": ["now Sqrt", "no longer Mul(Mean)", "now Mul(Sqrt)", "now Sqrt(Mean)"],
+        "order": [
+            *("no longer Mean(Pow)", "no longer Mul(Mean)", "no longer Pow(Logsumexp)"),
+            *("now Mean(Logsumexp)", "now Mul(Pow)", "now Pow(Mean)"),
+        ],
+    }
+    assert [each.functions for each in found] == [told[kind] for _ in found]
+    assert all("the loss is computed in another way" in what_moved(each) for each in found)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_weight_that_is_one_number_is_measured(optimizer: Any, tmp_path: Path) -> None:
+    """As the temperature of a contrastive loss."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.temperature = built(), nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.model(tokens) * self.temperature
+
+    model = Scaled()
+    made = optimizer(model.parameters(), lr=1e-2)
+    recorder = lab.record(model, made, every=2, out=tmp_path / "probes.jsonl", on_spike=True)
+    for step in range(4):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        made.step()
+        if step == 2:
+            squares = sum(float(weight.grad.square().sum()) for weight in model.parameters())
+        made.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    row = {row["step"]: row for row in written(tmp_path / "probes.jsonl")[1:]}[2]
+    assert row["grad_norm"] == pytest.approx(squares**0.5, rel=1e-5)
+    assert row["grad_rms/other"] > 0
 
 
 def test_gradients_that_are_not_set_to_zero_are_measured(tmp_path: Path) -> None:

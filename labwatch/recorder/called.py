@@ -1,4 +1,4 @@
-"""What the parts of a model compute: which functions of torch they call, how often, and with the output of which."""
+"""What the parts of a model and its loss compute: by which functions of torch, how often, and of which outputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names, plain
+from labwatch.recordings.recording import OF_LOSS
 
 
 class Called:
@@ -22,6 +23,7 @@ class Called:
         functions: by part their names, with the numbers and words that they were given.
         calls: by part how often each is called in the first pass, in which module and with the outputs of which others.
             Of the experts of a block and what chooses among them, which depend on the batch, only whether.
+            Those of the loss stand beside the parts, as the graph of its backward pass has them.
         given: what the model gets in the first pass: of each tensor its name, number format and shape.
         modules: names of the modules of the part that is running, the innermost last.
     """
@@ -36,6 +38,7 @@ class Called:
         self.modules, self.given = list[str](), list[str]()
         self.block = ""  # that began last in a pass
         self.is_first = True
+        self.last_of_model = -1  # the number of the last node that a pass added to the graph
 
     def begin(self, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Begin a pass of the model with these arguments."""
@@ -102,6 +105,38 @@ class Called:
             of = f" of {plain(weights[0])}" if weights else ""
             self.unused[id(output)] = (place, f"{name}{of}, which is not used", output)
 
+    def returns(self, output: Tensor) -> None:
+        """Keep up to where the graph is that of the model."""
+        if output.grad_fn is not None:
+            self.last_of_model = max(self.last_of_model, output.grad_fn._sequence_nr())
+
+    def keep_loss(self, losses: Any) -> None:
+        """Keep the functions between what the model returned and the first loss of the update, and their numbers."""
+        of_losses = [*tensors(losses)]
+        nodes, calls = [loss.grad_fn for loss in of_losses], dict[Any, str]()
+        is_double = any(loss.dtype == torch.float64 for loss in of_losses)  # as Python's numbers are
+        functions, is_of_model = set[str](), False
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in calls or _is_weight(node):
+                continue
+            if node._sequence_nr() <= self.last_of_model:
+                is_of_model = True
+                continue
+            entering = [entering for entering, _ in node.next_functions if entering is not None]
+            calls[node] = f"{_name(node)}({', '.join(map(self._named, entering))})"
+            numbers = "" if is_double else ", ".join(f"{number:g}" for number in _numbers(node))
+            functions.add(f"{_name(node)}({numbers})" if numbers else _name(node))
+            nodes += entering
+        if is_of_model and calls and OF_LOSS not in self.calls:
+            self.functions[OF_LOSS], self.calls[OF_LOSS] = functions, Counter(calls.values())
+
+    def _named(self, node: Any) -> str:
+        """What enters a function of the loss."""
+        if _is_weight(node):
+            return "a weight"
+        return "the model" if node._sequence_nr() <= self.last_of_model else _name(node)
+
     def keep_unused(self, place: str) -> None:
         """Keep the functions of a part of which the output entered no other."""
         unused = {key: told for key, (of, told, _) in self.unused.items() if of == place}
@@ -134,6 +169,25 @@ class Called:
             return "a weight"
         reference, of, path = self.made.get(id(x), (None, "", ""))
         return path if reference is not None and reference() is x and of == place else "input"
+
+
+def _is_weight(node: Any) -> bool:
+    return bool(node.name().endswith("AccumulateGrad"))
+
+
+def _name(node: Any) -> str:
+    """The function whose backward pass a node of the graph is."""
+    return str(node.name()).partition("Backward")[0]
+
+
+def _numbers(node: Any) -> Iterator[float]:
+    """The numbers that a function got beside tensors, but for whole ones, such as sizes and axes."""
+    for key in dir(node):
+        value = getattr(node, key) if key.startswith("_saved_") else None
+        if isinstance(value, Tensor) and value.ndim == 0 and value.dtype == torch.float64:  # a number of Python
+            value = value.item()
+        if isinstance(value, float):
+            yield value
 
 
 def fingerprint(calls: Mapping[str, int]) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.core.windows import FEWEST, NORMAL, WINDOW
-from labwatch.recorder.measuring import before_clipping, guarded
+from labwatch.recorder.measuring import CLIP, guarded
 from labwatch.recorder.parts import Parts, plain
 from labwatch.recordings.recording import WRITTEN
 
@@ -35,7 +35,7 @@ class KeptSizes:
         self.kept = dict[int, tuple[float, list[str], Tensor]]()
         self.losses = deque[float](maxlen=WINDOW)
         self.hooks = ExitStack()
-        self.hooks.enter_context(before_clipping(self._keep))
+        self.hooks.enter_context(CLIP.before(self._keep))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._keep).remove)
 

@@ -137,7 +137,8 @@ class Measurement:
         else:
             self._hook_passes(self.hooks)
         settings.now[CLIPPING] = {MAX_NORM: math.inf}
-        self.hooks.enter_context(before_clipping(self._before_clipping))
+        self.hooks.enter_context(CLIP.before(self._before_clipping))
+        self.hooks.enter_context(BACKWARD.before(self._keep_loss))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
@@ -477,6 +478,7 @@ class Measurement:
             )
         for x in tensors(output):
             if x.requires_grad and not self.is_shadow:
+                self.called.returns(x)
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def _queue(self) -> None:
@@ -492,7 +494,11 @@ class Measurement:
         self.is_queued = False
         self._keep_gradients("backward")
 
-    def _before_clipping(self, max_norm: float) -> None:
+    @guarded
+    def _keep_loss(self, losses: Any, *_: Any, **__: Any) -> None:
+        self.called.keep_loss(losses)
+
+    def _before_clipping(self, _: Any, max_norm: float, *__: Any, **___: Any) -> None:
         self.settings.now[CLIPPING] = {MAX_NORM: float(max_norm)}
         if not (self.scaler and self.scaler.is_enabled()):  # with one, clipping may meet scaled gradients or others
             self._keep_gradients("unclipped")
@@ -570,8 +576,7 @@ class Measurement:
             self._follow_moment(name, w, optimizer, optimizer.state.get(weight, {}), group)
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
-            if Key("unclipped", self.parts.where[name], name) not in self.tally.kept:
-                self._compare(name, g, "update")
+            self._compare(name, g, "update")
             if isinstance(group.get("eps"), int | float):  # Adafactor has two
                 self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
                 self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
@@ -674,27 +679,34 @@ class Inert(Measurement):
         self.fault, self.depth, self.passing, self.is_shadow = "copied", 0, ExitStack(), False
 
 
-_CLIP: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
-_BEFORE_CLIPPING: list[Callable[[float], None]] = []
+class Intercepted:
+    """A function of a module of torch that has others called before it, with its arguments, if there are any."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self.module, self.name, self.acts = module, name, list[Callable[..., None]]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for act in self.acts:
+            act(*args, **kwargs)
+        return self.function(*args, **kwargs)
+
+    @contextmanager
+    def before(self, act: Callable[..., None]) -> Iterator[None]:
+        """Within the block, ``act`` is called before the function."""
+        if not self.acts:
+            self.function = getattr(self.module, self.name)
+            setattr(self.module, self.name, self)
+        self.acts.append(act)
+        try:
+            yield
+        finally:
+            self.acts.remove(act)
+            if not self.acts:
+                setattr(self.module, self.name, self.function)
 
 
-def _clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-    for act in _BEFORE_CLIPPING:
-        act(max_norm)
-    return _CLIP(parameters, max_norm, *args, **kwargs)
-
-
-@contextmanager
-def before_clipping(act: Callable[[float], None]) -> Iterator[None]:
-    """Within the block, ``act`` gets the norm to which torch is about to clip gradients; one NaN would make all NaN."""
-    clip_grad._clip_grads_with_norm_ = _clip
-    _BEFORE_CLIPPING.append(act)
-    try:
-        yield
-    finally:
-        _BEFORE_CLIPPING.remove(act)
-        if not _BEFORE_CLIPPING:
-            clip_grad._clip_grads_with_norm_ = _CLIP
+# Gradients before they are clipped are of use, since one NaN would make all NaN; and the graph of the loss while it is.
+CLIP, BACKWARD = Intercepted(clip_grad, "_clip_grads_with_norm_"), Intercepted(torch.autograd, "backward")
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -723,11 +735,11 @@ def _second_moment(state: Mapping[str, Any], w: Tensor) -> Tensor | None:
 
 
 def _whole_or_shard(tensor: Tensor | None) -> Tensor | None:
-    """A tensor in fp32 with a run axis ``[1 ...]``, or this rank's shard of it; None for none, or a sparse one."""
+    """A tensor, or this rank's shard, in fp32 with a run axis ``[1 ...]``, a number as ``[1 1]``; None if sparse."""
     if tensor is None or tensor.is_sparse:
         return None
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach().float()[None]
+    return torch.atleast_1d(local.detach().float())[None]
 
 
 def _sample(x_r: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -293,8 +294,11 @@ def _columns(
     with distributed.alone():
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
-    edited, before = found.pop("unclipped", found.get("grad_rms", {})), found.pop("backward", {})
-    found["grad_edit"] = {place: rms / before[place] for place, rms in edited.items() if before.get(place)}
+    before, backward = found.pop("unclipped", {}), found.pop("backward", {})
+    after = {place: rms for place, rms in found.get("grad_rms", {}).items() if backward.get(place)}
+    shrunk = [rms / at_clipping for place, rms in after.items() if (at_clipping := (before or backward).get(place))]
+    clipped = min(1.0, median(shrunk)) if shrunk else 1.0  # which acts on all parts alike
+    found["grad_edit"] = {place: rms / backward[place] / clipped for place, rms in after.items() if clipped}
     for name in ("no_gradient", "buffer_written"):  # which are named
         found.pop(name, None)
     found["grad_left"] = found.pop("left", {})

@@ -14,13 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
 from labwatch.recordings.moves import TINY, Move, moves_of
-from labwatch.recordings.recording import DECAYS, MAX_NORM, STATES_LOST, SWITCHES, UPDATES, Recording, Setting
+from labwatch.recordings.recording import (
+    DECAYS,
+    MAX_NORM,
+    OF_LOSS,
+    STATES_LOST,
+    SWITCHES,
+    UPDATES,
+    Recording,
+    Setting,
+)
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
 # falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
@@ -61,8 +71,9 @@ REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
 STEP_LASTS = 10
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
 # up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
-# peak, and before that fell, per step, so many times as fast as ever, and by so much more; or if it is zero.
-BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER = 0.5, 0.1, 0.008, 5.0, 1.5
+# peak, and before that fell, per step, so many times as fast as ever, and by so much more; or fell all the way in such
+# a share of the steps in which it had been constant; or if it is zero.
+BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.5, 0.1, 0.008, 5.0, 1.5, 0.5
 # The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
 RATE_APART = 1.6
 # What writes weights in more steps than this that lie apart does so by habit.
@@ -149,7 +160,7 @@ class Readings:
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.step_m = recording, recording.step_m
-        self.places = sorted({place for _, place in recording.columns if place})
+        self.places = sorted({place for _, place in recording.columns if place} - {OF_LOSS})
         blocks = [place for place in self.places if place.startswith("block")]
         self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         self.moves = {
@@ -162,7 +173,8 @@ class Readings:
         settled_step = _settled_step(recording)
         self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
-        self.teach_nothing = np.flatnonzero(self.column("zero_variance_groups") == 1)  # so that gradients are zero
+        self.teach_nothing_m = self.column("zero_variance_groups") == 1  # so that gradients are zero
+        self.solved_m = _solved(self.column("reward"))
         rises = [] if self.is_of_rewards else _rises_of_loss(recording)
         self.rises = [rise for rise in rises if rise.first > settled_step]
 
@@ -215,6 +227,14 @@ class Readings:
             for row, names in of_rows.items() if name == what else ():
                 found.setdefault(row, {})[place] = names
         return dict(sorted(found.items()))
+
+
+def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
+    """Where rewards have been nearly the highest for some rows, and were lower at first: nothing is left to learn."""
+    highest_m = np.fmax.accumulate(reward_m)
+    least_m = highest_m - SOLVED * np.abs(highest_m)
+    lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
+    return (lowest_m >= least_m) & (least_m > reward_m[:1])
 
 
 def _settled_step(recording: Recording) -> float:
@@ -297,7 +317,7 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
 
 
 def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
-    """Where a rate that has ended before the run began to fall so fast."""
+    """Where a rate that has ended before the run began to fall so fast, or after it had been constant for long."""
     if setting.name != "lr" or not setting.value_n:
         return
     peak = int(np.argmax(setting.value_n))
@@ -308,7 +328,8 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
     fastest, steepest = 0.0, 0.0
     for (since, before), (step, value) in pairwise(pairs[: end + 1]):
         fall, slope = (of / (step - since) for of in (math.log(before / max(value, TINY)), before - value))
-        if fall > FASTER * fastest > 0 and slope > STEEPER * steepest:
+        is_quick = fastest == 0 < fall and pairs[end][0] - since < QUICK * (since - pairs[0][0])
+        if is_quick or (fall > FASTER * fastest > 0 and slope > STEEPER * steepest):
             yield Change(setting.name, setting.parts, since, step, before, value)
             return
         fastest, steepest = max(fastest, fall), max(steepest, slope)
@@ -380,7 +401,7 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
     """Weights whose gradients are exactly zero in some rows in a row."""
-    rows = {row: parts for row, parts in read.named("gradient_zero").items() if row not in read.teach_nothing}
+    rows = {row: parts for row, parts in read.named("gradient_zero").items() if not read.teach_nothing_m[row]}
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
         then = [rows.get(later, {}) for later in range(row + 1, row + lasts)]
@@ -452,11 +473,22 @@ def other_functions(read: Readings) -> Iterator[Sign]:
             row, words = change
             found[row][place] = words
     for row, of in found.items():
+        if OF_LOSS in of:
+            yield _of_loss(read, row, of.pop(OF_LOSS))
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        yield Sign(_kind_of_code(read, row, of.keys(), functions), row, sorted(of), functions=functions, is_exact=True)
+        if of:
+            kind = _kind_of_code(read, row, of.keys(), functions)
+            yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
     yield from _other_calls(read, found)
+
+
+def _of_loss(read: Readings, row: int, functions: Sequence[str] = ()) -> Sign:
+    """The code of the loss changed, which decides what a policy is trained for, and else what labels mean."""
+    move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
+    functions = [*functions, *read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])]
+    return Sign("policy" if read.is_of_rewards else "data", row, (), [move], functions=functions, is_exact=True)
 
 
 def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
@@ -484,6 +516,12 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
             found[changed[0]].append(place)
     reshaped = read.recording.names.get(("given", ""), {})
     for row, places in found.items():
+        if OF_LOSS in places:
+            places.remove(OF_LOSS)
+            if row not in other_functions:
+                yield _of_loss(read, row)
+            if not places:
+                continue
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
             continue
@@ -498,7 +536,8 @@ def other_arguments(read: Readings) -> Iterator[Sign]:
     without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
     if change := _one_change(without_sizes):
         row, functions = change
-        yield Sign("data", row, functions=functions, is_exact=True)
+        move = Move("given", "", row, row + 1, 1.0, 1.0, math.nan)
+        yield Sign("data", row, (), [move], functions=functions, is_exact=True)
 
 
 def written_buffers(read: Readings) -> Iterator[Sign]:
@@ -666,7 +705,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
-        if name == "dropout" and value_n[first] < usual and evaluating_m[row_n[first]] == 0:  # so it is meant to end
+        if "may_end" in known and value_n[first] < usual and evaluating_m[row_n[first]] == 0:
             continue
         ratio = value_n[first] / usual if usual else math.inf
         least = known.get("change", CONSTANT_CHANGE)
@@ -744,14 +783,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
         return
     value_pm = np.array([read.column(name, place) for place in places])
     known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
-    if name == "grad_below_eps":
-        known_pm[:, read.teach_nothing] = 0
-    if name == "zero_variance_groups":  # not where these have had the highest reward, so that nothing is left to learn
-        reward_m = read.column("reward")
-        highest_m = np.fmax.accumulate(reward_m)
-        least_m = highest_m - SOLVED * np.abs(highest_m)
-        lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
-        known_pm[:, (lowest_m >= least_m) & (least_m > reward_m[0])] = 0
+    if "unless" in known:
+        known_pm[:, getattr(read, f"{known['unless']}_m")] = 0
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]

@@ -104,7 +104,8 @@ def next_look(finding: Finding) -> str:
 def _cause(finding: Finding) -> Mapping[str, Any]:
     """The words for a kind of cause, or for what the measurement that decides shows of it."""
     if finding.functions:
-        return quantities()["given" if finding.kind == "data" else "functions"]
+        moved = {move.quantity for move in finding.moves}
+        return quantities()[next((name for name in ("given", "loss_code") if name in moved), "functions")]
     known = quantities().get(finding.moves[0].quantity, {}) if finding.moves and not finding.changes else {}
     return known if "said" in known and known["kind"] == finding.kind else causes()[finding.kind]
 
@@ -153,8 +154,9 @@ def _first_row(finding: Finding) -> int:
 
 
 def _decides(finding: Finding, move: Move) -> bool:
-    kind = quantities().get(move.quantity, {"kind": "rate"}).get("kind")
-    return kind == ("gradients" if finding.kind == "instability" else finding.kind) or move.quantity == "loss_scale"
+    known = quantities().get(move.quantity, {"kind": "rate"})
+    kind = "gradients" if finding.kind == "instability" else finding.kind
+    return known.get("kind") == kind or "counts" in known or move.quantity == "loss_scale"
 
 
 def _interval(finding: Finding) -> str:
