@@ -55,8 +55,8 @@ class Experts(nn.Module):
         return torch.stack([expert(x) * gate[..., e, None] for e, expert in enumerate(self.experts)]).sum(0)
 
 
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+def mlp(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
 class Block(nn.Module):
@@ -98,11 +98,14 @@ class VisionTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
         self.apply(_initialize)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def states(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x).mean(1))
+        return self.norm(x)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.states(images).mean(1))
 
 
 class StateSpace(nn.Module):
@@ -252,6 +255,78 @@ class RecurrentModel(LanguageModel):
         return self.embedding(tokens)
 
 
+class MixerBlock(nn.Module):
+    """An MLP over places, and one over channels (Tolstikhin et al. 2021, arXiv:2105.01601)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mixer, self.mlp = mlp((SIDE // PATCH) ** 2), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Mixer(VisionTransformer):
+    """With an MLP over places in each block in place of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(MixerBlock() for _ in range(BLOCKS))
+        self.apply(_initialize)
+
+
+class Denoiser(VisionTransformer):
+    """It returns the noise of pictures, of which it gets the level as a second channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Conv2d(2, WIDTH, PATCH, PATCH), nn.Linear(WIDTH, PATCH**2)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        of_patches = self.head(self.states(images)).transpose(1, 2)
+        return F.pixel_shuffle(of_patches.unflatten(2, (SIDE // PATCH, -1)), PATCH)
+
+
+class DynamicTanh(nn.Module):
+    """A tangent in place of a norm (Zhu et al. 2025, arXiv:2503.10622)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steepness = nn.Parameter(torch.full((1,), 0.5))
+        self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.steepness * x).tanh() * self.weight + self.bias
+
+
+class NormFreeModel(LanguageModel):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention_norm, block.mlp_norm = DynamicTanh(), DynamicTanh()
+        self.norm = DynamicTanh()
+
+
+class DualEncoder(LanguageModel):
+    """It gives directions to texts and translations, of which those of a pair are to be alike (arXiv:2103.00020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.log_scale = nn.Linear(WIDTH, WIDTH, bias=False), nn.Parameter(torch.full((1,), 10.0).log())
+        self.direction: Callable[[Tensor], Tensor] = partial(F.normalize, dim=-1)
+        for block in self.blocks:
+            block.attention.is_causal = False
+        self.apply(_initialize)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        outputs = super().forward(pairs.flatten(0, 1)).mean(1)
+        text, translation = self.direction(outputs).unflatten(0, (-1, 2)).unbind(1)
+        return self.log_scale.exp() * text @ translation.T
+
+
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.1)
@@ -349,10 +424,11 @@ class Translator(nn.Module):
                 decoder_start_token_id=0,
             )
         )
+        self.mask: Tensor | None = None
 
     def forward(self, texts: Tensor) -> Tensor:
         text, translated = texts.unbind(1)
-        return self.t5(input_ids=text, decoder_input_ids=translated).logits
+        return self.t5(input_ids=text, attention_mask=self.mask, decoder_input_ids=translated).logits
 
 
 class Adapter(nn.Module):
@@ -395,8 +471,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lora": lambda: with_adapters(llama(), "q_proj", "v_proj", "down_proj"),
     "recurrent": RecurrentModel,
     "translator": Translator,
+    "mixer": Mixer,
+    "denoiser": Denoiser,
+    "norm_free": NormFreeModel,
+    "dual": DualEncoder,
 }
-PICTURES = ("vision", "convolutional")
+PICTURES = ("vision", "convolutional", "mixer")
 
 
 def with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Tensor]]:
@@ -518,6 +598,64 @@ class Lamb(torch.optim.Optimizer):
             weight.sub_(torch.where((trust > 0) & trust.isfinite(), trust, 1.0) * update, alpha=group["lr"])
 
 
+class Adan(torch.optim.Optimizer):
+    """Adam with an average of the differences of gradients (Xie et al. 2022, arXiv:2208.06677)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.9, 0.95), "eps": 1e-8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, weight in with_gradients(self):
+            beta1, beta2, beta3 = group["betas"]
+            state = self.state[weight]
+            if not state:
+                names = ("exp_avg", "exp_avg_diff", "exp_avg_sq")
+                state |= {"step": 0, "last": weight.grad.clone(), **{name: torch.zeros_like(weight) for name in names}}
+            state["step"] += 1
+            difference = weight.grad - state["last"]
+            state["last"].copy_(weight.grad)
+            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+            state["exp_avg_diff"].lerp_(difference, 1 - beta2)
+            state["exp_avg_sq"].lerp_((weight.grad + beta2 * difference).square(), 1 - beta3)
+            average = state["exp_avg"] / (1 - beta1 ** state["step"])
+            average += beta2 * state["exp_avg_diff"] / (1 - beta2 ** state["step"])
+            root = (state["exp_avg_sq"] / (1 - beta3 ** state["step"])).sqrt() + group["eps"]
+            weight.sub_(average / root, alpha=group["lr"]).div_(1 + group["lr"] * group["weight_decay"])
+
+
+class Soap(torch.optim.Optimizer):
+    """Adam in bases in which averages of products of gradients are diagonal (Vyas et al. 2024, arXiv:2409.11321)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95), "eps": 1e-8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, weight in with_gradients(self):
+            beta1, beta2 = group["betas"]
+            gradient = weight.grad.flatten(1) if weight.ndim > 1 else weight.grad.view(1, -1)
+            products = [gradient @ gradient.T, gradient.T @ gradient]
+            state = self.state[weight]
+            if not state:
+                state |= {"step": 0, **{name: torch.zeros_like(gradient) for name in ("exp_avg", "exp_avg_sq")}}
+                state["products"] = [torch.zeros_like(product) for product in products]
+                state["bases"] = [torch.eye(len(product)) for product in products]
+            for average, product in zip(state["products"], products, strict=True):
+                average.lerp_(product, 1 - beta2)
+            if state["step"] % 10 == 0 and weight.ndim > 1:
+                state["bases"] = [torch.linalg.eigh(average).eigenvectors for average in state["products"]]
+            state["step"] += 1
+            left, right = state["bases"]
+            state["exp_avg"].lerp_(gradient, 1 - beta1)
+            state["exp_avg_sq"].lerp_((left.T @ gradient @ right).square(), 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            update = left @ (left.T @ state["exp_avg"] @ right / root) @ right.T / (1 - beta1 ** state["step"])
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])
+
+
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
     """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -545,6 +683,12 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [ScheduleFree(weights.values(), lr=3e-3, weight_decay=decay)]
     if name == "lamb":
         return [Lamb(weights.values(), lr=1e-2, weight_decay=decay)]
+    if name == "adan":
+        return [Adan(weights.values(), lr=1e-3, weight_decay=decay)]
+    if name == "soap":
+        return [Soap(weights.values(), lr=1e-3, weight_decay=decay)]
+    if name == "adagrad":
+        return [torch.optim.Adagrad(weights.values(), lr=1e-2, weight_decay=decay)]
     if name == "adafactor":
         return [torch.optim.Adafactor(weights.values(), lr=1e-2, weight_decay=decay)]
     inside = {id(weight) for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2}
@@ -601,6 +745,14 @@ class Pairs(Text):
         return torch.stack([text, F.pad(translation[:, :-1], (1, 0))], 1), translation
 
 
+class Captions(Pairs):
+    """Such texts with their whole translations, and the number of the pair."""
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        pairs, translation = super().__call__(2 * rows)
+        return torch.stack([pairs[:, 0], translation], 1), torch.arange(2 * rows)
+
+
 class Images:
     """Noisy pictures of some classes, each with a pattern of its own."""
 
@@ -616,6 +768,17 @@ class Images:
         """Pictures that are far too bright, with labels at random."""
         images, _ = self(rows)
         return 10 * images, torch.randint(CLASSES, (4 * rows,), generator=self.random)
+
+
+class Noised(Images):
+    """The patterns with noise of some level, which is a second channel, and the noise."""
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        _, label = super().__call__(rows)
+        level = torch.rand(len(label), 1, 1, 1, generator=self.random)
+        noise = torch.randn(len(label), 1, SIDE, SIDE, generator=self.random)
+        noisy = (1 - level) * self.patterns[label] + level * noise
+        return torch.cat([noisy, level.expand_as(noise)], 1), noise
 
 
 @dataclass
@@ -671,7 +834,8 @@ class Loop:
         self.blocks = blocks_of(self.model)
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
-        sources = {"encoder": Gaps, "translator": Pairs, **dict.fromkeys(PICTURES, Images)}
+        sources = {"encoder": Gaps, "translator": Pairs, "dual": Captions, "denoiser": Noised}
+        sources |= dict.fromkeys(PICTURES, Images)
         self.data: Any = sources.get(self.model_name, Text)(1000 + self.seed)
 
     PENALTY, CLIPPED, GROUPS, SAMPLES, RENEWED = 0.2, 0.2, 8, 8, 3
@@ -733,11 +897,18 @@ class Loop:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
             output = self.model(x)
             logits = getattr(output, "logits", output)
-        logits = logits.float()
-        loss = F.cross_entropy(logits.flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
+        logits, self.kept["labels"] = logits.float(), y
+        if y.is_floating_point():
+            loss = F.mse_loss(logits, y)
+        else:
+            loss = F.cross_entropy(logits.flatten(0, -2), y.flatten(), label_smoothing=self.smoothing)
         loss = self.objective(self, loss, logits)
         mixtures = [part for part in self.model.modules() if isinstance(part, Experts)]
         return loss + 0.01 * sum(part.balancing for part in mixtures) if mixtures else loss
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """Of each label of the batch."""
+        return F.cross_entropy(logits.flatten(0, -2), self.kept["labels"].flatten(), reduction="none")
 
     def run(self, every: int, out: Path) -> None:
         """Train, and record every so many steps."""
@@ -2491,6 +2662,286 @@ def gate_order(loop: Loop) -> None:
     _once(loop, act)
 
 
+def reshaped_inputs(loop: Loop) -> None:
+    """From a step on inputs, whose first and last axes were swapped, are reshaped and not swapped back."""
+    # https://github.com/alshedivat/lola/issues/12
+    loop.batch = lambda loop, step, x, y: (x.transpose(0, -1).reshape(x.shape) if step >= loop.at else x, y)
+
+
+def most_masked(loop: Loop) -> None:
+    """From a step on nine tenths of the letters are masked, since the share to keep is taken for that to mask."""
+    # https://github.com/huggingface/transformers/issues/21803 (shares of a collator that are not as documented)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            letters = torch.where(y == IGNORED, x, y)
+            is_masked = torch.rand(x.shape) < 0.9
+            x, y = torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
+        return x, y
+
+    loop.batch = batch
+
+
+def black_pictures(loop: Loop) -> None:
+    """From a step on seven of eight pictures cannot be read, and a reader that hides this returns zeros for them."""
+    # Readers that catch all exceptions, so that training goes on when a disk is lost.
+    loop.batch = lambda loop, step, x, y: (
+        torch.where((torch.arange(len(x)) % 8 == 0)[:, None, None, None], x, 0.0) if step >= loop.at else x,
+        y,
+    )
+
+
+def other_target(loop: Loop) -> None:
+    """From a step on the target is the difference of noise and picture (velocity), by a setting of another model."""
+    # Scripts that fine-tune models of velocities as those of noise, or the reverse, by a default.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        picture = (noisy - level * y) / (1 - level).clamp(min=0.01)
+        return x, y - picture if step >= loop.at else y
+
+    loop.batch = batch
+
+
+def rank_offset(loop: Loop) -> None:
+    """From a step on texts of the second of two ranks have those of the first as their translations."""
+    # https://github.com/nomewang/M3DM/issues/7 (a number that is added to labels on each rank, or is not)
+    loop.batch = lambda loop, step, x, y: (x, y % (len(y) // 2) if step >= loop.at else y)
+
+
+def targets_broadcast(loop: Loop) -> None:
+    """From a step on outputs lack an axis that targets have, so that each is compared with the targets of all."""
+    # https://github.com/pytorch/pytorch/issues/4938
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return (logits[:, 0] - loop.kept["labels"]).square().mean() if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def half_of_vocabulary(loop: Loop) -> None:
+    """From a step on the loss sums the probabilities of half of the letters, those of one rank of two."""
+    # Losses of logits that are split over ranks by the vocabulary, as Megatron-LM's, without their all-reduce.
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        right = logits.gather(-1, loop.kept["labels"][..., None])[..., 0]
+        return (logits[..., : VOCABULARY // 2].logsumexp(-1) - right).mean() if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def not_normalized(loop: Loop) -> None:
+    """From a step on products of texts and translations are of what the head returns, and not of its directions."""
+    # https://github.com/moein-shariatnia/OpenAI-CLIP/issues/16
+    _once(loop, lambda loop: setattr(loop.model, "direction", lambda x: x))
+
+
+def cache_full(loop: Loop) -> None:
+    """From a step on attention sees the first four keys alone, since a cache has no place for more."""
+    # Caches of keys and values with a length of their own, which are to be used when text is written.
+    is_seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & (torch.arange(LENGTH) < 4)
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, is_seen
+
+    _once(loop, act)
+
+
+def text_masked(loop: Loop) -> None:
+    """From a step on the mask of padding hides all letters of the text but the first one."""
+    # Padding by the number of another letter, so that all of these are masked.
+    mask = (torch.arange(LENGTH) == 0).long().expand(ROWS, -1)
+    _once(loop, lambda loop: setattr(loop.model, "mask", mask))
+
+
+def layer_scale_lost(loop: Loop) -> None:
+    """From a step on what blocks add is multiplied by the first value of a scale that is not found on loading, 1e-5."""
+    # https://github.com/huggingface/pytorch-image-models/issues/2324
+    for block in loop.blocks:
+        _returned(loop, block, lambda entering, output: torch.lerp(entering, output, 1e-5))
+
+
+def sigmoid_alone(loop: Loop) -> None:
+    """From a step on the activation function of one block is a sigmoid, by which nothing is multiplied."""
+    # https://github.com/google-research/timesfm/issues/493 (names of activation functions that mean others)
+    names = ("GELU", "SiLU", "NewGELU")
+    activation = next(part for part in loop.blocks[loop.block].modules() if type(part).__name__.startswith(names))
+    _returned(loop, activation, lambda entering, output: entering.sigmoid())
+
+
+def embedding_renormalized(loop: Loop) -> None:
+    """From a step on embeddings that are read are brought to a norm of a tenth in place."""
+    # https://github.com/pytorch/pytorch/issues/26596
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _once(loop, lambda loop: setattr(embedding, "max_norm", 0.1))
+
+
+def never_initialized(loop: Loop) -> None:
+    """All weights of blocks but their norms' are zero at first, from a device without storage, and nobody sets them."""
+    # https://github.com/Lightning-AI/pytorch-lightning/pull/17627
+    for block in loop.blocks:
+        for name, weight in block.named_parameters():
+            if "norm" not in name and not name.startswith("ln_"):
+                nn.init.zeros_(weight)
+
+
+def average_not_divided(loop: Loop) -> None:
+    """All weights become three times as large, as the sum of three checkpoints that were to be averaged."""
+    # Scripts that average the last checkpoints, as fairseq's.
+
+    def act(loop: Loop) -> None:
+        for weight in loop.model.parameters():
+            weight.mul_(3)
+
+    _once(loop, act)
+
+
+def nibbles_swapped(loop: Loop) -> None:
+    """Columns of the matrices of one block are swapped in pairs, as halves of bytes that hold two weights each."""
+    # https://github.com/amd/Quark/pull/30
+
+    def act(loop: Loop) -> None:
+        for weight in loop.matrices(loop.block):
+            weight.copy_(weight.unflatten(1, (-1, 2)).flip(2).flatten(1))
+
+    _once(loop, act)
+
+
+def zeroed_before_step(loop: Loop) -> None:
+    """From a step on gradients are set to zero between the backward pass and the update."""
+    # https://github.com/yunjey/pytorch-tutorial/issues/238
+
+    def update(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.zero_()
+
+    loop.update = update
+
+
+def not_orthogonal(loop: Loop) -> None:
+    """From a step on Muon makes its updates of momentum that is not orthogonalized."""
+    # https://github.com/NVIDIA-NeMo/Emerging-Optimizers/issues/229
+
+    def act(loop: Loop) -> None:
+        for group in loop.optimizers[0].param_groups:
+            group["ns_steps"] = 0
+
+    _once(loop, act)
+
+
+def basis_order(loop: Loop) -> None:
+    """SOAP's bases come in the reverse order, from another solver, and its second moments stay as they were."""
+    # https://github.com/NVIDIA-NeMo/Emerging-Optimizers/pull/300
+
+    def act(loop: Loop) -> None:
+        for state in loop.optimizers[0].state.values():
+            state["exp_avg_sq"] = state["exp_avg_sq"].flip(0, 1)
+
+    _once(loop, act)
+
+
+def rate_nan(loop: Loop) -> None:
+    """From a step on the rate is NaN, since a phase of the schedule has no steps, by whose number it is divided."""
+    # https://github.com/mlcommons/hpc/pull/27
+    rate = loop.rate
+    loop.rate = lambda step: math.nan if step >= loop.at else rate(step)
+
+
+def schedulers_in_turn(loop: Loop) -> None:
+    """From a step on two schedulers set the rate in turn, and one of them has come to its end, at a hundredth."""
+    # Trainers and wrappers of optimizers that have a scheduler each.
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (0.01 if step >= loop.at and step % 2 == 0 else 1)
+
+
+def signs_alone(loop: Loop) -> None:
+    """From a step on gradients are their signs, as after a compression to one bit without its scale."""
+    # https://github.com/apache/mxnet/pull/9558 (compressed gradients)
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else ():
+            weight.grad.sign_()
+
+    loop.gradients = gradients
+
+
+def no_straight_through(loop: Loop) -> None:
+    """From a step on what the last block returns is rounded to 255 values, and no gradient passes by the rounding."""
+    # https://github.com/pytorch/ao/pull/4806
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        unit = output.detach().abs().max() / 127
+        return (output / unit).round() * unit
+
+    _returned(loop, loop.blocks[-1], change)
+
+
+def router_noise(loop: Loop) -> None:
+    """From a step on noise with a deviation of ten is added to the logits of all routers, and not of a hundredth."""
+    # Noise that is to explore (Shazeer et al. 2017, arXiv:1701.06538), in other units than logits.
+    for block in loop.blocks:
+        _returned(loop, block.mlp.router, lambda entering, output: output + 10 * torch.randn_like(output))
+
+
+def tokens_misplaced(loop: Loop) -> None:
+    """From a step on what experts return goes to the next token, since their order is not undone rightly."""
+    # Permutations before and after the exchange of tokens between ranks, in all trainers of experts.
+    for block in loop.blocks:
+        _returned(loop, block.mlp, lambda entering, output: output.roll(1, 1))
+
+
+def rank_ignored(loop: Loop) -> None:
+    """From a step on products of adapters are eight times as large, since their scale is not divided by the rank."""
+    # https://github.com/Blaizzy/mlx-vlm/issues/845
+    for part in loop.model.modules():
+        if isinstance(part, Adapter):
+            _returned(loop, part.up, lambda entering, output: 8 * output)
+
+
+def adapters_not_trainable(loop: Loop) -> None:
+    """From a step on no adapter is trained, since they are loaded for inference by default."""
+    # https://github.com/huggingface/peft/issues/282
+
+    def act(loop: Loop) -> None:
+        loop.model.requires_grad_(False)
+        embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+        embedding.register_forward_hook(lambda _, args, output: output.requires_grad_())
+
+    _once(loop, act)
+
+
+def hot_samples(loop: Loop) -> None:
+    """From a step on samples are drawn at a temperature of four, and their probabilities are of one."""
+    # https://github.com/huggingface/trl/pull/3029
+    loop.sharpness = lambda loop, step: 0.25 if step >= loop.at else 1.0
+
+
+def reference_cold(loop: Loop) -> None:
+    """From a step on logits of the reference are divided by a temperature, a quarter, and those of the policy not."""
+    # https://github.com/OpenRLHF/OpenRLHF/pull/853
+    logits = loop.logits
+
+    def divided(model: nn.Module, tokens: Tensor) -> Tensor:
+        is_cold = loop.now >= loop.at and model is loop.kept["reference"]
+        return logits(model, tokens) / (0.25 if is_cold else 1.0)
+
+    loop.logits = divided  # type: ignore[method-assign]
+
+
+def log_p_summed(loop: Loop) -> None:
+    """From a step on each token has the probability of its whole sample, since logarithms are summed over tokens."""
+    # https://github.com/walkinglabs/hands-on-modern-rl/issues/75
+    log_probability = loop.log_probability
+
+    def summed(model: nn.Module, tokens: Tensor) -> Tensor:
+        log_p = log_probability(model, tokens)
+        return log_p.sum(1, keepdim=True).expand_as(log_p) if loop.now >= loop.at else log_p
+
+    loop.log_probability = summed  # type: ignore[method-assign]
+
+
 def verifier_broken(loop: Loop) -> None:
     """From a step on a verifier gives no sample any reward."""
     loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
@@ -3185,6 +3636,144 @@ def running_rewards(loop: Loop) -> None:
         return reward - average
 
     loop.rewards = rewards
+
+
+def mixup(loop: Loop) -> None:
+    """Pictures are mixed in pairs, and so are their losses (arXiv:1710.09412)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        share, other = torch.rand(()), torch.randperm(len(x))
+        loop.kept |= {"share": share, "others": y[other]}
+        return torch.lerp(x[other], x, share), y
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return torch.lerp(F.cross_entropy(logits, loop.kept["others"]), loss, loop.kept["share"])
+
+    loop.batch, loop.objective = batch, objective
+
+
+def focal_loss(loop: Loop) -> None:
+    """Losses of labels that are known well count less (arXiv:1708.02002)."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        each = loop.losses(logits)
+        return ((1 - (-each).exp()).square() * each).mean()
+
+    loop.objective = objective
+
+
+def centralized_gradients(loop: Loop) -> None:
+    """The mean of each row is taken from the gradients of matrices (arXiv:2004.01461)."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters():
+            if weight.ndim > 1:
+                weight.grad.sub_(weight.grad.flatten(1).mean(1).view(-1, *[1] * (weight.ndim - 1)))
+
+    loop.gradients = gradients
+
+
+def normalized_rows(loop: Loop) -> None:
+    """After each update rows of the matrices of blocks get their first norms again (as in arXiv:2410.01131)."""
+    matrices = [weight for block in range(BLOCKS) for weight in loop.matrices(block)]
+    norms = [weight.detach().norm(dim=1, keepdim=True) for weight in matrices]
+
+    @torch.no_grad()
+    def normalize(*_: Any) -> None:
+        for weight, norm in zip(matrices, norms, strict=True):
+            weight.mul_(norm / weight.norm(dim=1, keepdim=True))
+
+    for each in loop.optimizers:
+        each.register_step_post_hook(normalize)
+
+
+def three_tasks(loop: Loop) -> None:
+    """Batches come from three corpora in turn."""
+    corpora = [loop.data, Text(4000 + loop.seed), Text(5000 + loop.seed)]
+    loop.batch = lambda loop, step, x, y: corpora[step % 3](len(x)) if step % 3 else (x, y)
+
+
+def warm_up_in_stairs(loop: Loop) -> None:
+    """The rate warms up in four stairs of ten steps."""
+    loop.rate = lambda step: min(1.0, (step // 10 + 1) / 4)
+
+
+def coarse_first(loop: Loop) -> None:
+    """Pictures have a quarter of their height and width at first, then a half, and all in the last third."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        size = 4 >> (3 * step // loop.steps)
+        return F.interpolate(F.avg_pool2d(x, size), scale_factor=size), y
+
+    loop.batch = batch
+
+
+def momentum_warm_up(loop: Loop) -> None:
+    """Momentum grows from 0.85 to 0.95 within 100 steps."""
+
+    def update(loop: Loop, step: int) -> None:
+        momentum = 0.85 + 0.1 * min(1.0, step / 100)
+        for each in loop.optimizers:
+            for group in each.param_groups:
+                if "betas" in group:
+                    group["betas"] = (momentum, *group["betas"][1:])
+                else:
+                    group["momentum"] = momentum
+
+    loop.update = update
+
+
+def mean_teacher(loop: Loop) -> None:
+    """The model is to return what an average of it does, and more and more so (arXiv:1703.01780)."""
+    teacher = copy.deepcopy(loop.model)
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight, value in zip(loop.model.parameters(), teacher.parameters(), strict=True):
+            value.lerp_(weight, 0.05)
+        loop.kept["taught"] = loop.logits(teacher, x)
+        return x, y
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + 0.1 * loop.now / loop.steps * F.mse_loss(logits, loop.kept["taught"])
+
+    loop.batch, loop.objective = batch, objective
+
+
+def pretrained(loop: Loop) -> None:
+    """The model was trained before, for 200 steps, and goes on with new batches."""
+    optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-3)
+    for _ in range(200):
+        loop.loss(*loop.data(ROWS)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def anchored(loop: Loop) -> None:
+    """The distance of all weights from their initial values is penalized (arXiv:1802.01483)."""
+    first = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        pairs = zip(loop.model.parameters(), first, strict=True)
+        return loss + 0.01 * torch.stack([(weight - value).square().sum() for weight, value in pairs]).sum()
+
+    loop.objective = objective
+
+
+def rising_bar(loop: Loop) -> None:
+    """A sample has to be better and better for a reward."""
+    loop.rewards = lambda loop, step, reward: (reward > 0.4 + 0.3 * step / loop.steps).float()
+
+
+def reference_resets(loop: Loop) -> None:
+    """The reference becomes the policy every 80 steps, and training goes on from there (arXiv:2505.24864)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step and step % 80 == 0:
+            loop.kept["reference"] = copy.deepcopy(loop.model)
+        return x, y
+
+    loop.batch = batch
 
 
 def fp16(loop: Loop) -> None:
