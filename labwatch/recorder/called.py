@@ -184,8 +184,8 @@ def _numbers(node: Any) -> Iterator[float]:
     """The numbers that a function got beside tensors, but for whole ones, such as sizes and axes."""
     for key in dir(node):
         value = getattr(node, key) if key.startswith("_saved_") else None
-        if isinstance(value, Tensor) and value.ndim == 0 and value.dtype == torch.float64:  # a number of Python
-            value = value.item()
+        if isinstance(value, Tensor) and (value.ndim, value.dtype, value.is_cpu) == (0, torch.float64, True):
+            value = value.item()  # which is a number of Python
         if isinstance(value, float):
             yield value
 
