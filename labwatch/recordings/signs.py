@@ -51,8 +51,8 @@ SURE, LIKELIER = 3.0, 0.5
 # many times what it is in the median part, since few rows leave a loose bound. The first updates are small.
 BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.6, 2.5, 2.0, 3
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
-# so much more, and by so many times the median spread of the others.
-APART, LOGITS_APART, SPREADS = 0.7, 2.0, 8.0
+# so much more, and by so many times the median spread of the others. Logits smaller than the least are harmless.
+APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
 # Gradients change apart from those of the next part by this factor.
 GRADIENTS_APART = 3.0
 # What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
@@ -640,8 +640,8 @@ def outputs_apart(read: Readings) -> Iterator[Sign]:
 def logits_apart(read: Readings) -> Iterator[Sign]:
     """Blocks whose largest attention logit changed apart from those of the other blocks."""
     logit_pm = {block: read.column("attention_logit_max", block) for block in read.blocks}
-    positive_pm = {block: np.where(logit_m > 0, logit_m, math.nan) for block, logit_m in logit_pm.items()}
-    yield from _apart(read, positive_pm, LOGITS_APART, "attention_logit_max", "attention")
+    of_size_pm = {block: np.maximum(logit_m, LEAST_LOGIT) for block, logit_m in logit_pm.items()}
+    yield from _apart(read, of_size_pm, LOGITS_APART, "attention_logit_max", "attention")
 
 
 def gradients_apart(read: Readings) -> Iterator[Sign]:
